@@ -1,0 +1,56 @@
+# Every target sets up what it needs; all are safe to repeat.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: install mqar test check format lint types arch verify bench notebooks gpu browser clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[dev,browser]"
+	touch $@
+
+# The main job: train on hard MQAR, then print the verdict and the path of its report.
+mqar: install
+	$(BIN)/lab mqar --seq-len 64 --vocab-size 256 --out runs/mqar
+
+test: install browser
+	$(BIN)/pytest -n 2
+
+check: format lint types arch
+
+format: install
+	$(BIN)/ruff format --check .
+
+lint: install
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/pyright
+
+arch: install
+	$(BIN)/lint-imports
+
+# The thorough property-based profile: random, thousands of examples.
+verify: install
+	$(BIN)/pytest tests/property --hypothesis-profile=thorough
+
+bench: install
+	$(BIN)/lab bench
+
+gpu: install
+	$(BIN)/pytest -m gpu
+	$(BIN)/lab bench
+
+# The report's tests need a browser: the system's Chromium, else one that playwright brings.
+browser: install
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) || \
+		$(BIN)/playwright install --with-deps chromium
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs

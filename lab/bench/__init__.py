@@ -1,0 +1,8 @@
+"""Benchmarks: every speed claim of the lab as a ratio, both sides measured in one run."""
+
+BENCHMARKS = {
+    "generator": "lab.bench.generator:generator",
+    "step": "lab.bench.step:step",
+    "help": "lab.bench.startup:startup",
+}
+"""Where each benchmark is; called without arguments, it returns a list of `Ratio`."""

@@ -1,0 +1,63 @@
+"""A measured ratio between the lab's way and another way of doing the same work."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One line of a benchmark: how much better ours is than the other.
+
+    Attributes:
+        name: what was measured, with its sizes.
+        ours: our number, in `unit`.
+        theirs: the other's number, in `unit`.
+        unit: "rows/s" (more is better), "ms" or "MiB" (less is better), …
+        ratio: how many times better ours is (> 1: better).
+        target: the ratio that was promised; None where a number is only reported.
+        note: what else there is to say, in a line.
+    """
+
+    name: str
+    ours: float
+    theirs: float
+    unit: str
+    ratio: float
+    target: float | None
+    note: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the promise is kept."""
+        return self.target is None or self.ratio >= self.target
+
+    def __str__(self) -> str:
+        promised = "" if self.target is None else f" (promised {self.target:g})"
+        missed = "" if self.reached else "  MISSED"
+        note = f"; {self.note}" if self.note else ""
+        return (
+            f"{self.name}: {self.ours:,.4g} against {self.theirs:,.4g} {self.unit}, "
+            f"{self.ratio:.3g} ×{promised}{missed}{note}"
+        )
+
+
+def seconds_each(
+    ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7
+) -> tuple[float, float]:
+    """Return the median seconds of each call, taken in turns so that noise meets both alike."""
+    times: tuple[list[float], list[float]] = ([], [])
+    ours()
+    theirs()
+    for _ in range(repeats):
+        for call, taken in zip((ours, theirs), times, strict=True):
+            began = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - began)
+    return median(times[0]), median(times[1])
+
+
+def median_seconds(call: Callable[[], object], repeats: int = 7) -> float:
+    """Return the median seconds of a call, after one that is not counted."""
+    return seconds_each(call, lambda: None, repeats)[0]

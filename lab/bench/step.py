@@ -1,0 +1,166 @@
+"""A training step on hard MQAR: the lab's against the usual way, same weights, same rows.
+
+The usual way is fp32, attention by an explicit softmax over [b h t s], logits of every position
+[b t v] and a cross-entropy that ignores the unscored ones. The lab's is what `fit` does.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from tasks.mqar import MQAR
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from lab.bench.peak import matrix_product_peak, peak_mib
+from lab.bench.ratio import Ratio, seconds_each
+from lab.config import TrainConfig
+from lab.device import bf16_pays
+from lab.layers.attention import Attention
+from lab.models import Block, LanguageModel, build
+from lab.ops.cross_entropy import linear_cross_entropy
+from lab.ops.rope import rotate
+from lab.train import score, start
+from tasks.base import IGNORE, Batch
+
+SETTINGS = ((256, 64, 32, 4.0), (2048, 512, 4, 6.0))
+"""(seq_len, pairs, rows a step, promised ratio); 8,192 tokens a step in both."""
+MEMORY_TARGET = 3.0
+VOCAB_SIZE, D_MODEL = 8192, 64
+
+
+def step() -> list[Ratio]:
+    """Measure speed, peak memory, and the share of the matrix-product peak that is reached."""
+    ratios = []
+    for seq_len, n_pairs, size, target in SETTINGS:
+        where = f"training step, T={seq_len}, K={n_pairs}, {size} rows"
+        ours, theirs = _lab_step(seq_len, size)(), _usual_step(seq_len, size)()
+        ours_s, theirs_s = seconds_each(ours, theirs)
+        ratios.append(
+            Ratio(where, size / ours_s, size / theirs_s, "rows/s", theirs_s / ours_s, target)
+        )
+        our_peak = peak_mib(_lab_step(seq_len, size))
+        their_peak = peak_mib(_usual_step(seq_len, size))
+        ratios.append(
+            Ratio(
+                f"{where}: peak memory",
+                our_peak,
+                their_peak,
+                "MiB",
+                their_peak / our_peak,
+                MEMORY_TARGET,
+            )
+        )
+        with FlopCounterMode(display=False) as counter:
+            ours()
+        reached = counter.get_total_flops() / ours_s
+        peak = max(matrix_product_peak(t) for t in (torch.float32, torch.bfloat16))
+        ratios.append(
+            Ratio(
+                f"{where}: share of the matrix-product peak",
+                reached / 1e9,
+                peak / 1e9,
+                "GFLOP/s",
+                reached / peak,
+                None,
+                f"time: {_spent(ours)}",
+            )
+        )
+    return ratios
+
+
+def _batch(seq_len: int, size: int) -> Batch:
+    return MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE).batch(size=size)
+
+
+def _model() -> LanguageModel:
+    return build("AM*2", vocab_size=VOCAB_SIZE, d_model=D_MODEL)
+
+
+def _lab_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
+    return partial(_prepare_lab_step, seq_len, size)
+
+
+def _usual_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
+    return partial(_prepare_usual_step, seq_len, size)
+
+
+def _prepare_lab_step(seq_len: int, size: int) -> Callable[[], float]:
+    model, batch = _model(), _batch(seq_len, size)
+    state = start(model, TrainConfig(optimizer="adamw"))
+    precision = "bf16" if bf16_pays(torch.device("cpu")) else "fp32"
+
+    def take() -> float:
+        loss, _ = linear_cross_entropy(*score(model, batch, precision))
+        loss.backward()
+        for optimizer in state.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return take
+
+
+def _prepare_usual_step(seq_len: int, size: int) -> Callable[[], float]:
+    model, batch = _model(), _batch(seq_len, size)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def take() -> float:
+        logits = usual_forward(model, batch.inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return take
+
+
+def usual_forward(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """Return the logits [b t v] of an "AM…" model from its weights, written the usual way."""
+    x = model.embed(tokens)
+    t = tokens.shape[1]
+    positions = torch.arange(t)
+    future = torch.ones(t, t, dtype=torch.bool).triu(1)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        assert block.norm_mixer is not None
+        assert block.norm_mlp is not None
+        assert block.mlp is not None
+        mixer, u = block.mixer, block.norm_mixer(x)
+        assert isinstance(mixer, Attention)
+        q, k, v = (
+            linear(u).unflatten(-1, (mixer.n_heads, -1)) for linear in (mixer.q, mixer.k, mixer.v)
+        )
+        q, k = rotate(q, positions), rotate(k, positions)
+        scores = torch.einsum("bthp,bshp->bhts", q, k) / math.sqrt(q.shape[-1])
+        pattern = scores.masked_fill(future, -torch.inf).softmax(-1)
+        x = x + mixer.out(torch.einsum("bhts,bshp->bthp", pattern, v).flatten(2))
+        x = x + block.mlp(block.norm_mlp(x))
+    return model.head(model.norm_final(x))
+
+
+def _spent(call: Callable[[], object]) -> str:
+    """Return where the time of a call goes, by kind of operation, largest first."""
+    kinds = {
+        "matrix products": ("mm", "addmm", "bmm", "linear"),
+        "attention": ("attention",),
+        "optimiser": ("adam",),
+        "softmax": ("softmax", "amax", "scatter"),
+        "embedding": ("embedding", "index"),
+    }
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        call()
+    spent: dict[str, float] = {}
+    for event in profiled.key_averages():
+        kind = next(
+            (kind for kind, words in kinds.items() if any(word in event.key for word in words)),
+            "elementwise and the rest",
+        )
+        spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total
+    total = sum(spent.values())
+    shares = sorted(spent.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {100 * value / total:.0f} %" for kind, value in shares)

@@ -1,0 +1,115 @@
+"""Checkpoints: a folder a step, renamed into place when whole; digests tell a changed one."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lab.files import FORMAT, RunError, read_json, write, write_json
+from lab.train import DivergedError, State
+
+FILES = ("model", "optimizer")
+
+
+def saved(run: Path) -> dict[int, Path]:
+    """Return the checkpoint folders of a run folder by step, oldest first."""
+    found = (run / "checkpoint").glob("step-*")
+    return dict(sorted((int(path.name.removeprefix("step-")), path) for path in found))
+
+
+def save(run: Path, state: State) -> None:
+    """Write the checkpoint of `state`, then drop the one before it; a no-op when it is there.
+
+    Raises:
+        DivergedError: when a weight is not finite; the checkpoint before it is still there.
+        OSError: when it cannot be written; the checkpoint before it is still there.
+    """
+    before = saved(run)
+    if state.step in before:
+        return
+    for name, weight in state.model.named_parameters():
+        if not weight.isfinite().all():
+            raise DivergedError(f"{name} is not finite after step {state.step}")
+    home = run / "checkpoint" / f"step-{state.step:08d}"
+    temporary = home.with_name(f".{home.name}.writing")
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        digests = {}
+        for name, tensors in zip(FILES, (_weights(state), _moments(state)), strict=True):
+            data = safetensors.torch.save(tensors)
+            write(temporary / f"{name}.safetensors", data)
+            digests[name] = hashlib.sha256(data).hexdigest()
+        told = {
+            "format": FORMAT,
+            "step": state.step,
+            "first_loss": state.first_loss,
+            "threads": torch.get_num_threads(),
+            "sha256": digests,
+        }
+        write_json(temporary / "state.json", told)
+        os.replace(temporary, home)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for path in before.values():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def restore(home: Path, state: State) -> State:
+    """Bring `state`, fresh from `lab.train.start`, to a checkpoint; returns it.
+
+    Raises:
+        RunError: when the checkpoint is truncated, tampered with, or of another model.
+    """
+    told = read_json(home / "state.json", f"checkpoint {home} is incomplete")
+    weights, moments = (_read(home, name, told) for name in FILES)
+    try:
+        state.model.load_state_dict(weights)
+        _load_moments(state, moments)
+        state.step, state.first_loss = told["step"], told["first_loss"]
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise RunError(f"checkpoint {home} does not fit its run: {error}") from error
+    return state
+
+
+def _weights(state: State) -> dict[str, Tensor]:
+    # Tied tables share memory, which safetensors refuses: each entry gets its own.
+    return {name: w.detach().cpu().clone() for name, w in state.model.state_dict().items()}
+
+
+def _moments(state: State) -> dict[str, Tensor]:
+    flat = {}
+    for name, optimizer in state.optimizers.items():
+        for index, moments in optimizer.state_dict()["state"].items():
+            for key, value in moments.items():
+                flat[f"{name}/{index}/{key}"] = torch.as_tensor(value).cpu().contiguous()
+    return flat
+
+
+def _load_moments(state: State, flat: dict[str, Tensor]) -> None:
+    nested: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in state.optimizers}
+    for path, value in flat.items():
+        name, index, key = path.split("/")
+        nested[name].setdefault(int(index), {})[key] = value
+    for name, optimizer in state.optimizers.items():
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": nested[name], "param_groups": groups})
+
+
+def _read(home: Path, name: str, told: dict[str, Any]) -> dict[str, Tensor]:
+    file = home / f"{name}.safetensors"
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RunError(f"checkpoint {file}: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != told.get("sha256", {}).get(name):
+        raise RunError(
+            f"checkpoint {file}: digest differs from state.json's: truncated or changed since it "
+            "was written; remove the checkpoint folder to begin again"
+        )
+    return safetensors.torch.load(data)

@@ -1,0 +1,295 @@
+"""The `lab` command. Heavy imports live inside commands, so that `lab --help` is quick."""
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+from tasks import TASKS
+
+Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
+TASK_PANEL = "Tasks: train a model on one"
+
+
+class _LazyTasks(TyperGroup):
+    """A group that knows its tasks by name, and imports one (and torch) only to run it."""
+
+    listing = False
+
+    def list_commands(self, ctx):
+        return [*TASKS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx, cmd_name):
+        if cmd_name not in TASKS:
+            return super().get_command(ctx, cmd_name)
+        return _task_command(cmd_name, options=not self.listing)
+
+    def format_help(self, ctx, formatter):
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
+
+app = typer.Typer(
+    cls=_LazyTasks,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train small sequence models on synthetic tasks and see what they learned.",
+)
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Answer an expected failure with one line: exit code 2 for usage, 1 otherwise."""
+    from lab.runs import OutError, RunError
+    from lab.train import DivergedError
+
+    try:
+        yield
+    except (RunError, DivergedError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, OutError) else 1) from error
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Answer a bad value with one line and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _task_command(name: str, *, options: bool) -> Any:
+    """Return the command of a task: every field of the configurations is an option of it."""
+    summary = _summary(TASKS.module(name))
+    alone = typer.Typer(rich_markup_mode=None if not options else "rich")
+    function = _trainer(name) if options else lambda: None
+    alone.command(name, help=summary, rich_help_panel=TASK_PANEL)(function)
+    return typer.main.get_command(alone)
+
+
+def _summary(module: str) -> str:
+    """Return the first paragraph of a module's docstring, without importing the module."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
+    return text.partition("\n\n")[0]
+
+
+def _trainer(name: str) -> Callable[..., None]:
+    """Return a function whose signature has every field of the task and of the configurations."""
+    task_class = TASKS[name]
+    parts = {"Task": task_class, "Model": ModelConfig, "Training": TrainConfig, "Machine": Runtime}
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_option(panel, field.name, get_type_hints(part)[field.name], field),
+        )
+        for panel, part in parts.items()
+        for field in fields(part)
+    ]
+
+    def train(out: Path | None, as_json: bool, **given: Any) -> None:
+        chosen = {key: value for key, value in given.items() if value not in (None, [])}
+        _train(name, chosen, out, as_json)
+
+    own = [
+        inspect.Parameter(
+            "out",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Path | None,
+                typer.Option(
+                    help="The run folder; the same again resumes.",
+                    show_default=f"runs/{name}-DIGEST",
+                ),
+            ],
+        ),
+        inspect.Parameter(
+            "as_json",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[bool, typer.Option("--json", help="Print result.json alone.")],
+        ),
+    ]
+    train.__signature__ = inspect.Signature([*own, *parameters])  # type: ignore[attr-defined]
+    train.__annotations__ = {p.name: p.annotation for p in (*own, *parameters)}
+    return train
+
+
+def _option(panel: str, name: str, hint: Any, field: Any) -> Any:
+    """Return a Typer annotation for a dataclass field; None stands for "not given"."""
+    shown = field.default if not isinstance(field.default, type) else None
+    flag = None
+    kind: Any = hint
+    if get_origin(hint) in (Union, UnionType):
+        members = [m for m in get_args(hint) if m is not NoneType]
+        kind = str if any(get_origin(m) is tuple for m in members) else members[0]
+    if get_origin(hint) is dict:
+        kind, flag, shown = list[str], "--option", None
+    settings = typer.Option(
+        *([flag] if flag else []),
+        help=field.metadata.get("help", ""),
+        rich_help_panel=panel,
+        show_default=False if shown is None else str(shown),
+    )
+    return Annotated[kind | None, settings]
+
+
+def _train(name: str, given: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    from lab.console import ending, result_table, watching
+    from lab.experiment import carry_out
+
+    with _usage():
+        run, runtime = _described(name, given, out)
+    with _answering(), watching(run) as (on_plan, on_row):
+        result = carry_out(run, runtime, on_plan, on_row)
+    from analysis.report import write_report
+
+    with _answering():
+        report = write_report(run)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        console.print(result_table(result))
+        console.print(ending(result), highlight=False, soft_wrap=True)
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    if result["stopped"] == "interrupted" and runtime.max_minutes is None:
+        raise typer.Exit(130)
+
+
+def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:
+    """Return the run and the machine settings that the given options describe.
+
+    An option given goes before the protocol's value, and that before the field's default.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    from lab.device import choose_device
+    from lab.runs import Run
+
+    task_class = TASKS[name]
+    known = {f.name for f in fields(task_class)}
+    task = task_class(**{k: _numbers(v) for k, v in given.items() if k in known})
+    if given.get("model") and "stack" not in given:
+        given = {**given, "stack": "UM*2"}
+    if "options" in given:
+        given = {**given, "options": dict(_assignment(text) for text in given["options"])}
+    d_model = given.get("d_model", ModelConfig.d_model)
+    values = {
+        **protocol_defaults(given.get("protocol", "lab"), task.seq_len, d_model),
+        **given,
+    }
+    runtime = _part(Runtime, values)
+    choose_device(runtime.device)
+    run = Run(Path("runs"), task, _part(ModelConfig, values), _part(TrainConfig, values))
+    run.build()
+    return replace(run, path=out or Path("runs") / f"{name}-{run.digest()}"), runtime
+
+
+def _part(part: type[Part], values: dict[str, Any]) -> Part:
+    """Build one configuration from the values that are its fields."""
+    return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})
+
+
+def _numbers(value: Any) -> Any:
+    """Read "4,16,64" as a tuple and "16" as a number; leave the rest as it is."""
+    if not isinstance(value, str) or not value.replace(",", "").isdigit():
+        return value
+    numbers = tuple(int(part) for part in value.split(",") if part)
+    return numbers if "," in value else numbers[0]
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"option={text}: must look like S.d_state=64")
+    return name, value
+
+
+@app.command()
+def analyze(path: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Write report.html: what a run learned, seen through its layers."""
+    with _answering():
+        from analysis.report import write_report
+
+        from lab.runs import Run
+
+        typer.echo(write_report(Run.open(path)))
+
+
+@app.command()
+def runs(
+    root: Annotated[Path, typer.Argument(help="Where to look, folders below included.")] = Path(
+        "runs"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List the runs below a folder: what was trained and how it ended."""
+    from rich.console import Console
+
+    from lab.runs import find, table
+
+    found = table(find(root))
+    if as_json:
+        typer.echo(found.write_ndjson(), nl=False)
+    elif found.is_empty():
+        typer.echo(f"no runs below {root}")
+    else:
+        from lab.console import runs_table
+
+        Console().print(runs_table(found))
+
+
+@app.command()
+def bench(
+    only: Annotated[str | None, typer.Option(help="Run the one benchmark of this name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Measure every speed claim as a ratio, both sides in one run."""
+    from lab.bench import BENCHMARKS
+
+    if only is not None and only not in BENCHMARKS:
+        typer.echo(f"Error: only={only}: must be one of {', '.join(BENCHMARKS)}", err=True)
+        raise typer.Exit(2)
+    missed = False
+    for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
+        module, _, function = home.partition(":")
+        for ratio in getattr(import_module(module), function)():
+            missed |= not ratio.reached
+            typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
+    if missed:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""What a run is, apart from its task: frozen configurations, whose fields are the CLI's options."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+PAPER_LEARNING_RATES = {32: 4e-4, 64: 3e-4, 128: 2e-4, 256: 1e-4}
+"""Learning rate by d_model (tab:multi_query_associative_recall:model)."""
+PAPER_TOKENS_A_STEP = 65_536
+PAPER_SEQ_LENS = (256, 512, 1024, 2048)
+PAPER_TRAIN_ROWS = 2**18
+PAPER_EPOCHS = 64
+LAB_TOKENS_A_STEP = 4_096
+
+
+def option(default: Any, help: str) -> Any:
+    """Return a dataclass field that carries its text for the command line."""
+    return field(default=default, metadata={"help": help})
+
+
+Config = TypeVar("Config", bound="_Config")
+
+
+class _Config:
+    @classmethod
+    def from_dict(cls: type[Config], values: Mapping[str, Any]) -> Config:
+        """Build the configuration from a mapping of field names.
+
+        Raises:
+            ValueError: for a name that is no field; the known ones are listed.
+        """
+        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"unknown option {name!r}; known: {', '.join(known)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON."""
+        return asdict(self)  # type: ignore[call-overload]
+
+
+def _require(holds: bool, name: str, value: object, bound: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={value}: must be {bound}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(_Config):
+    """A language model, apart from its vocabulary, which the task brings."""
+
+    stack: str = option("AM*2", "pairs of mixer and state transform, e.g. 'SE*7 IE'")
+    d_model: int = option(64, "width of the residual stream")
+    n_heads: int = option(1, "heads of every mixer")
+    model: str | None = option(None, "MODULE:CLASS of your own mixer, the letter U of the stack")
+    options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "a layer's option: S.d_state=64 for a letter, 1.A.mask=soft for a layer"},
+    )
+    tied: bool = option(False, "read the logits off the embedding table")
+    train_embedding: bool = option(True, "train the embedding table, or keep it as drawn")
+    embedding_std: float = option(0.5, "standard deviation the embedding table is drawn with")
+
+    def __post_init__(self):
+        _require(self.d_model >= 1, "d_model", self.d_model, "≥ 1")
+        _require(self.n_heads >= 1, "n_heads", self.n_heads, "≥ 1")
+        _require(
+            self.d_model % self.n_heads == 0,
+            "d_model",
+            self.d_model,
+            f"a multiple of n_heads={self.n_heads}",
+        )
+        _require(self.embedding_std > 0, "embedding_std", self.embedding_std, "> 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(_Config):
+    """How a model is trained. Nothing here depends on the machine (see `Runtime`)."""
+
+    protocol: Literal["lab", "paper"] = option("lab", "where the defaults below come from")
+    seed: int = option(0, "seed of the rows and of the initial weights")
+    optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
+    learning_rate: float = option(1e-2, "peak learning rate")
+    schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")
+    warmup_steps: int = option(50, "steps of linear warm-up")
+    weight_decay: float = option(0.0, "decoupled weight decay of matrices")
+    clip_norm: float = option(1.0, "largest norm of the whole gradient")
+    batch_size: int = option(64, "rows a step")
+    max_steps: int = option(20_000, "steps at most")
+    train_rows: int | None = option(None, "rows of the training set; none: every row is new")
+    test_rows: int = option(1024, "rows of the test split")
+    eval_every: int = option(100, "steps between evaluations on the test split")
+    early_stop: bool = option(True, "stop when the test accuracy reaches --solved-at")
+    solved_at: float = option(0.99, "test accuracy that counts as solved")
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto: bf16 where it pays")
+
+    def __post_init__(self):
+        for name in ("max_steps", "batch_size", "test_rows", "eval_every"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
+        for name in ("learning_rate", "clip_norm"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
+        for name in ("warmup_steps", "weight_decay"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "≥ 0")
+        _require(0 < self.solved_at <= 1, "solved_at", self.solved_at, "in (0, 1]")
+        if self.train_rows is not None:
+            _require(
+                self.train_rows % self.batch_size == 0 and self.train_rows > 0,
+                "train_rows",
+                self.train_rows,
+                f"a positive multiple of batch_size={self.batch_size}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime(_Config):
+    """Where and how long a run computes; may change from one resume to the next."""
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    max_minutes: float | None = option(None, "stop, resumably, after this many minutes")
+    checkpoint_every: int = option(200, "steps between checkpoints")
+
+    def __post_init__(self):
+        _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "≥ 1")
+        if self.max_minutes is not None:
+            _require(self.max_minutes > 0, "max_minutes", self.max_minutes, "> 0")
+
+
+def protocol_defaults(protocol: str, seq_len: int, d_model: int) -> dict[str, Any]:
+    """Return what a protocol sets: fields of `ModelConfig` and `TrainConfig` by name.
+
+    `lab` is this project's own (LOG.md says how it was found). `paper` is the paper's hard MQAR:
+    65,536 tokens a step, 64 epochs of 2^18 rows, AdamW with decay 0.01, 10 % warm-up, cosine to a
+    tenth, learning rate by width (tab:multi_query_associative_recall:data and :model, and the
+    list of § Downstream Evaluation).
+
+    Departs: the paper states no initial scale and no head; `paper` ties a table of std 0.02,
+    as the code it builds on does.
+
+    Raises:
+        ValueError: when the paper states nothing for this width or length.
+    """
+    if protocol == "lab":
+        return {"batch_size": max(1, LAB_TOKENS_A_STEP // seq_len)}
+    if d_model not in PAPER_LEARNING_RATES:
+        known = ", ".join(map(str, PAPER_LEARNING_RATES))
+        raise ValueError(f"d_model={d_model}: --protocol paper states learning rates for {known}")
+    if seq_len not in PAPER_SEQ_LENS:
+        known = ", ".join(map(str, PAPER_SEQ_LENS))
+        raise ValueError(f"seq_len={seq_len}: --protocol paper states batches for {known}")
+    batch_size = PAPER_TOKENS_A_STEP // seq_len
+    max_steps = PAPER_EPOCHS * PAPER_TRAIN_ROWS // batch_size
+    return {
+        "tied": True,
+        "embedding_std": 0.02,
+        "optimizer": "adamw",
+        "learning_rate": PAPER_LEARNING_RATES[d_model],
+        "schedule": "cosine",
+        "warmup_steps": max_steps // 10,
+        "weight_decay": 0.01,
+        "batch_size": batch_size,
+        "max_steps": max_steps,
+        "train_rows": PAPER_TRAIN_ROWS,
+        "precision": "fp32",
+    }

@@ -1,0 +1,120 @@
+"""What a training run shows while it goes and when it ends. Progress goes to stderr."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lab.experiment import Plan
+from lab.runs import Run
+from lab.train import Row
+
+MEASURED_STEPS = range(4, 13)
+"""Steps of a session whose median time tells the cost: past the warm-up, few enough to wait for."""
+
+
+@contextmanager
+def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row], None]]]:
+    """Show a plan, the cost measured on the first steps, and a live bar; yields the two callbacks.
+
+    Without a terminal the bar is left out and each evaluation prints a line.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    shown = bar.add_task("", total=run.train.max_steps)
+    times: list[float] = []
+    last_step = run.train.max_steps
+    test = ""
+
+    def on_plan(plan: Plan) -> None:
+        model = run.model.model or run.model.stack
+        console.print(
+            f"{run.task.name}: {model}, {plan.parameters:,} parameters, on {plan.device} in "
+            f"{plan.precision}, {run.train.optimizer}, {run.train.batch_size} rows a step; "
+            f"kept in {run.path}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if plan.first_step:
+            console.print(f"resuming after step {plan.first_step:,}", highlight=False)
+
+    def on_row(row: Row) -> None:
+        nonlocal test
+        times.append(row.seconds)
+        if len(times) == MEASURED_STEPS.stop:
+            console.print(_cost(run, times, last_step - row.step), highlight=False, soft_wrap=True)
+        rate = run.train.batch_size / median(times[-50:])
+        if row.test_accuracy is not None:
+            test = f"  test {row.test_accuracy:.3f}"
+        text = f"loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{test}  {rate:,.0f} rows/s"
+        left = duration((last_step - row.step) * median(times[-50:]))
+        bar.update(shown, completed=row.step, description=f"{text}  ≤ {left} left")
+        if not console.is_terminal and row.test_accuracy is not None:
+            console.print(f"step {row.step:,}  {text}", highlight=False, soft_wrap=True)
+
+    with bar:
+        yield on_plan, on_row
+
+
+def _cost(run: Run, times: list[float], steps_left: int) -> str:
+    each = median(times[i] for i in MEASURED_STEPS)
+    return (
+        f"{1000 * each:,.0f} ms a step measured: the {steps_left:,} steps left take at most "
+        f"{duration(each * steps_left)}, evaluation apart; Ctrl-C stops, the same command resumes"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in the two units that matter: "3 d 4 h", "2 min 5 s"."""
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    for i, (name, size) in enumerate(units[:-1]):
+        if seconds >= size:
+            finer, unit = units[i + 1]
+            return f"{seconds // size:.0f} {name} {seconds % size // unit:.0f} {finer}"
+    return f"{seconds:.0f} s"
+
+
+def runs_table(runs: pl.DataFrame) -> Table:
+    """Return a table of runs for the terminal."""
+    table = Table(*runs.columns)
+    for row in runs.iter_rows():
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "—"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
+    scores = {"this model": result["accuracy"], **result["baselines"]}
+    table = Table(title=f"{result['task']}: test accuracy", title_justify="left")
+    table.add_column("")
+    table.add_column("accuracy", justify="right")
+    for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):
+        style = "bold" if name == "this model" else ""
+        table.add_row(name, "—" if value is None else f"{value:.4f}", style=style)
+    return table
+
+
+def ending(result: dict[str, Any]) -> str:
+    """Return how a run ended, in a line."""
+    return (
+        f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
+        f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
+    )

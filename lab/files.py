@@ -1,0 +1,59 @@
+"""Writing files that are whole or not there, and reading them with answers a user can act on."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+"""Of the run folder; a newer one is refused."""
+
+
+class RunError(Exception):
+    """A run folder cannot be used, or cannot be written; the message says which and why."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn the system's refusal to write below a folder into a `RunError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file as `write` does."""
+    write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, otherwise: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        RunError: `otherwise` and the reason, when the file is missing, unreadable or no object.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{otherwise}: {error}") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{otherwise}: {path.name} holds no object")
+    return content

@@ -1,0 +1,143 @@
+"""Named points inside a model, in TransformerLens's vocabulary: read them, or replace them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+
+from torch import Tensor, nn
+
+HookFn = Callable[[Tensor, "HookPoint"], Tensor | None]
+"""A hook: gets the tensor and its point; what it returns, if anything, replaces the tensor."""
+
+NamesFilter = str | list[str] | Callable[[str], bool] | None
+"""Which points to keep: one name, several, a predicate, or None for all."""
+
+
+class HookPoint(nn.Module):
+    """An identity module that gives a tensor a name.
+
+    A layer computes what only hooks look at (an attention pattern, say) when `active` tells
+    it to; without hooks the point costs one call.
+    """
+
+    name: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether a hook is attached."""
+        return bool(self._forward_hooks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` as it is."""
+        return x
+
+
+def hook_points(model: nn.Module) -> dict[str, HookPoint]:
+    """Return the model's points by dotted name."""
+    points = {n: m for n, m in model.named_modules() if isinstance(m, HookPoint)}
+    for name, point in points.items():
+        point.name = name
+    return points
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside a compiled one: torch.compile skips hooks that come later."""
+    inner = getattr(model, "_orig_mod", model)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def matching(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
+    """Return the points a filter names.
+
+    Raises:
+        ValueError: when a name, or a whole predicate, matches no point; near names are listed.
+    """
+    points = hook_points(model)
+    if names_filter is None:
+        return points
+    if callable(names_filter):
+        chosen = {n: p for n, p in points.items() if names_filter(n)}
+        if not chosen:
+            raise ValueError(f"names_filter matches none of the model's {len(points)} hook points")
+        return chosen
+    wanted = [names_filter] if isinstance(names_filter, str) else names_filter
+    for name in wanted:
+        if name not in points:
+            near = get_close_matches(name, points, n=3, cutoff=0.4) or list(points)[:3]
+            raise ValueError(f"no hook point {name!r}; near names: {', '.join(near)}")
+    return {name: points[name] for name in wanted}
+
+
+@contextmanager
+def hooks(model: nn.Module, fwd_hooks: list[tuple[NamesFilter, HookFn]]) -> Iterator[nn.Module]:
+    """Attach hooks for the length of a `with` block; they come off on any exception too.
+
+    Args:
+        model: any module that holds hook points; a compiled one is unwrapped, and must then be
+            called through what this yields.
+        fwd_hooks: pairs of (name, names or predicate; function of tensor and point).
+
+    Raises:
+        ValueError: for a name that matches no point.
+    """
+    model = unwrap(model)
+    with ExitStack() as stack:
+        for names_filter, fn in fwd_hooks:
+            for point in matching(model, names_filter).values():
+
+                def call(
+                    module: nn.Module, args: tuple[Tensor], output: Tensor, fn: HookFn = fn
+                ) -> Tensor | None:
+                    assert isinstance(module, HookPoint)
+                    return fn(output, module)
+
+                stack.callback(point.register_forward_hook(call).remove)
+        yield model
+
+
+class _StopError(Exception):
+    """Carries the residual stream out of a forward pass that was asked to stop early."""
+
+    def __init__(self, residual: Tensor):
+        self.residual = residual
+
+
+def run_with_cache(
+    model: nn.Module,
+    tokens: Tensor,
+    names_filter: NamesFilter = None,
+    stop_at_layer: int | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run the model once and keep what passes its hook points.
+
+    Args:
+        model: a language model of this lab.
+        tokens: int64 [b t].
+        names_filter: which points to keep; None keeps all, quadratic ones included.
+        stop_at_layer: stop before this block and return its residual stream [b t d] in place
+            of the logits [b t v].
+
+    Raises:
+        ValueError: for a name that matches no point, or a layer that does not exist.
+    """
+    model = unwrap(model)
+    cache: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, point: HookPoint) -> None:
+        cache[point.name] = tensor
+
+    def stop(tensor: Tensor, point: HookPoint) -> None:
+        raise _StopError(tensor)
+
+    fwd_hooks: list[tuple[NamesFilter, HookFn]] = [(names_filter, keep)]
+    if stop_at_layer is not None:
+        first = f"blocks.{stop_at_layer}.hook_resid_pre"
+        if first not in hook_points(model):
+            raise ValueError(f"stop_at_layer={stop_at_layer}: the model has no such block")
+        fwd_hooks.append((first, stop))
+    with hooks(model, fwd_hooks):
+        try:
+            return model(tokens), cache
+        except _StopError as stopped:
+            return stopped.residual, cache

@@ -1,0 +1,1 @@
+"""Layers: one concept a file, plain constructor arguments."""

@@ -1,0 +1,62 @@
+"""The multilayer perceptron: the plain state transform, and the cross domain of CDMoE."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Activation = Literal["silu", "gelu", "relu"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+"""Elementwise functions by name. All are 0 at 0; there SiLU and GELU have slope ½, ReLU 0."""
+
+
+class MLP(nn.Module):
+    """Two linear maps with an activation between them, position by position. [b t d] → [b t d].
+
+        φ(x) = σ(x W) V,            gated: φ(x) = (σ(x G) ⊙ x W) V
+
+    Args:
+        d_model: width of x, ≥ 1.
+        d_ff: hidden width, ≥ 1; None is 4 · d_model. Gating adds G [d_model, d_ff] and keeps d_ff.
+        activation: σ.
+        gated: multiply the hidden layer by a second, activated one (SwiGLU with "silu").
+
+    Raises:
+        ValueError: for a width below 1 or an unknown activation.
+
+    Source: φ of § Cross Domain; no biases (§ Architecture Design).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_ff: int | None = None,
+        activation: Activation = "silu",
+        gated: bool = False,
+    ):
+        super().__init__()
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        for field, width in (("d_model", d_model), ("d_ff", d_ff)):
+            if width < 1:
+                raise ValueError(f"{field}={width}: must be ≥ 1")
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"activation={activation!r}: must be one of {known}")
+        self.activation = ACTIVATIONS[activation]
+        self.gate = nn.Linear(d_model, d_ff, bias=False) if gated else None
+        self.up = nn.Linear(d_model, d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return φ(x)."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))

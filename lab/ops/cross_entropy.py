@@ -1,0 +1,93 @@
+"""Cross-entropy of a linear head, in row blocks: the logits of a block live and die in cache.
+
+    logits = hidden Wᵀ,   loss = mean_q [logsumexp(logits_q) − logits_{q,target}]
+
+The gradient of a block's logits is (softmax − one-hot)/q; it is contracted with the head and with
+the hidden states in the forward pass, while the block is there, so that neither [q v] logits nor
+their gradient are ever held whole.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BLOCK_BYTES = 8 * 2**20
+"""Logits of one block, in bytes: about a quarter of a shared last-level cache."""
+
+
+def linear_cross_entropy(
+    hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """Return the mean loss in nats, differentiable, and how many targets have the largest logit.
+
+    The products run in the inputs' dtype, the softmax in fp32 at least. A target that ties for the
+    largest logit counts as right; use an argmax where that could matter.
+
+    Raises:
+        ValueError: when no position is scored, or the widths differ.
+    """
+    if hidden.shape[0] == 0:
+        raise ValueError("hidden has 0 rows: at least one position must be scored")
+    if hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"hidden is {hidden.shape[1]} wide, weight {weight.shape[1]}")
+    loss, correct = _LinearCrossEntropy.apply(hidden, weight, targets)
+    return loss, correct
+
+
+@torch.no_grad()
+def linear_argmax(hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"]) -> Int[Tensor, " q"]:
+    """Return the token with the largest logit at each position, the first one where some tie."""
+    block = max(1, BLOCK_BYTES // (weight.shape[0] * hidden.element_size()))
+    return torch.cat([(some @ weight.T).argmax(-1) for some in hidden.split(block)])
+
+
+def naive_linear_cross_entropy(
+    hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """The obvious form, with all logits at once: the oracle of `linear_cross_entropy`."""
+    logits = hidden @ weight.T
+    return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).sum()
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets):
+        n_rows = hidden.shape[0]
+        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        high = torch.promote_types(hidden.dtype, torch.float32)
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=high) if needs_weight else None
+        loss = hidden.new_zeros((), dtype=high)
+        correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
+        block = max(1, BLOCK_BYTES // (weight.shape[0] * high.itemsize))
+        for start in range(0, n_rows, block):
+            rows = slice(start, start + block)
+            some, target = hidden[rows], targets[rows, None]
+            logits = (some @ weight.T).to(high)
+            largest = logits.amax(-1, keepdim=True)
+            right = logits.gather(-1, target)
+            p = torch.softmax(logits, -1)
+            # The largest probability is 1/Σexp(logits − largest): no second pass, no underflow.
+            loss += (largest - right - p.amax(-1, keepdim=True).log()).sum()
+            correct += (right >= largest).sum()
+            if needs_hidden or needs_weight:
+                p.scatter_add_(-1, target, p.new_full((1, 1), -1.0).expand_as(target))
+                grad_logits = p.mul_(1 / n_rows).to(hidden.dtype)
+                if grad_hidden is not None:
+                    torch.mm(grad_logits, weight, out=grad_hidden[rows])
+                if grad_weight is not None:
+                    grad_weight += grad_logits.T @ some
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(correct)
+        return loss / n_rows, correct
+
+    @staticmethod
+    def backward(ctx, grad_loss, _):  # type: ignore[override]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
+        if grad_weight is not None:
+            grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
+        return grad_hidden, grad_weight, None

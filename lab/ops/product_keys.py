@@ -1,0 +1,100 @@
+"""Product keys: rows + columns keys address rows · columns experts, and the best k are exact.
+
+Expert e = row · columns + column scores row_scores[row] + column_scores[column]. The sum grows
+with either term, so the best k pairs lie among the best k rows and the best k columns.
+
+    r rows    c columns    (here only: elsewhere r is retrieval and c a chunk)
+"""
+
+from collections.abc import Iterable
+from math import isqrt
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def factor(n_experts: int) -> tuple[int, int]:
+    """Return the most square (rows, columns) with rows · columns = n_experts, rows ≤ columns.
+
+    3072 = 48 × 64 and 8192 = 64 × 128, where isqrt(n_experts)² leaves experts unreachable.
+
+    Raises:
+        ValueError: below 1, or for a prime above 3, whose only factors are one row of n_experts.
+
+    Source: θ_eK of § Efficient Retrieval Experts; errata C2 and C4.
+    """
+    if n_experts < 1:
+        raise ValueError(f"n_experts={n_experts}: must be ≥ 1")
+    rows, columns = _most_square(n_experts)
+    if rows == 1 and n_experts > 3:
+        near = _nearest(range(n_experts, 0, -1)), _nearest(range(n_experts, 2 * n_experts))
+        raise ValueError(
+            f"n_experts={n_experts}: must be a product of rows and columns, and is prime; "
+            f"near numbers that factor: {' and '.join(near)}"
+        )
+    return rows, columns
+
+
+def product_topk(
+    row_scores: Float[Tensor, "*b r"], column_scores: Float[Tensor, "*b c"], k: int
+) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
+    """Return the k largest sums of a row's and a column's score, largest first, and their experts.
+
+    Looks at min(k, r) · min(k, c) sums in place of r · c. Which of tied experts is chosen is left
+    open. Differentiable in both scores.
+
+    Args:
+        row_scores: any real numbers, [... r].
+        column_scores: the same, [... c].
+        k: 1 ≤ k ≤ r · c.
+
+    Returns:
+        scores [... k], and indices [... k] in 0 … r · c − 1.
+
+    Raises:
+        ValueError: for k out of range.
+
+    Source: the third step of § Efficient Retrieval Experts; lst:cdmoe, erratum C1.
+    """
+    _require_k(row_scores, column_scores, k)
+    rows, row_indices = row_scores.topk(min(k, row_scores.shape[-1]), dim=-1)
+    columns, column_indices = column_scores.topk(min(k, column_scores.shape[-1]), dim=-1)
+    scores, chosen = _all_sums(rows, columns).topk(k, dim=-1)
+    row = row_indices.gather(-1, chosen // columns.shape[-1])
+    column = column_indices.gather(-1, chosen % columns.shape[-1])
+    return scores, row * column_scores.shape[-1] + column
+
+
+def naive_product_topk(
+    row_scores: Float[Tensor, "*b r"], column_scores: Float[Tensor, "*b c"], k: int
+) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
+    """The obvious form, over all r · c sums: the oracle of `product_topk`."""
+    _require_k(row_scores, column_scores, k)
+    scores, indices = _all_sums(row_scores, column_scores).topk(k, dim=-1)
+    return scores, indices
+
+
+def _all_sums(
+    row_scores: Float[Tensor, "*b r"], column_scores: Float[Tensor, "*b c"]
+) -> Float[Tensor, "*b r*c"]:
+    return (row_scores[..., :, None] + column_scores[..., None, :]).flatten(-2)
+
+
+def _require_k(row_scores: Tensor, column_scores: Tensor, k: int) -> None:
+    rows, columns = row_scores.shape[-1], column_scores.shape[-1]
+    if not 1 <= k <= rows * columns:
+        raise ValueError(f"k={k}: must be in 1 … {rows * columns}, for {rows} × {columns} experts")
+
+
+def _most_square(n: int) -> tuple[int, int]:
+    rows = next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
+    return rows, n // rows
+
+
+def _nearest(numbers: Iterable[int]) -> str:
+    """Name the first number worth suggesting: with at most twice as many columns as rows."""
+    for n in numbers:
+        rows, columns = _most_square(n)
+        if columns <= 2 * rows:
+            return f"{n} = {rows} × {columns}"
+    raise AssertionError("a power of two lies in every range from n up to 2n, and 2 = 1 × 2 below")

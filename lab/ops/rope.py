@@ -1,0 +1,135 @@
+"""Rotary position embedding: pairs of channels turned by angles that grow with position.
+
+Pair m of a vector at position j turns by j·θ_m, with θ_m = base^(−2m/n), m = 0 … n/2−1, so
+that the inner product of two turned vectors depends on their positions by the difference only.
+Axis letter of this file, beside the package's: m pair of channels.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Layout = Literal["half", "interleaved"]
+"""Which channels make pair m: (m, m + n/2), or (2m, 2m + 1)."""
+
+Positions = Int[Tensor, " t"] | Int[Tensor, "b t"]
+Table = Float[Tensor, "t m"] | Float[Tensor, "b t m"]
+
+
+def rotate(
+    x: Float[Tensor, "b t h n"],
+    positions: Positions,
+    base: float = 10000.0,
+    layout: Layout = "half",
+) -> Float[Tensor, "b t h n"]:
+    """Return `x` turned to its positions; the same for every head.
+
+    (x'₁, x'₂) = (x₁ cos α − x₂ sin α, x₂ cos α + x₁ sin α), α = position·θ_m, for each pair m.
+
+    Args:
+        x: n even.
+        positions: whole numbers, negative ones too; exact in fp32 up to ±2^24.
+        base: > 0; the slowest pair's wavelength is near 2π·base.
+        layout: how channels pair up; queries and keys, or C and B, must agree on it.
+
+    Raises:
+        ValueError: for odd n, a base out of range, positions of another shape, unknown layout.
+
+    Source: eq. rope_cb, lst:rope, errata R1 and R3. Departs: angles and rotation in fp32 at
+        least, whatever x's dtype (R7); the head axis is the third, never guessed (R5); the base
+        does not follow the length (R6).
+    """
+    high = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = rotary_table(positions, x.shape[-1], base, high)
+    return apply_rotary(x, cos, sin, layout)
+
+
+def rotary_table(
+    positions: Positions, n: int, base: float = 10000.0, dtype: torch.dtype = torch.float32
+) -> tuple[Table, Table]:
+    """Return cos and sin of the angles position·θ_m, for `apply_rotary` to use many times.
+
+    Raises:
+        ValueError: for n that is odd or not positive, or base ≤ 0.
+    """
+    if n < 2 or n % 2:
+        raise ValueError(f"n={n}: rotation pairs channels, so the width must be even and positive")
+    if base <= 0:
+        raise ValueError(f"{base=} must be positive")
+    # θ rounds once, from fp64 on the CPU: not every accelerator has fp64.
+    theta = base ** -(torch.arange(0, n, 2, dtype=torch.float64) / n)
+    angles = positions[..., None].to(dtype) * theta.to(positions.device, dtype)
+    return angles.cos(), angles.sin()
+
+
+def apply_rotary(
+    x: Float[Tensor, "b t h n"], cos: Table, sin: Table, layout: Layout = "half"
+) -> Float[Tensor, "b t h n"]:
+    """Return `x` turned by tabled angles, in the table's dtype inside and x's own outside.
+
+    Tables are constants: they get no gradient.
+
+    Raises:
+        ValueError: for a table of another shape than x's, or an unknown layout.
+    """
+    if layout not in get_args(Layout):
+        raise ValueError(f"{layout=} must be one of {', '.join(get_args(Layout))}")
+    b, t, _, n = x.shape
+    if cos.shape not in {(t, n // 2), (b, t, n // 2)}:
+        raise ValueError(
+            f"positions are {list(cos.shape[:-1])} of width {2 * cos.shape[-1]}, "
+            f"must be [{t}] or [{b}, {t}] of width {n}"
+        )
+    turned = _Turn.apply(x.to(cos.dtype), cos[..., None, :], sin[..., None, :], layout)
+    return turned.to(x.dtype)
+
+
+def rotate_by_matrix(
+    x: Float[Tensor, "b t h n"],
+    positions: Positions,
+    base: float = 10000.0,
+    layout: Layout = "half",
+) -> Float[Tensor, "b t h n"]:
+    """The obvious form, R_j x with the whole matrix: the oracle of `rotate`."""
+    R = rotation_matrix(positions, x.shape[-1], base, layout, x.dtype)
+    return (R.expand(*x.shape[:2], -1, -1) @ x.mT).mT
+
+
+def rotation_matrix(
+    positions: Positions, n: int, base: float, layout: Layout, dtype: torch.dtype
+) -> Float[Tensor, "*positions n n"]:
+    """Return R_j for each position j: orthogonal, R_a R_b = R_{a+b}, R_0 = I."""
+    R = torch.zeros(*positions.shape, n, n, dtype=dtype, device=positions.device)
+    for m in range(n // 2):
+        first, second = (m, m + n // 2) if layout == "half" else (2 * m, 2 * m + 1)
+        angle = positions.to(dtype) * base ** (-2 * m / n)
+        R[..., first, first] = R[..., second, second] = angle.cos()
+        R[..., first, second] = -angle.sin()
+        R[..., second, first] = angle.sin()
+    return R
+
+
+class _Turn(torch.autograd.Function):
+    """The rotation in three passes over its result; its gradient is the rotation back.
+
+    Plain autograd would keep both halves of x and join the parts by a copy: half as fast.
+    """
+
+    @staticmethod
+    def forward(ctx, x, cos, sin, layout):
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = layout
+        shape, axis = ((2, -1), -2) if layout == "half" else ((-1, 2), -1)
+        pairs = x.unflatten(-1, shape)
+        turned = pairs * cos.unsqueeze(axis)
+        (x1, x2), (y1, y2) = pairs.unbind(axis), turned.unbind(axis)
+        y1.addcmul_(x2, sin, value=-1)
+        y2.addcmul_(x1, sin)
+        return turned.flatten(-2)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return _Turn.apply(grad, cos, -sin, ctx.layout), None, None, None

@@ -1,0 +1,256 @@
+"""The run folder: the only thing that crosses from training to analysis.
+
+    config.json      task, model, training: enough to train again
+    metrics.jsonl    one row a step
+    checkpoint/      step-N folders: weights and optimiser as safetensors, state.json with digests
+    result.json      how it ended
+    report.html      what analysis made of it
+
+Everything is written under a temporary name and renamed, so that a folder is never half right;
+nothing is unpickled on load.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from lab import checkpoint
+from lab.config import ModelConfig, TrainConfig
+from lab.files import FORMAT, RunError, read_json, write, write_json, writing
+from lab.models import LanguageModel, build
+from lab.train import Row, State, start
+from tasks import TASKS
+from tasks.base import Task
+
+
+class OutError(RunError):
+    """The folder given for a run cannot hold it: a file, another run, or not a run at all."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run on disk, or about to be.
+
+    Attributes:
+        path: the run folder.
+        task: what is learned.
+        model: the model's configuration.
+        train: the training's configuration.
+    """
+
+    path: Path
+    task: Task
+    model: ModelConfig
+    train: TrainConfig
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
+        """Read a run folder.
+
+        Raises:
+            RunError: when there is none, or its config.json cannot be read or is of a newer format.
+        """
+        path = Path(path)
+        config = read_json(path / "config.json", f"{path} is no run folder")
+        if config.get("format", 0) > FORMAT:
+            raise RunError(f"{path}: format {config['format']} is newer than this lab's {FORMAT}")
+        try:
+            named = dict(config["task"])
+            task = TASKS[named.pop("name")](**_as_tuples(named))
+            model = ModelConfig.from_dict(config["model"])
+            return cls(path, task, model, TrainConfig.from_dict(config["train"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{path}/config.json: {error}") from error
+
+    def config(self) -> dict[str, Any]:
+        """Return what config.json holds."""
+        return {
+            "format": FORMAT,
+            "task": {"name": self.task.name, **self.task.options()},
+            "model": self.model.to_dict(),
+            "train": self.train.to_dict(),
+        }
+
+    def digest(self) -> str:
+        """Return eight hexadecimal digits of the configuration, the default folder's name."""
+        return hashlib.sha256(json.dumps(self.config(), sort_keys=True).encode()).hexdigest()[:8]
+
+    def claim(self) -> None:
+        """Make the folder this run's, or find that it already is.
+
+        Raises:
+            OutError: when the path is a file, or holds something else; another configuration is
+                answered with the first field that differs.
+            RunError: when it cannot be written.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise OutError(f"out={self.path}: is a file, must be a folder or new")
+        if (self.path / "config.json").exists():
+            theirs, ours = Run.open(self.path).config(), json.loads(json.dumps(self.config()))
+            for name, was, now in _differences(theirs, ours):
+                raise OutError(
+                    f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
+                    "choose another --out"
+                )
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise OutError(f"out={self.path}: is not empty and holds no run; choose another --out")
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", self.config())
+
+    def build(self) -> LanguageModel:
+        """Return the model with its initial weights."""
+        c = self.model
+        return build(
+            c.stack,
+            vocab_size=self.task.vocab_size,
+            d_model=c.d_model,
+            n_heads=c.n_heads,
+            options=c.options,
+            model=c.model,
+            tied=c.tied,
+            train_embedding=c.train_embedding,
+            embedding_std=c.embedding_std,
+            seed=self.train.seed,
+        )
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl, oldest first; a last line cut short is left out."""
+        file = self.path / "metrics.jsonl"
+        if not file.exists():
+            return []
+        rows = []
+        for line in file.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return rows
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the rows after a step: they will be computed again."""
+        kept = [row for row in self.metrics() if row["step"] <= step]
+        with writing(self.path):
+            write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Callable[[Row], None]]:
+        """Append rows to metrics.jsonl for the length of a `with` block."""
+        with writing(self.path), open(self.path / "metrics.jsonl", "a", buffering=1) as file:
+            yield lambda row: print(json.dumps(_filled(row)), file=file)
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the checkpoint folders by step, oldest first."""
+        return checkpoint.saved(self.path)
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint, then drop the one before it.
+
+        Raises:
+            RunError: when it cannot be written; the checkpoint before it is still there.
+        """
+        with writing(self.path):
+            checkpoint.save(self.path, state)
+
+    def load(self, device: torch.device | str = "cpu", step: int | None = None) -> State:
+        """Return the state of a checkpoint, or the initial one when there is none.
+
+        Args:
+            device: where the model goes.
+            step: which checkpoint; None takes the newest.
+
+        Raises:
+            RunError: when the checkpoint is missing, truncated, tampered with, or does not fit.
+        """
+        state = start(self.build().to(device), self.train)
+        saved = self.checkpoints()
+        if step is None:
+            if not saved:
+                return state
+            step = max(saved)
+        if step not in saved:
+            raise RunError(
+                f"{self.path}: no checkpoint of step {step}; has {list(saved) or 'none'}"
+            )
+        return checkpoint.restore(saved[step], state)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return result.json, or None while there is none."""
+        file = self.path / "result.json"
+        return read_json(file, f"{file} cannot be read") if file.exists() else None
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write result.json.
+
+        Raises:
+            RunError: when it cannot be written.
+        """
+        with writing(self.path):
+            write_json(self.path / "result.json", result)
+
+
+def find(root: Path) -> list[Run]:
+    """Return the readable runs at or below a folder, by path."""
+    runs = []
+    for file in sorted(root.rglob("config.json")):
+        with contextlib.suppress(RunError):
+            runs.append(Run.open(file.parent))
+    return runs
+
+
+def table(runs: list[Run]) -> pl.DataFrame:
+    """Return one row a run: path, task, stack, sizes, accuracy, steps, seconds, how it ended."""
+    columns = {
+        "path": pl.String,
+        "task": pl.String,
+        "model": pl.String,
+        "seq_len": pl.Int64,
+        "d_model": pl.Int64,
+        "seed": pl.Int64,
+        "accuracy": pl.Float64,
+        "steps": pl.Int64,
+        "seconds": pl.Float64,
+        "stopped": pl.String,
+    }
+    rows = []
+    for run in runs:
+        result = run.result() or {}
+        rows.append(
+            {
+                "path": str(run.path),
+                "task": run.task.name,
+                "model": run.model.model or run.model.stack,
+                "seq_len": run.task.seq_len,
+                "d_model": run.model.d_model,
+                "seed": run.train.seed,
+                "accuracy": result.get("accuracy"),
+                "steps": result.get("steps"),
+                "seconds": result.get("seconds"),
+                "stopped": result.get("stopped", "unfinished"),
+            }
+        )
+    return pl.DataFrame(rows, schema=columns)
+
+
+def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+
+
+def _filled(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in vars(row).items() if value is not None}
+
+
+def _differences(
+    theirs: dict[str, Any], ours: dict[str, Any]
+) -> Iterator[tuple[str, object, object]]:
+    for part in ("task", "model", "train"):
+        for name in {**theirs[part], **ours[part]}:
+            was, now = theirs[part].get(name), ours[part].get(name)
+            if was != now:
+                yield f"{part}.{name}", was, now

@@ -1,0 +1,128 @@
+"""Stack notation: which mixer and which state transform each block has, and their options.
+
+`"SE*7 IE"` is seven blocks of an SSD mixer and a CDMoE, then one of inner function attention and
+a CDMoE: the paper's pairs (tab:comparative_ffn). Options are keyed by letter, or by block number
+and letter: `{"S.d_state": 64, "7.I.mask": "soft"}`.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
+
+
+def parse_stack(
+    stack: str, mixers: Mapping[str, object], transforms: Mapping[str, object]
+) -> list[tuple[str, str]]:
+    """Return the (mixer, state transform) letters of each block.
+
+    Raises:
+        ValueError: for an unknown letter, a word that is no pair, a repeat below 1, no block.
+    """
+    blocks: list[tuple[str, str]] = []
+    for word in stack.split():
+        match = PAIR.fullmatch(word)
+        if match is None:
+            raise ValueError(f"stack={stack!r}: {word!r} is no pair like 'AM' or 'SE*7'")
+        for kind, known in (("mixer", mixers), ("transform", transforms)):
+            if match[kind] not in known:
+                letters = ", ".join(known)
+                raise ValueError(f"stack={stack!r}: unknown {kind} {match[kind]!r}; {letters}")
+        times = int(match["times"] or 1)
+        if times < 1:
+            raise ValueError(f"stack={stack!r}: {word!r} repeats {times} times, must be ≥ 1")
+        blocks += [(match["mixer"], match["transform"])] * times
+    if not blocks:
+        raise ValueError(f"stack={stack!r}: must name at least one pair")
+    return blocks
+
+
+def layer_options(
+    options: Mapping[str, Any], blocks: list[tuple[str, str]]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Split options over the blocks: (mixer's, state transform's) for each.
+
+    A block's own option (`1.A.mask`) goes before its letter's (`A.mask`).
+
+    Raises:
+        ValueError: for a key of another form, or one that meets no layer of the stack.
+    """
+    split: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in blocks]
+    for key in sorted(options, key=lambda key: key[:1].isdigit()):
+        match = re.fullmatch(r"(?:(\d+)\.)?([A-Z])\.(\w+)", key)
+        if match is None:
+            raise ValueError(f"option {key!r}: must look like S.d_state or 1.A.mask")
+        number, letter, name = match.groups()
+        met = False
+        for i, letters in enumerate(blocks):
+            for j in (0, 1):
+                if letters[j] == letter and (number is None or int(number) == i):
+                    split[i][j][name] = options[key]
+                    met = True
+        if not met:
+            raise ValueError(f"option {key!r} meets no layer of a stack of {len(blocks)} blocks")
+    return split
+
+
+def make_layer(
+    cls: type, letter: str, *, d_model: int, n_heads: int, options: Mapping[str, Any]
+) -> Any:
+    """Construct a layer from options by name; text is read as the parameter's annotated type.
+
+    A class that takes `n_heads` gets it.
+
+    Raises:
+        ValueError: for an unknown option (the known ones are listed) or a value of another type.
+    """
+    parameters = dict(inspect.signature(cls).parameters)
+    parameters.pop("d_model", None)
+    hints = get_type_hints(cls.__init__)
+    chosen: dict[str, Any] = {"n_heads": n_heads} if "n_heads" in parameters else {}
+    for name, value in options.items():
+        if name not in parameters:
+            near = get_close_matches(name, parameters, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            known = ", ".join(parameters) or "none"
+            raise ValueError(f"unknown option {letter}.{name}{hint}; known: {known}")
+        chosen[name] = read_as(hints.get(name, str), value, f"{letter}.{name}")
+    return cls(d_model, **chosen)
+
+
+def read_as(annotation: Any, value: Any, name: str) -> Any:
+    """Read a value, text perhaps, as an annotated type: int, float, bool, str, Literal, | None.
+
+    Raises:
+        ValueError: naming `name`, the value and what was expected.
+    """
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        members = get_args(annotation)
+        if NoneType in members and (value is None or value == "none"):
+            return None
+        return read_as(next(m for m in members if m is not NoneType), value, name)
+    if origin is Literal:
+        choices = get_args(annotation)
+        if value in choices:
+            return value
+        raise ValueError(f"{name}={value}: must be one of {', '.join(map(str, choices))}")
+    if annotation is bool and isinstance(value, str):
+        if value.lower() in ("true", "yes", "1"):
+            return True
+        if value.lower() in ("false", "no", "0"):
+            return False
+        raise ValueError(f"{name}={value}: must be true or false")
+    if annotation in (int, float) and isinstance(value, str):
+        try:
+            return annotation(value)
+        except ValueError:
+            expected = "a whole number" if annotation is int else "a number"
+            raise ValueError(f"{name}={value}: must be {expected}") from None
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if annotation in (int, float, str, bool) and type(value) is not annotation:
+        raise ValueError(f"{name}={value!r}: must be of type {annotation.__name__}")
+    return value

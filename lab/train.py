@@ -1,0 +1,227 @@
+"""The training loop: `fit` yields one `Row` a step and touches no disk."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lab.config import TrainConfig
+from lab.layers.mask import stored
+from lab.models import LanguageModel
+from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from tasks.base import IGNORE, Batch, Task
+
+DIVERGED_AT = 4.0
+"""A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
+
+
+class DivergedError(Exception):
+    """Training left the path: the loss or the gradient is not finite, or the loss exploded."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one training step did.
+
+    Attributes:
+        step: steps taken so far, this one included.
+        loss: mean cross-entropy of the batch at scored positions, nats.
+        accuracy: share of the batch's scored positions answered right.
+        learning_rate: of this step.
+        grad_norm: Euclidean norm of the whole gradient before clipping.
+        seconds: that the step took, evaluation apart.
+        test_loss: on the fixed test split, when this step was evaluated.
+        test_accuracy: likewise.
+    """
+
+    step: int
+    loss: float
+    accuracy: float
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+
+@dataclass
+class State:
+    """All that training changes: a model, its optimisers by name, steps taken, the first loss."""
+
+    model: LanguageModel
+    optimizers: dict[str, torch.optim.Optimizer]
+    step: int = 0
+    first_loss: float | None = None
+
+
+def start(model: LanguageModel, config: TrainConfig) -> State:
+    """Return the state before the first step, with the optimisers the configuration names.
+
+    Muon takes the weights of the blocks' linear layers (its step is scaled to AdamW's, so that
+    one learning rate serves both); AdamW takes tables, keys, head, gains, and everything else.
+    Weight decay is applied to tensors of two dimensions or more.
+    """
+    linear = {id(m.weight) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
+    muon, matrices, vectors = [], [], []
+    for p in model.parameters():
+        if not p.requires_grad:
+            continue
+        if config.optimizer == "muon" and id(p) in linear:
+            muon.append(p)
+        elif p.ndim >= 2:
+            matrices.append(p)
+        else:
+            vectors.append(p)
+    rate, decay = config.learning_rate, config.weight_decay
+    groups = [
+        {"params": matrices, "weight_decay": decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    if groups:
+        optimizers["adamw"] = torch.optim.AdamW(
+            groups, lr=rate, betas=(0.9, 0.999), weight_decay=decay, fused=True
+        )
+    if muon:
+        optimizers["muon"] = torch.optim.Muon(
+            muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+        )
+    return State(model, optimizers)
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Return the rate of a step (from 1): linear warm-up, then constant or cosine to a tenth."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    if config.schedule == "constant":
+        return peak
+    progress = (step - warmup) / max(1, config.max_steps - warmup)
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterator[Row]:
+    """Train to the last step, one `Row` a step; between rows `state` is whole.
+
+    Rows of the task are numbered by step, so a state alone says where to go on.
+
+    Args:
+        task: where rows come from.
+        state: changed in place.
+        config: how to train.
+        precision: "fp32" or "bf16" (autocast of the forward pass; weights stay fp32).
+
+    Raises:
+        DivergedError: before a step that would make weights non-finite is taken.
+    """
+    model = state.model
+    device = next(model.parameters()).device
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    while state.step < config.max_steps:
+        began = time.perf_counter()
+        step = state.step + 1
+        rate = learning_rate(config, step)
+        batch = task.batch(
+            start=first_row(config, step), size=config.batch_size, seed=config.seed, device=device
+        )
+        hidden, weight, targets = score(model, batch, precision)
+        loss, correct = linear_cross_entropy(hidden, weight, targets)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+        value, grad_norm = loss.item(), norm.item()
+        _check(state, step, value, grad_norm, task.vocab_size)
+        for optimizer in state.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        state.step = step
+        row = Row(
+            step=step,
+            loss=value,
+            accuracy=correct.item() / len(targets),
+            learning_rate=rate,
+            grad_norm=grad_norm,
+            seconds=time.perf_counter() - began,
+        )
+        if step % config.eval_every == 0 or step == config.max_steps:
+            test_loss, test_accuracy = evaluate(task, model, config)
+            row = Row(**{**vars(row), "test_loss": test_loss, "test_accuracy": test_accuracy})
+        yield row
+
+
+def first_row(config: TrainConfig, step: int) -> int:
+    """Return the number of the first training row of a step (from 1)."""
+    row = (step - 1) * config.batch_size
+    return row if config.train_rows is None else row % config.train_rows
+
+
+def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
+
+    Only scored positions are there: of a row of hard MQAR, a quarter.
+    """
+    targets = batch.targets.flatten()
+    scored = (targets != IGNORE).nonzero().squeeze(1)
+    with _autocast(batch.inputs.device, precision), stored(model, kept(batch)):
+        hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
+    weight = model.head.weight
+    if precision == "bf16":
+        hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    return hidden, weight, targets[scored]
+
+
+def kept(batch: Batch) -> Tensor:
+    """Return which positions an oracle mask keeps, bool [b t]: those of the stored pairs."""
+    keep = torch.zeros_like(batch.inputs, dtype=torch.bool)
+    for name in ("key_pos", "value_pos"):
+        if name in batch.links:
+            positions = batch.links[name]
+            row = torch.arange(len(positions), device=positions.device)[:, None]
+            keep[row.expand_as(positions)[positions >= 0], positions[positions >= 0]] = True
+    return keep
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task,
+    model: LanguageModel,
+    config: TrainConfig,
+    split: str = "test",
+) -> tuple[float, float]:
+    """Return (mean loss in nats, accuracy) over the first `test_rows` rows of a split, in fp32."""
+    device = next(model.parameters()).device
+    total, right, count = 0.0, 0, 0
+    for start_row in range(0, config.test_rows, config.batch_size):
+        size = min(config.batch_size, config.test_rows - start_row)
+        batch = task.batch(split=split, start=start_row, size=size, seed=config.seed, device=device)
+        hidden, weight, targets = score(model, batch, "fp32")
+        loss, _ = linear_cross_entropy(hidden, weight, targets)
+        total += loss.item() * len(targets)
+        right += int((linear_argmax(hidden, weight) == targets).sum())
+        count += len(targets)
+    return total / count, right / count
+
+
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def _check(state: State, step: int, loss: float, grad_norm: float, vocab_size: int) -> None:
+    kept = f"; the weights of step {step - 1} are kept"
+    if not math.isfinite(loss):
+        raise DivergedError(f"loss={loss} at step {step}{kept}")
+    if not math.isfinite(grad_norm):
+        raise DivergedError(f"gradient norm={grad_norm} at step {step}{kept}")
+    if state.first_loss is None:
+        state.first_loss = loss
+    bound = DIVERGED_AT * max(state.first_loss, math.log(vocab_size))
+    if loss > bound:
+        raise DivergedError(f"loss={loss:.3g} at step {step}, above {bound:.3g}{kept}")

@@ -1,0 +1,42 @@
+"""What every test runs under: one thread, poisoned memory, derandomised properties."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough",
+    deadline=None,
+    max_examples=5000,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Tests run in parallel processes; more threads in each would only get in their way."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    """Fill what torch.empty returns with NaN, so that a read before a write shows."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out what needs a GPU where there is none: deselected, not skipped."""
+    if not torch.cuda.is_available():
+        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]

@@ -1,0 +1,235 @@
+"""A run that is killed, stopped or broken, and taken up again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab import checkpoint
+from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.experiment import carry_out
+from lab.files import RunError
+from lab.runs import OutError, Run
+from lab.train import DivergedError
+from tasks import TASKS
+
+STEPS = 24
+
+CHILD = """
+import os, sys, torch
+from lab.config import Runtime
+from lab.experiment import carry_out
+from lab.runs import Run
+
+torch.set_num_threads(1)
+run, number, at = Run.open(sys.argv[1]), *map(int, sys.argv[2:])
+
+def on_row(row):
+    if row.step == at:
+        os.kill(os.getpid(), number)
+
+carry_out(run, Runtime(device="cpu", checkpoint_every=5), on_row=on_row)
+"""
+
+
+def make(path: Path, **train) -> Run:
+    values = {
+        "batch_size": 4,
+        "max_steps": STEPS,
+        "eval_every": 8,
+        "test_rows": 16,
+        "precision": "fp32",
+        "schedule": "cosine",
+        **train,
+    }
+    task = TASKS["mqar"](seq_len=16, vocab_size=64)
+    model = ModelConfig(
+        stack="AM SE", d_model=16, options={"S.d_state": 8, "S.chunk_len": 8, "E.n_experts": 16}
+    )
+    return Run(path, task, model, TrainConfig(**values))
+
+
+def finish(run: Run, **runtime) -> dict:
+    return carry_out(run, Runtime(device="cpu", checkpoint_every=5, **runtime))
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return run.load().model.state_dict()
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module", params=["muon", "adamw"])
+def whole(request, tmp_path_factory):
+    run = make(tmp_path_factory.mktemp("whole") / "run", optimizer=request.param)
+    return run, finish(run)
+
+
+def child(run: Run, number: int, at: int) -> int:
+    run.claim()
+    command = [sys.executable, "-c", CHILD, str(run.path), str(int(number)), str(at)]
+    return subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120).returncode
+
+
+@pytest.mark.parametrize("at", [1, 5, 13, STEPS])
+def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(whole, tmp_path, at):
+    run, result = whole
+    broken = make(tmp_path / "run", optimizer=run.train.optimizer)
+    assert child(broken, signal.SIGKILL, at) == -signal.SIGKILL
+    resumed = finish(broken)
+    assert same(weights(broken), weights(run))
+    keys = ("accuracy", "loss", "steps", "rows", "parameters", "stopped", "baselines")
+    assert {k: resumed[k] for k in keys} == {k: result[k] for k in keys}
+    for ours, theirs in zip(broken.metrics(), run.metrics(), strict=True):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(tmp_path, number):
+    run = make(tmp_path / "run")
+    assert child(run, number, 7) == 0
+    assert list(run.checkpoints()) == [7]
+    result = run.result()
+    assert result is not None
+    assert (result["stopped"], result["steps"]) == ("interrupted", 7)
+    assert finish(run)["stopped"] == "budget"
+
+
+def test_stopping_for_time_resumes_to_the_same_bits(whole, tmp_path):
+    run, _ = whole
+    other = make(tmp_path / "run", optimizer=run.train.optimizer)
+    first = finish(other, max_minutes=1e-9)
+    assert (first["stopped"], first["steps"]) == ("interrupted", 1)
+    finish(other)
+    assert same(weights(other), weights(run))
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    run, result = whole
+    before = (run.path / "metrics.jsonl").read_bytes()
+    assert finish(run) == result
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_solved_stops_early_and_stays_solved(tmp_path):
+    run = make(tmp_path / "run", solved_at=0.01, max_steps=400, test_rows=64)
+    result = finish(run)
+    assert result["stopped"] == "solved"
+    assert result["accuracy"] >= 0.01
+    assert result["steps"] < 400
+    run.path.joinpath("result.json").unlink()
+    again = finish(run)
+    assert again["steps"] == result["steps"]
+
+
+def test_an_exploding_run_is_named_and_keeps_its_last_good_checkpoint(tmp_path):
+    run = make(tmp_path / "run", learning_rate=1e30, optimizer="adamw", warmup_steps=0)
+    with pytest.raises(DivergedError, match="at step"):
+        carry_out(run, Runtime(device="cpu", checkpoint_every=1))
+    result = run.result()
+    assert result is not None
+    assert result["stopped"] == "diverged"
+    assert result["accuracy"] is None
+    assert all(p.isfinite().all() for p in run.load().model.parameters())
+
+
+def test_another_configuration_is_refused_and_nothing_is_lost(whole):
+    run, _ = whole
+    before = weights(run)
+    other = make(run.path, optimizer=run.train.optimizer, learning_rate=0.5)
+    with pytest.raises(OutError, match=r"holds a run with train.learning_rate=0.01, this one has"):
+        finish(other)
+    assert same(weights(run), before)
+
+
+def test_a_file_or_a_foreign_folder_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(OutError, match="is a file, must be a folder or new"):
+        finish(make(file))
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutError, match="is not empty and holds no run"):
+        finish(make(tmp_path))
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
+def test_a_damaged_checkpoint_is_named(tmp_path, name, damage):
+    run = make(tmp_path / "run")
+    finish(run, max_minutes=1e-9)
+    file = run.checkpoints()[1] / f"{name}.safetensors"
+    data = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    elif damage == "changed":
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        file.unlink()
+    with pytest.raises(RunError, match=f"checkpoint .*{name}.safetensors: "):
+        finish(run)
+    assert len(run.metrics()) == 1
+
+
+def test_a_damaged_state_file_is_named(tmp_path):
+    run = make(tmp_path / "run")
+    finish(run, max_minutes=1e-9)
+    (run.checkpoints()[1] / "state.json").write_text('{"step": 1')
+    with pytest.raises(RunError, match="checkpoint .* is incomplete: "):
+        finish(run)
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    run, other = make(tmp_path / "a"), make(tmp_path / "b")
+    finish(run, max_minutes=1e-9)
+    config = json.loads((run.path / "config.json").read_text())
+    config["model"]["d_model"] = 8
+    (run.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=r"checkpoint .* does not fit its run: "):
+        Run.open(run.path).load()
+    assert not other.path.exists()
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    run = make(tmp_path / "run")
+    finish(run, max_minutes=1e-9)
+    before = weights(run)
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(RunError, match="cannot be written: No space left on device"):
+        finish(run)
+    assert list(run.checkpoints()) == [1]
+    assert same(weights(run), before)
+    assert not list(run.path.glob("checkpoint/.*"))
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    run = make(tmp_path / "run")
+    run.claim()
+    config = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps({**config, "format": 99}))
+    with pytest.raises(RunError, match="format 99 is newer than this lab's 1"):
+        Run.open(run.path)
+
+
+def test_nothing_is_unpickled_on_load(whole, monkeypatch):
+    run, _ = whole
+    (home,) = run.checkpoints().values()
+    assert sorted(os.listdir(home)) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
+        monkeypatch.setattr(name, refuse)
+    assert run.load().step == STEPS

@@ -1,0 +1,288 @@
+from itertools import product
+from math import exp
+
+import jaxtyping
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lab.hooks import hook_points, hooks
+from lab.layers.cdmoe import CDMoE
+from lab.layers.mlp import ACTIVATIONS
+
+FORMS, SCORES = ("one", "two"), ("inside", "outside", "raw")
+
+
+def small(**options) -> CDMoE:
+    """Return a seeded fp64 layer of 12 = 3 × 4 experts; options go before its sizes."""
+    torch.manual_seed(0)
+    sizes = {"n_experts": 12, "n_retrieval_heads": 2, "k": 3, "d_retrieval": 6, "d_ff": 5}
+    return CDMoE(8, **{**sizes, **options}).double()
+
+
+def draw_x(b=2, t=5, d=8):
+    return torch.randn(b, t, d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def looped(layer: CDMoE, x: torch.Tensor) -> torch.Tensor:
+    """The layer one position, head and expert at a time, over all experts' scores."""
+    shared = layer.cross_domain(x)
+    rows, columns = layer.shape
+    width = layer.row_keys.shape[-1]
+    y = torch.empty_like(x)
+    for i, j in product(*map(range, x.shape[:2])):
+        z = x[i, j] if layer.form == "one" else shared[i, j]
+        queries = layer.query(z).reshape(2, layer.n_retrieval_heads, width)
+        y[i, j] = shared[i, j]
+        for h in range(layer.n_retrieval_heads):
+            score = {
+                row * columns + column: float(
+                    queries[0, h] @ layer.row_keys[h, row]
+                    + queries[1, h] @ layer.column_keys[h, column]
+                )
+                for row, column in product(range(rows), range(columns))
+            }
+            chosen = sorted(score, key=score.__getitem__, reverse=True)[: layer.k]
+            total = sum(exp(score[e]) for e in chosen)
+            for e in chosen:
+                affinity = z @ layer.down[e]
+                weight = {
+                    "inside": layer.activation(affinity * score[e]),
+                    "outside": layer.activation(affinity) * exp(score[e]) / total,
+                    "raw": layer.activation(affinity) * score[e],
+                }[layer.score]
+                y[i, j] += weight * layer.up[e]
+    return y
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("activation", "gated"), [("silu", False), ("gelu", True)])
+@torch.no_grad()
+def test_equals_the_loop(form, score, activation, gated):
+    layer = small(form=form, score=score, activation=activation, gated=gated)
+    assert_close(layer(draw_x()), looped(layer, draw_x()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_equal_finite_differences(form, score):
+    layer, x = small(form=form, score=score), draw_x(1, 2).requires_grad_()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def call(x, *parameters):
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(layer, named, (x,))
+
+    torch.autograd.gradcheck(call, (x, *parameters), fast_mode=True)
+
+
+KEYS = {"row_keys", "column_keys"}
+TABLES = {"down", "up"}
+DEAD_WITH_ZERO_KEYS = {
+    ("inside", "silu"): {"query.weight"} | TABLES,
+    ("inside", "gelu"): {"query.weight"} | TABLES,
+    ("inside", "relu"): {"query.weight"} | TABLES | KEYS,
+    ("outside", "silu"): {"query.weight"},
+    ("outside", "gelu"): {"query.weight"},
+    ("outside", "relu"): {"query.weight"},
+    ("raw", "silu"): {"query.weight"} | TABLES,
+    ("raw", "gelu"): {"query.weight"} | TABLES,
+    ("raw", "relu"): {"query.weight"} | TABLES,
+}
+"""Erratum C3: which parameters get a gradient of exactly zero at the start."""
+
+
+def dead_parameters(layer: CDMoE) -> set[str]:
+    layer.zero_grad()
+    layer(draw_x(4, 16)).square().sum().backward()
+    dead = set()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        if not parameter.grad.any():
+            dead.add(name)
+    return dead
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("score", "activation"), DEAD_WITH_ZERO_KEYS)
+@pytest.mark.parametrize("key_init", ["normal", "zeros"])
+def test_gradient_reach(form, score, activation, key_init):
+    layer = small(form=form, score=score, activation=activation, key_init=key_init)
+    expected = DEAD_WITH_ZERO_KEYS[score, activation] if key_init == "zeros" else set()
+    assert dead_parameters(layer) == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_printed_experts_add_nothing_at_the_start(form, activation):
+    # Erratum C3.
+    layer = small(form=form, score="inside", key_init="zeros", activation=activation)
+    x = draw_x()
+    assert_close(layer(x), layer.cross_domain(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("activation", "dead_later"), [("silu", set()), ("relu", {"query.weight"} | TABLES | KEYS)]
+)
+def test_the_printed_reading_wakes_up_only_where_the_slope_at_zero_is_not_zero(
+    activation, dead_later
+):
+    layer = small(form="two", score="inside", key_init="zeros", activation=activation)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(2):
+        dead_parameters(layer)
+        optimizer.step()
+    assert dead_parameters(layer) == dead_later
+
+
+def test_zero_keys_give_every_token_the_same_experts():
+    layer = small(key_init="zeros")
+    chosen = []
+    with hooks(layer, [("hook_expert_indices", lambda indices, _: chosen.append(indices))]):
+        layer(draw_x())
+    assert (chosen[0] == chosen[0][0, 0]).all()
+
+
+def test_one_softmaxed_expert_leaves_the_retrieval_untrained():
+    assert dead_parameters(small(score="outside", k=1)) == {"query.weight"} | KEYS
+
+
+@pytest.mark.parametrize(("n_experts", "shape"), [(6, (2, 3)), (3072, (48, 64)), (8192, (64, 128))])
+def test_inputs_reach_every_expert(n_experts, shape):
+    # Erratum C4. On a circle, each key is the best one for the query that equals it.
+    layer = CDMoE(4, n_experts=n_experts, n_retrieval_heads=1, k=1, d_retrieval=4, form="one")
+    layer.double()
+    with torch.no_grad():
+        layer.query.weight.copy_(torch.eye(4))
+        for keys, n_keys in zip((layer.row_keys, layer.column_keys), shape, strict=True):
+            angle = torch.arange(n_keys) * (2 * torch.pi / n_keys)
+            keys.copy_(torch.stack([angle.cos(), angle.sin()], dim=-1))
+    x = torch.cat(
+        [
+            layer.row_keys[0, :, None].expand(*shape, -1),
+            layer.column_keys[0].expand(*shape, -1),
+        ],
+        dim=-1,
+    )
+    chosen = []
+    with hooks(layer, [("hook_expert_indices", lambda indices, _: chosen.append(indices))]):
+        layer(x.detach().flatten(0, 1)[None]).sum().backward()
+    assert chosen[0].flatten().tolist() == list(range(n_experts))
+    for table in (layer.down, layer.up):
+        assert table.grad is not None
+        assert table.grad.any(dim=1).all()
+
+
+def test_hook_points():
+    layer, seen = small(), {}
+    with hooks(layer, [(None, lambda tensor, point: seen.update({point.name: tensor}))]):
+        layer(draw_x())
+    assert seen.keys() == hook_points(layer).keys()
+    assert {name: tuple(tensor.shape) for name, tensor in seen.items()} == {
+        "hook_subkey_scores": (2, 5, 2, 3 + 4),
+        "hook_expert_scores": (2, 5, 2, 3),
+        "hook_expert_indices": (2, 5, 2, 3),
+        "hook_expert_weights": (2, 5, 2, 3),
+    }
+    assert seen["hook_expert_indices"].dtype == torch.int64
+    rows, columns = seen["hook_subkey_scores"].split((3, 4), dim=-1)
+    sums = (rows[..., :, None] + columns[..., None, :]).flatten(-2)
+    assert_close(sums.gather(-1, seen["hook_expert_indices"]), seen["hook_expert_scores"])
+
+
+def test_replaced_subkey_scores_choose_the_experts():
+    layer, chosen = small(), []
+
+    def row_2_column_1(scores, point):
+        return torch.zeros_like(scores).index_fill_(-1, torch.tensor([2, 3 + 1]), 1.0)
+
+    with hooks(
+        layer,
+        [
+            ("hook_subkey_scores", row_2_column_1),
+            ("hook_expert_indices", lambda indices, _: chosen.append(indices)),
+        ],
+    ):
+        layer(draw_x())
+    assert (chosen[0][..., 0] == 2 * 4 + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "score"), [("hook_expert_weights", "outside"), ("hook_expert_scores", "raw")]
+)
+def test_replaced_scores_and_weights_are_used(name, score):
+    layer, x = small(score=score), draw_x()
+    with hooks(layer, [(name, lambda tensor, _: torch.zeros_like(tensor))]):
+        assert_close(layer(x), layer.cross_domain(x), rtol=0, atol=0)
+
+
+def test_replaced_indices_are_used():
+    layer = small()
+    with hooks(layer, [("hook_expert_indices", lambda indices, _: torch.full_like(indices, 7))]):
+        layer(draw_x()).square().sum().backward()
+    for table in (layer.down, layer.up):
+        assert table.grad is not None
+        assert table.grad.any(dim=1).nonzero().flatten().tolist() == [7]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_positions_are_independent(form):
+    layer, x = small(form=form), draw_x()
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(0))
+    y = layer(x)
+    assert_close(layer(x[:, order]), y[:, order])
+    assert_close(layer(x[1:, 2:3]), y[1:, 2:3])
+
+
+# PyTorch 2.13's compiler instantiates any custom autograd.Function, against its own advice.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiles_whole(monkeypatch):
+    # The compiler cannot trace the tests' type checker.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    layer, x = small(), draw_x()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    grads, expected = (
+        torch.autograd.grad(f(x).square().sum(), list(layer.parameters()))
+        for f in (compiled, layer)
+    )
+    assert_close(grads, expected)
+
+
+def test_runs_under_autocast():
+    layer = small().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(draw_x().float())
+    assert y.isfinite().all()
+    y.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("d_model", [1, 2, 6, 64])
+def test_default_sizes_fit(d_model):
+    layer = CDMoE(d_model)
+    assert layer(torch.randn(1, 3, d_model)).shape == (1, 3, d_model)
+    assert layer.row_keys.shape[:2] == layer.column_keys.shape[:2] == (4, 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_experts": 13}, "n_experts=13: .* prime; near numbers"),
+        ({"k": 13}, "k=13: must be in 1 … n_experts=12"),
+        ({"k": 0}, "k=0: must be in 1 … n_experts=12"),
+        ({"d_retrieval": 5}, "d_retrieval=5: must be ≥ 2 and even"),
+        ({"d_retrieval": 0}, "d_retrieval=0: must be ≥ 2 and even"),
+        ({"n_retrieval_heads": 0}, "n_retrieval_heads=0: must be ≥ 1"),
+        ({"d_ff": 0}, "d_ff=0: must be ≥ 1"),
+        ({"form": "three"}, "form='three': must be one of one, two"),
+        ({"score": "within"}, "score='within': must be one of inside, outside, raw"),
+        ({"key_init": "ones"}, "key_init='ones': must be one of normal, zeros"),
+        ({"activation": "swish"}, "activation='swish': must be one of silu, gelu, relu"),
+    ],
+)
+def test_errors(options, words, monkeypatch):
+    # Users run without the tests' type checker, which would refuse a literal first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=words):
+        small(**options)

@@ -1,0 +1,61 @@
+"""Configurations: bounds, unknown names, and the paper's protocol number by number."""
+
+import re
+
+import pytest
+
+from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ModelConfig(d_model=65, n_heads=2), "d_model=65: must be a multiple of n_heads=2"),
+        (lambda: ModelConfig(n_heads=0), "n_heads=0: must be ≥ 1"),
+        (lambda: ModelConfig(embedding_std=0.0), "embedding_std=0.0: must be > 0"),
+        (lambda: TrainConfig(batch_size=0), "batch_size=0: must be ≥ 1"),
+        (lambda: TrainConfig(learning_rate=0.0), "learning_rate=0.0: must be > 0"),
+        (lambda: TrainConfig(warmup_steps=-1), "warmup_steps=-1: must be ≥ 0"),
+        (lambda: TrainConfig(solved_at=1.5), "solved_at=1.5: must be in (0, 1]"),
+        (lambda: TrainConfig(train_rows=100), "train_rows=100: must be a positive multiple of"),
+        (lambda: Runtime(checkpoint_every=0), "checkpoint_every=0: must be ≥ 1"),
+        (lambda: Runtime(max_minutes=0.0), "max_minutes=0.0: must be > 0"),
+    ],
+)
+def test_bounds_are_named(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ValueError, match="unknown option 'lr'; known: protocol, seed, optimizer"):
+        TrainConfig.from_dict({"lr": 1.0})
+
+
+def test_a_configuration_survives_its_dictionary():
+    config = ModelConfig(stack="SE IE", options={"S.d_state": 32})
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(("seq_len", "batch"), [(256, 256), (512, 128), (1024, 64), (2048, 32)])
+@pytest.mark.parametrize(("d_model", "rate"), [(32, 4e-4), (64, 3e-4), (128, 2e-4), (256, 1e-4)])
+def test_the_papers_protocol(seq_len, batch, d_model, rate):
+    values = protocol_defaults("paper", seq_len, d_model)
+    assert values["batch_size"] == batch
+    assert values["learning_rate"] == rate
+    assert values["train_rows"] == 2**18
+    assert values["max_steps"] * batch == 64 * 2**18
+    assert values["warmup_steps"] == values["max_steps"] // 10
+    assert (values["optimizer"], values["weight_decay"]) == ("adamw", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "d_model", "message"),
+    [
+        (256, 48, "d_model=48: --protocol paper states learning rates for 32, 64, 128, 256"),
+        (128, 64, "seq_len=128: --protocol paper states batches for 256, 512, 1024, 2048"),
+    ],
+)
+def test_what_the_paper_does_not_state_is_an_error(seq_len, d_model, message):
+    with pytest.raises(ValueError, match=message):
+        protocol_defaults("paper", seq_len, d_model)

@@ -1,0 +1,149 @@
+"""Inner function attention: its values by every reading, and the printed one's errors."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.hooks import hooks, run_with_cache
+from lab.layers.attention import Attention
+from lab.layers.inner_function import InnerFunctionAttention, Retrieval
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def flat_values(layer: InnerFunctionAttention, x: Tensor) -> Tensor:
+    """All heads' values side by side [b t d_value]."""
+    return layer.values(x).transpose(1, 2).flatten(2)
+
+
+def weight(retrieval: str, scores: Tensor, chosen: int) -> Tensor:
+    if retrieval == "softmax":
+        return scores.exp()[chosen] / scores.exp().sum()
+    return 1 / (1 + (-scores[chosen]).exp()) if retrieval == "sigmoid" else torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("value_map", ["diagonal", "linear"])
+@pytest.mark.parametrize("retrieval", ["literal", "softmax", "sigmoid", "straight-through"])
+def test_values_token_by_token(retrieval: Retrieval, value_map: ValueMap):
+    layer = InnerFunctionAttention(
+        6, 1, n_values=5, k=2, retrieval=retrieval, value_map=value_map
+    ).double()
+    x = drawn(2, 4, 6)
+    found = flat_values(layer, x)
+    for b, t in [(b, t) for b in range(2) for t in range(4)]:
+        token = x[b, t]
+        scores = layer.value_keys @ (layer.value_query.weight @ token)
+        order = sorted(range(5), key=lambda i: -scores[i].item())
+        mapped = layer.v(token)
+        right = sum(weight(retrieval, scores, i) * mapped * layer.value_rows[i] for i in order[:2])
+        torch.testing.assert_close(found[b, t], right)
+
+
+def test_straight_through_has_the_gradient_of_softmax():
+    """Forward one for each chosen row; backward, as if their softmax were the weights."""
+    hard = InnerFunctionAttention(6, n_values=3, retrieval="straight-through").double()
+    soft = InnerFunctionAttention(6, n_values=3, retrieval="softmax").double()
+    soft.load_state_dict(hard.state_dict())
+    x, against = drawn(2, 4, 6), drawn(2, 4, 6, seed=1)
+    parameters = [(layer.value_query.weight, layer.value_keys) for layer in (hard, soft)]
+    found = torch.autograd.grad(flat_values(hard, x), parameters[0], against)
+    right = torch.autograd.grad(flat_values(soft, x), parameters[1], against)
+    for mine, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_printed_keys_tie_so_every_token_takes_the_same_value():
+    """Erratum I1: V = x∘w with one w for all tokens."""
+    layer = InnerFunctionAttention(8, 2, retrieval="literal", key_init="zeros").double()
+    x = drawn(3, 9, 8)
+    _, cache = run_with_cache(layer, x)
+    assert not cache["hook_value_indices"].any()
+    torch.testing.assert_close(flat_values(layer, x), x * layer.value_rows[0], rtol=0, atol=0)
+
+
+def test_printed_retrieval_never_trains():
+    """Erratum I1: top-k indices carry no gradient, so queries and keys stay as they started."""
+    layer = InnerFunctionAttention(8, retrieval="literal", key_init="zeros")
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    for seed in range(3):
+        optimizer.zero_grad()
+        layer(drawn(2, 9, 8, seed=seed).float()).square().sum().backward()
+        optimizer.step()
+    still = {name for name, p in layer.named_parameters() if torch.equal(p, before[name])}
+    assert still == {"value_query.weight", "value_keys"}
+    assert layer.value_query.weight.grad is None
+    assert layer.value_keys.grad is None
+
+
+@pytest.mark.parametrize("retrieval", ["softmax", "sigmoid", "straight-through"])
+def test_zero_keys_wake_in_two_steps(retrieval: Retrieval):
+    """Keys get a gradient at once, queries when the keys have moved."""
+    layer = InnerFunctionAttention(8, retrieval=retrieval, key_init="zeros").double()
+    x, against = drawn(2, 9, 8), drawn(2, 9, 8, seed=1)
+    keys, queries = layer.value_keys, layer.value_query.weight
+    grads = torch.autograd.grad(layer(x), [keys, queries], against)
+    assert grads[0].any()
+    assert not grads[1].any()
+    keys.data -= 0.1 * grads[0]
+    assert torch.autograd.grad(layer(x), queries, against)[0].any()
+
+
+def test_only_the_values_differ_from_attention():
+    layer, plain = (
+        InnerFunctionAttention(8, 2, mask="soft").double(),
+        Attention(8, 2, mask="soft").double(),
+    )
+    shared = {n: p for n, p in layer.state_dict().items() if not n.startswith("value_")}
+    assert plain.load_state_dict(shared, strict=False).missing_keys == ["v.weight"]
+    x = drawn(2, 9, 8)
+    torch.testing.assert_close(layer.matrix(x), plain.matrix(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        ({}, {"value_rows": (2, 8), "value_keys": (2, 4), "value_query.weight": (4, 8)}),
+        ({"n_values": 6, "d_retrieval": 3}, {"value_rows": (6, 8), "value_keys": (6, 3)}),
+        ({"value_map": "linear"}, {"v.weight": (8, 8), "out.weight": (8, 8)}),
+        (
+            {"value_map": "linear", "d_value": 4},
+            {"v.weight": (4, 8), "value_rows": (2, 4), "out.weight": (8, 4)},
+        ),
+    ],
+)
+def test_shapes_of_every_reading(options: dict, shapes: dict[str, tuple[int, ...]]):
+    """Errata I2 (n_v rows, whatever the heads) and I4 (both readings of d_innerV)."""
+    state = InnerFunctionAttention(8, 2, **options).state_dict()
+    assert {name: tuple(state[name].shape) for name in shapes} == shapes
+
+
+def test_hooks_see_and_replace_scores_and_indices():
+    layer, x = InnerFunctionAttention(8, 2, n_values=3, k=2).double(), drawn(2, 5, 8)
+    y, cache = run_with_cache(layer, x, ["hook_value_scores", "hook_value_indices"])
+    assert cache["hook_value_scores"].shape == (2, 5, 3)
+    assert cache["hook_value_indices"].shape == (2, 5, 2)
+    assert torch.equal(y, layer(x))
+    for name in cache:
+        with hooks(layer, [(name, lambda tensor, _: tensor.flip(-1) // 1 * 0)]):
+            assert not torch.allclose(layer(x), y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 3}, "k=3 must be between 1 and n_values=2"),
+        ({"k": 0}, "k=0 must be between 1"),
+        ({"d_retrieval": 0}, "d_retrieval=0 must be at least 1"),
+        ({"retrieval": "hard"}, "retrieval='hard' must be one of literal, softmax, sigmoid"),
+        ({"value_map": "cubic"}, "value_map='cubic' must be one of diagonal, linear"),
+        ({"key_init": "ones"}, "key_init='ones' must be one of normal, zeros"),
+        ({"d_value": 4}, "d_value=4 must be d_model=8 for value_map='diagonal'"),
+        ({"value_map": "linear", "d_value": 3}, "d_value=3 must be a positive multiple"),
+    ],
+)
+def test_errors_name_field_value_and_bound(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        InnerFunctionAttention(8, 2, **options)

@@ -1,0 +1,212 @@
+"""The laws: right modules pass, and a planted fault of each kind is found."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.laws import Verdict, certify, in_double, reach
+from tests.cases import CASES, Case
+
+
+def verdicts(module: nn.Module, lengths: tuple[int, ...] = (1, 2, 5, 16)) -> dict[str, Verdict]:
+    return {v.law: v for v in certify(module, d_model=8, lengths=lengths)}
+
+
+class Mixing(nn.Module):
+    """A module made of a function, with a weight for the gradient to reach."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_mixer_obeys_the_laws(case: Case):
+    for v in certify(case.make(), case.d_model):
+        if v.law != "gradient reach":
+            assert v.verdict == "holds", v
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradient_reaches_what_each_reading_lets_it(case: Case):
+    probes = [torch.randn(3, 16, case.d_model, generator=torch.Generator().manual_seed(0))]
+    module, probes = in_double(case.make(), [x.double() for x in probes])
+    expected = {name: case.dead.get(name, "alive") for name, _ in module.named_parameters()}
+    assert reach(module, probes) == expected
+
+
+class TorchAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        return self.attention(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0]
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 3, padding=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.mT)[..., :-2].mT
+
+
+def in_single(x: Tensor) -> Tensor:
+    """Rounds to fp32 on the way, as many a normalisation does."""
+    return (x.float().cumsum(1).sin() / 3).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [TorchAttention, Recurrent, Convolution, lambda: Mixing(in_single), lambda: Mixing(torch.tanh)],
+    ids=["torch attention", "gru", "convolution", "fp32 inside", "pointwise"],
+)
+def test_right_modules_pass(build: Callable[[], nn.Module]):
+    for law, v in verdicts(build()).items():
+        if law == "matrix applies":
+            assert v.verdict == "not applicable"
+        else:
+            assert v.verdict == "holds", v
+
+
+def off_by_one(x: Tensor) -> Tensor:
+    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(1)
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=seen)
+
+
+def top_two_of_all(x: Tensor) -> Tensor:
+    """Masks causally, but picks the keys by looking at the whole sequence."""
+    size = x.norm(dim=-1)
+    chosen = size >= size.topk(min(2, x.shape[1])).values[:, -1:]
+    return (x * chosen[..., None]).cumsum(1)
+
+
+def leaks_by_gradient(x: Tensor) -> Tensor:
+    future = x.mean(dim=1, keepdim=True)
+    return x + (future - future.detach())
+
+
+@pytest.mark.parametrize(
+    ("law", "fault"),
+    [
+        ("causal", lambda x: x + 1e-6 * x.mean(dim=1, keepdim=True)),
+        ("causal", lambda x: x.flip(1).cumsum(1).flip(1)),
+        ("causal", off_by_one),
+        ("causal", top_two_of_all),
+        ("causal", leaks_by_gradient),
+        ("causal", lambda x: x * x.shape[1]),
+        ("causal", lambda x: x / (x - x)),
+        ("batch-invariant", lambda x: (x - x.mean(dim=0)) / (1 + x.var(dim=0, correction=0))),
+        ("batch-invariant", lambda x: x + torch.arange(len(x))[:, None, None]),
+        ("deterministic", lambda x: F.dropout(x, 0.1)),
+    ],
+    ids=[
+        "small peek",
+        "reversed",
+        "mask off by one",
+        "top keys of all",
+        "gradient only",
+        "scaled by length",
+        "nan",
+        "normalised over the batch",
+        "row number",
+        "dropout",
+    ],
+)
+def test_planted_faults_are_found(law: str, fault: Callable[[Tensor], Tensor]):
+    found = verdicts(Mixing(fault))
+    assert found[law].verdict == "fails", found
+    assert found[law].counterexample
+
+
+def test_counterexample_is_the_shortest():
+    found = certify(Mixing(off_by_one), d_model=8, lengths=(7, 1, 3))[1]
+    assert found.counterexample == "length 3: cutting after position 0 moves an earlier output"
+
+
+def test_noise_is_not_called_a_leak():
+    found = verdicts(Mixing(lambda x: F.dropout(x, 0.1)))
+    assert found["causal"].verdict == "not decided"
+
+
+def test_detached_and_silent_parameters_are_named():
+    class Faulty(Mixing):
+        def __init__(self):
+            super().__init__(torch.tanh)
+            self.detached = nn.Parameter(torch.ones(8))
+            self.silent = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.detached.detach() + 0 * self.silent
+
+    found = verdicts(Faulty())["gradient reach"]
+    assert found.verdict == "fails"
+    assert found.counterexample == "detached: none; silent: zero"
+
+
+@pytest.mark.parametrize("missing", ["scale", "mask", "nothing"])
+def test_wrong_matrix_is_found(missing: str):
+    class Shown(Mixing):
+        def __init__(self):
+            super().__init__(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))
+
+        def matrix(self, x: Tensor) -> Tensor:
+            x = self.linear(x)[:, None]
+            scores = x @ x.mT * (1 if missing == "scale" else 8**-0.5)
+            if missing != "mask":
+                future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+                scores = scores.masked_fill(future, -torch.inf)
+            return scores.softmax(dim=-1)
+
+        def values(self, x: Tensor) -> Tensor:
+            return self.linear(x)[:, None]
+
+        def project(self, x: Tensor, z: Tensor) -> Tensor:
+            return z[:, 0]
+
+    found = verdicts(Shown())
+    assert found["matrix applies"].verdict == ("holds" if missing == "nothing" else "fails")
+    assert found["causal"].verdict == "holds"
+
+
+def test_certify_leaves_the_module_as_it_was():
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.mT).mT
+
+    module = Normalised()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert verdicts(module, lengths=(2, 5))["batch-invariant"].verdict == "fails"
+    assert verdicts(module.eval())["batch-invariant"].verdict == "holds"
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.dtype == before[name].dtype, name
+
+
+@pytest.mark.parametrize("options", [{"lengths": ()}, {"lengths": (0, 2)}, {"batch": 0}])
+def test_empty_probes_are_refused(options: dict):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        certify(nn.Linear(8, 8), d_model=8, **options)

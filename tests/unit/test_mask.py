@@ -1,0 +1,152 @@
+"""The dynamic mask: what each reading computes, and where its gradient goes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.layers.attention import Attention, Mask
+from lab.layers.mask import (
+    MASKS,
+    LiteralMask,
+    OracleMask,
+    SoftMask,
+    StraightThroughMask,
+    ValueMask,
+    stored,
+)
+from lab.ops.attention import MASKED
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def attention_pair(mask: Mask, max_seq_len: int = 64) -> tuple[Attention, Attention]:
+    """An attention with a mask, and one without of the same weights."""
+    masked, plain = Attention(8, 2, mask=mask, max_seq_len=max_seq_len), Attention(8, 2)
+    plain.load_state_dict({n: p for n, p in masked.state_dict().items() if "mask" not in n})
+    return masked.double(), plain.double()
+
+
+@pytest.mark.parametrize("mask", ["literal", "straight-through", "soft", "value"])
+def test_every_mask_starts_as_plain_causal_attention(mask: Mask):
+    masked, plain = attention_pair(mask)
+    x = drawn(2, 20, 8)
+    torch.testing.assert_close(masked(x), plain(x), rtol=0, atol=1e-12)
+
+
+def test_printed_mask_stays_plain_causal_attention():
+    """Erratum D1: no gradient reaches l, so training moves everything else and never the mask."""
+    masked, plain = attention_pair("literal")
+    x, target = drawn(2, 20, 8), drawn(2, 20, 8, seed=1)
+    for layer in (masked, plain):
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (layer(x) - target).square().mean().backward()
+            optimizer.step()
+    assert isinstance(masked.mask, LiteralMask)
+    assert masked.mask.l.grad is None
+    assert torch.equal(masked.mask.l, torch.ones_like(masked.mask.l))
+    torch.testing.assert_close(masked(x), plain(x), rtol=0, atol=1e-12)
+
+
+def test_literal_mask_removes_keys_that_round_to_zero():
+    mask = LiteralMask(1, 4, 6).double()
+    mask.l.data = torch.tensor([[1.0, 0.5, 0.51, -0.3, -0.7, 0.0]])
+    bias = mask(drawn(3, 1, 6, 4))
+    assert bias.shape == (3, 1, 6)
+    assert bias[2, 0].tolist() == [0, MASKED, 0, MASKED, 0, MASKED]
+
+
+def test_straight_through_hands_on_the_biass_gradient():
+    masked, _ = attention_pair("straight-through", max_seq_len=10)
+    assert isinstance(masked.mask, StraightThroughMask)
+    masked.mask.l.data[:, 3] = 0.2
+    x, against = drawn(2, 10, 8), drawn(2, 10, 8, seed=1)
+    (masked(x) * against).sum().backward()
+    found = masked.mask.l.grad
+    assert found is not None
+    # The same layer with the bias itself a leaf.
+    bias = masked.mask(drawn(2, 2, 10, 4)).detach().requires_grad_()
+    q, k = masked._rotated(x)
+    z = masked._pattern(q, k, bias) @ masked.values(x)
+    (right,) = torch.autograd.grad((masked.project(x, z) * against).sum(), bias)
+    torch.testing.assert_close(found, right.sum(dim=0), rtol=0, atol=1e-12)
+    assert not found[:, 3].any(), "a masked key has no attention and gets no gradient"
+    assert found[:, [0, 1, 2, 4]].all()
+
+
+def test_soft_mask_weighs_attention_by_sigma():
+    masked, plain = attention_pair("soft", max_seq_len=12)
+    assert isinstance(masked.mask, SoftMask)
+    masked.mask.l.data = drawn(2, 12, seed=2)
+    x = drawn(2, 12, 8)
+    weighed = plain.matrix(x) * masked.mask.l.sigmoid()[None, :, None, :]
+    weighed = weighed / weighed.sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(masked.matrix(x), weighed, rtol=0, atol=1e-12)
+
+
+def test_value_mask_learns_in_two_steps():
+    """A is alive at the start; dt wakes when A has moved."""
+    mask = ValueMask(2, 4, 99).double()
+    v, against = drawn(2, 2, 9, 4), drawn(2, 2, 9, seed=1)
+    assert torch.equal(mask(v), torch.ones(2, 2, 9, dtype=torch.float64))
+    grads = torch.autograd.grad(mask(v), [mask.A, mask.dt.weight], against)
+    assert grads[0].all()
+    assert not grads[1].any()
+    mask.A.data -= 0.1
+    assert torch.autograd.grad(mask(v), mask.dt.weight, against)[0].all()
+
+
+def test_value_mask_formula():
+    mask = ValueMask(2, 4, 99).double()
+    mask.A.data = torch.tensor([-0.5, 0.25], dtype=torch.float64)
+    v = drawn(1, 2, 5, 4)
+    flat = torch.cat([v[0, 0], v[0, 1]], dim=-1)
+    for h in range(2):
+        dt = (1 + (flat @ mask.dt.weight[h]).exp()).log()
+        torch.testing.assert_close(mask(v)[0, h], (mask.A[h] * dt).exp())
+
+
+def test_oracle_mask_is_deleting_the_other_keys():
+    masked, plain = attention_pair("oracle")
+    x, keep = drawn(2, 12, 8), drawn(2, 12, seed=1) > 0
+    keep[:, 0] = True
+    with stored(masked, keep):
+        y, matrix = masked(x), masked.matrix(x)
+    weighed = plain.matrix(x) * keep[:, None, None, :]
+    weighed = weighed / weighed.sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(matrix, weighed, rtol=0, atol=1e-12)
+    torch.testing.assert_close(y, plain.project(x, weighed @ plain.values(x)), rtol=0, atol=1e-12)
+
+
+def test_stored_is_undone():
+    layer, x = Attention(8, mask="oracle"), torch.ones(1, 4, 8)
+    mask, keep = layer.mask, torch.ones(1, 4, dtype=torch.bool)
+    assert isinstance(mask, OracleMask)
+    with stored(nn.Sequential(layer), keep):
+        with stored(layer, ~keep):
+            layer(x)
+        assert mask.keep is keep
+    wrong = r"keep has shape \[1, 3\], not \[1, 4\]"
+    with pytest.raises(ValueError, match=wrong), stored(layer, keep[:, :3]):
+        layer(x)
+    assert mask.keep is None
+    with pytest.raises(ValueError, match="inside `with stored"):
+        layer(x)
+    with pytest.raises(ValueError, match="has no oracle mask"), stored(nn.Linear(2, 2), keep):
+        pass
+
+
+@pytest.mark.parametrize("mask", ["literal", "straight-through", "soft"])
+def test_a_sequence_past_the_table_is_an_error(mask: Mask):
+    """Erratum D3: as printed it fails inside an addition of shapes."""
+    layer = Attention(8, mask=mask, max_seq_len=5)
+    assert layer(torch.ones(1, 5, 8)).shape == (1, 5, 8)
+    with pytest.raises(ValueError, match="length 6 exceeds the mask's max_seq_len=5"):
+        layer(torch.ones(1, 6, 8))
+
+
+def test_every_mask_has_a_name():
+    assert set(MASKS) == {"literal", "straight-through", "soft", "value", "oracle"}
