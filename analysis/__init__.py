@@ -1,0 +1,10 @@
+"""What a trained model learned.
+
+One concept a file: `measure(subject) → results`, `describe(result) → Words`, `draw(result) →
+Figure`. The report shows every entry of `ANALYSES`, in this order, where it applies.
+"""
+
+from analysis import baselines, curves, matrices
+from analysis.base import Analysis
+
+ANALYSES: tuple[Analysis, ...] = (baselines, curves, matrices)

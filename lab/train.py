@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.config import TrainConfig
-from lab.layers.mask import stored
+from lab.layers.mask import OracleMask, stored
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from tasks.base import IGNORE, Batch, Task
@@ -168,7 +168,7 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     """
     targets = batch.targets.flatten()
     scored = (targets != IGNORE).nonzero().squeeze(1)
-    with _autocast(batch.inputs.device, precision), stored(model, kept(batch)):
+    with _autocast(batch.inputs.device, precision), _told(model, batch):
         hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
     weight = model.head.weight
     if precision == "bf16":
@@ -176,15 +176,25 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     return hidden, weight, targets[scored]
 
 
-def kept(batch: Batch) -> Tensor:
-    """Return which positions an oracle mask keeps, bool [b t]: those of the stored pairs."""
-    keep = torch.zeros_like(batch.inputs, dtype=torch.bool)
-    for name in ("key_pos", "value_pos"):
-        if name in batch.links:
-            positions = batch.links[name]
-            row = torch.arange(len(positions), device=positions.device)[:, None]
-            keep[row.expand_as(positions)[positions >= 0], positions[positions >= 0]] = True
-    return keep
+def stored_positions(batch: Batch) -> Tensor:
+    """Return where the stored pairs are, bool [b t]: all that an oracle mask keeps.
+
+    Raises:
+        ValueError: for a task whose links name no pairs.
+    """
+    if not {"key_pos", "value_pos"} <= batch.links.keys():
+        raise ValueError("mask=oracle: the task's links must name key_pos and value_pos")
+    positions = torch.cat([batch.links["key_pos"], batch.links["value_pos"]], 1)
+    # Padding, -1, lands in one more column that is cut off.
+    keep = torch.zeros(batch.inputs.shape[0], batch.inputs.shape[1] + 1, dtype=torch.bool)
+    return keep.to(positions.device).scatter_(1, positions % keep.shape[1], True)[:, :-1]
+
+
+def _told(model: LanguageModel, batch: Batch) -> AbstractContextManager[object]:
+    """Tell the model's oracle masks, where it has any, what the batch stores."""
+    if any(isinstance(module, OracleMask) for module in model.modules()):
+        return stored(model, stored_positions(batch))
+    return nullcontext()
 
 
 @torch.no_grad()

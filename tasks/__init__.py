@@ -21,6 +21,9 @@ class _Tasks(Mapping[str, "type[Task]"]):
         module, _, attribute = _HOMES[name].partition(":")
         return getattr(import_module(module), attribute)
 
+    def __contains__(self, name: object) -> bool:
+        return name in _HOMES
+
     def __iter__(self) -> Iterator[str]:
         return iter(_HOMES)
 

@@ -129,8 +129,7 @@ class SSD(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return the mixed sequence, token by token where a hook looks at writes or states."""
-        inputs = self._inputs(x)
-        z = self._mix(self._values(x), inputs)
+        z = self._mix(self._values(x), self._inputs(x))
         return self.project(x, rearrange(z, "b t h p -> b h t p"))
 
     def matrix(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t s"]:

@@ -116,7 +116,9 @@ def ssd_chunked(
 
 
 def _torch(x, dt, A, B, C, D, chunk_len, initial_state):
-    return ssd_chunked(x, dt, dt * A, B, C, D, chunk_len, initial_state)
+    high = torch.promote_types(x.dtype, torch.float32)
+    log_decay = dt.to(high) * A.to(high)
+    return ssd_chunked(x, dt, log_decay, B, C, D, chunk_len, initial_state)
 
 
 BACKENDS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"torch": _torch}

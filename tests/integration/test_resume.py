@@ -182,7 +182,7 @@ def test_a_damaged_state_file_is_named(tmp_path):
     run = make(tmp_path / "run")
     finish(run, max_minutes=1e-9)
     (run.checkpoints()[1] / "state.json").write_text('{"step": 1')
-    with pytest.raises(RunError, match="checkpoint .* is incomplete: "):
+    with pytest.raises(RunError, match=r"checkpoint .* is incomplete: "):
         finish(run)
 
 

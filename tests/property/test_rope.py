@@ -7,10 +7,8 @@ times its norm. To this come the roundings of cos, sin, two products and a sum a
 10u for a pair of vectors, and n/2 u for the sum over pairs.
 """
 
-import math
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import given, target
 from hypothesis import strategies as st
@@ -227,19 +225,19 @@ def test_constant_content_is_toeplitz_for_constant_dt_only(seed, t):
 @given(seeds, st.integers(1, 100))
 def test_a_base_that_follows_the_length_breaks_cached_keys(seed, more):
     """Dynamic NTK (erratum R6): relative within a call, not between a call and an older one."""
-    n, trained = 16, 64
-    q, k = normal(1, 1, 1, n, seed=seed), normal(1, 1, 1, n, seed=seed + 1)
+    n, trained, at = 16, 64, torch.arange(64 + more)
+    q, k = normal(1, 1, 1, n, seed=seed), normal(1, len(at), 1, n, seed=seed + 1)
 
     def base(length: int) -> float:
         return 10_000.0 * max(1.0, 2 * length / trained - 1) ** (n / (n - 2))
 
-    at = trained + more
-    query = rotate(q, torch.tensor([at]), base(at + 1))
-    cached, fresh = (rotate(k, torch.tensor([at - 7]), base(s)) for s in (trained, at + 1))
-    near = [rotate(z, torch.tensor([i]), base(at + 1)) for z, i in ((q, 7), (k, 0))]
-    relative = (near[0] * near[1]).sum()
-    assert (query * fresh).sum().item() == pytest.approx(relative.item(), abs=1e-11)
-    assert abs((query * cached).sum() - relative) > 1e-3 * query.norm() * k.norm() / n
+    def scores(keys: Tensor, shift: int) -> Tensor:
+        return (rotate(q, at[-1:] - shift, base(len(at))) * keys).sum(-1)
+
+    fresh, shifted = (rotate(k, at - shift, base(len(at))) for shift in (0, 7))
+    cached = rotate(k[:, :trained], at[:trained], base(trained))
+    assert_same(scores(fresh, 0), scores(shifted, 7), 1e-10)
+    assert (scores(cached, 0) - scores(fresh, 0)[:, :trained]).abs().max() > 1e-3
 
 
 # SSD with turned C and B.
@@ -252,8 +250,9 @@ def turned_ssd(draw):
     b, t, h, p = draw(st.integers(1, 2)), draw(st.integers(2, 20)), g * heads_a_group, 3
     n, seed, start = draw(st.sampled_from([2, 6])), draw(seeds), draw(st.integers(0, 4096))
     layout = draw(st.sampled_from(["half", "interleaved"]))
-    x, dt = normal(b, t, h, p, seed=seed), normal(b, t, h, seed=seed + 1).exp() / 4
-    A, D = -normal(h, seed=seed + 2).exp(), normal(h, seed=seed + 3)
+    x, D = normal(b, t, h, p, seed=seed), normal(h, seed=seed + 3)
+    # A token is remembered for a few others: enough for what is carried to show.
+    dt, A = normal(b, t, h, seed=seed + 1).sigmoid() / 2, -2 * normal(h, seed=seed + 2).sigmoid()
     B, C = normal(b, t, g, n, seed=seed + 4), normal(b, t, g, n, seed=seed + 5)
     return (x, dt, A, B, C, D), start, layout
 
@@ -304,23 +303,21 @@ def test_split_and_carry_needs_offset_positions(case, data):
     assert_same(end, last)
 
     restarted, _ = ssd(*turn(rest, start, layout), initial_state=state)
-    # What is left of the state at the first token after the cut decides how much there is to see.
-    carried = (state.abs().amax() * (rest[1] * rest[2])[:, 0].amax().exp()).item()
-    if carried > 1e-3 and abs(math.sin(cut / 2)) > 1e-2:
-        assert (restarted - second).abs().max() > 1e-9
+    assert (restarted - second).abs().max() > 1e-9
 
 
 @given(turned_ssd())
 def test_turned_ssd_is_a_complex_diagonal_state_space(case):
     """h_t = e^{a_t + iθ} h_{t−1} + dt_t x_t b̄_t,  y_t = Re(c_t·h_t) + D x_t: no rotation at all."""
-    inputs, start, layout = case
+    inputs, _, layout = case
     x, dt, A, B, C, D = inputs
     n, h = B.shape[-1], x.shape[2]
     theta = 10_000.0 ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)
 
     def as_complex(z: Tensor) -> Tensor:
         z = z.unflatten(-1, (2, -1)).mT if layout == "half" else z.unflatten(-1, (-1, 2))
-        return per_head(torch.view_as_complex(z.contiguous()), h)
+        heads = per_head(z.flatten(-2), h).unflatten(-1, (-1, 2))
+        return torch.view_as_complex(heads.contiguous())
 
     b, c = as_complex(B).conj(), as_complex(C)
     state, outputs = torch.zeros(*x.shape[::2], x.shape[3], n // 2, dtype=b.dtype), []

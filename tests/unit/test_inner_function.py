@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lab.hooks import hooks, run_with_cache
 from lab.layers.attention import Attention
-from lab.layers.inner_function import InnerFunctionAttention, Retrieval
+from lab.layers.inner_function import InnerFunctionAttention, Retrieval, ValueMap
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -1,5 +1,6 @@
 """Rotary positions by example: gradients, low precision, and what is refused."""
 
+import jaxtyping
 import pytest
 import torch
 
@@ -8,6 +9,14 @@ from lab.ops.rope import apply_rotary, rotary_table, rotate, rotate_by_matrix
 
 def normal(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+@pytest.fixture
+def unchecked():
+    """Let wrong shapes and names past the tests' type checker, to the functions' own checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_turns_a_pair_by_its_position_in_radians():
@@ -33,7 +42,7 @@ def test_gradients(layout, positions):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_strided_input(layout):
-    x = normal(4, 3, 2, 5).transpose(1, 3)[:, :, :, :].permute(3, 1, 2, 0)
+    x = normal(4, 3, 2, 5).transpose(1, 3).permute(3, 1, 2, 0)
     positions = torch.arange(x.shape[1])
     expected = rotate_by_matrix(x, positions, layout=layout)
     torch.testing.assert_close(rotate(x, positions, layout=layout), expected)
@@ -53,9 +62,9 @@ def test_bf16_is_as_exact_as_its_result_can_be():
     exact = rotate_by_matrix(x.double(), positions)
     assert rotate(x, positions).dtype == torch.bfloat16
     error = (rotate(x, positions).double() - exact).abs()
-    # Rounding to bf16 is off by 2^-9 of an entry at most; fp32 angles add 2·2^-24·2048.
+    # Rounding to bf16 is off by 2^-8 of an entry at most; fp32 angles add 2·2^-24·2048 = 2^-12.
     norms = x.double().unflatten(-1, (2, -1)).norm(dim=-2).repeat(1, 1, 1, 2)
-    assert (error <= norms * (2**-9 + 2**-12 + 1e-6)).all()
+    assert (error <= norms * (2**-8 + 2**-12 + 1e-6)).all()
 
     cos, sin = (angle.bfloat16() for angle in rotary_table(positions, 64))
     angles = positions[:, None].bfloat16() * 10_000.0 ** -(torch.arange(0, 64, 2) / 64).bfloat16()
@@ -75,6 +84,6 @@ def test_bf16_is_as_exact_as_its_result_can_be():
         (4, torch.arange(3), {"layout": "halves"}, "layout='halves' must be one of half, inter"),
     ],
 )
-def test_refuses(n, positions, options, message):
+def test_refuses(unchecked, n, positions, options, message):
     with pytest.raises(ValueError, match=message):
         rotate(normal(2, 3, 1, n), positions, **options)

@@ -1,0 +1,143 @@
+"""How did it get there? Loss and accuracy by training step."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+
+from analysis.base import Subject, Words
+from analysis.style import MUTED, figure, percent
+
+TITLE = "Training"
+POINTS = 1000
+"""Most points of a training curve; a longer one is drawn as means of equal runs of steps."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity by training step.
+
+    Attributes:
+        quantity: "loss" in nats, or "accuracy" in [0, 1].
+        steps: the last step of each mean.
+        train: mean over `window` steps, each its own training batch.
+        window: steps a mean.
+        test_steps: steps at which the fixed test split was evaluated.
+        test: the quantity there.
+        references: what the quantity is of rules that need no training, by name.
+    """
+
+    quantity: Literal["loss", "accuracy"]
+    steps: Int[np.ndarray, " n"]
+    train: Float[np.ndarray, " n"]
+    window: int
+    test_steps: Int[np.ndarray, " m"]
+    test: Float[np.ndarray, " m"]
+    references: dict[str, float]
+
+
+def measure(subject: Subject) -> list[Curve]:
+    """Return the curve of the loss and that of the accuracy; none before the first step."""
+    rows = subject.run.metrics()
+    if not rows:
+        return []
+    window = math.ceil(len(rows) / POINTS)
+    starts = np.arange(0, len(rows), window)
+    ends = np.minimum(starts + window, len(rows))
+    steps = np.array([row["step"] for row in rows])[ends - 1]
+    tested = [row for row in rows if "test_loss" in row]
+    test_steps = np.array([row["step"] for row in tested], dtype=np.int64)
+    scores = subject.baselines
+    shortcuts = [name for name in scores if name not in ("chance", "oracle")]
+    best = max(shortcuts, key=scores.__getitem__, default=None)
+    references = {
+        "loss": {"uniform over the vocabulary": math.log(subject.run.task.vocab_size)},
+        "accuracy": {
+            "oracle": scores["oracle"],
+            **({} if best is None else {f"shortcut: {best.replace('_', ' ')}": scores[best]}),
+            "chance": scores["chance"],
+        },
+    }
+    curves = []
+    for quantity in ("loss", "accuracy"):
+        values = np.array([row[quantity] for row in rows], dtype=np.float64)
+        means = np.add.reduceat(values, starts) / (ends - starts)
+        test = np.array([row[f"test_{quantity}"] for row in tested], dtype=np.float64)
+        known = references[quantity]
+        curves.append(Curve(quantity, steps, means, window, test_steps, test, known))
+    return curves
+
+
+def describe(curve: Curve) -> Words:
+    """Put a curve in words."""
+    loss = curve.quantity == "loss"
+    title = "Loss by training step" if loss else "Accuracy by training step"
+    means = f", means of {curve.window} steps" if curve.window > 1 else ""
+    reading = f"Thin line: training batches{means}. Thick line: the fixed test split."
+    if len(curve.test) == 0:
+        value = _value(curve, curve.train[-1])
+        says = f"No evaluation yet; the last training batch stands at {value}."
+        return Words(title, says, reading, f"Line of {curve.quantity} by step. {says}")
+    last = curve.test[-1]
+    says = f"The test {curve.quantity} goes from {_value(curve, curve.test[0])} "
+    says += f"(step {curve.test_steps[0]:,}) to {_value(curve, last)} "
+    says += f"(step {curve.test_steps[-1]:,})"
+    jump = _steepest(curve)
+    says += f"; its steepest stretch is steps {jump[0]:,} to {jump[1]:,}." if jump else "."
+    return Words(title, says, reading, f"Line of {curve.quantity} by training step. {says}")
+
+
+def draw(curve: Curve) -> go.Figure:
+    """Draw a curve over its reference lines."""
+    drawn = figure(height=360)
+    ends = [0, int(curve.steps[-1])]
+    for (name, value), dash in zip(curve.references.items(), ("dot", "dash", "dashdot"), strict=False):
+        drawn.add_scatter(
+            x=ends,
+            y=[value, value],
+            mode="lines",
+            name=f"{name} {_value(curve, value)}",
+            line={"color": MUTED, "width": 1.2, "dash": dash},
+            hoverinfo="skip",
+        )
+    value = ".3f" if curve.quantity == "loss" else ".2%"
+    drawn.add_scatter(
+        x=curve.steps,
+        y=curve.train.astype(np.float32),
+        mode="lines",
+        name="training batches",
+        line={"width": 1},
+        opacity=0.65,
+        hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (training)<extra></extra>",
+    )
+    drawn.add_scatter(
+        x=curve.test_steps,
+        y=curve.test,
+        mode="lines+markers" if len(curve.test) <= 60 else "lines",
+        name="test split",
+        line={"width": 1.8},
+        marker={"size": 6},
+        hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (test)<extra></extra>",
+    )
+    drawn.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
+    if curve.quantity == "loss":
+        drawn.update_yaxes(title_text="cross-entropy, nats", rangemode="tozero")
+    else:
+        drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.02, 1.04])
+    return drawn
+
+
+def _value(curve: Curve, value: float) -> str:
+    return f"{value:.2f} nats" if curve.quantity == "loss" else percent(float(value))
+
+
+def _steepest(curve: Curve) -> tuple[int, int] | None:
+    """Return the two neighbouring evaluations between which most happened, if any did."""
+    change = np.abs(np.diff(curve.test))
+    if len(change) < 3 or change.max() < 0.2 * np.ptp(curve.test) or np.ptp(curve.test) == 0:
+        return None
+    i = int(change.argmax())
+    return int(curve.test_steps[i]), int(curve.test_steps[i + 1])

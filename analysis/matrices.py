@@ -1,0 +1,368 @@
+"""Where does each position look? Every mixer's matrix [h t s] on one test row."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+from plotly.subplots import make_subplots
+from torch import nn
+
+from analysis import style
+from analysis.base import Subject, Words
+from analysis.mixing import Links, Mass, layer_matrices, mass, row_links
+from analysis.style import percent
+from lab.layers.attention import Attention
+from lab.layers.ssd import SSD
+
+TITLE = "What each layer mixes"
+SIDE = 512
+"""Most cells across a figure: with more a cell is below a pixel, and single bright ones vanish."""
+CROP = 256
+"""Cells across the full-resolution crop that goes with a pooled matrix."""
+COLUMNS = 3
+"""Most heads side by side."""
+CIRCLES = 96
+"""Most expected cells that are ringed from the start: more would hide what they ring."""
+SHOWS = 0.25
+"""The share of mass from which a layer is said to do something."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The cells of a matrix that are drawn.
+
+    Attributes:
+        weights: NaN above the diagonal.
+        pool: a cell is the entry of largest magnitude, sign kept, among pool × pool.
+        first: row and column of the first cell.
+        bound: colours end at ± this value, or at 0 and this one where nothing is negative.
+        signed: whether anything is negative.
+    """
+
+    weights: Float[np.ndarray, "h t s"]
+    pool: int
+    first: tuple[int, int]
+    bound: float
+    signed: bool
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A layer's mixing of one row.
+
+    Attributes:
+        layer: index of the block.
+        mixer: its class.
+        form: which matrix this is.
+        picture: what is drawn; None when the mixer offers no matrix.
+        mass: what the whole matrix does; likewise.
+        cropped: whether the picture is the crop of a matrix that is also shown pooled.
+        links: the row's.
+        tokens: the row's, int [t].
+        roles: indices into role_names, int [t].
+        role_names: the task's.
+    """
+
+    layer: int
+    mixer: str
+    form: str
+    picture: Picture | None
+    mass: Mass | None
+    cropped: bool
+    links: Links
+    tokens: Int[np.ndarray, " t"]
+    roles: Int[np.ndarray, " t"]
+    role_names: tuple[str, ...]
+
+
+def measure(subject: Subject) -> list[Mixing]:
+    """Return each mixer's matrix on the subject's row; of a large one also a crop."""
+    batch, links = subject.batch, row_links(subject.batch)
+    results = []
+    for layer, mixer, matrix in layer_matrices(subject.model, batch):
+        whole = Mixing(
+            layer=layer,
+            mixer=type(mixer).__name__,
+            form=_form(mixer),
+            picture=None if matrix is None else picture(matrix),
+            mass=None if matrix is None else mass(matrix, links),
+            cropped=False,
+            links=links,
+            tokens=batch.inputs[0].numpy(),
+            roles=batch.roles[0].numpy(),
+            role_names=subject.run.task.role_names,
+        )
+        results.append(whole)
+        if matrix is not None and whole.picture is not None and whole.picture.pool > 1:
+            crop = _crop(matrix, whole.picture, links)
+            results.append(replace(whole, picture=crop, cropped=True))
+    return results
+
+
+def picture(matrix: Float[np.ndarray, "h t s"]) -> Picture:
+    """Return what is drawn of a matrix: all of it, pooled until its cells are pixels.
+
+    Colours of signed values end at the 99.5 % quantile of magnitudes. Those of attention end
+    where nine rows of ten have their largest entry: in a long row most entries are near zero.
+    """
+    n_heads, seq_len, _ = matrix.shape
+    pool = math.ceil(seq_len / (SIDE // min(n_heads, COLUMNS)))
+    weights = pooled(matrix, pool)
+    size, signed = np.abs(weights), bool((weights < 0).any())
+    if signed:
+        bound = float(np.nanquantile(size, 0.995))
+    else:
+        bound = float(np.quantile(np.nanmax(size, axis=-1), 0.9))
+    return Picture(weights, pool, (0, 0), bound or 1.0, signed)
+
+
+def pooled(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarray, "h t s"]:
+    """Return the entry of largest magnitude, sign kept, of each pool × pool block.
+
+    A mean would erase a single bright cell, which is what recall looks like. NaN counts as
+    nothing; the last blocks may be smaller.
+    """
+    if pool == 1:
+        return matrix
+    n_heads, rows, columns = matrix.shape
+    high, wide = math.ceil(rows / pool), math.ceil(columns / pool)
+    padding = ((0, 0), (0, high * pool - rows), (0, wide * pool - columns))
+    padded = np.pad(matrix, padding, constant_values=np.nan)
+    blocks = padded.reshape(n_heads, high, pool, wide, pool).transpose(0, 1, 3, 2, 4)
+    blocks = blocks.reshape(n_heads, high, wide, pool * pool)
+    largest = np.nan_to_num(np.abs(blocks), nan=-1.0).argmax(-1)
+    return np.take_along_axis(blocks, largest[..., None], -1)[..., 0]
+
+
+def describe(mixing: Mixing) -> Words:
+    """Put a layer's matrix in words."""
+    title = f"Layer {mixing.layer} · {mixing.mixer}"
+    if mixing.picture is None or mixing.mass is None:
+        says = f"This layer offers no matrix: {mixing.mixer} has no matrix, values and project."
+        return Words(title, says, "", says)
+    shown, of_queries = mixing.picture, len(mixing.links.queries)
+    heads = len(shown.weights)
+    title += f" · {mixing.form}"
+    ends = f"±{shown.bound:.2g}" if shown.signed else f"0 and {shown.bound:.2g}"
+    reading = f"Rows are targets, columns sources; colours end at {ends}."
+    reading += " Ticks on the left mark query rows."
+    if len(mixing.links.values):
+        reading += " Rings mark where a query meets the value it asks for."
+        if _expected(mixing)[0].size > CIRCLES:
+            reading += " They are many: click their name to see them."
+    if mixing.cropped:
+        height, width = shown.weights.shape[1:]
+        (row, column), inside = shown.first, _expected(mixing)[0].size
+        title += ", crop at full resolution"
+        says = f"Rows {row} to {row + height - 1}, columns {column} to {column + width - 1}"
+        if inside:
+            says += f" hold {inside} of the {of_queries} cells where a query meets its value"
+        says += ", each cell one entry of the matrix."
+    else:
+        says = _doing(mixing.mass)
+        if shown.pool > 1:
+            title += f", signed max over {shown.pool} × {shown.pool}"
+    panels = "1 head" if heads == 1 else f"{heads} heads"
+    return Words(title, says, reading, f"Heat map of {title}, {panels}, lower triangle. {says}")
+
+
+def _doing(mass: Mass) -> str:
+    """Say what a layer does most, and the numbers behind it."""
+    previous = f"{_best(mass.on_previous)} of the mass lies on the token before"
+    previous += f" (uniform rows: {percent(mass.uniform_previous)})"
+    if not mass.on_value.size:
+        return f"{previous}." if mass.on_previous.size else "The row is a single token."
+    recall = f"query rows put {_best(mass.on_value)} of their mass on the value they ask for"
+    recall += f" (uniform rows: {percent(mass.uniform_value)})"
+    recall += f" and {_best(mass.on_key)} on its key"
+    write = f"value rows put {_best(mass.written)} on their key"
+    if mass.on_value.max() >= SHOWS:
+        return f"It recalls: {recall}; {write}."
+    if mass.written.max() >= SHOWS:
+        return f"It binds each value to its key: {write}; {recall}."
+    return f"No recall shows: {recall}; {write}."
+
+
+def _best(share: Float[np.ndarray, " h"]) -> str:
+    """Name the head with most."""
+    text = percent(float(share.max()))
+    return text if len(share) == 1 else f"{text} (head {share.argmax()})"
+
+
+def draw(mixing: Mixing) -> go.Figure | None:
+    """Draw a heat map a head, row 0 on top, with a gutter on the left for the query rows."""
+    shown = mixing.picture
+    if shown is None:
+        return None
+    heads, rows, columns = shown.weights.shape
+    across = min(heads, COLUMNS)
+    down = math.ceil(heads / across)
+    panel = (style.WIDTH - 74) / across
+    drawn = make_subplots(
+        rows=down,
+        cols=across,
+        horizontal_spacing=0.035,
+        vertical_spacing=0.035 if down > 1 else 0,
+        figure=style.figure(height=round(84 + down * panel + 96)),
+    )
+    row, column = shown.first
+    gutter = 0.03 * columns * shown.pool
+    left, right = column - 0.5, column - 0.5 + columns * shown.pool
+    top, bottom = row - 0.5, row - 0.5 + rows * shown.pool
+    for head, place in enumerate(_places(down, across, heads)):
+        k = "" if head == 0 else str((place["row"] - 1) * across + place["col"])
+        drawn.add_heatmap(
+            z=shown.weights[head].astype(np.float32),
+            x0=left + shown.pool / 2,
+            dx=shown.pool,
+            y0=top + shown.pool / 2,
+            dy=shown.pool,
+            coloraxis="coloraxis",
+            hoverongaps=False,
+            hovertemplate="row %{y}, column %{x}: %{z:.3g}<extra></extra>",
+            **place,
+        )
+        _mark(drawn, mixing, place, (left - gutter, left), panel / rows, first=head == 0)
+        drawn.update_xaxes(
+            range=[left - gutter, right],
+            constrain="domain",
+            constraintoward="left",
+            showticklabels=place["row"] == down,
+            title_text="source position, tokens" if place["row"] == down else None,
+            **place,
+        )
+        drawn.update_yaxes(
+            range=[bottom, top],
+            scaleanchor=f"x{k}",
+            constrain="domain",
+            constraintoward="top",
+            showticklabels=place["col"] == 1,
+            title_text="target position, tokens" if place["col"] == 1 else None,
+            **place,
+        )
+        if heads > 1:
+            drawn.add_annotation(
+                text=f"head {head}",
+                xref=f"x{k} domain",
+                yref=f"y{k} domain",
+                x=0.97,
+                y=0.97,
+                xanchor="right",
+                yanchor="top",
+            )
+    drawn.update_xaxes(showgrid=False, showline=False, ticks="")
+    drawn.update_yaxes(showgrid=False, showline=False, ticks="")
+    return drawn.update_layout(
+        margin={"t": 84, "b": 96},
+        coloraxis={
+            "cmin": -shown.bound if shown.signed else 0,
+            "cmax": shown.bound,
+            "colorbar": {"title": {"text": f"entry of {mixing.form}"}, "nticks": 6},
+        },
+        meta={
+            "tokens": mixing.tokens.tolist(),
+            "roles": [mixing.role_names[i] for i in mixing.roles],
+            "pool": shown.pool,
+        },
+    )
+
+
+def _mark(
+    drawn: go.Figure,
+    mixing: Mixing,
+    place: dict[str, int],
+    gutter: tuple[float, float],
+    cell: float,
+    *,
+    first: bool,
+) -> None:
+    """Add ticks beside the query rows, and rings where queries meet their values."""
+    assert mixing.picture is not None
+    shown = mixing.picture
+    top, high = shown.first[0], shown.weights.shape[1] * shown.pool
+    queries = mixing.links.queries
+    queries = queries[(queries >= top) & (queries < top + high)]
+    width = gutter[1] - gutter[0]
+    ticks = [gutter[0] + 0.1 * width, gutter[0] + 0.75 * width, None]
+    drawn.add_scatter(
+        x=ticks * len(queries),
+        y=[y for q in queries.tolist() for y in (q, q, None)],
+        mode="lines",
+        line={"color": style.VERMILLION, "width": min(4.0, max(1.0, 0.6 * cell / shown.pool))},
+        name="query rows",
+        legendgroup="query rows",
+        showlegend=first,
+        hoverinfo="skip",
+        **place,
+    )
+    rows, columns = _expected(mixing)
+    if not len(rows):
+        return
+    drawn.add_scatter(
+        x=columns,
+        y=rows,
+        mode="markers",
+        marker={
+            "symbol": "circle-open",
+            "size": min(16.0, max(7.0, 1.9 * cell)),
+            "color": style.GREEN if shown.signed else style.VERMILLION,
+            "line": {"width": 1.3},
+        },
+        name="the value asked for",
+        legendgroup="values",
+        showlegend=first,
+        visible=True if len(rows) <= CIRCLES else "legendonly",
+        hoverinfo="skip",
+        **place,
+    )
+
+
+def _places(down: int, across: int, heads: int) -> Iterator[dict[str, int]]:
+    """Yield the grid places of the heads, from 1, row by row."""
+    for head in range(heads):
+        yield {"row": head // across + 1, "col": head % across + 1}
+
+
+def _expected(mixing: Mixing) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the picture's cells where queries meet their values."""
+    assert mixing.picture is not None
+    if not len(mixing.links.values):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    shown, rows, columns = mixing.picture, mixing.links.queries, mixing.links.values
+    high, wide = (side * shown.pool for side in shown.weights.shape[1:])
+    inside = _inside(rows, columns, shown.first, (high, wide))
+    return rows[inside], columns[inside]
+
+
+def _inside(
+    rows: np.ndarray, columns: np.ndarray, first: tuple[int, int], size: tuple[int, int]
+) -> np.ndarray:
+    row, column = rows - first[0], columns - first[1]
+    return (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
+
+
+def _crop(matrix: Float[np.ndarray, "h t s"], whole: Picture, links: Links) -> Picture:
+    """Return the window in which most queries meet their value; without pairs, the last one."""
+    n_heads, seq_len, _ = matrix.shape
+    side = min(seq_len, CROP // min(n_heads, COLUMNS))
+    corners = sorted({*range(0, seq_len - side, max(1, side // 4)), seq_len - side}, reverse=True)
+    row = column = seq_len - side
+    if len(links.values):
+        row, column = max(
+            ((r, c) for r in corners for c in corners),
+            key=lambda f: _inside(links.queries, links.values, f, (side, side)).sum(),
+        )
+    weights = matrix[:, row : row + side, column : column + side]
+    return replace(whole, weights=weights, pool=1, first=(row, column))
+
+
+def _form(mixer: nn.Module) -> str:
+    """Name the matrix that a mixer offers."""
+    if isinstance(mixer, Attention):
+        return "attention A, each row sums to 1"
+    if isinstance(mixer, SSD):
+        return "M̃ = L∘CBᵀ·dt + D"
+    return "its own matrix(x)"

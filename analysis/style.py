@@ -1,0 +1,127 @@
+"""How figures look: one plotly template for light pages and one for dark, and shared words.
+
+Colours are Okabe and Ito's, told apart in all common kinds of colour blindness; no figure relies
+on colour alone. A figure that names no colour takes the template's, and so follows the page.
+"""
+
+import html
+
+import plotly.graph_objects as go
+from plotly.colors import sequential
+
+BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
+ORANGE, VERMILLION, PURPLE, YELLOW = "#E69F00", "#D55E00", "#CC79A7", "#F0E442"
+MUTED = "#808691"
+"""A grey that reads on light and on dark."""
+
+WIDTH = 600
+"""Nominal width of a figure, px; the page keeps its ratio to the height."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def _template(
+    *, paper: str, ink: str, faint: str, colorway: list[str], diverging: list[str]
+) -> go.layout.Template:
+    axis = {
+        "showgrid": True,
+        "gridcolor": faint,
+        "gridwidth": 1,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": MUTED,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": MUTED,
+        "title": {"standoff": 8, "font": {"size": 12}},
+        "automargin": False,
+    }
+    steps = [[i / (len(diverging) - 1), color] for i, color in enumerate(diverging)]
+    cividis = [[i / (len(sequential.Cividis) - 1), c] for i, c in enumerate(sequential.Cividis)]
+    return go.layout.Template(
+        layout={
+            "paper_bgcolor": paper,
+            "plot_bgcolor": paper,
+            "font": {"family": FONT, "size": 12, "color": ink},
+            "title": {
+                "x": 0,
+                "xref": "container",
+                "xanchor": "left",
+                "y": 1,
+                "yref": "container",
+                "yanchor": "top",
+                "pad": {"t": 6, "l": 2},
+                "font": {"size": 14},
+                "subtitle": {"font": {"size": 11, "color": MUTED}},
+            },
+            "margin": {"l": 60, "r": 14, "t": 64, "b": 48},
+            "colorway": colorway,
+            "colorscale": {"sequential": cividis, "diverging": steps},
+            "coloraxis": {
+                "colorbar": {
+                    "orientation": "h",
+                    "yref": "container",
+                    "y": 0,
+                    "yanchor": "bottom",
+                    "thickness": 8,
+                    "outlinewidth": 0,
+                    "ticklen": 3,
+                    "ticks": "outside",
+                    "tickcolor": MUTED,
+                    "title": {"side": "top", "font": {"size": 12}},
+                }
+            },
+            "xaxis": axis,
+            "yaxis": axis,
+            "annotationdefaults": {"font": {"size": 12, "color": ink}, "showarrow": False},
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 1.01,
+                "yanchor": "bottom",
+                "font": {"size": 12},
+                "itemwidth": 30,
+            },
+            "hoverlabel": {
+                "bgcolor": paper,
+                "bordercolor": MUTED,
+                "font": {"family": FONT, "size": 12, "color": ink},
+            },
+            "hovermode": "closest",
+            "dragmode": False,
+        }
+    )
+
+
+LIGHT = _template(
+    paper="#ffffff",
+    ink="#1c1f24",
+    faint="#eceef1",
+    colorway=[BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY],
+    diverging=["#053061", "#2f79b5", "#a9cfe4", "#f7f7f7", "#f6b799", "#c13639", "#67001f"],
+)
+DARK = _template(
+    paper="#14161a",
+    ink="#e4e6ea",
+    faint="#262a31",
+    colorway=[SKY, ORANGE, GREEN, PURPLE, VERMILLION, YELLOW],
+    diverging=["#bfe3ff", "#4a9fd8", "#1d4f77", "#1d2026", "#7c3420", "#e0703c", "#ffd9c2"],
+)
+"""Light and dark. The middle of the diverging scale is near the page's own background."""
+
+
+def figure(height: int) -> go.Figure:
+    """Return an empty figure in the light template, `WIDTH` × `height` px."""
+    return go.Figure(layout={"template": LIGHT, "width": WIDTH, "height": height})
+
+
+def stamped(drawn: go.Figure, title: str, stamp: str) -> go.Figure:
+    """Give a figure its title and, below it, where it comes from; text from users is escaped."""
+    return drawn.update_layout(
+        title_text=html.escape(title), title_subtitle_text=html.escape(stamp)
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share in [0, 1] as text, one decimal."""
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,120 @@
+"use strict";
+
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+const themes = read("themes");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+/* Headline numbers are shown from result.json and recomputed here from the metrics. */
+
+function wilson(share, count) {
+  const z = 1.959963984540054, square = (z * z) / count;
+  const middle = share + square / 2;
+  const half = z * Math.sqrt((share * (1 - share)) / count + square / (4 * count));
+  return [
+    Math.max(0, (middle - half) / (1 + square)),
+    Math.min(1, (middle + half) / (1 + square)),
+  ];
+}
+
+function recomputed() {
+  const record = read("record"), numbers = { ...record };
+  if (record.accuracy !== null) {
+    const [low, high] = wilson(record.accuracy, record.scored);
+    Object.assign(numbers, { accuracy: 100 * record.accuracy, low: 100 * low, high: 100 * high });
+  }
+  return numbers;
+}
+
+function checkHeadlines() {
+  const numbers = recomputed(), wrong = [];
+  for (const shown of document.querySelectorAll("[data-headline]")) {
+    const name = shown.dataset.headline, text = shown.textContent.replaceAll(",", "");
+    if (numbers[name] === null) continue;
+    const decimals = (text.split(".")[1] ?? "").length;
+    // Half of the last digit shown, and a little for rounding of the half itself.
+    if (Math.abs(parseFloat(text) - numbers[name]) <= 0.501 * 10 ** -decimals) continue;
+    shown.classList.add("disagrees");
+    wrong.push(`${name} is shown as ${shown.textContent}, the metrics say ${numbers[name]}`);
+  }
+  const alarm = document.getElementById("alarm");
+  alarm.textContent = `Numbers on this page disagree: ${wrong.join("; ")}.`;
+  alarm.hidden = wrong.length === 0;
+}
+
+/* Figures: drawn one after the other, so that the page answers in between. */
+
+const figures = [...document.querySelectorAll("[data-figure]")].map((script) => ({
+  place: document.getElementById(script.dataset.figure),
+  spec: JSON.parse(script.textContent),
+}));
+
+function draw({ place, spec }) {
+  const template = dark.matches ? themes.dark : themes.light;
+  const layout = { ...structuredClone(spec.layout), template, autosize: true };
+  return Plotly.react(place, spec.data, layout, { displayModeBar: false, responsive: true });
+}
+
+async function drawAll() {
+  for (const figure of figures) {
+    await draw(figure);
+    await new Promise((go) => setTimeout(go));
+  }
+}
+
+/* A matrix names what meets in a cell; the words come from layout.meta, once a figure. */
+
+const tip = document.getElementById("tip");
+
+function span(first, pool, length) {
+  const last = Math.min(first + pool, length) - 1;
+  return pool === 1 ? `${first}` : `${first}–${last}`;
+}
+
+function cellText(point, { tokens, roles, pool }) {
+  const i = Math.round(point.y - (pool - 1) / 2), j = Math.round(point.x - (pool - 1) / 2);
+  const value = point.z.toPrecision(3);
+  if (pool > 1) {
+    const [rows, columns] = [span(i, pool, tokens.length), span(j, pool, tokens.length)];
+    return `rows i = ${rows}, columns j = ${columns}\nlargest entry ${value}`;
+  }
+  return `i = ${i}: ${roles[i]}, token ${tokens[i]}\n` +
+    `j = ${j}: ${roles[j]}, token ${tokens[j]}\ni − j = ${i - j}, value ${value}`;
+}
+
+function showTip({ points, event }, meta) {
+  const point = points.find((p) => p.z !== undefined);
+  if (!point) return;
+  tip.textContent = cellText(point, meta);
+  tip.hidden = false;
+  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+}
+
+for (const { place, spec } of figures) {
+  if (!spec.layout.meta?.tokens) continue;
+  for (const trace of spec.data) {
+    if (trace.type === "heatmap") Object.assign(trace, { hoverinfo: "none", hovertemplate: null });
+  }
+}
+
+function listen({ place, spec }) {
+  if (!spec.layout.meta?.tokens) return;
+  place.on("plotly_hover", (event) => showTip(event, spec.layout.meta));
+  place.on("plotly_unhover", () => { tip.hidden = true; });
+}
+
+for (const button of document.querySelectorAll("[data-save]")) {
+  button.addEventListener("click", () => {
+    const place = document.getElementById(button.dataset.save);
+    const { width, height } = place.getBoundingClientRect();
+    const options = { format: button.dataset.format, filename: place.id, width, height, scale: 2 };
+    Plotly.downloadImage(place, options);
+  });
+}
+
+checkHeadlines();
+drawAll().then(() => {
+  figures.forEach(listen);
+  dark.addEventListener("change", drawAll);
+  document.documentElement.dataset.drawn = Math.round(performance.now());
+});

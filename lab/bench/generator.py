@@ -1,0 +1,50 @@
+"""Rows of hard MQAR: the lab's counters against the usual NumPy generator, on one thread each."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.bench.ratio import Ratio, seconds_each
+from tasks.mqar import MQAR
+
+ROWS = 64
+TASK = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
+
+
+def usual(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets [b t] as Zoology's `multiquery_ar` draws them, row by row."""
+    (n_pairs,), half = task.pair_counts, task.vocab_size // 2
+    context, n_slots = 2 * n_pairs, (task.seq_len - 2 * n_pairs) // 2
+    weights = np.arange(1, n_slots + 1) ** (task.power - 1)
+    weights /= weights.sum()
+    # The legacy generator is the point: it is what the usual code calls.
+    choice = partial(np.random.choice, size=n_pairs, replace=False)  # noqa: NPY002
+    keys = np.stack([choice(np.arange(1, half)) for _ in range(size)])
+    values = np.stack([choice(np.arange(half, task.vocab_size)) for _ in range(size)])
+    slots = np.stack([choice(n_slots, p=weights) for _ in range(size)])
+
+    inputs = np.zeros((size, task.seq_len), dtype=np.int64)
+    inputs[:, :context:2], inputs[:, 1:context:2] = keys, values
+    np.put_along_axis(inputs, context + 2 * slots, keys, axis=1)
+    targets = np.full_like(inputs, -100)
+    np.put_along_axis(targets, context + 2 * slots, values, axis=1)
+    rows = torch.from_numpy(inputs)
+    empty = rows == 0
+    rows[empty] = torch.randint(task.vocab_size, rows.shape)[empty]
+    return rows, torch.from_numpy(targets)
+
+
+def generator() -> list[Ratio]:
+    """Time the same number of rows from both; ours also returns roles and links."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ours, theirs = seconds_each(
+            lambda: TASK.batch(size=ROWS), lambda: usual(TASK, ROWS), repeats=21
+        )
+    finally:
+        torch.set_num_threads(threads)
+    name = f"mqar rows, T = {TASK.seq_len}, K = {TASK.pair_counts[0]}, {ROWS} at a time"
+    return [Ratio(name, ROWS / ours, ROWS / theirs, "rows/s", theirs / ours, 30.0)]

@@ -1,0 +1,187 @@
+"""Random numbers without a generator: every word is a function of (key, split, row, index).
+
+Words are outputs of splitmix64 (Steele, Lea, Flood 2014). What is built on them uses integer
+arithmetic, table look-ups and sorts of distinct integers, so CPU and CUDA agree bit for bit.
+
+Axes: b row, i word or item, m point.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from jaxtyping import Float64, Int, Int32, Int64
+from torch import Tensor
+from torch.nn.functional import pad
+
+INDEX_BITS, ROW_BITS = 24, 36
+"""A counter is split (4 bits), row (36), index (24): no two rows share one."""
+
+
+def _signed(word: int) -> int:
+    """Return the int64 with the low 64 bits of `word`."""
+    return ((word + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+_GAMMA = 0x9E3779B97F4A7C15
+_STEPS = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, 1))
+
+
+# The bin of a float32 in [1, 2²³): its exponent and the first 11 bits of its mantissa.
+_BIN_SHIFT = 23 - 11
+_FIRST_BIN, _END_BIN = 127 << 11, 127 + 23 << 11
+
+
+def stream(name: str, seed: int) -> int:
+    """Return the 64-bit key of the words that belong to a task's name and a seed."""
+    digest = blake2b(f"{name} {seed}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b i"]:
+    """Return 64 random bits for each row and index 0 … count − 1.
+
+    Word i of row r is output (split·2³⁶ + r)·2²⁴ + i of splitmix64 seeded with `key`. The
+    counter is mixed by a bijection, so two splits or rows of one key never share a word.
+
+    Args:
+        key: from `stream`.
+        split: in 0 … 15.
+        rows: row numbers in 0 … 2³⁶ − 1.
+        count: at most 2²⁴.
+    """
+    first = _signed(key + _GAMMA * ((split << ROW_BITS + INDEX_BITS) + 1))
+    steps = torch.arange(count, device=rows.device) * _signed(_GAMMA)
+    word = (rows * _signed(_GAMMA << INDEX_BITS) + first)[:, None] + steps
+    for shift, factor in _STEPS:
+        shifted = word >> shift
+        shifted &= (1 << 64 - shift) - 1  # int64 shifts copy the sign; splitmix64 shifts in zeros
+        word ^= shifted
+        if factor != 1:
+            word *= factor
+    return word
+
+
+def below(word: Int64[Tensor, "b i"], n: int) -> Int64[Tensor, "b i"]:
+    """Return a number in 0 … n − 1 from the low half of each word, uniform to n/2³² (n ≤ 2³¹)."""
+    return (word & 0xFFFFFFFF).mul_(n).bitwise_right_shift_(32)
+
+
+def rounds(n: int) -> int:
+    """Return how many words a row of `permute` needs: small domains mix more slowly.
+
+    Chosen so that 10⁶ rows do not tell first outputs, pairs and differences from random ones.
+    """
+    return max(4, 16 - (n - 1).bit_length())
+
+
+def permute(
+    word: Int64[Tensor, "b r"],
+    points: Int[Tensor, "b m"],
+    n: int,
+    *,
+    lanes: int = 1,
+    keep_zero: bool = False,
+) -> Int[Tensor, "b m"]:
+    """Apply a random permutation of 0 … n·lanes − 1, one a row, to some points.
+
+    Each of the `rounds(n)` rounds is x ← x·odd + c, x ← x ⊕ (x ≫ s) modulo the next power of two,
+    every step a bijection; an image out of range is permuted again until it is in range.
+    A point costs O(1), whatever n.
+
+    Args:
+        word: `rounds(n)` words a row.
+        points: in 0 … n·lanes − 1.
+        n: how many numbers a lane has; n·lanes ≤ 2³⁰.
+        lanes: a power of two; a point keeps its remainder modulo `lanes`, and each remainder
+            has a permutation of its own.
+        keep_zero: map 0 to 0, and the rest of its lane at random.
+    """
+    lane, bits = lanes.bit_length() - 1, (n - 1).bit_length()
+    # 16 bits are enough for usual vocabularies, and faster.
+    dtype = torch.int16 if lane + bits < 16 else torch.int32
+    factor, step = (word << lane | 1).to(dtype), (word >> 32 << lane).to(dtype)
+    shift, low = bits // 2 + 1, (1 << lane + bits) - 1
+    folded = (low >> shift) & -lanes
+
+    x = points.to(dtype)
+    if keep_zero:
+        x = _scramble(pad(x, (1, 0)), factor, step, shift, folded)
+        zero = x[:, :1].clone()
+        x = (x ^ zero)[:, 1:]
+    else:
+        x = _scramble(x, factor, step, shift, folded)
+        zero = torch.zeros_like(step[:, :1])
+    x &= low
+    if n & (n - 1) == 0:
+        return x
+    row, column = (x >= n * lanes).nonzero(as_tuple=True)
+    while len(row):
+        image = _scramble(x[row, column, None], factor[row], step[row], shift, folded)
+        image = (image ^ zero[row])[:, 0] & low
+        x[row, column] = image
+        outside = image >= n * lanes
+        row, column = row[outside], column[outside]
+    return x
+
+
+def _scramble(x: Tensor, factor: Tensor, step: Tensor, shift: int, folded: int) -> Tensor:
+    """Return x [b m] after every round; bits above the domain's are left to the caller to drop."""
+    high = torch.empty_like(x)
+    for r in range(factor.shape[1]):
+        x = torch.mul(x, factor[:, r : r + 1], out=None if r == 0 else x)
+        x += step[:, r : r + 1]
+        torch.bitwise_right_shift(x, shift, out=high)
+        high &= folded
+        x ^= high
+    return x
+
+
+@dataclass(frozen=True)
+class Race:
+    """A race of exponentials: item i arrives at Eᵢ/wᵢ, so arrival order is successive sampling.
+
+    The first to arrive is i with probability wᵢ/Σw, the next likewise among the rest: what
+    `numpy.random.choice(n, n, replace=False, p=w)` draws. Times are kept as fixed-point log₂
+    in the high bits of an int32 whose low bits hold the item, so that one sort of plain
+    integers gives the order and ties have one answer on every device.
+
+    Attributes:
+        log_time: log₂E at the middle of each logarithmic bin of a uniform number.
+        handicap: −log₂wᵢ, with i in the low bits.
+    """
+
+    log_time: Int32[Tensor, " z"]
+    handicap: Int32[Tensor, " i"]
+
+    @classmethod
+    def of(cls, log_weights: Float64[Tensor, " i"], device: torch.device) -> "Race":
+        """Return the race of items with these log₂ weights (at most 2¹⁶ of them)."""
+        item_bits = (len(log_weights) - 1).bit_length()
+        edges = torch.arange(_FIRST_BIN, _END_BIN + 1, dtype=torch.int32)
+        edges = (edges << _BIN_SHIFT).view(torch.float32).double() * 2.0**-23
+        time = torch.log2(-torch.log1p(-(edges[1:] + edges[:-1]) / 2))
+        lead = log_weights.max() - log_weights
+        scale = ((1 << 31 - item_bits) - 1) / (time.max() - time.min() + lead.max())
+        time = ((time - time.min()) * scale).to(torch.int32) << item_bits
+        lead = ((lead * scale).to(torch.int32) << item_bits) | torch.arange(
+            len(log_weights), dtype=torch.int32
+        )
+        return cls(time.to(device), lead.to(device))
+
+    def order(self, word: Int64[Tensor, "b i"]) -> Int64[Tensor, "b i"]:
+        """Return the items in order of arrival, from the high half of a word each."""
+        # An odd number in ±2²³, exact in a float32. The top bits of its pattern, sign aside,
+        # number its bin: 2¹¹ an octave, so that small E, which decide the order, stay apart.
+        uniform = (word >> 40 | 1).to(torch.float32).view(torch.int32)
+        uniform &= 0x7FFFFFFF
+        uniform >>= _BIN_SHIFT
+        uniform -= _FIRST_BIN
+        arrival = self.log_time.index_select(0, uniform.view(-1)).view(uniform.shape)
+        arrival += self.handicap
+        if arrival.is_cuda:
+            arrival = arrival.sort(dim=1).values
+        else:
+            arrival.numpy().sort(axis=1)  # ten times as fast as torch's, which carries indices
+        item_bits = (len(self.handicap) - 1).bit_length()
+        return arrival.bitwise_and_((1 << item_bits) - 1).long()

@@ -1,0 +1,270 @@
+"""Multi-query associative recall: key–value pairs, then every key once; what was its value?"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tasks import counter
+from tasks.base import IGNORE, Batch, Predictor, Task
+
+KEY, VALUE, QUERY, FILLER = range(4)
+Fillers = Literal["any", "fresh", "zero"]
+MAX_SEQ_LEN = 2**17
+MAX_VOCAB_SIZE = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MQAR(Task):
+    """Recall the values of K keys, each asked for once.
+
+    A row is k₁ v₁ k₂ v₂ … k_K v_K, then (T − 2K)/2 slots of two tokens. The query for a key stands
+    at the even position of its slot; every other position of the slots is a filler. Keys are
+    distinct, uniform in 1 … V/2 − 1; values distinct, uniform in V/2 … V − 1. Key 1 draws its slot
+    first, then key 2, …, without replacement, slot s = 1, 2, … with probability ∝ s^(power − 1).
+    In the split "probe" all slots are as likely, so that distance says nothing about store order.
+
+    With T = 8, two pairs and V = 10, row 0 of seed 0 is
+
+    >>> batch = MQAR(seq_len=8, n_pairs=2, vocab_size=10).batch(size=1)
+    >>> batch.inputs.tolist(), batch.targets.tolist(), batch.roles.tolist()
+    0
+
+    Scored: the K queries. Chance: 2/V, a guess among the V/2 values.
+
+    Fillers: "any" is uniform over the whole vocabulary, so that a filler may repeat a key or
+    value of the row (a decoy); "fresh" is uniform over the V − 2K tokens that are neither;
+    "zero" is token 0.
+
+    Links, int64 [b q] in store order, q the largest K, −1 beyond a row's own K: query_pos, key_pos,
+    value_pos, store_slot, query_slot (both from 0), distance (query_pos − value_pos) and decoy
+    (1 where a filler before the query equals its key, else 0).
+
+    Raises:
+        ValueError: for an option out of its bounds.
+
+    Source: Arora et al. 2024 (Zoology), `multiquery_ar` with `random_non_queries=True`; hard with
+    K = T/4 in Wonderful Matrices, tab:multi_query_associative_recall:data.
+
+    Departs: Zoology draws a filler anew where the token is 0, so that its fillers are the same
+    as "any"; its rows depend on one generator, ours on their number alone.
+    """
+
+    name: ClassVar[str] = "mqar"
+    role_names: ClassVar[tuple[str, ...]] = ("key", "value", "query", "filler")
+    splits: ClassVar[tuple[str, ...]] = ("train", "test", "probe")
+
+    seq_len: int = field(default=256, metadata={"help": "tokens a row; even"})
+    n_pairs: int | tuple[int, ...] | None = field(
+        default=None,
+        metadata={"help": "key–value pairs a row; several: each row picks one; default T/4"},
+    )
+    vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
+    power: float = field(default=0.01, metadata={"help": "slot s is drawn ∝ s^(power − 1)"})
+    fillers: Fillers = field(
+        default="any",
+        metadata={"help": "any token, fresh (never a key or value of the row), or zero"},
+    )
+
+    def __post_init__(self):
+        if isinstance(self.n_pairs, list):  # as JSON has it
+            object.__setattr__(self, "n_pairs", tuple(self.n_pairs))
+        if not 4 <= self.seq_len <= MAX_SEQ_LEN:
+            raise ValueError(f"seq_len={self.seq_len}: must be in 4 … {MAX_SEQ_LEN}")
+        if self.seq_len % 2:
+            raise ValueError(f"seq_len={self.seq_len}: must be even, slots are two tokens")
+        if not self.seq_len < self.vocab_size <= MAX_VOCAB_SIZE:
+            raise ValueError(
+                f"vocab_size={self.vocab_size}: must be > seq_len={self.seq_len} "
+                f"and ≤ {MAX_VOCAB_SIZE}"
+            )
+        if self.vocab_size % 2:
+            raise ValueError(f"vocab_size={self.vocab_size}: must be even, half are values")
+        if not self.pair_counts:
+            raise ValueError("n_pairs=(): must name at least one number of pairs")
+        for n_pairs in self.pair_counts:
+            if not 1 <= n_pairs <= self.seq_len // 4:
+                raise ValueError(
+                    f"n_pairs={n_pairs}: must be in 1 … {self.seq_len // 4} (seq_len / 4); "
+                    f"a longer seq_len takes more"
+                )
+        if not 0 < self.power < float("inf"):
+            raise ValueError(f"power={self.power}: must be > 0 and finite")
+        if self.fillers not in get_args(Fillers):
+            raise ValueError(f"fillers={self.fillers!r}: must be {', '.join(get_args(Fillers))}")
+
+    @property
+    def pair_counts(self) -> tuple[int, ...]:
+        """The numbers of pairs that a row may have."""
+        if self.n_pairs is None:
+            return (self.seq_len // 4,)
+        return (self.n_pairs,) if isinstance(self.n_pairs, int) else self.n_pairs
+
+    def rows(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
+        if len(self.pair_counts) == 1:
+            return self._rows_of(self.pair_counts[0], split, numbers, seed)
+        key = counter.stream(f"{self.name} n_pairs", seed)
+        word = counter.words(key, self.splits.index(split), numbers, 1)
+        choice = counter.below(word, len(self.pair_counts))[:, 0]
+        places = [(choice == c).nonzero()[:, 0] for c in range(len(self.pair_counts))]
+        parts = [
+            self._rows_of(n_pairs, split, numbers[place], seed)
+            for n_pairs, place in zip(self.pair_counts, places, strict=True)
+        ]
+        back = torch.cat(places).argsort()
+        most = max(self.pair_counts)
+        return Batch(
+            torch.cat([part.inputs for part in parts])[back],
+            torch.cat([part.targets for part in parts])[back],
+            torch.cat([part.roles for part in parts])[back],
+            {
+                name: torch.cat(
+                    [pad(p.links[name], (0, most - p.links[name].shape[1]), value=-1) for p in parts]
+                )[back]
+                for name in parts[0].links
+            },
+        )
+
+    def _rows_of(self, n_pairs: int, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build rows of one K.
+
+        Tokens are images of points under a permutation that keeps 0 and parity: pair
+        i = 1 … K has its key at point 2i and its value at 2i + 1, token 0 is point 0. So the
+        point of a filler alone says whether it is fresh, and whose decoy it is.
+        """
+        t, context, half = self.seq_len, 2 * n_pairs, self.vocab_size // 2
+        n_slots, n_fillers = (t - context) // 2, t - 3 * n_pairs
+        n_rounds, device = counter.rounds(half), numbers.device
+        key = counter.stream(self.name, seed)
+        word = counter.words(key, self.splits.index(split), numbers, n_rounds + n_fillers)
+        mixing, word = word[:, :n_rounds], word[:, n_rounds:]
+
+        race = _slot_race(n_slots, 1.0 if split == "probe" else self.power, device)
+        slot = race.order(word[:, :n_slots])
+        position = 2 * slot + context
+        query_pos, spare_pos = position[:, :n_pairs], position[:, n_pairs:]
+
+        pair = torch.arange(2, context + 2, 2, device=device)
+        stored = torch.cat((pair, pair + 1)).expand(len(numbers), -1)
+        point = self._filler_points(n_pairs, word)
+        points = torch.cat((stored.int(), point.int()), 1)
+        image = counter.permute(mixing, points, half, lanes=2, keep_zero=True)
+        token = ((image & 1) * half + (image >> 1)).long()
+        keys, values, filler = token.split((n_pairs, n_pairs, n_fillers), 1)
+
+        inputs = torch.empty(len(numbers), t, dtype=torch.int64, device=device)
+        inputs[:, :context:2], inputs[:, 1:context:2] = keys, values
+        inputs[:, context + 1 :: 2] = filler[:, :n_slots]
+        inputs.scatter_(1, query_pos, keys)
+        inputs.scatter_(1, spare_pos, filler[:, n_slots:])
+        targets = torch.full_like(inputs, IGNORE).scatter_(1, query_pos, values)
+        roles = torch.full((t,), FILLER, device=device)
+        roles[:context:2], roles[1:context:2] = KEY, VALUE
+        if spare_pos.numel():
+            query = torch.full((), QUERY, device=device).expand_as(query_pos)
+            roles = roles.repeat(len(numbers), 1).scatter_(1, query_pos, query)
+        else:  # every slot holds a query: all rows are alike, and share one in memory
+            roles[context::2] = QUERY
+            roles = roles.expand(len(numbers), -1)
+
+        store = torch.arange(n_pairs, device=device)
+        filler_pos = torch.arange(context + 1, t, 2, device=device).expand(len(numbers), -1)
+        if spare_pos.numel():
+            filler_pos = torch.cat((filler_pos, spare_pos), 1)
+        links = {
+            "query_pos": query_pos,
+            "key_pos": (2 * store).expand_as(slot[:, :n_pairs]),
+            "value_pos": (2 * store + 1).expand_as(query_pos),
+            "store_slot": store.expand_as(query_pos),
+            "query_slot": slot[:, :n_pairs],
+            "distance": query_pos - (2 * store + 1),
+            "decoy": (_first(point, filler_pos, context + 2, t) < query_pos).long(),
+        }
+        return Batch(inputs, targets, roles, links)
+
+    def _filler_points(self, n_pairs: int, word: Tensor) -> Tensor:
+        """Return the points [b f] whose images are the fillers."""
+        if self.fillers == "zero":
+            return torch.zeros_like(word)
+        if self.fillers == "any":
+            return counter.below(word, self.vocab_size)
+        fresh = counter.below(word, self.vocab_size - 2 * n_pairs)
+        return fresh + 2 * n_pairs * (fresh > 1)  # points 2 … 2K + 1 are the pairs
+
+    def oracle(self, batch: Batch) -> Tensor:
+        """Return the value of the key that stands at each even position (-100 where none does).
+
+        The first occurrence of a key of the row is in its pair, so what follows it there is
+        its value: K need not be known. Where slots are empty (K < T/4) a filler may stand at
+        an even position and equal a key; nothing in the row tells it from the query, and the
+        oracle answers there too. At every scored position the answer is the target.
+        """
+        answers = _what_followed(batch.inputs, latest=False)
+        token, even = batch.inputs, torch.arange(self.seq_len, device=batch.inputs.device) % 2 == 0
+        return answers.where(even & (token > 0) & (token < self.vocab_size // 2), IGNORE)
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of a guess among the V/2 values."""
+        return 2 / self.vocab_size
+
+    def shortcuts(self) -> dict[str, Predictor]:
+        """Return rules that look right without recalling by key.
+
+        Their accuracy at K pairs: "context value" 1/K, a random stored value; "last value" 1/K,
+        the last stored one; "position only" the i-th stored value in slot i; "most recent match" 1
+        but for decoys. A bigram table over rows is at chance, as pairs are drawn anew in each
+        row; within a row it is the most recent match.
+        """
+        return {
+            "context value": self._context_value,
+            "last value": self._last_value,
+            "position only": self._position_only,
+            "most recent match": lambda batch: _what_followed(batch.inputs, latest=True),
+        }
+
+    def _context_value(self, batch: Batch) -> Tensor:
+        n_pairs = (batch.roles == VALUE).sum(1, keepdim=True)
+        rows = torch.arange(len(batch.inputs), device=batch.inputs.device)
+        word = counter.words(counter.stream("context value", 0), 0, rows, self.seq_len)
+        return batch.inputs.gather(1, 2 * ((word & 0xFFFFFFFF) * n_pairs >> 32) + 1)
+
+    def _last_value(self, batch: Batch) -> Tensor:
+        n_pairs = (batch.roles == VALUE).sum(1, keepdim=True)
+        return batch.inputs.gather(1, 2 * n_pairs - 1).expand_as(batch.inputs)
+
+    def _position_only(self, batch: Batch) -> Tensor:
+        n_pairs = (batch.roles == VALUE).sum(1, keepdim=True)
+        slot = torch.arange(self.seq_len, device=batch.inputs.device) // 2 - n_pairs
+        return batch.inputs.gather(1, 2 * (slot % n_pairs) + 1)
+
+
+@lru_cache(maxsize=64)
+def _slot_race(n_slots: int, power: float, device: torch.device) -> counter.Race:
+    slots = torch.arange(1, n_slots + 1, dtype=torch.float64)
+    return counter.Race.of((power - 1) * slots.log2(), device)
+
+
+def _first(point: Tensor, position: Tensor, end: int, none: int) -> Tensor:
+    """Return the first position [b q] of each even point 2, 4, … < end, `none` where absent."""
+    first = point.new_full((len(point), end + 1), none)
+    first.scatter_reduce_(1, point.clamp(max=end), position, "amin")
+    return first[:, 2:end:2]
+
+
+def _what_followed(inputs: Tensor, *, latest: bool) -> Tensor:
+    """Return the token after the first or latest earlier occurrence of each token (else -100)."""
+    answers = []
+    for row in inputs.tolist():
+        seen: dict[int, int] = {}
+        answer = []
+        for position, token in enumerate(row):
+            answer.append(row[seen[token] + 1] if token in seen else IGNORE)
+            if latest or token not in seen:
+                seen[token] = position
+        answers.append(answer)
+    return torch.tensor(answers, device=inputs.device)

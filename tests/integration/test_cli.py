@@ -1,0 +1,195 @@
+"""The command line as a user meets it: help, training, resuming, bad input in one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.cli import app
+from lab.runs import Run
+
+SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
+
+
+def lab(*words: str):
+    return CliRunner().invoke(app, [part for word in words for part in word.split()])
+
+
+def one_line(result) -> str:
+    """Return the single line an error is answered with."""
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_help_names_the_tasks_and_the_commands():
+    result = lab("--help")
+    assert result.exit_code == 0
+    for name in ("mqar", "analyze", "runs", "bench"):
+        assert name in result.output
+
+
+def test_help_imports_no_torch():
+    code = (
+        "import sys, lab.cli; lab.cli.app(['--help'], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_tasks_help_has_every_field_of_every_configuration():
+    result = lab("mqar --help")
+    assert result.exit_code == 0
+    text = "".join(result.output.split())
+    for option in (
+        *("--seq-len", "--n-pairs", "--vocab-size", "--power", "--fillers", "--out", "--json"),
+        *("--stack", "--d-model", "--n-heads", "--option", "--model", "--embedding-std"),
+        *("--seed", "--optimizer", "--learning-rate", "--batch-size", "--max-steps", "--protocol"),
+        *("--eval-every", "--early-stop", "--no-early-stop", "--precision", "--device"),
+        *("--max-minutes", "--checkpoint-every"),
+    ):
+        assert option in text, option
+
+
+def test_train_resume_and_list(tmp_path):
+    out = tmp_path / "run"
+    command = f"mqar {SMALL} --max-steps 8 --out {out} --json"
+    first = lab(command)
+    assert first.exit_code == 0, first.output
+    result = json.loads(first.stdout)
+    assert set(result) >= {
+        *("task", "model", "accuracy", "loss", "steps", "rows", "seconds", "rows_per_second"),
+        *("parameters", "stopped"),
+    }
+    assert (result["task"], result["steps"], result["rows"]) == ("mqar", 8, 32)
+    assert result["stopped"] == "budget"
+    assert result["baselines"]["oracle"] == 1.0
+    assert {p.name for p in out.iterdir()} == {
+        *("config.json", "metrics.jsonl", "checkpoint", "result.json", "report.html"),
+    }
+    again = lab(command)
+    assert json.loads(again.stdout) == result
+    listed = lab(f"runs {tmp_path} --json")
+    (row,) = map(json.loads, listed.stdout.splitlines())
+    assert (row["path"], row["accuracy"]) == (str(out), result["accuracy"])
+    assert str(out.name) in lab(f"runs {tmp_path}").output.replace("\n", "")
+    (out / "report.html").unlink()
+    assert lab(f"analyze {out}").exit_code == 0
+    assert (out / "report.html").exists()
+
+
+def test_the_ending_shows_accuracy_beside_its_baselines_and_the_report(tmp_path):
+    result = lab(f"mqar {SMALL} --max-steps 4 --out {tmp_path / 'run'}")
+    assert result.exit_code == 0, result.output
+    for word in ("this model", "oracle", "chance", "budget after 4 steps", "report.html"):
+        assert word in result.stdout
+
+
+def test_every_option_reaches_the_run(tmp_path):
+    lab(
+        f"mqar {SMALL} --max-steps 2 --out {tmp_path / 'run'} --stack SE --option S.d_state=8 "
+        "--option 0.E.n_experts=16 --n-pairs 2,4 --fillers fresh --no-early-stop --tied "
+        "--no-train-embedding --optimizer adamw --schedule cosine --precision fp32 --seed 5"
+    )
+    run = Run.open(tmp_path / "run")
+    assert run.task.options()["n_pairs"] == (2, 4)
+    assert run.task.options()["fillers"] == "fresh"
+    assert run.model.options == {"S.d_state": "8", "0.E.n_experts": "16"}
+    assert (run.model.stack, run.model.tied, run.model.train_embedding) == ("SE", True, False)
+    assert (run.train.early_stop, run.train.seed) == (False, 5)
+    assert (run.train.optimizer, run.train.schedule) == ("adamw", "cosine")
+
+
+def test_the_papers_protocol_is_kept_in_the_run(tmp_path):
+    out = tmp_path / "run"
+    result = lab(
+        f"mqar --seq-len 256 --protocol paper --out {out} --max-minutes 0.0001 --test-rows 4 "
+        "--batch-size 2 --train-rows 2"
+    )
+    assert result.exit_code == 0, result.output
+    train = Run.open(out).train
+    assert (train.learning_rate, train.optimizer, train.max_steps) == (3e-4, "adamw", 65_536)
+    assert train.batch_size == 2
+
+
+def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
+    result = lab(
+        f"mqar {SMALL} --max-steps 2 --out {tmp_path / 'run'} --json "
+        "--model tests.unit.test_stack:Shift --option U.gain=2"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["model"] == "tests.unit.test_stack:Shift"
+    assert Run.open(tmp_path / "run").model.stack == "UM*2"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--seq-len 17", ("seq_len=17", "even")),
+        ("--seq-len 2", ("seq_len=2", "4")),
+        ("--seq-len 16 --n-pairs 5 --vocab-size 64", ("n_pairs=5", "4")),
+        ("--seq-len 256 --vocab-size 256", ("vocab_size=256", "256")),
+        ("--d-model 65 --n-heads 2", ("d_model=65", "n_heads=2")),
+        ("--d-model 6 --n-heads 2", ("3", "even")),
+        ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, N")),
+        ("--option A.masc=soft", ("A.masc", "'mask'")),
+        ("--option A.mask=hard", ("A.mask=hard", "soft")),
+        ("--option mask", ("option=mask", "must look like")),
+        ("--device cuda", ("device=cuda", "use --device cpu")),
+        ("--device tpu", ("device=tpu", "cuda:N")),
+        ("--learning-rate 0", ("learning_rate=0", "> 0")),
+        ("--protocol paper --d-model 48", ("d_model=48", "32, 64, 128, 256")),
+        ("--model nowhere", ("model=nowhere", "module:Class")),
+    ],
+)
+def test_bad_usage_is_one_clear_line_and_exit_code_2(tmp_path, options, words):
+    result = lab(f"mqar --out {tmp_path / 'run'} {options}")
+    assert result.exit_code == 2
+    line = one_line(result)
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", ["--seqlen 16", "--stack", "--optimizer sgd", "--seed x"])
+def test_what_the_parser_refuses_has_no_traceback_and_exit_code_2(options):
+    result = lab(f"mqar {options}")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert "--" in result.output
+
+
+def test_an_out_that_cannot_hold_the_run_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    result = lab(f"mqar {SMALL} --out {file}")
+    assert result.exit_code == 2
+    assert "is a file" in result.stderr
+    run = tmp_path / "run"
+    assert lab(f"mqar {SMALL} --max-steps 2 --out {run}").exit_code == 0
+    other = lab(f"mqar {SMALL} --max-steps 3 --out {run}")
+    assert other.exit_code == 2
+    assert "train.max_steps=2, this one has train.max_steps=3" in other.stderr
+    unwritable = lab(f"mqar {SMALL} --out /proc/run")
+    assert unwritable.exit_code == 1
+    assert "/proc/run: cannot be written" in unwritable.stderr
+
+
+def test_a_tampered_checkpoint_is_one_line_and_exit_code_1(tmp_path):
+    out = tmp_path / "run"
+    assert lab(f"mqar {SMALL} --max-steps 9 --max-minutes 1e-9 --out {out}").exit_code == 0
+    (file,) = out.glob("checkpoint/*/model.safetensors")
+    file.write_bytes(file.read_bytes()[:-8])
+    result = lab(f"mqar {SMALL} --max-steps 9 --out {out}")
+    assert result.exit_code == 1
+    assert "truncated or changed" in result.stderr.splitlines()[-1]
+
+
+def test_analyzing_what_is_no_run_is_named(tmp_path):
+    result = lab(f"analyze {tmp_path}")
+    assert result.exit_code == 1
+    assert "is no run folder" in one_line(result)
