@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import plotly.graph_objects as go
 
@@ -56,10 +56,14 @@ class Words:
     alt: str
 
 
+@runtime_checkable
 class Analysis(Protocol):
     """A module of this package, listed in `analysis.ANALYSES`. Its file is all there is to add."""
 
-    TITLE: str
+    @property
+    def TITLE(self) -> str:  # noqa: N802
+        """The heading of its section."""
+        ...
 
     def measure(self, subject: Subject, /) -> Sequence[Any]:
         """Return a result a figure, frozen dataclasses; none where the analysis does not apply."""

@@ -1,5 +1,6 @@
 """How good is it? Test accuracy beside chance, shortcuts and the oracle."""
 
+import html
 import math
 from dataclasses import dataclass
 
@@ -35,12 +36,6 @@ class Standing:
     scored: int
     names: tuple[str, ...]
     scores: tuple[float, ...]
-
-    @property
-    def rival(self) -> tuple[str, float]:
-        """The best of chance and the shortcuts: what an accuracy must exceed to mean anything."""
-        rivals = [pair for pair in zip(self.names, self.scores, strict=True) if pair[0] != "oracle"]
-        return max(rivals, key=lambda pair: pair[1])
 
 
 def measure(subject: Subject) -> list[Standing]:
@@ -100,73 +95,67 @@ def headline(standing: Standing) -> str:
         return f"Training diverged after {steps}; there is no accuracy to report."
     if standing.accuracy is None or standing.interval is None:
         return f"This run has not ended: {steps} on record, no result yet."
-    rival, best = standing.rival
-    low, high = standing.interval
     if standing.stopped == "solved":
         opening = f"Solved after {steps}"
     elif standing.stopped == "interrupted":
         opening = f"Interrupted after {steps}"
     else:
         opening = f"Not solved within {steps}"
-    if low > best:
-        compared = f"well above {_plain(rival)}" if low > 2 * best else f"above {_plain(rival)}"
-    elif high < best:
-        compared = f"below {_plain(rival)}"
-    else:
-        compared = f"no better than {_plain(rival)}"
     right = percent(standing.accuracy)
-    return f"{opening}: {right} of the answers are right, {compared} at {percent(best)}."
+    return f"{opening}: {right} of the answers are right. {_rules(standing)}"
+
+
+def _rules(standing: Standing) -> str:
+    """Say what chance and the best shortcut reach."""
+    score = dict(zip(standing.names, standing.scores, strict=True))
+    text = f"Chance gives {percent(score.pop('chance'))}"
+    score.pop("oracle")
+    if not score:
+        return f"{text}."
+    best = max(score, key=score.__getitem__)
+    return f"{text}, the best shortcut, “{best}”, {percent(score[best])}."
 
 
 def describe(standing: Standing) -> Words:
     """Put the verdict in words."""
-    rival, best = standing.rival
+    rules = list(zip(standing.names, standing.scores, strict=True))
+    alt = "Bars of test accuracy: "
     if standing.accuracy is None or standing.interval is None:
-        says = f"A model has learned something once it exceeds {_plain(rival)} ({percent(best)})."
+        says = f"There is no model to place yet. {_rules(standing)}"
         reading = f"Each rule is scored on test rows; the run itself is {standing.stopped}."
-        alt = "Bars of accuracy; no model yet"
     else:
-        margin = 100 * (standing.accuracy - best)
         low, high = standing.interval
-        says = (
-            f"The model stands {abs(margin):.1f} points {'above' if margin >= 0 else 'below'} "
-            f"{_plain(rival)}, the best rule that does not solve the task."
-        )
+        rivals = [rule for rule in rules if rule[0] != "oracle"]
+        above = [name for name, score in rivals if score < low]
+        below = [name for name, score in rivals if score > high]
+        level = [name for name, score in rivals if low <= score <= high]
+        parts = [
+            f"{relation} {_listed(names)}"
+            for relation, names in (("above", above), ("level with", level), ("below", below))
+            if names
+        ]
+        says = f"The model stands {', '.join(parts)}."
         reading = (
             f"The whisker is the 95 % Wilson interval over {standing.scored:,} scored positions, "
-            f"{percent(low)} to {percent(high)}, as if they were independent."
+            f"{percent(low)} to {percent(high)}, as if they were independent. The other bars need "
+            "no learning: rules that see the row, and the oracle that solves the task."
         )
-        alt = f"Bars of accuracy: model {percent(standing.accuracy)}"
-    others = zip(standing.names, standing.scores, strict=True)
-    alt += "".join(f", {name.replace('_', ' ')} {percent(score)}" for name, score in others) + "."
-    return Words("Test accuracy against what needs no learning", says, reading, alt)
+        alt += f"model {percent(standing.accuracy)}, "
+    alt += ", ".join(f"{name} {percent(score)}" for name, score in rules) + "."
+    return Words("Test accuracy against rules that need no learning", says, reading, alt)
 
 
 def draw(standing: Standing) -> go.Figure:
     """Draw bars of accuracy: the model on top, then oracle, shortcuts and chance."""
-    others = sorted(zip(standing.scores, standing.names, strict=True))
-    names = [name.replace("_", " ") for _, name in others]
-    scores = [score for score, _ in others]
-    drawn = figure(height=150 + 30 * (len(names) + 1))
-    drawn.add_bar(
-        x=scores,
-        y=names,
-        orientation="h",
-        marker={"color": MUTED, "opacity": 0.55},
-        text=[percent(score) for score in scores],
-        textposition="outside",
-        cliponaxis=False,
-        hovertemplate="%{y}: %{x:.2%}<extra></extra>",
-    )
+    order = sorted(zip(standing.scores, standing.names, strict=True))
+    names = [html.escape(name) for _, name in order]
+    drawn = figure(height=140 + 30 * (len(names) + 1))
     if standing.accuracy is not None and standing.interval is not None:
         low, high = standing.interval
         drawn.add_bar(
             x=[standing.accuracy],
             y=["model"],
             orientation="h",
-            text=[f"<b>{percent(standing.accuracy)}</b>"],
-            textposition="outside",
-            cliponaxis=False,
             error_x={
                 "type": "data",
                 "symmetric": False,
@@ -177,11 +166,32 @@ def draw(standing: Standing) -> go.Figure:
             },
             hovertemplate="model: %{x:.2%}<extra></extra>",
         )
-    drawn.update_xaxes(range=[0, 1.14], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
-    drawn.update_xaxes(title_text="accuracy at scored positions")
-    drawn.update_yaxes(showgrid=False, ticks="", showline=False, automargin="left")
-    return drawn.update_layout(showlegend=False, bargap=0.38, margin_t=58)
+        label = f"<b>{percent(standing.accuracy)}</b>"
+        drawn.add_annotation(text=label, x=high, y="model", xanchor="left", xshift=6)
+        names.append("model")
+    drawn.add_bar(
+        x=[score for score, _ in order],
+        y=names[: len(order)],
+        orientation="h",
+        marker={"color": MUTED, "opacity": 0.6},
+        text=[percent(score) for score, _ in order],
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y}: %{x:.2%}<extra></extra>",
+    )
+    drawn.update_xaxes(range=[0, 1.24], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
+    drawn.update_xaxes(title_text="accuracy at scored positions", showline=False, ticks="")
+    drawn.update_yaxes(
+        categoryorder="array",
+        categoryarray=names,
+        showgrid=False,
+        ticks="",
+        automargin="left",
+    )
+    return drawn.update_layout(showlegend=False, bargap=0.4, margin_t=58)
 
 
-def _plain(rival: str) -> str:
-    return "chance" if rival == "chance" else f"the shortcut “{rival.replace('_', ' ')}”"
+def _listed(names: list[str]) -> str:
+    """Return "a", "a and b", "a, b and c", each in quotation marks but chance."""
+    shown = [name if name == "chance" else f"“{name}”" for name in names]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,5 +1,6 @@
 """How did it get there? Loss and accuracy by training step."""
 
+import html
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -54,10 +55,10 @@ def measure(subject: Subject) -> list[Curve]:
     shortcuts = [name for name in scores if name not in ("chance", "oracle")]
     best = max(shortcuts, key=scores.__getitem__, default=None)
     references = {
-        "loss": {"uniform over the vocabulary": math.log(subject.run.task.vocab_size)},
+        "loss": {"uniform guess": math.log(subject.run.task.vocab_size)},
         "accuracy": {
             "oracle": scores["oracle"],
-            **({} if best is None else {f"shortcut: {best.replace('_', ' ')}": scores[best]}),
+            **({} if best is None else {best: scores[best]}),
             "chance": scores["chance"],
         },
     }
@@ -92,17 +93,8 @@ def describe(curve: Curve) -> Words:
 
 def draw(curve: Curve) -> go.Figure:
     """Draw a curve over its reference lines."""
-    drawn = figure(height=360)
+    drawn = figure(height=380)
     ends = [0, int(curve.steps[-1])]
-    for (name, value), dash in zip(curve.references.items(), ("dot", "dash", "dashdot"), strict=False):
-        drawn.add_scatter(
-            x=ends,
-            y=[value, value],
-            mode="lines",
-            name=f"{name} {_value(curve, value)}",
-            line={"color": MUTED, "width": 1.2, "dash": dash},
-            hoverinfo="skip",
-        )
     value = ".3f" if curve.quantity == "loss" else ".2%"
     drawn.add_scatter(
         x=curve.steps,
@@ -110,7 +102,7 @@ def draw(curve: Curve) -> go.Figure:
         mode="lines",
         name="training batches",
         line={"width": 1},
-        opacity=0.65,
+        opacity=0.7,
         hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (training)<extra></extra>",
     )
     drawn.add_scatter(
@@ -118,16 +110,45 @@ def draw(curve: Curve) -> go.Figure:
         y=curve.test,
         mode="lines+markers" if len(curve.test) <= 60 else "lines",
         name="test split",
-        line={"width": 1.8},
+        line={"width": 2},
         marker={"size": 6},
+        cliponaxis=False,
         hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (test)<extra></extra>",
     )
+    for level in curve.references.values():
+        drawn.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
+    for level, side, text in _labels(curve):
+        drawn.add_annotation(
+            text=html.escape(text),
+            x=1 if curve.quantity == "loss" else 0,
+            xref="x domain",
+            xanchor="right" if curve.quantity == "loss" else "left",
+            y=level,
+            yanchor=side,
+            font_size=11,
+        )
     drawn.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
     if curve.quantity == "loss":
-        drawn.update_yaxes(title_text="cross-entropy, nats", rangemode="tozero")
+        highest = max(*curve.train, *curve.test, *curve.references.values())
+        drawn.update_yaxes(title_text="cross-entropy, nats", range=[0, 1.12 * highest])
     else:
-        drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.02, 1.04])
-    return drawn
+        drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])
+        drawn.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
+    return drawn.update_layout(margin_t=84)
+
+
+def _labels(curve: Curve) -> list[tuple[float, Literal["top", "bottom"], str]]:
+    """Return (height, side of it on which the label hangs, label) of the reference lines.
+
+    Accuracies next to 0 or 1 share a label beyond it, where no curve comes.
+    """
+    if curve.quantity == "loss":
+        return [(v, "bottom", f"{name}, {v:.2f}") for name, v in curve.references.items()]
+    groups: dict[float, list[str]] = {}
+    for name, level in curve.references.items():
+        height = 1.0 if level > 0.9 else 0.0 if level < 0.1 else level
+        groups.setdefault(height, []).append(f"{name} {percent(level)}")
+    return [(at, "bottom" if at else "top", ", ".join(names)) for at, names in groups.items()]
 
 
 def _value(curve: Curve, value: float) -> str:
@@ -137,7 +158,7 @@ def _value(curve: Curve, value: float) -> str:
 def _steepest(curve: Curve) -> tuple[int, int] | None:
     """Return the two neighbouring evaluations between which most happened, if any did."""
     change = np.abs(np.diff(curve.test))
-    if len(change) < 3 or change.max() < 0.2 * np.ptp(curve.test) or np.ptp(curve.test) == 0:
+    if len(change) < 3 or change.max() < 0.3 * np.ptp(curve.test) or np.ptp(curve.test) == 0:
         return None
     i = int(change.argmax())
     return int(curve.test_steps[i]), int(curve.test_steps[i + 1])

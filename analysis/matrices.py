@@ -1,7 +1,6 @@
 """Where does each position look? Every mixer's matrix [h t s] on one test row."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +16,11 @@ from analysis.style import percent
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 
-TITLE = "What each layer mixes"
+TITLE = "What each layer mixes, on the first test row"
 SIDE = 512
 """Most cells across a figure: with more a cell is below a pixel, and single bright ones vanish."""
 CROP = 256
 """Cells across the full-resolution crop that goes with a pooled matrix."""
-COLUMNS = 3
-"""Most heads side by side."""
 CIRCLES = 96
 """Most expected cells that are ringed from the start: more would hide what they ring."""
 SHOWS = 0.25
@@ -109,7 +106,7 @@ def picture(matrix: Float[np.ndarray, "h t s"]) -> Picture:
     where nine rows of ten have their largest entry: in a long row most entries are near zero.
     """
     n_heads, seq_len, _ = matrix.shape
-    pool = math.ceil(seq_len / (SIDE // min(n_heads, COLUMNS)))
+    pool = math.ceil(seq_len / (SIDE // _across(n_heads)))
     weights = pooled(matrix, pool)
     size, signed = np.abs(weights), bool((weights < 0).any())
     if signed:
@@ -119,7 +116,9 @@ def picture(matrix: Float[np.ndarray, "h t s"]) -> Picture:
     return Picture(weights, pool, (0, 0), bound or 1.0, signed)
 
 
-def pooled(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarray, "h t s"]:
+def pooled(
+    matrix: Float[np.ndarray, "h t s"], pool: int
+) -> Float[np.ndarray, "h high wide"]:
     """Return the entry of largest magnitude, sign kept, of each pool × pool block.
 
     A mean would erase a single bright cell, which is what recall looks like. NaN counts as
@@ -198,7 +197,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
     if shown is None:
         return None
     heads, rows, columns = shown.weights.shape
-    across = min(heads, COLUMNS)
+    across = _across(heads)
     down = math.ceil(heads / across)
     panel = (style.WIDTH - 74) / across
     drawn = make_subplots(
@@ -206,14 +205,18 @@ def draw(mixing: Mixing) -> go.Figure | None:
         cols=across,
         horizontal_spacing=0.035,
         vertical_spacing=0.035 if down > 1 else 0,
+        specs=[
+            [{} if i * across + j < heads else None for j in range(across)] for i in range(down)
+        ],
         figure=style.figure(height=round(84 + down * panel + 96)),
     )
     row, column = shown.first
     gutter = 0.03 * columns * shown.pool
     left, right = column - 0.5, column - 0.5 + columns * shown.pool
     top, bottom = row - 0.5, row - 0.5 + rows * shown.pool
-    for head, place in enumerate(_places(down, across, heads)):
-        k = "" if head == 0 else str((place["row"] - 1) * across + place["col"])
+    for head in range(heads):
+        i, j = head // across + 1, head % across + 1
+        k = "" if head == 0 else str(head + 1)
         drawn.add_heatmap(
             z=shown.weights[head].astype(np.float32),
             x0=left + shown.pool / 2,
@@ -223,25 +226,28 @@ def draw(mixing: Mixing) -> go.Figure | None:
             coloraxis="coloraxis",
             hoverongaps=False,
             hovertemplate="row %{y}, column %{x}: %{z:.3g}<extra></extra>",
-            **place,
+            row=i,
+            col=j,
         )
-        _mark(drawn, mixing, place, (left - gutter, left), panel / rows, first=head == 0)
+        _mark(drawn, mixing, (i, j), (left - gutter, left), panel / rows)
         drawn.update_xaxes(
             range=[left - gutter, right],
             constrain="domain",
             constraintoward="left",
-            showticklabels=place["row"] == down,
-            title_text="source position, tokens" if place["row"] == down else None,
-            **place,
+            showticklabels=i == down,
+            title_text="source position, tokens" if i == down else None,
+            row=i,
+            col=j,
         )
         drawn.update_yaxes(
             range=[bottom, top],
             scaleanchor=f"x{k}",
             constrain="domain",
             constraintoward="top",
-            showticklabels=place["col"] == 1,
-            title_text="target position, tokens" if place["col"] == 1 else None,
-            **place,
+            showticklabels=j == 1,
+            title_text="target position, tokens" if j == 1 else None,
+            row=i,
+            col=j,
         )
         if heads > 1:
             drawn.add_annotation(
@@ -260,7 +266,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
         coloraxis={
             "cmin": -shown.bound if shown.signed else 0,
             "cmax": shown.bound,
-            "colorbar": {"title": {"text": f"entry of {mixing.form}"}, "nticks": 6},
+            "colorbar": {"nticks": 6},
         },
         meta={
             "tokens": mixing.tokens.tolist(),
@@ -273,11 +279,9 @@ def draw(mixing: Mixing) -> go.Figure | None:
 def _mark(
     drawn: go.Figure,
     mixing: Mixing,
-    place: dict[str, int],
+    place: tuple[int, int],
     gutter: tuple[float, float],
     cell: float,
-    *,
-    first: bool,
 ) -> None:
     """Add ticks beside the query rows, and rings where queries meet their values."""
     assert mixing.picture is not None
@@ -294,9 +298,10 @@ def _mark(
         line={"color": style.VERMILLION, "width": min(4.0, max(1.0, 0.6 * cell / shown.pool))},
         name="query rows",
         legendgroup="query rows",
-        showlegend=first,
+        showlegend=place == (1, 1),
         hoverinfo="skip",
-        **place,
+        row=place[0],
+        col=place[1],
     )
     rows, columns = _expected(mixing)
     if not len(rows):
@@ -313,17 +318,12 @@ def _mark(
         },
         name="the value asked for",
         legendgroup="values",
-        showlegend=first,
+        showlegend=place == (1, 1),
         visible=True if len(rows) <= CIRCLES else "legendonly",
         hoverinfo="skip",
-        **place,
+        row=place[0],
+        col=place[1],
     )
-
-
-def _places(down: int, across: int, heads: int) -> Iterator[dict[str, int]]:
-    """Yield the grid places of the heads, from 1, row by row."""
-    for head in range(heads):
-        yield {"row": head // across + 1, "col": head % across + 1}
 
 
 def _expected(mixing: Mixing) -> tuple[np.ndarray, np.ndarray]:
@@ -347,7 +347,7 @@ def _inside(
 def _crop(matrix: Float[np.ndarray, "h t s"], whole: Picture, links: Links) -> Picture:
     """Return the window in which most queries meet their value; without pairs, the last one."""
     n_heads, seq_len, _ = matrix.shape
-    side = min(seq_len, CROP // min(n_heads, COLUMNS))
+    side = min(seq_len, CROP // _across(n_heads))
     corners = sorted({*range(0, seq_len - side, max(1, side // 4)), seq_len - side}, reverse=True)
     row = column = seq_len - side
     if len(links.values):
@@ -359,10 +359,15 @@ def _crop(matrix: Float[np.ndarray, "h t s"], whole: Picture, links: Links) -> P
     return replace(whole, weights=weights, pool=1, first=(row, column))
 
 
+def _across(heads: int) -> int:
+    """Return how many heads stand side by side."""
+    return 2 if heads in (2, 4) else min(heads, 3)
+
+
 def _form(mixer: nn.Module) -> str:
     """Name the matrix that a mixer offers."""
     if isinstance(mixer, Attention):
-        return "attention A, each row sums to 1"
+        return "pattern A, rows sum to 1"
     if isinstance(mixer, SSD):
         return "M̃ = L∘CBᵀ·dt + D"
-    return "its own matrix(x)"
+    return "matrix(x), y = M · values"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
-from lab.models import LanguageModel
+from lab.models import Block, LanguageModel
 from lab.train import score
 from tasks.base import IGNORE, Batch
 
@@ -26,8 +26,8 @@ class Links:
     """
 
     queries: Int[np.ndarray, " q"]
-    keys: Int[np.ndarray, " q"]
-    values: Int[np.ndarray, " q"]
+    keys: Int[np.ndarray, " pairs"]
+    values: Int[np.ndarray, " pairs"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Mass:
         uniform_previous: likewise for `on_previous`.
     """
 
-    on_value: Float[np.ndarray, " h"]
-    on_key: Float[np.ndarray, " h"]
-    written: Float[np.ndarray, " h"]
-    on_previous: Float[np.ndarray, " h"]
+    on_value: Float[np.ndarray, " asked"]
+    on_key: Float[np.ndarray, " asked"]
+    written: Float[np.ndarray, " asked"]
+    on_previous: Float[np.ndarray, " heads"]
     uniform_value: float
     uniform_previous: float
 
@@ -64,7 +64,8 @@ def layer_matrices(
     def look(residual: Tensor, point: HookPoint) -> None:
         layer = int(point.name.split(".")[1])
         block = model.blocks[layer]
-        if isinstance(block.mixer, MatrixMixer):
+        assert isinstance(block, Block)
+        if isinstance(block.mixer, MatrixMixer) and block.norm_mixer is not None:
             matrix = block.mixer.matrix(block.norm_mixer(residual))[0]
             found.append((layer, block.mixer, _below_diagonal(matrix.float().numpy())))
         elif block.mixer is not None:
@@ -91,15 +92,15 @@ def mass(matrix: Float[np.ndarray, "h t s"], links: Links) -> Mass:
     size = np.abs(np.nan_to_num(matrix))
     share = size / np.maximum(size.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
     later = np.arange(1, matrix.shape[1])
-    paired = len(links.values) > 0
+    queries = links.queries if len(links.values) else links.queries[:0]
 
-    def mean(rows: np.ndarray, columns: np.ndarray) -> Float[np.ndarray, " h"]:
+    def mean(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         chosen = share[:, rows, columns]
-        return chosen.mean(-1) if chosen.size else np.zeros(0)
+        return chosen.mean(-1) if chosen.size else np.zeros(0, share.dtype)
 
     return Mass(
-        on_value=mean(links.queries, links.values) if paired else np.zeros(0),
-        on_key=mean(links.queries, links.keys) if paired else np.zeros(0),
+        on_value=mean(queries, links.values),
+        on_key=mean(queries, links.keys),
         written=mean(links.values, links.keys),
         on_previous=mean(later, later - 1),
         uniform_value=float((1 / (links.queries + 1)).mean()) if len(links.queries) else math.nan,

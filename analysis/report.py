@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import plotly.io as pio
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
@@ -77,7 +76,7 @@ def render(subject: Subject) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["percent"] = percent
+    templates.filters.update(percent=percent, shown=_shown)
     return templates.get_template("report.html.j2").render(
         subject=subject,
         run=run,
@@ -101,7 +100,8 @@ def show(analysis: Analysis, subject: Subject) -> list[Shown]:
         if drawn is None:
             shown.append(Shown(words, None, ""))
             continue
-        spec = _json(stamped(drawn, words.title, _stamp(subject)))
+        # plotly's own JSON: arrays become base64.
+        spec = json.loads(stamped(drawn, words.title, _stamp(subject)).to_json() or "")
         layout = spec["layout"]
         del layout["template"]
         ratio = f"{layout.pop('width')} / {layout.pop('height')}"
@@ -119,19 +119,27 @@ def record(subject: Subject, standing: baselines.Standing) -> dict[str, Any]:
         "seconds": sum(row["seconds"] for row in rows),
         "scored": standing.scored,
         # The last step is evaluated unless the run was interrupted between two evaluations.
-        "accuracy": last.get("test_accuracy"),
-        "loss": last.get("test_loss"),
+        "accuracy": last.get("test_accuracy", standing.accuracy),
+        "loss": last.get("test_loss", (subject.run.result() or {}).get("loss")),
     }
+
+
+def _shown(value: object) -> str:
+    """Return a configuration's value as a reader expects it."""
+    if value is None or value == {}:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_shown(part)}" for name, part in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_shown, value))
+    return str(value)
 
 
 def _stamp(subject: Subject) -> str:
     weights = f"step {subject.step:,}" if subject.checkpointed else "initial weights"
     return f"{subject.name} · {weights} · seed {subject.run.train.seed}"
-
-
-def _json(drawn: Any) -> dict[str, Any]:
-    """Return plotly's JSON of a figure or template; arrays become base64."""
-    return json.loads(pio.to_json(drawn, validate=False))
 
 
 def _script(content: dict[str, Any]) -> Markup:

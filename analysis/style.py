@@ -12,7 +12,7 @@ from plotly.colors import sequential
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 ORANGE, VERMILLION, PURPLE, YELLOW = "#E69F00", "#D55E00", "#CC79A7", "#F0E442"
 MUTED = "#808691"
-"""A grey that reads on light and on dark."""
+"""A grey for lines and bars that stands out on light and on dark; too faint for text."""
 
 WIDTH = 600
 """Nominal width of a figure, px; the page keeps its ratio to the height."""
@@ -21,7 +21,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 
 def _template(
-    *, paper: str, ink: str, faint: str, colorway: list[str], diverging: list[str]
+    *, paper: str, ink: str, soft: str, faint: str, colorway: list[str], diverging: list[str]
 ) -> go.layout.Template:
     axis = {
         "showgrid": True,
@@ -52,7 +52,7 @@ def _template(
                 "yanchor": "top",
                 "pad": {"t": 6, "l": 2},
                 "font": {"size": 14},
-                "subtitle": {"font": {"size": 11, "color": MUTED}},
+                "subtitle": {"font": {"size": 11, "color": soft}},
             },
             "margin": {"l": 60, "r": 14, "t": 64, "b": 48},
             "colorway": colorway,
@@ -73,7 +73,7 @@ def _template(
             },
             "xaxis": axis,
             "yaxis": axis,
-            "annotationdefaults": {"font": {"size": 12, "color": ink}, "showarrow": False},
+            "annotationdefaults": {"font": {"size": 12, "color": soft}, "showarrow": False},
             "legend": {
                 "orientation": "h",
                 "x": 0,
@@ -96,6 +96,7 @@ def _template(
 LIGHT = _template(
     paper="#ffffff",
     ink="#1c1f24",
+    soft="#5a616c",
     faint="#eceef1",
     colorway=[BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY],
     diverging=["#053061", "#2f79b5", "#a9cfe4", "#f7f7f7", "#f6b799", "#c13639", "#67001f"],
@@ -103,6 +104,7 @@ LIGHT = _template(
 DARK = _template(
     paper="#14161a",
     ink="#e4e6ea",
+    soft="#9da4af",
     faint="#262a31",
     colorway=[SKY, ORANGE, GREEN, PURPLE, VERMILLION, YELLOW],
     diverging=["#bfe3ff", "#4a9fd8", "#1d4f77", "#1d2026", "#7c3420", "#e0703c", "#ffd9c2"],
@@ -123,5 +125,6 @@ def stamped(drawn: go.Figure, title: str, stamp: str) -> go.Figure:
 
 
 def percent(share: float) -> str:
-    """Return a share in [0, 1] as text, one decimal."""
-    return f"{100 * share:.1f} %"
+    """Return a share in [0, 1] as text: one decimal, three next to 0 and 1, which it may not be."""
+    digits = 3 if 0 < share < 0.001 or 0.999 < share < 1 else 1
+    return f"{100 * share:.{digits}f} %"

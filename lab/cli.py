@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -288,6 +289,11 @@ def bench(
 
 def main() -> None:
     """Run the command line."""
+    # OpenMP's threads otherwise spin while they wait, and on a machine that others share take
+    # the time they wait for: a step of a small model is then six times as slow (LOG.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # --model MODULE:CLASS is looked for in the user's folder, as `python -m` would.
+    sys.path.insert(0, os.getcwd())
     app()
 
 

@@ -80,7 +80,7 @@ class TrainConfig(_Config):
     protocol: Literal["lab", "paper"] = option("lab", "where the defaults below come from")
     seed: int = option(0, "seed of the rows and of the initial weights")
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
-    learning_rate: float = option(1e-2, "peak learning rate")
+    learning_rate: float = option(3e-3, "peak learning rate")
     schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices")

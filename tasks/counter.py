@@ -53,8 +53,9 @@ def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[
     first = _signed(key + _GAMMA * ((split << ROW_BITS + INDEX_BITS) + 1))
     steps = torch.arange(count, device=rows.device) * _signed(_GAMMA)
     word = (rows * _signed(_GAMMA << INDEX_BITS) + first)[:, None] + steps
+    shifted = torch.empty_like(word)
     for shift, factor in _STEPS:
-        shifted = word >> shift
+        torch.bitwise_right_shift(word, shift, out=shifted)
         shifted &= (1 << 64 - shift) - 1  # int64 shifts copy the sign; splitmix64 shifts in zeros
         word ^= shifted
         if factor != 1:
@@ -101,7 +102,7 @@ def permute(
     # 16 bits are enough for usual vocabularies, and faster.
     dtype = torch.int16 if lane + bits < 16 else torch.int32
     factor, step = (word << lane | 1).to(dtype), (word >> 32 << lane).to(dtype)
-    shift, low = bits // 2 + 1, (1 << lane + bits) - 1
+    shift, low = min(bits // 2 + 1, max(bits - 1, 1)), (1 << lane + bits) - 1
     folded = (low >> shift) & -lanes
 
     x = points.to(dtype)

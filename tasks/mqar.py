@@ -30,8 +30,12 @@ class MQAR(Task):
     With T = 8, two pairs and V = 10, row 0 of seed 0 is
 
     >>> batch = MQAR(seq_len=8, n_pairs=2, vocab_size=10).batch(size=1)
-    >>> batch.inputs.tolist(), batch.targets.tolist(), batch.roles.tolist()
-    0
+    >>> batch.inputs.tolist()
+    [[4, 7, 1, 6, 1, 4, 4, 8]]
+    >>> batch.targets.tolist()
+    [[-100, -100, -100, -100, 6, -100, 7, -100]]
+
+    The pairs are 4 → 7 and 1 → 6; the slots are 1 4, with a filler that is a decoy, and 4 8.
 
     Scored: the K queries. Chance: 2/V, a guess among the V/2 values.
 
@@ -49,8 +53,7 @@ class MQAR(Task):
     Source: Arora et al. 2024 (Zoology), `multiquery_ar` with `random_non_queries=True`; hard with
     K = T/4 in Wonderful Matrices, tab:multi_query_associative_recall:data.
 
-    Departs: Zoology draws a filler anew where the token is 0, so that its fillers are the same
-    as "any"; its rows depend on one generator, ours on their number alone.
+    Departs: a row depends on its number alone, not on a global generator.
     """
 
     name: ClassVar[str] = "mqar"
@@ -70,10 +73,10 @@ class MQAR(Task):
     )
 
     def __post_init__(self):
-        if isinstance(self.n_pairs, list):  # as JSON has it
-            object.__setattr__(self, "n_pairs", tuple(self.n_pairs))
-        if not 4 <= self.seq_len <= MAX_SEQ_LEN:
-            raise ValueError(f"seq_len={self.seq_len}: must be in 4 … {MAX_SEQ_LEN}")
+        if self.seq_len < 4:
+            raise ValueError(f"seq_len={self.seq_len}: too short, must be ≥ 4 (a pair and a slot)")
+        if self.seq_len > MAX_SEQ_LEN:
+            raise ValueError(f"seq_len={self.seq_len}: too long, must be ≤ {MAX_SEQ_LEN}")
         if self.seq_len % 2:
             raise ValueError(f"seq_len={self.seq_len}: must be even, slots are two tokens")
         if not self.seq_len < self.vocab_size <= MAX_VOCAB_SIZE:
@@ -123,7 +126,10 @@ class MQAR(Task):
             torch.cat([part.roles for part in parts])[back],
             {
                 name: torch.cat(
-                    [pad(p.links[name], (0, most - p.links[name].shape[1]), value=-1) for p in parts]
+                    [
+                        pad(p.links[name], (0, most - p.links[name].shape[1]), value=-1)
+                        for p in parts
+                    ]
                 )[back]
                 for name in parts[0].links
             },
@@ -148,16 +154,16 @@ class MQAR(Task):
         position = 2 * slot + context
         query_pos, spare_pos = position[:, :n_pairs], position[:, n_pairs:]
 
-        pair = torch.arange(2, context + 2, 2, device=device)
-        stored = torch.cat((pair, pair + 1)).expand(len(numbers), -1)
+        stored = torch.arange(2, context + 2, dtype=torch.int32, device=device)
         point = self._filler_points(n_pairs, word)
-        points = torch.cat((stored.int(), point.int()), 1)
+        points = torch.cat((stored.expand(len(numbers), -1), point.int()), 1)
         image = counter.permute(mixing, points, half, lanes=2, keep_zero=True)
-        token = ((image & 1) * half + (image >> 1)).long()
-        keys, values, filler = token.split((n_pairs, n_pairs, n_fillers), 1)
+        token = (image & 1) * half + (image >> 1)
+        keys, values = token[:, :context:2].long(), token[:, 1:context:2].long()
+        filler = token[:, context:].long()
 
         inputs = torch.empty(len(numbers), t, dtype=torch.int64, device=device)
-        inputs[:, :context:2], inputs[:, 1:context:2] = keys, values
+        inputs[:, :context] = token[:, :context]
         inputs[:, context + 1 :: 2] = filler[:, :n_slots]
         inputs.scatter_(1, query_pos, keys)
         inputs.scatter_(1, spare_pos, filler[:, n_slots:])
@@ -215,10 +221,12 @@ class MQAR(Task):
     def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without recalling by key.
 
-        Their accuracy at K pairs: "context value" 1/K, a random stored value; "last value" 1/K,
-        the last stored one; "position only" the i-th stored value in slot i; "most recent match" 1
-        but for decoys. A bigram table over rows is at chance, as pairs are drawn anew in each
-        row; within a row it is the most recent match.
+        "context value" is a stored value at random and "last value" the last stored: 1/K.
+        "position only" answers with stored value i in slot i: about 2/K, as early keys draw
+        early slots. "most recent match" copies what followed the token before: 1 less decoys.
+        The first three read K from the roles. A bigram table does not apply: across rows it is
+        at chance, pairs being drawn anew; within a row it is the most recent match. A uniform
+        guess is `chance`.
         """
         return {
             "context value": self._context_value,

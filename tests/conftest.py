@@ -1,5 +1,6 @@
 """What every test runs under: one thread, poisoned memory, derandomised properties."""
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -34,6 +35,12 @@ def _poisoned_memory():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Let wrong shapes and names past the tests' type checker, to the functions' own checks."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def pytest_collection_modifyitems(items):

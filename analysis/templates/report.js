@@ -30,7 +30,7 @@ function checkHeadlines() {
   for (const shown of document.querySelectorAll("[data-headline]")) {
     const name = shown.dataset.headline, text = shown.textContent.replaceAll(",", "");
     if (numbers[name] === null) continue;
-    const decimals = (text.split(".")[1] ?? "").length;
+    const decimals = (text.match(/\.(\d+)/)?.[1] ?? "").length;
     // Half of the last digit shown, and a little for rounding of the half itself.
     if (Math.abs(parseFloat(text) - numbers[name]) <= 0.501 * 10 ** -decimals) continue;
     shown.classList.add("disagrees");

@@ -1,15 +1,18 @@
 """Rows of hard MQAR: the lab's counters against the usual NumPy generator, on one thread each."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lab.bench.peak import peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from tasks.mqar import MQAR
 
 ROWS = 64
+MANY = 32
 TASK = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
 
 
@@ -20,7 +23,7 @@ def usual(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
     weights = np.arange(1, n_slots + 1) ** (task.power - 1)
     weights /= weights.sum()
     # The legacy generator is the point: it is what the usual code calls.
-    choice = partial(np.random.choice, size=n_pairs, replace=False)  # noqa: NPY002
+    choice = partial(np.random.choice, size=n_pairs, replace=False)
     keys = np.stack([choice(np.arange(1, half)) for _ in range(size)])
     values = np.stack([choice(np.arange(half, task.vocab_size)) for _ in range(size)])
     slots = np.stack([choice(n_slots, p=weights) for _ in range(size)])
@@ -37,7 +40,10 @@ def usual(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
 
 
 def generator() -> list[Ratio]:
-    """Time the same number of rows from both; ours also returns roles and links."""
+    """Time the same rows from both, and compare the lab's peak memory over many batches and one.
+
+    Ours returns roles and links too. One thread each: NumPy's generator has no more.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -46,5 +52,20 @@ def generator() -> list[Ratio]:
         )
     finally:
         torch.set_num_threads(threads)
-    name = f"mqar rows, T = {TASK.seq_len}, K = {TASK.pair_counts[0]}, {ROWS} at a time"
-    return [Ratio(name, ROWS / ours, ROWS / theirs, "rows/s", theirs / ours, 30.0)]
+    sizes = f"T = {TASK.seq_len}, K = {TASK.pair_counts[0]}, {ROWS} at a time"
+    many, one = (peak_mib(partial(_batches, count)) for count in (MANY, 1))
+    return [
+        Ratio(f"mqar, {sizes}", ROWS / ours, ROWS / theirs, "rows/s", theirs / ours, 30.0),
+        Ratio(f"mqar memory, {MANY} batches against one", many, one, "MiB", one / many, 0.5),
+    ]
+
+
+def _batches(count: int) -> Callable[[], None]:
+    """Return a call that generates batches in turn, the first one's set-up behind it."""
+    TASK.batch(size=1)
+
+    def generate() -> None:
+        for number in range(count):
+            TASK.batch(start=number * ROWS, size=ROWS)
+
+    return generate

@@ -8,6 +8,7 @@ times its norm. To this come the roundings of cos, sin, two products and a sum a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import given, target
@@ -257,7 +258,7 @@ def turned_ssd(draw):
     return (x, dt, A, B, C, D), start, layout
 
 
-def turn(inputs: tuple[Tensor, ...], start: int, layout: Layout) -> tuple[Tensor, ...]:
+def turn(inputs: tuple[Tensor, ...], start: int, layout: Layout) -> tuple[Any, ...]:
     x, dt, A, B, C, D = inputs
     at = start + torch.arange(x.shape[1])
     return x, dt, A, rotate(B, at, layout=layout), rotate(C, at, layout=layout), D

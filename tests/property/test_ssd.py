@@ -126,24 +126,18 @@ def test_fp32_gradients_are_near_those_in_fp64(problem, chunk_len):
 
 
 def part(problem: Problem, span: slice) -> Problem:
-    """Return a stretch of tokens, without an initial state."""
-    return {
-        name: z[:, span] if name in {"x", "dt", "B", "C"} else z
-        for name, z in problem.items()
-        if name != "initial_state"
-    }
+    """Return a stretch of tokens."""
+    return {name: z[:, span] if name in {"x", "dt", "B", "C"} else z for name, z in problem.items()}
 
 
 @given(problems(min_t=2), chunk_lens, st.data())
 def test_a_state_is_carried_over_any_split(problem, chunk_len, data):
     cut = data.draw(st.integers(1, problem["x"].shape[1] - 1))
 
-    def in_two(**leaves: Tensor) -> tuple[Tensor, Tensor]:
-        start = {"initial_state": leaves.get("initial_state")}
-        first, state = ssd(**part(leaves, slice(cut)), **start, chunk_len=chunk_len)
-        second, state = ssd(
-            **part(leaves, slice(cut, None)), initial_state=state, chunk_len=chunk_len
-        )
+    def in_two(initial_state: Tensor | None = None, **leaves: Tensor) -> tuple[Tensor, Tensor]:
+        options: Problem = {"chunk_len": chunk_len}
+        first, state = ssd(**part(leaves, slice(cut)), initial_state=initial_state, **options)
+        second, state = ssd(**part(leaves, slice(cut, None)), initial_state=state, **options)
         return torch.cat([first, second], dim=1), state
 
     expected = with_gradients(ssd, problem, chunk_len=chunk_len)

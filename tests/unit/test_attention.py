@@ -1,5 +1,6 @@
 """Causal attention: the folded bias is the explicit one, and the layer shows what it computes."""
 
+import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -232,7 +233,11 @@ def test_a_hook_puts_a_mask_on_any_attention():
         ({"d_model": 8, "mask": "value", "window": 0}, "window=0 must be at least 1"),
     ],
 )
-def test_errors_name_field_value_and_bound(options: dict, message: str):
+def test_errors_name_field_value_and_bound(
+    options: dict, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    # The type check would catch an unknown name before the layer does.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         Attention(**options)
 

@@ -1,7 +1,6 @@
 from itertools import product
 from math import exp
 
-import jaxtyping
 import pytest
 import torch
 from torch.testing import assert_close
@@ -237,9 +236,8 @@ def test_positions_are_independent(form):
 
 # PyTorch 2.13's compiler instantiates any custom autograd.Function, against its own advice.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compiles_whole(monkeypatch):
-    # The compiler cannot trace the tests' type checker.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("unchecked")  # the compiler cannot trace the tests' type checker
+def test_compiles_whole():
     layer, x = small(), draw_x()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     grads, expected = (
@@ -281,8 +279,6 @@ def test_default_sizes_fit(d_model):
         ({"activation": "swish"}, "activation='swish': must be one of silu, gelu, relu"),
     ],
 )
-def test_errors(options, words, monkeypatch):
-    # Users run without the tests' type checker, which would refuse a literal first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_errors(unchecked, options, words):
     with pytest.raises(ValueError, match=words):
         small(**options)

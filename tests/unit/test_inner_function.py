@@ -1,5 +1,6 @@
 """Inner function attention: its values by every reading, and the printed one's errors."""
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -144,6 +145,10 @@ def test_hooks_see_and_replace_scores_and_indices():
         ({"value_map": "linear", "d_value": 3}, "d_value=3 must be a positive multiple"),
     ],
 )
-def test_errors_name_field_value_and_bound(options: dict, message: str):
+def test_errors_name_field_value_and_bound(
+    options: dict, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    # The type check would catch an unknown name before the layer does.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         InnerFunctionAttention(8, 2, **options)

@@ -1,4 +1,3 @@
-import jaxtyping
 import pytest
 import torch
 from torch.testing import assert_close
@@ -46,8 +45,6 @@ def test_every_parameter_gets_gradient(gated):
         ),
     ],
 )
-def test_errors(options, words, monkeypatch):
-    # Users run without the tests' type checker, which would refuse the literal first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_errors(unchecked, options, words):
     with pytest.raises(ValueError, match=words):
         MLP(**options)

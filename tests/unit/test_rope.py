@@ -1,6 +1,5 @@
 """Rotary positions by example: gradients, low precision, and what is refused."""
 
-import jaxtyping
 import pytest
 import torch
 
@@ -9,14 +8,6 @@ from lab.ops.rope import apply_rotary, rotary_table, rotate, rotate_by_matrix
 
 def normal(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
-
-
-@pytest.fixture
-def unchecked():
-    """Let wrong shapes and names past the tests' type checker, to the functions' own checks."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_turns_a_pair_by_its_position_in_radians():

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -12,14 +11,6 @@ from lab.layers.ssd import SSD
 from lab.ops.ssd import ssd
 from lab.ops.ssd_decay import decay_matrix, segment_sums
 from lab.ops.ssd_forms import per_head, ssd_matrix, ssd_recurrent
-
-
-@pytest.fixture
-def unchecked():
-    """Let wrong shapes and names past the tests' type checker, to the functions' own checks."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,54 @@
+"""Curves: long ones are means of equal runs of steps, and references stand where they belong."""
+
+import numpy as np
+import pytest
+
+from analysis import curves
+from analysis.curves import Curve, describe, draw
+
+
+class Subject:
+    """What `measure` reads of a subject."""
+
+    baselines = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
+
+    class run:  # noqa: N801
+        class task:  # noqa: N801
+            vocab_size = 256
+
+        @staticmethod
+        def metrics():
+            rows = [{"step": i, "loss": 1 / i, "accuracy": i / 25} for i in range(1, 26)]
+            for row in rows[4::5]:
+                row |= {"test_loss": row["loss"], "test_accuracy": row["accuracy"]}
+            return rows
+
+
+@pytest.fixture
+def measured(monkeypatch, unchecked):
+    monkeypatch.setattr(curves, "POINTS", 10)
+    return curves.measure(Subject)
+
+
+def test_long_curves_are_means_of_equal_runs(measured):
+    loss, accuracy = measured
+    assert loss.window == 3
+    assert loss.steps.tolist() == [3, 6, 9, 12, 15, 18, 21, 24, 25]
+    values = [1 / i for i in range(1, 26)]
+    expected = [np.mean(values[i : i + 3]) for i in range(0, 25, 3)]
+    np.testing.assert_allclose(loss.train, expected)
+    assert accuracy.test_steps.tolist() == [5, 10, 15, 20, 25]
+    assert accuracy.references == {"oracle": 1.0, "copy": 0.4, "chance": 0.01}
+
+
+def test_words_follow_the_numbers(measured):
+    assert "from 20.0 % (step 5) to 100.0 % (step 25)" in describe(measured[1]).says
+    assert "0.20 nats (step 5) to 0.04 nats (step 25)" in describe(measured[0]).says
+
+
+def test_one_step_without_evaluation_can_be_drawn():
+    one = np.array([1])
+    none = np.zeros(0)
+    curve = Curve("loss", one, one / 2, 1, none.astype(int), none, {"uniform guess": 5.5})
+    assert describe(curve).says.startswith("No evaluation yet")
+    assert len(draw(curve).data) == 2

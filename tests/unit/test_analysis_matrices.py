@@ -1,0 +1,106 @@
+"""What is drawn of a matrix: no bright cell is lost, nothing shows above the diagonal."""
+
+import numpy as np
+import pytest
+
+from analysis import matrices
+from analysis.matrices import Mixing, describe, draw, picture, pooled
+from analysis.mixing import Links, mass
+
+
+def lower(matrix: np.ndarray) -> np.ndarray:
+    return np.where(np.tri(*matrix.shape[1:], dtype=bool), matrix, np.nan)
+
+
+def mixing(matrix: np.ndarray, links: Links) -> Mixing:
+    seq_len = matrix.shape[1]
+    return Mixing(
+        layer=0,
+        mixer="Attention",
+        form="pattern",
+        picture=picture(matrix),
+        mass=mass(matrix, links),
+        cropped=False,
+        links=links,
+        tokens=np.arange(seq_len),
+        roles=np.zeros(seq_len, np.int64),
+        role_names=("key",),
+    )
+
+
+@pytest.mark.parametrize(("size", "pool"), [(8, 2), (9, 4), (7, 3), (5, 1)])
+def test_pooling_is_the_loop_over_blocks(size, pool):
+    matrix = lower(np.random.default_rng(0).normal(size=(2, size, size)))
+    found = pooled(matrix, pool)
+    cells = -(-size // pool)
+    assert found.shape == (2, cells, cells)
+    for h, i, j in np.ndindex(found.shape):
+        block = matrix[h, i * pool : (i + 1) * pool, j * pool : (j + 1) * pool]
+        real = block[~np.isnan(block)]
+        if real.size:
+            assert found[h, i, j] == real[np.abs(real).argmax()]
+        else:
+            assert np.isnan(found[h, i, j])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_pooling_keeps_a_single_bright_cell(sign):
+    matrix = lower(np.zeros((1, 64, 64)))
+    matrix[0, 50, 13] = sign
+    found = pooled(matrix, 16)
+    assert found[0, 3, 0] == sign
+    assert np.nansum(np.abs(found)) == 1
+
+
+def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(monkeypatch):
+    monkeypatch.setattr(matrices, "SIDE", 16)
+    monkeypatch.setattr(matrices, "CROP", 8)
+    matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)))
+    links = Links(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
+    whole = picture(matrix)
+    assert (whole.pool, whole.weights.shape) == (4, (1, 16, 16))
+    crop = matrices._crop(matrix, whole, links)
+    row, column = crop.first
+    assert crop.pool == 1
+    assert row <= 40 < 41 < row + 8
+    assert column <= 10 < 12 < column + 8
+    np.testing.assert_array_equal(crop.weights[0], matrix[0, row : row + 8, column : column + 8])
+
+
+def test_colours_are_symmetric_where_anything_is_negative():
+    positive = lower(np.full((1, 8, 8), 0.5))
+    assert not picture(positive).signed
+    signed = positive.copy()
+    signed[0, 4, 4] = -2.0
+    assert picture(signed).signed
+    figure = draw(mixing(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert figure is not None
+    assert figure.layout.coloraxis.cmin == -figure.layout.coloraxis.cmax
+
+
+def test_words_say_what_the_layer_does():
+    links = Links(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
+    uniform = lower(np.tri(8)[None] / np.arange(1, 9)[None, :, None])
+    recall, bind = uniform.copy(), uniform.copy()
+    recall[0, links.queries] = 0
+    recall[0, links.queries, links.values] = 1
+    bind[0, links.values] = 0
+    bind[0, links.values, links.keys] = 1
+    assert describe(mixing(recall, links)).says.startswith("It recalls: query rows put 100.0 %")
+    assert describe(mixing(bind, links)).says.startswith("It binds each value to its key")
+    assert describe(mixing(uniform / 9, links)).says.startswith("No recall shows")
+
+
+@pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
+def test_every_head_has_a_square_panel(heads, across):
+    matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
+    figure = draw(mixing(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert figure is not None
+    maps = [trace for trace in figure.data if trace.type == "heatmap"]
+    assert len(maps) == heads
+    assert len({trace.xaxis for trace in maps}) == heads
+    assert len({tuple(figure.layout[t.xaxis.replace("x", "xaxis")].domain) for t in maps}) == across
+    for trace in maps:
+        axis = figure.layout[trace.yaxis.replace("y", "yaxis")]
+        assert axis.scaleanchor == trace.xaxis
+        assert axis.range[0] > axis.range[1]

@@ -1,0 +1,75 @@
+"""The page is written for every state a run can be in, and says which it is."""
+
+import json
+import re
+
+import pytest
+
+from analysis import ANALYSES
+from analysis.base import Analysis
+from analysis.provenance import commit, data_hash
+from analysis.report import write_report
+from lab.config import ModelConfig, TrainConfig
+from lab.runs import Run
+from tasks import TASKS
+
+
+def claimed(path, **options) -> Run:
+    task = TASKS["mqar"](**{"seq_len": 16, "vocab_size": 32, **options})
+    train = TrainConfig(max_steps=4, batch_size=4, test_rows=8, eval_every=2)
+    run = Run(path, task, ModelConfig(stack="AM SM", d_model=8), train)
+    run.claim()
+    return run
+
+
+def test_a_run_that_has_not_begun(tmp_path):
+    run = claimed(tmp_path / "run")
+    path = write_report(run)
+    assert path == run.path / "report.html"
+    page = path.read_text()
+    assert "This run has not ended: 0 steps on record" in page
+    assert "There is no checkpoint" in page
+    assert "Training batches" not in page
+
+
+def test_a_diverged_run_has_no_accuracy(tmp_path):
+    run = claimed(tmp_path / "run")
+    run.write_result({"accuracy": None, "loss": None, "steps": 3, "stopped": "diverged"})
+    assert "Training diverged after 3 steps" in write_report(run).read_text()
+
+
+def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
+    run = claimed(tmp_path / "run", n_pairs=(1, 4))
+    scored = sum((run.task.batch(split="test", size=8).targets != -100).flatten().tolist())
+    run.write_result(
+        {"accuracy": 0.5, "loss": 1.0, "steps": 4, "stopped": "budget", "seconds": 1.0}
+    )
+    page = write_report(run).read_text()
+    record = json.loads(re.search(r'id="record">(.*?)</script>', page)[1])
+    assert record["scored"] == scored
+
+
+def test_an_analysis_is_its_file_and_a_line():
+    for analysis in ANALYSES:
+        assert isinstance(analysis, Analysis)
+        assert analysis.__doc__
+
+
+def test_the_data_hash_follows_the_rows(tmp_path):
+    one, other = claimed(tmp_path / "one"), claimed(tmp_path / "other", fillers="zero")
+    assert data_hash(one) == data_hash(claimed(tmp_path / "again"))
+    assert data_hash(one) != data_hash(other)
+
+
+def test_the_commit_may_be_unknown(monkeypatch):
+    assert commit() is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit() or "")
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
+
+
+@pytest.mark.parametrize("stack", ["NM", "AN"])
+def test_blocks_without_halves(tmp_path, stack):
+    task = TASKS["mqar"](seq_len=16, vocab_size=32)
+    run = Run(tmp_path / "run", task, ModelConfig(stack=stack, d_model=8), TrainConfig(test_rows=8))
+    run.claim()
+    assert ("What each layer mixes" in write_report(run).read_text()) == (stack == "AN")
