@@ -125,7 +125,6 @@ def draw(curve: Curve) -> go.Figure:
             xanchor="right" if curve.quantity == "loss" else "left",
             y=level,
             yanchor=side,
-            font_size=11,
         )
     drawn.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
     if curve.quantity == "loss":

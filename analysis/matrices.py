@@ -24,7 +24,7 @@ CROP = 256
 CIRCLES = 96
 """Most expected cells that are ringed from the start: more would hide what they ring."""
 SHOWS = 0.25
-"""The share of mass from which a layer is said to do something."""
+"""How far from uniform (0) to all (1) a mass must be for a layer to be said to do something."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,7 @@ def picture(matrix: Float[np.ndarray, "h t s"]) -> Picture:
     return Picture(weights, pool, (0, 0), bound or 1.0, signed)
 
 
-def pooled(
-    matrix: Float[np.ndarray, "h t s"], pool: int
-) -> Float[np.ndarray, "h high wide"]:
+def pooled(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarray, "h high wide"]:
     """Return the entry of largest magnitude, sign kept, of each pool × pool block.
 
     A mean would erase a single bright cell, which is what recall looks like. NaN counts as
@@ -146,7 +144,7 @@ def describe(mixing: Mixing) -> Words:
     heads = len(shown.weights)
     title += f" · {mixing.form}"
     ends = f"±{shown.bound:.2g}" if shown.signed else f"0 and {shown.bound:.2g}"
-    reading = f"Rows are targets, columns sources; colours end at {ends}."
+    reading = f"Mass is an entry's share of its row's magnitudes. Colours end at {ends}."
     reading += " Ticks on the left mark query rows."
     if len(mixing.links.values):
         reading += " Rings mark where a query meets the value it asks for."
@@ -170,25 +168,28 @@ def describe(mixing: Mixing) -> Words:
 
 def _doing(mass: Mass) -> str:
     """Say what a layer does most, and the numbers behind it."""
-    previous = f"{_best(mass.on_previous)} of the mass lies on the token before"
-    previous += f" (uniform rows: {percent(mass.uniform_previous)})"
+    previous = f"{_best(mass.on_previous, mass.uniform_previous)} lies on the token before"
     if not mass.on_value.size:
-        return f"{previous}." if mass.on_previous.size else "The row is a single token."
-    recall = f"query rows put {_best(mass.on_value)} of their mass on the value they ask for"
-    recall += f" (uniform rows: {percent(mass.uniform_value)})"
-    recall += f" and {_best(mass.on_key)} on its key"
-    write = f"value rows put {_best(mass.written)} on their key"
-    if mass.on_value.max() >= SHOWS:
+        return f"Of a row's mass {previous}." if mass.on_previous.size else "A single token."
+    recall = f"query rows put {_best(mass.on_value, mass.uniform_value)} of their mass"
+    recall += " on the value they ask for"
+    write = f"value rows put {_best(mass.written, mass.uniform_written)} on their key"
+    if _shows(mass.on_value, mass.uniform_value):
         return f"It recalls: {recall}; {write}."
-    if mass.written.max() >= SHOWS:
+    if _shows(mass.written, mass.uniform_written):
         return f"It binds each value to its key: {write}; {recall}."
     return f"No recall shows: {recall}; {write}."
 
 
-def _best(share: Float[np.ndarray, " h"]) -> str:
-    """Name the head with most."""
-    text = percent(float(share.max()))
-    return text if len(share) == 1 else f"{text} (head {share.argmax()})"
+def _shows(share: Float[np.ndarray, " h"], uniform: float) -> bool:
+    """Whether some head is far enough from uniform."""
+    return bool(share.max() >= uniform + SHOWS * (1 - uniform))
+
+
+def _best(share: Float[np.ndarray, " h"], uniform: float) -> str:
+    """Name the head with most, beside what a uniform row would have."""
+    head = "" if len(share) == 1 else f"head {share.argmax()}; "
+    return f"{percent(float(share.max()))} ({head}uniform: {percent(uniform)})"
 
 
 def draw(mixing: Mixing) -> go.Figure | None:

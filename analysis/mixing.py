@@ -40,6 +40,7 @@ class Mass:
         written: from values to their key; likewise.
         on_previous: from every position to the one before it.
         uniform_value: what `on_value` would be if every row were uniform: the mean 1/(q + 1).
+        uniform_written: likewise for `written`.
         uniform_previous: likewise for `on_previous`.
     """
 
@@ -48,6 +49,7 @@ class Mass:
     written: Float[np.ndarray, " asked"]
     on_previous: Float[np.ndarray, " heads"]
     uniform_value: float
+    uniform_written: float
     uniform_previous: float
 
 
@@ -98,13 +100,17 @@ def mass(matrix: Float[np.ndarray, "h t s"], links: Links) -> Mass:
         chosen = share[:, rows, columns]
         return chosen.mean(-1) if chosen.size else np.zeros(0, share.dtype)
 
+    def uniform(rows: np.ndarray) -> float:
+        return float((1 / (rows + 1)).mean()) if rows.size else math.nan
+
     return Mass(
         on_value=mean(queries, links.values),
         on_key=mean(queries, links.keys),
         written=mean(links.values, links.keys),
         on_previous=mean(later, later - 1),
-        uniform_value=float((1 / (links.queries + 1)).mean()) if len(links.queries) else math.nan,
-        uniform_previous=float((1 / (later + 1)).mean()) if len(later) else math.nan,
+        uniform_value=uniform(links.queries),
+        uniform_written=uniform(links.values),
+        uniform_previous=uniform(later),
     )
 
 

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 from analysis import ANALYSES, baselines
 from analysis.base import Analysis, Subject, Words
 from analysis.provenance import provenance
-from analysis.style import DARK, LIGHT, percent, stamped
+from analysis.style import DARK, HEAD, LIGHT, percent, stamped
 from lab import experiment
 from lab.files import write, writing
 from lab.runs import Run
@@ -25,7 +25,7 @@ class Shown:
     Attributes:
         words: what stands beside it.
         spec: the figure as plotly's JSON without a template; None when there is no figure.
-        ratio: its width by its height.
+        ratio: width by height of what the page shows of it.
     """
 
     words: Words
@@ -76,7 +76,7 @@ def render(subject: Subject) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters.update(percent=percent, shown=_shown)
+    templates.filters.update(percent=percent, shown=_shown, unbroken=_unbroken)
     return templates.get_template("report.html.j2").render(
         subject=subject,
         run=run,
@@ -104,8 +104,8 @@ def show(analysis: Analysis, subject: Subject) -> list[Shown]:
         spec = json.loads(stamped(drawn, words.title, _stamp(subject)).to_json() or "")
         layout = spec["layout"]
         del layout["template"]
-        ratio = f"{layout.pop('width')} / {layout.pop('height')}"
-        shown.append(Shown(words, _script(spec), ratio))
+        ratio = f"{layout['width']} / {layout['height'] - HEAD}"
+        shown.append(Shown(words, _script({**spec, "head": HEAD}), ratio))
     return shown
 
 
@@ -135,6 +135,11 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(_shown, value))
     return str(value)
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number and its per cent sign on one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _stamp(subject: Subject) -> str:

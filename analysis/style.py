@@ -17,6 +17,9 @@ MUTED = "#808691"
 WIDTH = 600
 """Nominal width of a figure, px; the page keeps its ratio to the height."""
 
+HEAD = 44
+"""Height of the title and the stamp inside the top margin, px; the page shows the title as text."""
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -33,7 +36,7 @@ def _template(
         "ticks": "outside",
         "ticklen": 4,
         "tickcolor": MUTED,
-        "title": {"standoff": 8, "font": {"size": 12}},
+        "title": {"standoff": 8, "font": {"size": 11}},
         "automargin": False,
     }
     steps = [[i / (len(diverging) - 1), color] for i, color in enumerate(diverging)]
@@ -42,7 +45,7 @@ def _template(
         layout={
             "paper_bgcolor": paper,
             "plot_bgcolor": paper,
-            "font": {"family": FONT, "size": 12, "color": ink},
+            "font": {"family": FONT, "size": 11, "color": ink},
             "title": {
                 "x": 0,
                 "xref": "container",
@@ -68,18 +71,17 @@ def _template(
                     "ticklen": 3,
                     "ticks": "outside",
                     "tickcolor": MUTED,
-                    "title": {"side": "top", "font": {"size": 12}},
                 }
             },
             "xaxis": axis,
             "yaxis": axis,
-            "annotationdefaults": {"font": {"size": 12, "color": soft}, "showarrow": False},
+            "annotationdefaults": {"font": {"size": 11, "color": soft}, "showarrow": False},
             "legend": {
                 "orientation": "h",
                 "x": 0,
                 "y": 1.01,
                 "yanchor": "bottom",
-                "font": {"size": 12},
+                "font": {"size": 11},
                 "itemwidth": 30,
             },
             "hoverlabel": {
@@ -118,7 +120,7 @@ def figure(height: int) -> go.Figure:
 
 
 def stamped(drawn: go.Figure, title: str, stamp: str) -> go.Figure:
-    """Give a figure its title and, below it, where it comes from; text from users is escaped."""
+    """Give a figure a title and, below it, where it comes from; text from users is escaped."""
     return drawn.update_layout(
         title_text=html.escape(title), title_subtitle_text=html.escape(stamp)
     )

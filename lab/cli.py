@@ -237,7 +237,6 @@ def analyze(path: Annotated[Path, typer.Argument(help="A run folder.")]) -> None
     """Write report.html: what a run learned, seen through its layers."""
     with _answering():
         from analysis.report import write_report
-
         from lab.runs import Run
 
         typer.echo(write_report(Run.open(path)))

@@ -87,10 +87,13 @@ def duration(seconds: float) -> str:
 
 
 def runs_table(runs: pl.DataFrame) -> Table:
-    """Return a table of runs for the terminal."""
-    table = Table(*runs.columns)
-    for row in runs.iter_rows():
-        table.add_row(*(_cell(value) for value in row))
+    """Return what matters most of a table of runs, for the terminal."""
+    chosen = runs.select("path", "task", "model", "accuracy", "steps", "seconds", "stopped")
+    table = Table(box=None)
+    for name in chosen.columns:
+        table.add_column(name, overflow="fold", no_wrap=name != "path")
+    for row in chosen.iter_rows():
+        table.add_row(*map(_cell, row))
     return table
 
 

@@ -1,8 +1,9 @@
 """What a task is: rows of tokens, each a pure function of (task, seed, split, row number)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,26 @@ from torch import Tensor
 
 IGNORE = -100
 """The target of a position that is not scored (the convention of torch's cross-entropy)."""
+
+
+class Links(Mapping[str, Tensor]):
+    """Tensors by name, made when one is first looked at: training mostly needs none of them."""
+
+    def __init__(self, make: Callable[[], dict[str, Tensor]]):
+        self._make = make
+
+    @cached_property
+    def _made(self) -> dict[str, Tensor]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 @dataclass(frozen=True)
@@ -26,7 +47,7 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     roles: Tensor
-    links: dict[str, Tensor]
+    links: Mapping[str, Tensor]
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same rows on another device."""
@@ -34,7 +55,7 @@ class Batch:
             self.inputs.to(device),
             self.targets.to(device),
             self.roles.to(device),
-            {name: link.to(device) for name, link in self.links.items()},
+            Links(lambda: {name: link.to(device) for name, link in self.links.items()}),
         )
 
 

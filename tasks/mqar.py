@@ -1,7 +1,7 @@
 """Multi-query associative recall: key–value pairs, then every key once; what was its value?"""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tasks import counter
-from tasks.base import IGNORE, Batch, Predictor, Task
+from tasks.base import IGNORE, Batch, Links, Predictor, Task
 
 KEY, VALUE, QUERY, FILLER = range(4)
 Fillers = Literal["any", "fresh", "zero"]
@@ -119,21 +119,21 @@ class MQAR(Task):
             for n_pairs, place in zip(self.pair_counts, places, strict=True)
         ]
         back = torch.cat(places).argsort()
-        most = max(self.pair_counts)
-        return Batch(
-            torch.cat([part.inputs for part in parts])[back],
-            torch.cat([part.targets for part in parts])[back],
-            torch.cat([part.roles for part in parts])[back],
-            {
-                name: torch.cat(
-                    [
-                        pad(p.links[name], (0, most - p.links[name].shape[1]), value=-1)
-                        for p in parts
-                    ]
-                )[back]
-                for name in parts[0].links
-            },
+        inputs, targets, roles = (
+            torch.cat([getattr(part, name) for part in parts])[back]
+            for name in ("inputs", "targets", "roles")
         )
+        return Batch(inputs, targets, roles, Links(partial(self._joined_links, parts, back)))
+
+    def _joined_links(self, parts: list[Batch], back: Tensor) -> dict[str, Tensor]:
+        """Put the links of rows with different K together, padded with -1."""
+        most = max(self.pair_counts)
+        return {
+            name: torch.cat(
+                [pad(p.links[name], (0, most - p.links[name].shape[1]), value=-1) for p in parts]
+            )[back]
+            for name in parts[0].links
+        }
 
     def _rows_of(self, n_pairs: int, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build rows of one K.
@@ -177,20 +177,25 @@ class MQAR(Task):
             roles[context::2] = QUERY
             roles = roles.expand(len(numbers), -1)
 
-        store = torch.arange(n_pairs, device=device)
-        filler_pos = torch.arange(context + 1, t, 2, device=device).expand(len(numbers), -1)
-        if spare_pos.numel():
-            filler_pos = torch.cat((filler_pos, spare_pos), 1)
-        links = {
+        links = partial(self._links, slot[:, :n_pairs], point, spare_pos)
+        return Batch(inputs, targets, roles, Links(links))
+
+    def _links(self, slot: Tensor, point: Tensor, spare_pos: Tensor) -> dict[str, Tensor]:
+        """Tie each pair to its query, from the query's slot [b q] and the fillers' points [b f]."""
+        n_pairs, t = slot.shape[1], self.seq_len
+        store = torch.arange(n_pairs, device=slot.device).expand_as(slot)
+        query_pos, context = 2 * (slot + n_pairs), 2 * n_pairs
+        filler_pos = torch.arange(context + 1, t, 2, device=slot.device).expand(len(slot), -1)
+        filler_pos = torch.cat((filler_pos, spare_pos), 1)
+        return {
             "query_pos": query_pos,
-            "key_pos": (2 * store).expand_as(slot[:, :n_pairs]),
-            "value_pos": (2 * store + 1).expand_as(query_pos),
-            "store_slot": store.expand_as(query_pos),
-            "query_slot": slot[:, :n_pairs],
+            "key_pos": 2 * store,
+            "value_pos": 2 * store + 1,
+            "store_slot": store,
+            "query_slot": slot,
             "distance": query_pos - (2 * store + 1),
             "decoy": (_first(point, filler_pos, context + 2, t) < query_pos).long(),
         }
-        return Batch(inputs, targets, roles, links)
 
     def _filler_points(self, n_pairs: int, word: Tensor) -> Tensor:
         """Return the points [b f] whose images are the fillers."""

@@ -31,8 +31,8 @@ def _one_thread():
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
     """Fill what torch.empty returns with NaN, so that a read before a write shows."""
+    # Deterministic mode is what fills: torch.utils.deterministic.fill_uninitialized_memory.
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
 

@@ -48,10 +48,21 @@ const figures = [...document.querySelectorAll("[data-figure]")].map((script) => 
   spec: JSON.parse(script.textContent),
 }));
 
+const template = () => (dark.matches ? themes.dark : themes.light);
+
+/* The page shows a figure's title as text, and a saved figure brings its own. */
 function draw({ place, spec }) {
-  const template = dark.matches ? themes.dark : themes.light;
-  const layout = { ...structuredClone(spec.layout), template, autosize: true };
+  const layout = { ...structuredClone(spec.layout), template: template(), autosize: true };
+  layout.margin.t -= spec.head;
+  for (const name of ["title", "width", "height"]) delete layout[name];
   return Plotly.react(place, spec.data, layout, { displayModeBar: false, responsive: true });
+}
+
+function save({ place, spec }, format) {
+  const { width, height } = spec.layout;
+  const layout = { ...structuredClone(spec.layout), template: template() };
+  const options = { format, width, height, filename: place.id, scale: format === "png" ? 3 : 1 };
+  return Plotly.downloadImage({ data: spec.data, layout }, options);
 }
 
 async function drawAll() {
@@ -104,12 +115,8 @@ function listen({ place, spec }) {
 }
 
 for (const button of document.querySelectorAll("[data-save]")) {
-  button.addEventListener("click", () => {
-    const place = document.getElementById(button.dataset.save);
-    const { width, height } = place.getBoundingClientRect();
-    const options = { format: button.dataset.format, filename: place.id, width, height, scale: 2 };
-    Plotly.downloadImage(place, options);
-  });
+  const figure = figures.find(({ place }) => place.id === button.dataset.save);
+  button.addEventListener("click", () => save(figure, button.dataset.format));
 }
 
 checkHeadlines();

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from tasks.mqar import MQAR
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,6 +24,7 @@ from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
 from lab.train import score, start
 from tasks.base import IGNORE, Batch
+from tasks.mqar import MQAR
 
 SETTINGS = ((256, 64, 32, 4.0), (2048, 512, 4, 6.0))
 """(seq_len, pairs, rows a step, promised ratio); 8,192 tokens a step in both."""

@@ -144,7 +144,7 @@ def test_another_configuration_is_refused_and_nothing_is_lost(whole):
     run, _ = whole
     before = weights(run)
     other = make(run.path, optimizer=run.train.optimizer, learning_rate=0.5)
-    with pytest.raises(OutError, match=r"holds a run with train.learning_rate=0.01, this one has"):
+    with pytest.raises(OutError, match=r"holds a run with train.learning_rate=0.003, this one has"):
         finish(other)
     assert same(weights(run), before)
 

@@ -41,7 +41,7 @@ def test_wilson(share, count, low, high):
 def test_every_ending_has_a_sentence_and_a_figure(stopped, accuracy, opening):
     result = standing(stopped, accuracy)
     assert headline(result).startswith(opening)
-    bars = [len(bar.y) for bar in draw(result).data]
+    bars = [len(bar["y"]) for bar in draw(result).to_dict()["data"]]
     assert bars == ([4] if accuracy is None else [1, 4])
     assert "last value 6.0 %" in describe(result).alt
 

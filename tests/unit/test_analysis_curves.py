@@ -4,30 +4,29 @@ import numpy as np
 import pytest
 
 from analysis import curves
+from analysis.base import Subject
 from analysis.curves import Curve, describe, draw
+from lab.config import ModelConfig, TrainConfig
+from lab.runs import Run
+from tasks.mqar import MQAR
 
 
-class Subject:
-    """What `measure` reads of a subject."""
-
-    baselines = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
-
-    class run:  # noqa: N801
-        class task:  # noqa: N801
-            vocab_size = 256
-
-        @staticmethod
-        def metrics():
-            rows = [{"step": i, "loss": 1 / i, "accuracy": i / 25} for i in range(1, 26)]
-            for row in rows[4::5]:
-                row |= {"test_loss": row["loss"], "test_accuracy": row["accuracy"]}
-            return rows
+def rows():
+    """Return 25 steps, each fifth evaluated."""
+    steps = [{"step": i, "loss": 1 / i, "accuracy": i / 25} for i in range(1, 26)]
+    for step in steps[4::5]:
+        step |= {"test_loss": step["loss"], "test_accuracy": step["accuracy"]}
+    return steps
 
 
 @pytest.fixture
-def measured(monkeypatch, unchecked):
+def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(curves, "POINTS", 10)
-    return curves.measure(Subject)
+    monkeypatch.setattr(Run, "metrics", lambda run: rows())
+    run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
+    batch = run.task.batch(size=1)
+    baselines = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
+    return curves.measure(Subject(run, run.build(), 25, True, batch, baselines))
 
 
 def test_long_curves_are_means_of_equal_runs(measured):
@@ -51,4 +50,4 @@ def test_one_step_without_evaluation_can_be_drawn():
     none = np.zeros(0)
     curve = Curve("loss", one, one / 2, 1, none.astype(int), none, {"uniform guess": 5.5})
     assert describe(curve).says.startswith("No evaluation yet")
-    assert len(draw(curve).data) == 2
+    assert len(draw(curve).to_dict()["data"]) == 2

@@ -1,4 +1,4 @@
-"""A planted matrix has its mass where it was planted; a model's matrix is what the model applies."""
+"""A planted matrix has its mass where it was planted; a model's matrix is what it applies."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from analysis.mixing import Links, layer_matrices, mass, row_links
-from lab.models import build
-from tasks import TASKS
+from lab.laws import MatrixMixer
+from lab.models import Block, build
+from tasks.mqar import MQAR
 
-TASK = TASKS["mqar"](seq_len=16, vocab_size=32)
+TASK = MQAR(seq_len=16, vocab_size=32)
 LINKS = Links(queries=np.array([4, 6]), keys=np.array([0, 2]), values=np.array([1, 3]))
 
 
@@ -79,9 +80,13 @@ def test_the_matrix_is_what_the_layer_applies(stack):
     assert np.isnan(matrix[:, upper]).all()
     assert not np.isnan(matrix[:, ~upper]).any()
     block = model.blocks[0]
+    assert isinstance(block, Block)
+    assert block.mixer is not None
+    assert block.norm_mixer is not None
+    assert isinstance(mixer, MatrixMixer)
     x = block.norm_mixer(model.embed(batch.inputs))
     applied = mixer.project(x, torch.from_numpy(np.nan_to_num(matrix))[None] @ mixer.values(x))
-    torch.testing.assert_close(applied, mixer(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(applied, block.mixer(x), rtol=1e-4, atol=1e-5)
     assert torch.equal(model(batch.inputs), before)
 
 
@@ -103,7 +108,7 @@ def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):
 
 
 def test_padding_is_no_link():
-    task = TASKS["mqar"](seq_len=16, vocab_size=32, n_pairs=(1, 4))
+    task = MQAR(seq_len=16, vocab_size=32, n_pairs=(1, 4))
     for start in range(8):
         batch = task.batch(start=start, size=1)
         links = row_links(batch)

@@ -45,8 +45,9 @@ def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
         {"accuracy": 0.5, "loss": 1.0, "steps": 4, "stopped": "budget", "seconds": 1.0}
     )
     page = write_report(run).read_text()
-    record = json.loads(re.search(r'id="record">(.*?)</script>', page)[1])
-    assert record["scored"] == scored
+    record = re.search(r'id="record">(.*?)</script>', page)
+    assert record
+    assert json.loads(record[1])["scored"] == scored
 
 
 def test_an_analysis_is_its_file_and_a_line():

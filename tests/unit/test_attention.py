@@ -1,6 +1,5 @@
 """Causal attention: the folded bias is the explicit one, and the layer shows what it computes."""
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,8 +57,8 @@ def test_attend_is_the_explicit_form(
 def test_bf16_keeps_the_bias_to_16_bits():
     """Within bf16's rounding of weights and output, which one bf16 column would not be.
 
-    Weights and output are each rounded once (u = 2^-9), the scores by the low column's rounding
-    (2^-17 of the largest bias, 0.006 here): |Δ| ≤ (2·2^-9 + 2·0.0004 + small) max|v| < 2^-7 max|v|.
+    Weights and output are each rounded once (u = 2^-9); the low column moves a score by at most
+    2^-17 of the largest bias, 0.0003 here: |Δ| ≤ (2·2^-9 + 2·0.0003) max|v| < 2^-7 max|v|.
     """
     q, k, v, bias = (x.bfloat16() for x in inputs(64, 64, 16, 16))
     bias = -40 + bias.double().clamp(-3, 3) / 7
@@ -233,11 +232,7 @@ def test_a_hook_puts_a_mask_on_any_attention():
         ({"d_model": 8, "mask": "value", "window": 0}, "window=0 must be at least 1"),
     ],
 )
-def test_errors_name_field_value_and_bound(
-    options: dict, message: str, monkeypatch: pytest.MonkeyPatch
-):
-    # The type check would catch an unknown name before the layer does.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_errors_name_field_value_and_bound(unchecked, options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         Attention(**options)
 

@@ -1,6 +1,5 @@
 """Inner function attention: its values by every reading, and the printed one's errors."""
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -145,10 +144,6 @@ def test_hooks_see_and_replace_scores_and_indices():
         ({"value_map": "linear", "d_value": 3}, "d_value=3 must be a positive multiple"),
     ],
 )
-def test_errors_name_field_value_and_bound(
-    options: dict, message: str, monkeypatch: pytest.MonkeyPatch
-):
-    # The type check would catch an unknown name before the layer does.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_errors_name_field_value_and_bound(unchecked, options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         InnerFunctionAttention(8, 2, **options)

@@ -1,0 +1,222 @@
+"""The page in a real browser: whole, quiet, legible, honest, and reachable by keyboard."""
+
+import base64
+import json
+import re
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from analysis.report import render, subject_of, write_report
+from lab.config import ModelConfig, TrainConfig
+from lab.runs import Run
+from tasks.mqar import MQAR
+
+MEBIBYTE = 2**20
+HOSTILE = '<img src=x onerror="window.hacked=1">'
+DISTINCT = """async (png) => {
+  const image = new Image();
+  image.src = "data:image/png;base64," + png;
+  await image.decode();
+  const canvas = new OffscreenCanvas(image.width, image.height);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { data } = context.getImageData(0, 0, image.width, image.height);
+  return new Set(new Uint32Array(data.buffer)).size;
+}"""
+
+
+def trained(path, task, **model) -> Run:
+    """A run folder as training leaves it, without the training."""
+    train = TrainConfig(max_steps=4, batch_size=4, test_rows=8, eval_every=2)
+    run = Run(path, task, ModelConfig(**{"stack": "AM SM", "d_model": 16, **model}), train)
+    run.claim()
+    rows = [
+        {"step": step, "loss": 5 / step, "accuracy": step / 8, "seconds": 0.5}
+        for step in range(1, 5)
+    ]
+    for row in rows[1::2]:
+        row |= {"test_loss": row["loss"], "test_accuracy": row["accuracy"]}
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (run.path / "metrics.jsonl").write_text(lines)
+    state = run.load()
+    state.step = 4
+    run.save(state)
+    ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
+    run.write_result(ended)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    run = trained(tmp_path_factory.mktemp("runs") / "run", MQAR(seq_len=32, vocab_size=64))
+    write_report(run)
+    return run
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a page; what it complains of and whom it calls is collected."""
+    contexts = []
+
+    def visit(path, width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints, page.calls = [], []
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("request", lambda request: page.calls.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-drawn]", state="attached")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_is_whole_and_quiet(run, visit, width, scheme):
+    page = visit(run.path / "report.html", width, scheme)
+    assert page.complaints == []
+    outside = [url for url in page.calls if not url.startswith(("data:", "blob:"))]
+    assert outside == [(run.path / "report.html").as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 22, 26)"}[scheme]
+    plots = page.locator(".plot").all()
+    assert len(plots) == 5
+    for plot in plots:
+        assert page.evaluate(DISTINCT, base64.b64encode(plot.screenshot()).decode()) > 20
+        assert paper in plot.locator(".main-svg").first.get_attribute("style")
+
+
+def test_figures_follow_a_change_of_theme(run, visit):
+    page = visit(run.path / "report.html")
+    page.emulate_media(color_scheme="dark")
+    dark = page.locator(".main-svg[style*='rgb(20, 22, 26)']")
+    dark.nth(4).wait_for(state="attached")
+    assert page.complaints == []
+
+
+def test_everything_is_reachable_by_keyboard_and_named(run, visit):
+    page = visit(run.path / "report.html")
+    reached = []
+    for _ in range(16):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                "(({ id, dataset }) => id || `${dataset.save}.${dataset.format}`)"
+                "(document.activeElement)"
+            )
+        )
+    for plot in page.locator(".plot").all():
+        name = plot.get_attribute("id")
+        assert {name, f"{name}.png", f"{name}.svg"} <= set(reached)
+        assert plot.get_attribute("role") == "img"
+        assert len(plot.get_attribute("aria-label")) > 40
+    page.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details pre").is_visible()
+
+
+def test_a_cell_names_what_meets_in_it(run, visit):
+    page = visit(run.path / "report.html")
+    plot = page.locator(".plot").nth(3)
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
+    tip = page.locator("#tip")
+    tip.wait_for(state="visible")
+    found = re.fullmatch(
+        r"i = (\d+): (\w+), token (\d+)\nj = (\d+): (\w+), token (\d+)\n"
+        r"i − j = (\d+), value ([\d.e-]+)",
+        tip.text_content(),
+    )
+    assert found
+    i, role, token, j, _, _, lag, _ = found.groups()
+    batch = run.task.batch(split="test", size=1, seed=run.train.seed)
+    assert batch.inputs[0, int(i)] == int(token)
+    assert run.task.role_names[batch.roles[0, int(i)]] == role
+    assert int(i) - int(j) == int(lag)
+
+
+def test_a_figure_can_be_saved(run, visit):
+    page = visit(run.path / "report.html")
+    with page.expect_download() as download:
+        page.locator("[data-save][data-format=svg]").first.click()
+    saved = download.value.path().read_text()
+    assert "Test accuracy against rules" in saved
+    assert "mqar · AM SM · step 4 · seed 0" in saved
+    assert page.complaints == []
+
+
+def test_tampered_numbers_are_flagged(run, visit, tmp_path):
+    untouched = (run.path / "report.html").read_text()
+    assert visit(run.path / "report.html").locator("#alarm").is_hidden()
+    forged = {"accuracy": ("50.0 %", "93.0 %"), "loss": ("1.250", "0.125"), "steps": ("4", "400")}
+    text = untouched
+    for name, (shown, tampered) in forged.items():
+        old = f'data-headline="{name}">{shown}<'
+        assert text.count(old) == 1
+        text = text.replace(old, f'data-headline="{name}">{tampered}<')
+    copy = tmp_path / "report.html"
+    copy.write_text(text)
+    page = visit(copy)
+    assert page.locator("#alarm").is_visible()
+    assert page.locator(".disagrees").all_text_contents() == [t for _, t in forged.values()]
+    for name, (_, tampered) in forged.items():
+        assert f"{name} is shown as {tampered}" in page.locator("#alarm").text_content()
+
+
+def test_a_result_that_the_metrics_deny_is_flagged(visit, tmp_path):
+    run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
+    run.write_result({**(run.result() or {}), "accuracy": 0.99})
+    page = visit(write_report(run))
+    assert "accuracy is shown as 99.0 %" in page.locator("#alarm").text_content()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hostile(MQAR):
+    """A task whose every text tries to break out."""
+
+    role_names = (HOSTILE,) * 4
+    note: str = field(default=f"</script>{HOSTILE}")
+
+    def shortcuts(self):
+        return {HOSTILE: self.oracle}
+
+
+def test_hostile_text_stays_text(visit, tmp_path):
+    harmless = trained(tmp_path / "<b onclick=x>&amp;", MQAR(seq_len=16, vocab_size=32))
+    run = replace(harmless, task=Hostile(seq_len=16, vocab_size=32))
+    subject = subject_of(run)
+    assert HOSTILE in subject.baselines
+    file = tmp_path / "report.html"
+    file.write_text(render(subject))
+    page = visit(file)
+    plot = page.locator(".plot").nth(3)
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
+    page.locator("#tip").wait_for(state="visible")
+    assert HOSTILE in page.locator("#tip").text_content()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+    assert page.get_by_text("<b onclick=x>&amp;").count() == 1
+    assert page.complaints == []
+
+
+def test_long_sequences_stay_within_budget(visit, tmp_path):
+    run = trained(tmp_path / "run", MQAR(seq_len=2048, vocab_size=4096), d_model=8)
+    path = write_report(run)
+    text = path.read_text()
+    specs = re.findall(r'data-figure="[^"]*">(.*?)</script>', text, re.DOTALL)
+    assert len(specs) == 7
+    assert max(len(spec.encode()) for spec in specs) < 3 * MEBIBYTE
+    assert path.stat().st_size < 12 * MEBIBYTE
+    page = visit(path)
+    assert page.complaints == []
+    shot = base64.b64encode(page.locator(".plot").nth(3).screenshot()).decode()
+    assert page.evaluate(DISTINCT, shot) > 20
