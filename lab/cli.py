@@ -288,9 +288,9 @@ def bench(
 
 def main() -> None:
     """Run the command line."""
-    # OpenMP's threads otherwise spin while they wait, and on a machine that others share take
-    # the time they wait for: a step of a small model is then six times as slow (LOG.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads of OpenMP that wait long in a loop take the time of those they wait for, where a
+    # machine is shared; asleep at once they wake late, where it is not (LOG.md has the numbers).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # --model MODULE:CLASS is looked for in the user's folder, as `python -m` would.
     sys.path.insert(0, os.getcwd())
     app()
