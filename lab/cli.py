@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,21 +166,22 @@ def _train(name: str, given: dict[str, Any], out: Path | None, as_json: bool) ->
         run, runtime = _described(name, given, out)
     with _answering(), watching(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)
+    if result["signal"]:
+        typer.echo(ending(result) + f"; the same command resumes, `lab analyze {run.path}` reports")
+        raise typer.Exit(128 + signal.Signals[result["signal"]])
     from analysis.report import write_report
 
     with _answering():
         report = write_report(run)
     if as_json:
         typer.echo(json.dumps(result))
-    else:
-        from rich.console import Console
+        return
+    from rich.console import Console
 
-        console = Console()
-        console.print(result_table(result))
-        console.print(ending(result), highlight=False, soft_wrap=True)
-        console.print(f"report: {report}", highlight=False, soft_wrap=True)
-    if result["stopped"] == "interrupted" and runtime.max_minutes is None:
-        raise typer.Exit(130)
+    console = Console()
+    console.print(result_table(result))
+    console.print(ending(result), highlight=False, soft_wrap=True)
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
 def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:

@@ -39,6 +39,14 @@ class Plan:
     last_step: int
 
 
+@dataclass(frozen=True)
+class Ending:
+    """Why training ended: solved, budget, interrupted (by a signal, else for time) or diverged."""
+
+    stopped: str
+    by: signal.Signals | None = None
+
+
 def carry_out(
     run: Run,
     runtime: Runtime,
@@ -71,33 +79,48 @@ def carry_out(
     precision = run.train.precision
     if precision == "auto":
         precision = "bf16" if bf16_pays(device) else "fp32"
-    on_plan(Plan(device, precision, state.model.parameter_count(), state.step, run.train.max_steps))
-    history = run.metrics()
-    seconds = sum(row["seconds"] for row in history)
-    began = time.monotonic()
-    stopped = "budget"
-    solved = bool(history) and _solved(history[-1], run.train)
-    with run.recording() as record, interrupts() as interrupted:
+    plan = Plan(device, precision, state.model.parameter_count(), state.step, run.train.max_steps)
+    on_plan(plan)
+    with run.recording() as record:
+
+        def told(row: Row) -> None:
+            record(row)
+            on_row(row)
+
         try:
-            for row in () if solved else fit(run.task, state, run.train, precision):
-                record(row)
-                on_row(row)
-                seconds += row.seconds
-                solved = _solved(vars(row), run.train)
-                if solved:
-                    break
-                if interrupted() or _over(runtime.max_minutes, began):
-                    stopped = "interrupted"
-                    break
-                if row.step % runtime.checkpoint_every == 0:
-                    run.save(state)
-            run.save(state)
+            ending = _train(run, state, runtime, precision, told)
         except DivergedError:
-            run.write_result(_result(run, state, seconds, "diverged"))
+            run.write_result(_result(run, state, Ending("diverged"), plan))
             raise
-    result = _result(run, state, seconds, "solved" if solved else stopped)
+    result = _result(run, state, ending, plan)
     run.write_result(result)
     return result
+
+
+def _train(
+    run: Run, state: State, runtime: Runtime, precision: str, told: Callable[[Row], None]
+) -> Ending:
+    """Take steps, checkpointing, until one of the reasons to end."""
+    began = time.monotonic()
+    if _solved(run.last_evaluation(), state.step, run.train):
+        return Ending("solved")
+    with interrupts() as interrupted:
+        for row in fit(run.task, state, run.train, precision):
+            told(row)
+            number = interrupted()
+            late = (
+                runtime.max_minutes is not None
+                and time.monotonic() - began >= 60 * runtime.max_minutes
+            )
+            solved = _solved(vars(row), state.step, run.train)
+            if solved or number or late or row.step % runtime.checkpoint_every == 0:
+                run.save(state)
+            if solved:
+                return Ending("solved")
+            if number or late:
+                return Ending("interrupted", number)
+        run.save(state)
+    return Ending("budget")
 
 
 def baselines(task: Task, seed: int) -> dict[str, float]:
@@ -109,37 +132,34 @@ def baselines(task: Task, seed: int) -> dict[str, float]:
 
 
 @contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
+def interrupts() -> Iterator[Callable[[], signal.Signals | None]]:
     """Yield a question: has SIGINT or SIGTERM come? A second signal acts as it always does."""
-    seen: list[int] = []
+    seen: list[signal.Signals] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        signal.signal(number, before[signal.Signals(number)])
+        seen.append(signal.Signals(number))
+        signal.signal(number, before[seen[-1]])
 
     for number in before:
         signal.signal(number, note)
     try:
-        yield lambda: bool(seen)
+        yield lambda: seen[0] if seen else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _solved(row: Mapping[str, Any], config: TrainConfig) -> bool:
-    return config.early_stop and (row.get("test_accuracy") or 0.0) >= config.solved_at
+def _solved(row: Mapping[str, Any], step: int, config: TrainConfig) -> bool:
+    """Whether the evaluation in a row of metrics, if it is of this step, ends the run."""
+    accuracy = row.get("test_accuracy") if row.get("step") == step else None
+    return config.early_stop and accuracy is not None and accuracy >= config.solved_at
 
 
-def _over(minutes: float | None, began: float) -> bool:
-    return minutes is not None and time.monotonic() - began >= 60 * minutes
-
-
-def _result(run: Run, state: State, seconds: float, stopped: str) -> dict[str, Any]:
-    loss, right = (None, None)
-    if stopped != "diverged":
-        loss, right = evaluate(run.task, state.model, run.train)
+def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any]:
+    seconds = sum(row["seconds"] for row in run.metrics())
     rows = state.step * run.train.batch_size
+    loss, right = _scores(run, state, ending)
     return {
         "task": run.task.name,
         "model": run.model.model or run.model.stack,
@@ -149,7 +169,20 @@ def _result(run: Run, state: State, seconds: float, stopped: str) -> dict[str, A
         "rows": rows,
         "seconds": seconds,
         "rows_per_second": rows / seconds if seconds else None,
-        "parameters": state.model.parameter_count(),
-        "stopped": stopped,
+        "parameters": plan.parameters,
+        "stopped": ending.stopped,
+        "signal": ending.by and ending.by.name,
+        "device": str(plan.device),
+        "precision": plan.precision,
         "baselines": baselines(run.task, run.train.seed),
     }
+
+
+def _scores(run: Run, state: State, ending: Ending) -> tuple[float | None, float | None]:
+    """Return test loss and accuracy: of the last weights, unless a signal asks for haste."""
+    last = run.last_evaluation()
+    if ending.stopped == "diverged":
+        return None, None
+    if last.get("step") == state.step or ending.by:
+        return last.get("test_loss"), last.get("test_accuracy")
+    return evaluate(run.task, state.model, run.train)

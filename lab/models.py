@@ -78,8 +78,8 @@ class LanguageModel(nn.Module):
         *,
         vocab_size: int,
         d_model: int,
-        embedding_std: float = 0.5,
-        tied: bool = False,
+        embedding_std: float = 1.0,
+        tied: bool = True,
         train_embedding: bool = True,
     ):
         super().__init__()
@@ -135,9 +135,9 @@ def build(
     n_heads: int = 1,
     options: Mapping[str, Any] | None = None,
     model: str | None = None,
-    tied: bool = False,
+    tied: bool = True,
     train_embedding: bool = True,
-    embedding_std: float = 0.5,
+    embedding_std: float = 1.0,
     seed: int = 0,
 ) -> LanguageModel:
     """Build a language model from stack notation.

@@ -133,6 +133,11 @@ class Run:
                 rows.append(json.loads(line))
         return rows
 
+    def last_evaluation(self) -> dict[str, Any]:
+        """Return the newest row of metrics.jsonl that was evaluated; empty when none was."""
+        evaluated = [row for row in self.metrics() if "test_accuracy" in row]
+        return evaluated[-1] if evaluated else {}
+
     def rewind_metrics(self, step: int) -> None:
         """Drop the rows after a step: they will be computed again."""
         kept = [row for row in self.metrics() if row["step"] <= step]

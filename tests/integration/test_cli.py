@@ -94,14 +94,14 @@ def test_the_ending_shows_accuracy_beside_its_baselines_and_the_report(tmp_path)
 def test_every_option_reaches_the_run(tmp_path):
     lab(
         f"mqar {SMALL} --max-steps 2 --out {tmp_path / 'run'} --stack SE --option S.d_state=8 "
-        "--option 0.E.n_experts=16 --n-pairs 2,4 --fillers fresh --no-early-stop --tied "
+        "--option 0.E.n_experts=16 --n-pairs 2,4 --fillers fresh --no-early-stop --no-tied "
         "--no-train-embedding --optimizer adamw --schedule cosine --precision fp32 --seed 5"
     )
     run = Run.open(tmp_path / "run")
     assert run.task.options()["n_pairs"] == (2, 4)
     assert run.task.options()["fillers"] == "fresh"
     assert run.model.options == {"S.d_state": "8", "0.E.n_experts": "16"}
-    assert (run.model.stack, run.model.tied, run.model.train_embedding) == ("SE", True, False)
+    assert (run.model.stack, run.model.tied, run.model.train_embedding) == ("SE", False, False)
     assert (run.train.early_stop, run.train.seed) == (False, 5)
     assert (run.train.optimizer, run.train.schedule) == ("adamw", "cosine")
 

@@ -176,15 +176,15 @@ def test_weights_depend_on_the_seed_alone():
 
 
 def test_tied_and_frozen_tables():
-    tied = build("AM", vocab_size=32, d_model=16, tied=True, train_embedding=False)
+    tied = build("AM", vocab_size=32, d_model=16, train_embedding=False)
     assert tied.head.weight is tied.embed.weight
     assert not tied.embed.weight.requires_grad
-    loose = build("AM", vocab_size=32, d_model=16)
+    loose = build("AM", vocab_size=32, d_model=16, tied=False)
     assert loose.parameter_count() == tied.parameter_count() + 32 * 16
 
 
 def test_parameters_add_up():
     d, v, d_ff = 16, 32, 64
-    model = build("AM*2", vocab_size=v, d_model=d)
+    model = build("AM*2", vocab_size=v, d_model=d, tied=False)
     block = 4 * d * d + 2 * d * d_ff + 2 * d
     assert model.parameter_count() == 2 * v * d + 2 * block + d
