@@ -1,5 +1,6 @@
 """What a training run shows while it goes and when it ends. Progress goes to stderr."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -16,6 +17,8 @@ from lab.train import Row
 
 MEASURED_STEPS = range(4, 13)
 """Steps of a session whose median time tells the cost: past the warm-up, few enough to wait for."""
+RECENT_STEPS = 50
+"""Steps whose median time is the speed shown."""
 
 
 @contextmanager
@@ -24,18 +27,19 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
 
     Without a terminal the bar is left out and each evaluation prints a line.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     bar = Progress(
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,
     )
-    shown = bar.add_task("", total=run.train.max_steps)
-    times: list[float] = []
     last_step = run.train.max_steps
+    shown = bar.add_task("", total=last_step, visible=False)
+    first: list[float] = []
+    recent: deque[float] = deque(maxlen=RECENT_STEPS)
     test = ""
 
     def on_plan(plan: Plan) -> None:
@@ -43,32 +47,36 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
         console.print(
             f"{run.task.name}: {model}, {plan.parameters:,} parameters, on {plan.device} in "
             f"{plan.precision}, {run.train.optimizer}, {run.train.batch_size} rows a step; "
-            f"kept in {run.path}",
-            highlight=False,
-            soft_wrap=True,
+            f"kept in {run.path}"
         )
         if plan.first_step:
-            console.print(f"resuming after step {plan.first_step:,}", highlight=False)
+            console.print(f"resuming after step {plan.first_step:,}")
+        bar.update(shown, completed=plan.first_step, visible=True)
 
     def on_row(row: Row) -> None:
         nonlocal test
-        times.append(row.seconds)
-        if len(times) == MEASURED_STEPS.stop:
-            console.print(_cost(run, times, last_step - row.step), highlight=False, soft_wrap=True)
-        rate = run.train.batch_size / median(times[-50:])
+        recent.append(row.seconds)
+        steps_left = last_step - row.step
+        if len(first) < MEASURED_STEPS.stop:
+            first.append(row.seconds)
+            if len(first) == MEASURED_STEPS.stop:
+                console.print(_cost(first, steps_left))
+        each = median(recent)
         if row.test_accuracy is not None:
             test = f"  test {row.test_accuracy:.3f}"
-        text = f"loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{test}  {rate:,.0f} rows/s"
-        left = duration((last_step - row.step) * median(times[-50:]))
-        bar.update(shown, completed=row.step, description=f"{text}  ≤ {left} left")
+        text = (
+            f"loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{test}  "
+            f"{run.train.batch_size / each:,.0f} rows/s  ≤ {duration(steps_left * each)} left"
+        )
+        bar.update(shown, completed=row.step, description=text)
         if not console.is_terminal and row.test_accuracy is not None:
-            console.print(f"step {row.step:,}  {text}", highlight=False, soft_wrap=True)
+            console.print(f"step {row.step:,}  {text}")
 
     with bar:
         yield on_plan, on_row
 
 
-def _cost(run: Run, times: list[float], steps_left: int) -> str:
+def _cost(times: list[float], steps_left: int) -> str:
     each = median(times[i] for i in MEASURED_STEPS)
     return (
         f"{1000 * each:,.0f} ms a step measured: the {steps_left:,} steps left take at most "
