@@ -1,0 +1,31 @@
+"""The main job, as `make mqar` runs it: recall is learned, and the mechanism is there to see."""
+
+from analysis.mixing import layer_matrices, mass, row_links
+from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+from lab.experiment import carry_out
+from lab.runs import Run
+from tasks.mqar import MQAR
+
+
+def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
+    values = protocol_defaults("lab", seq_len=64, d_model=64)
+    run = Run(
+        tmp_path / "run",
+        MQAR(seq_len=64, vocab_size=256),
+        ModelConfig(),
+        TrainConfig(max_steps=1500, test_rows=256, **values),
+    )
+    result = carry_out(run, Runtime(device="cpu"))
+    assert result["stopped"] == "solved"
+    assert result["accuracy"] >= 0.99
+    assert result["baselines"]["oracle"] == 1.0
+    assert result["accuracy"] > result["baselines"]["most recent match"]
+
+    state = run.load()
+    batch = run.task.batch(split="test", size=1)
+    (_, _, first), (_, _, second) = layer_matrices(state.model, batch)
+    assert first is not None
+    assert second is not None
+    links = row_links(batch)
+    assert mass(first, links).written[0] > 0.5
+    assert mass(second, links).on_value[0] > 0.5

@@ -1,0 +1,56 @@
+"""The benchmarks compare like with like: both sides do the same work."""
+
+import numpy as np
+import pytest
+import torch
+
+from lab.bench.generator import TASK, usual
+from lab.bench.peak import peak_mib
+from lab.bench.ratio import Ratio, median_seconds, seconds_each
+from lab.bench.step import usual_forward
+from lab.models import build
+from tasks.mqar import MQAR
+
+
+def test_the_usual_step_computes_the_same_logits():
+    model = build("AM*2", vocab_size=64, d_model=16)
+    tokens = MQAR(seq_len=16, vocab_size=64).batch(size=3).inputs
+    torch.testing.assert_close(usual_forward(model, tokens), model(tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_the_usual_generator_draws_rows_that_our_oracle_answers():
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    inputs, targets = usual(TASK, 2)
+    np.random.set_state(state)  # noqa: NPY002
+    assert inputs.shape == targets.shape == (2, 2048)
+    scored = targets != -100
+    assert scored.sum(1).tolist() == [512, 512]
+    batch = TASK.batch(size=1)
+    answers = TASK.oracle(type(batch)(inputs, targets, batch.roles.expand(2, -1), {}))
+    assert torch.equal(answers[scored], targets[scored])
+
+
+def allocate_64_mib():
+    return lambda: torch.ones(2**24)
+
+
+def test_peak_memory_sees_what_a_call_allocates():
+    assert 60 < peak_mib(allocate_64_mib) < 90
+
+
+def test_times_are_medians_of_calls_taken_in_turn():
+    calls = []
+    ours, theirs = seconds_each(lambda: calls.append("ours"), lambda: calls.append("theirs"), 3)
+    assert calls == ["ours", "theirs"] * 4
+    assert min(ours, theirs) >= 0
+    assert median_seconds(lambda: None, 3) < 1
+
+
+@pytest.mark.parametrize(
+    ("ratio", "target", "reached"), [(2.0, 2.0, True), (1.9, 2.0, False), (0.1, None, True)]
+)
+def test_a_missed_promise_says_so(ratio, target, reached):
+    line = Ratio("thing", 2.0, 1.0, "rows/s", ratio, target)
+    assert line.reached == reached
+    assert ("MISSED" in str(line)) == (not reached)

@@ -1,0 +1,155 @@
+"""The training loop's parts: schedule, optimisers, scored positions, evaluation, divergence."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lab.config import TrainConfig
+from lab.layers.mask import stored
+from lab.models import build
+from lab.ops.cross_entropy import linear_cross_entropy
+from lab.train import (
+    DivergedError,
+    evaluate,
+    first_row,
+    fit,
+    learning_rate,
+    score,
+    start,
+    stored_positions,
+)
+from tasks.base import IGNORE, Batch
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=16, vocab_size=64)
+
+
+def model(**options):
+    return build("AM", vocab_size=64, d_model=16, **options)
+
+
+def test_the_schedule():
+    config = TrainConfig(learning_rate=1.0, warmup_steps=10, max_steps=110, schedule="cosine")
+    assert learning_rate(config, 1) == 0.1
+    assert learning_rate(config, 10) == 1.0
+    assert learning_rate(config, 60) == pytest.approx(0.55)
+    assert learning_rate(config, 110) == pytest.approx(0.1)
+    constant = TrainConfig(learning_rate=1.0, warmup_steps=0)
+    assert learning_rate(constant, 1) == learning_rate(constant, 10**6) == 1.0
+
+
+def test_every_trained_parameter_has_one_optimizer():
+    language_model = build("AE SM", vocab_size=64, d_model=16, options={"E.n_experts": 16})
+    state = start(language_model, TrainConfig(weight_decay=0.1))
+    held = [
+        (name, id(p), group["weight_decay"])
+        for name, optimizer in state.optimizers.items()
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+    assert sorted(i for _, i, _ in held) == sorted(id(p) for p in language_model.parameters())
+    by_id = {i: (name, decay) for name, i, decay in held}
+    for name, p in language_model.named_parameters():
+        optimizer, decay = by_id[id(p)]
+        table = name.startswith(("embed", "blocks.0.mlp.down", "blocks.0.mlp.up"))
+        assert optimizer == ("muon" if p.ndim == 2 and not table else "adamw"), name
+        assert decay == (0.1 if p.ndim >= 2 else 0.0), name
+
+
+def test_a_frozen_table_has_none():
+    state = start(model(train_embedding=False), TrainConfig(optimizer="adamw"))
+    held = {id(p) for g in state.optimizers["adamw"].param_groups for p in g["params"]}
+    assert id(state.model.embed.weight) not in held
+
+
+def test_training_rows_are_new_or_go_round():
+    fresh = TrainConfig(batch_size=4)
+    assert [first_row(fresh, step) for step in (1, 2, 100)] == [0, 4, 396]
+    finite = TrainConfig(batch_size=4, train_rows=8)
+    assert [first_row(finite, step) for step in (1, 2, 3, 4)] == [0, 4, 0, 4]
+
+
+def test_loss_at_scored_positions_is_the_usual_cross_entropy():
+    language_model, batch = model(), TASK.batch(size=3)
+    loss, correct = linear_cross_entropy(*score(language_model, batch, "fp32"))
+    logits, targets = language_model(batch.inputs).flatten(0, 1), batch.targets.flatten()
+    usual = F.cross_entropy(logits, targets, ignore_index=IGNORE)
+    torch.testing.assert_close(loss, usual, rtol=1e-6, atol=1e-6)
+    assert correct == (logits.argmax(-1) == targets).sum()
+    for mine, other in zip(
+        torch.autograd.grad(loss, list(language_model.parameters())),
+        torch.autograd.grad(usual, list(language_model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_is_the_accuracy_over_the_whole_split():
+    language_model = model()
+    config = TrainConfig(batch_size=4, test_rows=10)
+    loss, accuracy = evaluate(TASK, language_model, config)
+    batch = TASK.batch(split="test", size=10)
+    scored = batch.targets != IGNORE
+    logits = language_model(batch.inputs)[scored]
+    assert accuracy == (logits.argmax(-1) == batch.targets[scored]).double().mean().item()
+    assert loss == pytest.approx(F.cross_entropy(logits, batch.targets[scored]).item(), rel=1e-5)
+
+
+def test_an_oracle_mask_is_told_what_the_batch_stores():
+    task = MQAR(seq_len=16, vocab_size=64, n_pairs=(1, 3))
+    batch = task.batch(size=6)
+    keep = stored_positions(batch)
+    pairs = (batch.roles == 0) | (batch.roles == 1)
+    assert torch.equal(keep, pairs)
+    told = model(options={"A.mask": "oracle"})
+    hidden, _, _ = score(told, batch, "fp32")
+    with stored(told, pairs):
+        expected = told.hidden(batch.inputs)[batch.targets != IGNORE]
+    torch.testing.assert_close(hidden, expected)
+    with pytest.raises(ValueError, match="links must name key_pos and value_pos"):
+        score(told, Batch(batch.inputs, batch.targets, batch.roles, {}), "fp32")
+
+
+def test_rows_tell_what_happened():
+    config = TrainConfig(batch_size=4, max_steps=5, eval_every=2, test_rows=4)
+    rows = list(fit(TASK, start(model(), config), config, "fp32"))
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5]
+    assert [row.test_accuracy is not None for row in rows] == [False, True, False, True, True]
+    assert all(math.isfinite(row.loss) and row.grad_norm > 0 and row.seconds > 0 for row in rows)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_one_step_moves_every_parameter(precision):
+    config = TrainConfig(batch_size=4, max_steps=1, test_rows=4, warmup_steps=0)
+    language_model = model()
+    before = [p.clone() for p in language_model.parameters()]
+    list(fit(TASK, start(language_model, config), config, precision))
+    for old, new in zip(before, language_model.parameters(), strict=True):
+        assert not torch.equal(old, new)
+
+
+def test_a_broken_weight_is_named_and_not_made_worse():
+    config = TrainConfig(batch_size=4, max_steps=3, test_rows=4)
+    state = start(model(), config)
+    steps = fit(TASK, state, config, "fp32")
+    next(steps)
+    with torch.no_grad():
+        state.model.embed.weight.fill_(torch.nan)
+    others = [p.clone() for p in state.model.blocks.parameters()]
+    with pytest.raises(DivergedError, match="loss=nan at step 2; the weights of step 1 are kept"):
+        next(steps)
+    for old, new in zip(others, state.model.blocks.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_an_exploded_loss_is_named():
+    config = TrainConfig(batch_size=4, max_steps=3, test_rows=4)
+    state = start(model(), config)
+    steps = fit(TASK, state, config, "fp32")
+    next(steps)
+    with torch.no_grad():
+        state.model.norm_final.weight.mul_(-1e4)
+    with pytest.raises(DivergedError, match=r"loss=.* at step 2, above"):
+        next(steps)
