@@ -233,3 +233,12 @@ def test_nothing_is_unpickled_on_load(whole, monkeypatch):
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
         monkeypatch.setattr(name, refuse)
     assert run.load().step == STEPS
+
+
+@pytest.mark.gpu
+def test_a_run_begun_on_cuda_goes_on_there_or_on_a_cpu(tmp_path):
+    for device in ("cuda", "cpu"):
+        run = make(tmp_path / device, precision="auto")
+        first = carry_out(run, Runtime(device="cuda", max_minutes=1e-9))
+        assert (first["device"], first["precision"]) == ("cuda", "bf16")
+        assert carry_out(run, Runtime(device=device))["steps"] == STEPS
