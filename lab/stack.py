@@ -13,6 +13,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
+MAX_BLOCKS = 1000
+"""More is a slip of the pen, and would fill the memory before anything is said."""
 
 
 def parse_stack(
@@ -21,7 +23,7 @@ def parse_stack(
     """Return the (mixer, state transform) letters of each block.
 
     Raises:
-        ValueError: for an unknown letter, a word that is no pair, a repeat below 1, no block.
+        ValueError: for an unknown letter, a word that is no pair, no block, or too many.
     """
     blocks: list[tuple[str, str]] = []
     for word in stack.split():
@@ -33,8 +35,11 @@ def parse_stack(
                 letters = ", ".join(known)
                 raise ValueError(f"stack={stack!r}: unknown {kind} {match[kind]!r}; {letters}")
         times = int(match["times"] or 1)
-        if times < 1:
-            raise ValueError(f"stack={stack!r}: {word!r} repeats {times} times, must be ≥ 1")
+        if not 1 <= times <= MAX_BLOCKS - len(blocks):
+            raise ValueError(
+                f"stack={stack!r}: {word!r} repeats {times} times, must be ≥ 1 and leave the "
+                f"stack at most {MAX_BLOCKS} blocks"
+            )
         blocks += [(match["mixer"], match["transform"])] * times
     if not blocks:
         raise ValueError(f"stack={stack!r}: must name at least one pair")

@@ -158,15 +158,15 @@ class MQAR(Task):
         point = self._filler_points(n_pairs, word)
         points = torch.cat((stored.expand(len(numbers), -1), point.int()), 1)
         image = counter.permute(mixing, points, half, lanes=2, keep_zero=True)
-        token = (image & 1) * half + (image >> 1)
+        token = (image & 1).mul_(half).add_(image.bitwise_right_shift_(1))
         keys, values = token[:, :context:2].long(), token[:, 1:context:2].long()
-        filler = token[:, context:].long()
+        filler = token[:, context:]
 
         inputs = torch.empty(len(numbers), t, dtype=torch.int64, device=device)
         inputs[:, :context] = token[:, :context]
         inputs[:, context + 1 :: 2] = filler[:, :n_slots]
         inputs.scatter_(1, query_pos, keys)
-        inputs.scatter_(1, spare_pos, filler[:, n_slots:])
+        inputs.scatter_(1, spare_pos, filler[:, n_slots:].long())
         targets = torch.full_like(inputs, IGNORE).scatter_(1, query_pos, values)
         roles = torch.full((t,), FILLER, device=device)
         roles[:context:2], roles[1:context:2] = KEY, VALUE

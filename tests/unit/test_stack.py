@@ -41,6 +41,7 @@ def test_the_papers_stack():
         ("A", "'A' is no pair"),
         ("AM*", "is no pair"),
         ("AM*0", "repeats 0 times, must be ≥ 1"),
+        ("AM SM*1000", "repeats 1000 times, must be ≥ 1 and leave the stack at most 1000"),
     ],
 )
 def test_bad_stacks_are_named(stack, message):
