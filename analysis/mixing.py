@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lab.files import RunError
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
 from lab.models import Block, LanguageModel
@@ -68,7 +69,12 @@ def layer_matrices(
         block = model.blocks[layer]
         assert isinstance(block, Block)
         if isinstance(block.mixer, MatrixMixer) and block.norm_mixer is not None:
-            matrix = block.mixer.matrix(block.norm_mixer(residual))[0]
+            try:
+                matrix = block.mixer.matrix(block.norm_mixer(residual))[0]
+            # A user's mixer may raise anything.
+            except Exception as error:
+                where = f"{type(block.mixer).__name__}.matrix"
+                raise RunError(f"{where} raised {type(error).__name__}: {error}") from error
             found.append((layer, block.mixer, _below_diagonal(matrix.float().numpy())))
         elif block.mixer is not None:
             found.append((layer, block.mixer, None))

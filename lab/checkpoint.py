@@ -14,12 +14,15 @@ from lab.files import FORMAT, RunError, read_json, write, write_json
 from lab.train import DivergedError, State
 
 FILES = ("model", "optimizer")
+AGAIN = "remove the checkpoint folder to begin again"
 
 
 def saved(run: Path) -> dict[int, Path]:
     """Return the checkpoint folders of a run folder by step, oldest first."""
-    found = (run / "checkpoint").glob("step-*")
-    return dict(sorted((int(path.name.removeprefix("step-")), path) for path in found))
+    numbered = (
+        (path.name.removeprefix("step-"), path) for path in (run / "checkpoint").glob("step-*")
+    )
+    return dict(sorted((int(step), path) for step, path in numbered if step.isdecimal()))
 
 
 def save(run: Path, state: State) -> None:
@@ -48,7 +51,6 @@ def save(run: Path, state: State) -> None:
             "format": FORMAT,
             "step": state.step,
             "first_loss": state.first_loss,
-            "threads": torch.get_num_threads(),
             "sha256": digests,
         }
         write_json(temporary / "state.json", told)
@@ -66,7 +68,13 @@ def restore(home: Path, state: State) -> State:
     Raises:
         RunError: when the checkpoint is truncated, tampered with, or of another model.
     """
-    told = read_json(home / "state.json", f"checkpoint {home} is incomplete")
+    told = read_json(home / "state.json", f"checkpoint {home} is incomplete; {AGAIN}")
+    if told.get("format") != FORMAT:
+        raise RunError(f"checkpoint {home}: format {told.get('format')}, this lab reads {FORMAT}")
+    if told.get("step") != int(home.name.removeprefix("step-")):
+        raise RunError(f"checkpoint {home}: state.json says step {told.get('step')}; {AGAIN}")
+    if not isinstance(told.get("first_loss"), float | None):
+        raise RunError(f"checkpoint {home}: state.json has no number as first_loss; {AGAIN}")
     weights, moments = (_read(home, name, told) for name in FILES)
     try:
         state.model.load_state_dict(weights)
@@ -106,10 +114,10 @@ def _read(home: Path, name: str, told: dict[str, Any]) -> dict[str, Tensor]:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise RunError(f"checkpoint {file}: {error.strerror}") from error
+        raise RunError(f"checkpoint {file}: {error.strerror}; {AGAIN}") from error
     if hashlib.sha256(data).hexdigest() != told.get("sha256", {}).get(name):
         raise RunError(
             f"checkpoint {file}: digest differs from state.json's: truncated or changed since it "
-            "was written; remove the checkpoint folder to begin again"
+            f"was written; {AGAIN}"
         )
     return safetensors.torch.load(data)

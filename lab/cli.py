@@ -141,12 +141,11 @@ def _trainer(name: str) -> Callable[..., None]:
 
 def _option(panel: str, name: str, hint: Any, field: Any) -> Any:
     """Return a Typer annotation for a dataclass field; None stands for "not given"."""
-    shown = field.default if not isinstance(field.default, type) else None
+    shown = field.metadata.get("shown") or field.default
     flag = None
     kind: Any = hint
     if get_origin(hint) in (Union, UnionType):
-        members = [m for m in get_args(hint) if m is not NoneType]
-        kind = str if any(get_origin(m) is tuple for m in members) else members[0]
+        kind = str if _several(hint) else next(m for m in get_args(hint) if m is not NoneType)
     if get_origin(hint) is dict:
         kind, flag, shown = list[str], "--option", None
     settings = typer.Option(
@@ -158,6 +157,11 @@ def _option(panel: str, name: str, hint: Any, field: Any) -> Any:
     return Annotated[kind | None, settings]
 
 
+def _several(hint: Any) -> bool:
+    """Whether an annotation takes several numbers: "4,16,64" on the command line."""
+    return any(get_origin(member) is tuple for member in get_args(hint))
+
+
 def _train(name: str, given: dict[str, Any], out: Path | None, as_json: bool) -> None:
     from lab.console import ending, result_table, watching
     from lab.experiment import carry_out
@@ -166,22 +170,21 @@ def _train(name: str, given: dict[str, Any], out: Path | None, as_json: bool) ->
         run, runtime = _described(name, given, out)
     with _answering(), watching(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        from rich.console import Console
+
+        Console(markup=False).print(result_table(result))
+        typer.echo(ending(result))
     if result["signal"]:
-        typer.echo(ending(result) + f"; the same command resumes, `lab analyze {run.path}` reports")
+        typer.echo(f"The same command resumes; `lab analyze {run.path}` reports.", err=True)
         raise typer.Exit(128 + signal.Signals[result["signal"]])
     from analysis.report import write_report
 
     with _answering():
         report = write_report(run)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    from rich.console import Console
-
-    console = Console()
-    console.print(result_table(result))
-    console.print(ending(result), highlight=False, soft_wrap=True)
-    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    typer.echo(f"report: {report}", err=as_json)
 
 
 def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:
@@ -193,15 +196,22 @@ def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any,
         ValueError: naming the option, its value and its bound.
     """
     from lab.device import choose_device
+    from lab.experiment import try_out
     from lab.runs import Run
 
     task_class = TASKS[name]
     known = {f.name for f in fields(task_class)}
-    task = task_class(**{k: _numbers(v) for k, v in given.items() if k in known})
+    hints = get_type_hints(task_class)
+    options: dict[str, Any] = {
+        key: _numbers(key, value) if _several(hints[key]) else value
+        for key, value in given.items()
+        if key in known
+    }
+    task = task_class(**options)
     if given.get("model") and "stack" not in given:
         given = {**given, "stack": "UM*2"}
     if "options" in given:
-        given = {**given, "options": dict(_assignment(text) for text in given["options"])}
+        given = {**given, "options": _assignments(given["options"])}
     d_model = given.get("d_model", ModelConfig.d_model)
     values = {
         **protocol_defaults(given.get("protocol", "lab"), task.seq_len, d_model),
@@ -210,7 +220,7 @@ def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any,
     runtime = _part(Runtime, values)
     choose_device(runtime.device)
     run = Run(Path("runs"), task, _part(ModelConfig, values), _part(TrainConfig, values))
-    run.build()
+    try_out(run)
     return replace(run, path=out or Path("runs") / f"{name}-{run.digest()}"), runtime
 
 
@@ -219,19 +229,25 @@ def _part(part: type[Part], values: dict[str, Any]) -> Part:
     return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})
 
 
-def _numbers(value: Any) -> Any:
-    """Read "4,16,64" as a tuple and "16" as a number; leave the rest as it is."""
-    if not isinstance(value, str) or not value.replace(",", "").isdigit():
-        return value
-    numbers = tuple(int(part) for part in value.split(",") if part)
-    return numbers if "," in value else numbers[0]
+def _numbers(name: str, value: str) -> int | tuple[int, ...]:
+    """Read "4,16,64" as a tuple and "16" as a number."""
+    try:
+        return tuple(map(int, value.split(","))) if "," in value else int(value)
+    except ValueError:
+        raise ValueError(f"{name}={value}: must be a whole number, or several: 4,16,64") from None
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"option={text}: must look like S.d_state=64")
-    return name, value
+def _assignments(texts: list[str]) -> dict[str, str]:
+    """Read ["S.d_state=64", …] as options by name."""
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"option={text}: must look like S.d_state=64")
+        if name in options:
+            raise ValueError(f"option={text}: {name}={options[name]} is given too; choose one")
+        options[name] = value
+    return options
 
 
 @app.command()
@@ -256,7 +272,8 @@ def runs(
 
     from lab.runs import find, table
 
-    found = table(find(root))
+    with _answering():
+        found = table(find(root))
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
@@ -264,7 +281,7 @@ def runs(
     else:
         from lab.console import runs_table
 
-        Console().print(runs_table(found))
+        Console(markup=False).print(runs_table(found))
 
 
 @app.command()

@@ -1,8 +1,9 @@
 """What a run is, apart from its task: frozen configurations, whose fields are the CLI's options."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 PAPER_LEARNING_RATES = {32: 4e-4, 64: 3e-4, 128: 2e-4, 256: 1e-4}
 """Learning rate by d_model (tab:multi_query_associative_recall:model)."""
@@ -13,9 +14,9 @@ PAPER_EPOCHS = 64
 LAB_TOKENS_A_STEP = 4_096
 
 
-def option(default: Any, help: str) -> Any:
-    """Return a dataclass field that carries its text for the command line."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, shown: str | None = None) -> Any:
+    """Return a dataclass field that carries its text, and its default's, for the command line."""
+    return field(default=default, metadata={"help": help, "shown": shown})
 
 
 Config = TypeVar("Config", bound="_Config")
@@ -38,6 +39,14 @@ class _Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, ready for JSON."""
         return asdict(self)  # type: ignore[call-overload]
+
+
+def _check_choices(config: object) -> None:
+    """Hold every field that names its choices to them."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"{name}={value}: must be one of {', '.join(get_args(hint))}")
 
 
 def _require(holds: bool, name: str, value: object, bound: str) -> None:
@@ -70,7 +79,8 @@ class ModelConfig(_Config):
             self.d_model,
             f"a multiple of n_heads={self.n_heads}",
         )
-        _require(self.embedding_std > 0, "embedding_std", self.embedding_std, "> 0")
+        std = self.embedding_std
+        _require(0 < std < math.inf, "embedding_std", std, "> 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,22 +95,26 @@ class TrainConfig(_Config):
     warmup_steps: int = option(50, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices")
     clip_norm: float = option(1.0, "largest norm of the whole gradient")
-    batch_size: int = option(64, "rows a step")
+    batch_size: int = option(64, "rows a step", f"{LAB_TOKENS_A_STEP} tokens")
     max_steps: int = option(20_000, "steps at most")
     train_rows: int | None = option(None, "rows of the training set; none: every row is new")
     test_rows: int = option(1024, "rows of the test split")
-    eval_every: int = option(100, "steps between evaluations on the test split")
+    eval_every: int = option(100, "steps between evaluations", "a tenth of the time")
     early_stop: bool = option(True, "stop when the test accuracy reaches --solved-at")
     solved_at: float = option(0.99, "test accuracy that counts as solved")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto: bf16 where it pays")
 
     def __post_init__(self):
+        _check_choices(self)
+        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "in −2⁶³ … 2⁶³ − 1")
         for name in ("max_steps", "batch_size", "test_rows", "eval_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
         for name in ("learning_rate", "clip_norm"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
+            value = getattr(self, name)
+            _require(0 < value < math.inf, name, value, "> 0 and finite")
         for name in ("warmup_steps", "weight_decay"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "≥ 0")
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, name, value, "≥ 0 and finite")
         _require(0 < self.solved_at <= 1, "solved_at", self.solved_at, "in (0, 1]")
         if self.train_rows is not None:
             _require(
@@ -134,7 +148,7 @@ def protocol_defaults(protocol: str, seq_len: int, d_model: int) -> dict[str, An
     list of § Downstream Evaluation).
 
     Departs: the paper states no initial scale and no head; `paper` ties a table of std 0.02,
-    as the code it builds on does.
+    as the code it builds on does. It states no clipping and no early stop; the lab's stay.
 
     Raises:
         ValueError: when the paper states nothing for this width or length.

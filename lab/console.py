@@ -8,15 +8,17 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from lab.experiment import Plan
+from lab.experiment import AUDIT_ROWS, Plan
 from lab.runs import Run
 from lab.train import Row
 
 MEASURED_STEPS = range(4, 13)
 """Steps of a session whose median time tells the cost: past the warm-up, few enough to wait for."""
+ROOM_FOR_A_BAR = 110
+"""Columns of a terminal from which there is room for more than numbers."""
 RECENT_STEPS = 50
 """Steps whose median time is the speed shown."""
 
@@ -28,11 +30,11 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
     Without a terminal the bar is left out and each evaluation prints a line.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    columns = [MofNCompleteColumn(), TextColumn("{task.description}", markup=False)]
+    if console.width >= ROOM_FOR_A_BAR:
+        columns[1:1] = [BarColumn(bar_width=None)]
     bar = Progress(
-        MofNCompleteColumn(),
-        BarColumn(bar_width=None),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
+        *columns,
         console=console,
         disable=not console.is_terminal,
     )
@@ -66,7 +68,7 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
             test = f"  test {row.test_accuracy:.3f}"
         text = (
             f"loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{test}  "
-            f"{run.train.batch_size / each:,.0f} rows/s  ≤ {duration(steps_left * each)} left"
+            f"{run.train.batch_size / each:,.0f} rows/s  ≤ {duration(steps_left * each)}"
         )
         bar.update(shown, completed=row.step, description=text)
         if not console.is_terminal and row.test_accuracy is not None:
@@ -114,7 +116,10 @@ def _cell(value: object) -> str:
 def result_table(result: dict[str, Any]) -> Table:
     """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
-    table = Table(title=f"{result['task']}: test accuracy", title_justify="left")
+    table = Table(
+        title=f"{result['task']}: test accuracy (all but this model's on {AUDIT_ROWS} rows)",
+        title_justify="left",
+    )
     table.add_column("")
     table.add_column("accuracy", justify="right")
     for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):

@@ -12,8 +12,10 @@ import torch
 
 from lab.config import Runtime, TrainConfig
 from lab.device import bf16_pays, choose_device
+from lab.files import locked
+from lab.models import mixers_checked
 from lab.runs import Run
-from lab.train import DivergedError, Row, State, evaluate, fit
+from lab.train import DivergedError, Row, State, evaluate, fit, score
 from tasks.base import Task, accuracy
 
 AUDIT_ROWS = 256
@@ -29,14 +31,12 @@ class Plan:
         precision: "fp32" or "bf16".
         parameters: how many numbers the model holds.
         first_step: steps already taken by an earlier part of this run.
-        last_step: steps at most.
     """
 
     device: torch.device
     precision: str
     parameters: int
     first_step: int
-    last_step: int
 
 
 @dataclass(frozen=True)
@@ -71,30 +71,52 @@ def carry_out(
     """
     device = choose_device(runtime.device)
     run.claim()
-    done = run.result()
-    if done is not None and done["stopped"] in ("solved", "budget"):
-        return done
-    state = run.load(device)
-    run.rewind_metrics(state.step)
-    precision = run.train.precision
-    if precision == "auto":
-        precision = "bf16" if bf16_pays(device) else "fp32"
-    plan = Plan(device, precision, state.model.parameter_count(), state.step, run.train.max_steps)
-    on_plan(plan)
-    with run.recording() as record:
+    with locked(run.path):
+        done = run.result()
+        if done is not None and done["stopped"] in ("solved", "budget"):
+            return done
+        state = run.load(device)
+        run.rewind_metrics(state.step)
+        precision = run.train.precision
+        if precision == "auto":
+            precision = "bf16" if bf16_pays(device) else "fp32"
+        plan = Plan(device, precision, state.model.parameter_count(), state.step)
+        on_plan(plan)
+        with run.recording() as record:
 
-        def told(row: Row) -> None:
-            record(row)
-            on_row(row)
+            def told(row: Row) -> None:
+                record(row)
+                on_row(row)
 
-        try:
-            ending = _train(run, state, runtime, precision, told)
-        except DivergedError:
-            run.write_result(_result(run, state, Ending("diverged"), plan))
+            try:
+                ending = _train(run, state, runtime, precision, told)
+            except DivergedError as error:
+                run.write_result(_result(run, state, Ending("diverged"), plan))
+                kept = ", ".join(f"step {step}" for step in run.checkpoints()) or "none yet"
+                advice = f"last good checkpoint: {kept}; try a lower --learning-rate"
+                raise DivergedError(f"{error}; {advice}") from error
+        result = _result(run, state, ending, plan)
+        run.write_result(result)
+        return result
+
+
+def try_out(run: Run) -> None:
+    """Build a run's model and pass it one row, so that what cannot work is said before it starts.
+
+    Raises:
+        ValueError: for options that no layer takes, a model that memory does not hold, or a
+            mixer that raises or does not map [b t d] to [b t d].
+    """
+    batch = run.task.batch(size=1, seed=run.train.seed)
+    try:
+        model = run.build()
+        with mixers_checked(model), torch.no_grad():
+            score(model, batch, "fp32")
+    except RuntimeError as error:
+        if "allocate" not in str(error):
             raise
-    result = _result(run, state, ending, plan)
-    run.write_result(result)
-    return result
+        size = f"d_model={run.model.d_model}, vocab_size={run.task.vocab_size}"
+        raise ValueError(f"{size}, {run.model.stack}: does not fit in memory") from error
 
 
 def _train(

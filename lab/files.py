@@ -1,5 +1,6 @@
 """Writing files that are whole or not there, and reading them with answers a user can act on."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -22,6 +23,23 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process alone.
+
+    Raises:
+        RunError: when another process holds it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise RunError(f"{folder}: another process is training this run; wait for it") from error
+    finally:
+        os.close(handle)
 
 
 def write(path: Path, content: str | bytes) -> None:

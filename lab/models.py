@@ -1,8 +1,8 @@
 """From stack notation to a language model."""
 
 import importlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -162,6 +162,8 @@ def build(
     """
     mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
     pairs = parse_stack(stack, mixers, TRANSFORMS)
+    if model is not None and all(mixer != USER_MIXER for mixer, _ in pairs):
+        raise ValueError(f"stack={stack!r}: has no {USER_MIXER}, the letter of model={model}")
     given = layer_options(options or {}, pairs)
     sizes = {"d_model": d_model, "n_heads": n_heads}
     with torch.random.fork_rng(devices=[]):
@@ -192,11 +194,56 @@ def _layer(
     sizes: Mapping[str, int],
 ) -> nn.Module | None:
     cls = classes[letter]
+    if letter == USER_MIXER and cls is not None:
+        return make_layer(cls, letter, sizes, options, construct=_answerable(cls, cls))
     if cls is not None:
-        return make_layer(cls, letter, options=options, **sizes)
+        return make_layer(cls, letter, sizes, options)
     if options:
         raise ValueError(f"option {letter}.{next(iter(options))}: {letter} is no layer")
     return None
+
+
+@contextmanager
+def mixers_checked(model: LanguageModel) -> Iterator[None]:
+    """Hold every mixer to its contract, [b t d] → [b t d], for the length of a `with` block.
+
+    Raises:
+        ValueError: when a mixer returns anything else; a broadcast would hide it. Or when one that
+            is not the lab's own raises.
+    """
+
+    def check(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        given = tuple(args[0].shape)
+        if not isinstance(output, Tensor) or output.shape != given:
+            got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(
+                f"{type(module).__name__}.forward: must map [b t d] to [b t d]; "
+                f"given {list(given)} it returned {got}"
+            )
+
+    with ExitStack() as stack:
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            if block.mixer is not None:
+                stack.callback(block.mixer.register_forward_hook(check).remove)
+                if type(block.mixer) not in MIXERS.values():
+                    forward = block.mixer.forward
+                    stack.callback(setattr, block.mixer, "forward", forward)
+                    block.mixer.forward = _answerable(forward, type(block.mixer))
+        yield
+
+
+def _answerable(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
+    """Wrap a call into code that is not the lab's: whatever it raises becomes a ValueError."""
+
+    def answer(*args: Any, **options: Any) -> Any:
+        try:
+            return call(*args, **options)
+        except Exception as error:
+            where = f"{cls.__module__}:{cls.__name__}"
+            raise ValueError(f"model={where}: raised {type(error).__name__}: {error}") from error
+
+    return answer
 
 
 def load_class(path: str) -> type[nn.Module]:
@@ -206,12 +253,13 @@ def load_class(path: str) -> type[nn.Module]:
         ValueError: when the path has another form, does not import, or names no nn.Module class.
     """
     module, colon, name = path.partition(":")
-    if not (module and colon and name):
+    if not (module and colon and name) or module.startswith("."):
         raise ValueError(f"model={path}: must look like package.module:Class")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"model={path}: {error}") from error
+    # A user's module may raise anything while it is imported.
+    except Exception as error:
+        raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"model={path}: {name} must be a subclass of torch.nn.Module")
     return cls

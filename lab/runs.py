@@ -6,14 +6,15 @@
     result.json      how it ended
     report.html      what analysis made of it
 
-Everything is written under a temporary name and renamed, so that a folder is never half right;
-nothing is unpickled on load.
+Files are written under a temporary name and renamed, so that none is ever half there; metrics.jsonl
+alone grows by lines. Nothing is unpickled on load.
 """
 
 import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,15 +60,17 @@ class Run:
         """
         path = Path(path)
         config = read_json(path / "config.json", f"{path} is no run folder")
-        if config.get("format", 0) > FORMAT:
-            raise RunError(f"{path}: format {config['format']} is newer than this lab's {FORMAT}")
+        if config.get("format") != FORMAT:
+            raise RunError(
+                f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
+            )
         try:
             named = dict(config["task"])
             task = TASKS[named.pop("name")](**_as_tuples(named))
             model = ModelConfig.from_dict(config["model"])
             return cls(path, task, model, TrainConfig.from_dict(config["train"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path}/config.json: {error}") from error
+            raise RunError(f"{path}/config.json is not a run's: {error}") from error
 
     def config(self) -> dict[str, Any]:
         """Return what config.json holds."""
@@ -90,21 +93,25 @@ class Run:
                 answered with the first field that differs.
             RunError: when it cannot be written.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise OutError(f"out={self.path}: is a file, must be a folder or new")
-        if (self.path / "config.json").exists():
-            theirs, ours = Run.open(self.path).config(), json.loads(json.dumps(self.config()))
-            for name, was, now in _differences(theirs, ours):
-                raise OutError(
-                    f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
-                    "choose another --out"
-                )
-            return
-        if self.path.exists() and any(self.path.iterdir()):
-            raise OutError(f"out={self.path}: is not empty and holds no run; choose another --out")
         with writing(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise OutError(f"out={self.path}: is a file, must be a folder or new")
+            if (self.path / "config.json").exists():
+                self._compare()
+                return
+            if self.path.exists() and any(self.path.iterdir()):
+                raise OutError(f"out={self.path}: is not empty and holds no run; choose another")
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", self.config())
+
+    def _compare(self) -> None:
+        """Hold the configuration against the folder's."""
+        theirs, ours = Run.open(self.path).config(), json.loads(json.dumps(self.config()))
+        for name, was, now in _differences(theirs, ours):
+            raise OutError(
+                f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
+                "choose another --out"
+            )
 
     def build(self) -> LanguageModel:
         """Return the model with its initial weights."""
@@ -123,14 +130,19 @@ class Run:
         )
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl, oldest first; a last line cut short is left out."""
+        """Return the rows of metrics.jsonl, oldest first; lines that are no rows are left out.
+
+        A run killed while it wrote leaves such a line; its step will be taken again.
+        """
         file = self.path / "metrics.jsonl"
         if not file.exists():
             return []
         rows = []
-        for line in file.read_text().splitlines():
+        for line in file.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                if isinstance(row, dict) and {"step", "seconds"} <= row.keys():
+                    rows.append(row)
         return rows
 
     def last_evaluation(self) -> dict[str, Any]:
@@ -147,8 +159,15 @@ class Run:
     @contextlib.contextmanager
     def recording(self) -> Iterator[Callable[[Row], None]]:
         """Append rows to metrics.jsonl for the length of a `with` block."""
-        with writing(self.path), open(self.path / "metrics.jsonl", "a", buffering=1) as file:
-            yield lambda row: print(json.dumps(_filled(row)), file=file)
+
+        def record(row: Row) -> None:
+            with writing(self.path):
+                print(json.dumps(_filled(row)), file=file)
+
+        with ExitStack() as stack:
+            with writing(self.path):
+                file = stack.enter_context(open(self.path / "metrics.jsonl", "a", buffering=1))
+            yield record
 
     def checkpoints(self) -> dict[int, Path]:
         """Return the checkpoint folders by step, oldest first."""
@@ -171,9 +190,13 @@ class Run:
             step: which checkpoint; None takes the newest.
 
         Raises:
-            RunError: when the checkpoint is missing, truncated, tampered with, or does not fit.
+            RunError: when the checkpoint is missing, truncated, tampered with, or does not fit,
+                or the model cannot be built.
         """
-        state = start(self.build().to(device), self.train)
+        try:
+            state = start(self.build().to(device), self.train)
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from error
         saved = self.checkpoints()
         if step is None:
             if not saved:
@@ -186,9 +209,18 @@ class Run:
         return checkpoint.restore(saved[step], state)
 
     def result(self) -> dict[str, Any] | None:
-        """Return result.json, or None while there is none."""
+        """Return result.json, or None while there is none.
+
+        Raises:
+            RunError: when it cannot be read, or is not a result.
+        """
         file = self.path / "result.json"
-        return read_json(file, f"{file} cannot be read") if file.exists() else None
+        if not file.exists():
+            return None
+        result = read_json(file, f"{file} cannot be read; remove it to conclude the run again")
+        if not {"stopped", "accuracy", "steps", "seconds", "baselines"} <= result.keys():
+            raise RunError(f"{file} holds no result; remove it to conclude the run again")
+        return result
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json.
@@ -225,7 +257,10 @@ def table(runs: list[Run]) -> pl.DataFrame:
     }
     rows = []
     for run in runs:
-        result = run.result() or {}
+        try:
+            result = run.result() or {"stopped": "unfinished"}
+        except RunError:
+            result = {"stopped": "unreadable"}
         rows.append(
             {
                 "path": str(run.path),
@@ -237,7 +272,7 @@ def table(runs: list[Run]) -> pl.DataFrame:
                 "accuracy": result.get("accuracy"),
                 "steps": result.get("steps"),
                 "seconds": result.get("seconds"),
-                "stopped": result.get("stopped", "unfinished"),
+                "stopped": result["stopped"],
             }
         )
     return pl.DataFrame(rows, schema=columns)

@@ -7,7 +7,7 @@ and letter: `{"S.d_state": 64, "7.I.mask": "soft"}`.
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -74,11 +74,17 @@ def layer_options(
 
 
 def make_layer(
-    cls: type, letter: str, *, d_model: int, n_heads: int, options: Mapping[str, Any]
+    cls: type,
+    letter: str,
+    sizes: Mapping[str, int],
+    options: Mapping[str, Any],
+    construct: Callable[..., Any] | None = None,
 ) -> Any:
     """Construct a layer from options by name; text is read as the parameter's annotated type.
 
-    A class that takes `n_heads` gets it.
+    `sizes` has d_model, which every class takes, and n_heads, which those get that take it. A
+    parameter without annotation is read as its default's type. `construct` is called in place
+    of the class.
 
     Raises:
         ValueError: for an unknown option (the known ones are listed) or a value of another type.
@@ -86,15 +92,17 @@ def make_layer(
     parameters = dict(inspect.signature(cls).parameters)
     parameters.pop("d_model", None)
     hints = get_type_hints(cls.__init__)
-    chosen: dict[str, Any] = {"n_heads": n_heads} if "n_heads" in parameters else {}
+    chosen: dict[str, Any] = {"n_heads": sizes["n_heads"]} if "n_heads" in parameters else {}
     for name, value in options.items():
         if name not in parameters:
             near = get_close_matches(name, parameters, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             known = ", ".join(parameters) or "none"
             raise ValueError(f"unknown option {letter}.{name}{hint}; known: {known}")
-        chosen[name] = read_as(hints.get(name, str), value, f"{letter}.{name}")
-    return cls(d_model, **chosen)
+        default = parameters[name].default
+        implied = str if default in (None, inspect.Parameter.empty) else type(default)
+        chosen[name] = read_as(hints.get(name, implied), value, f"{letter}.{name}")
+    return (construct or cls)(sizes["d_model"], **chosen)
 
 
 def read_as(annotation: Any, value: Any, name: str) -> Any:

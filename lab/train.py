@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -129,9 +129,10 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         batch = task.batch(
             start=first_row(config, step), size=config.batch_size, seed=config.seed, device=device
         )
-        hidden, weight, targets = score(model, batch, precision)
-        loss, correct = linear_cross_entropy(hidden, weight, targets)
-        loss.backward()
+        with _drawing(config.seed, step, device):
+            hidden, weight, targets = score(model, batch, precision)
+            loss, correct = linear_cross_entropy(hidden, weight, targets)
+            loss.backward()
         norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
         value, grad_norm = loss.item(), norm.item()
         _check(state, step, value, grad_norm, task.vocab_size)
@@ -206,6 +207,8 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return (mean loss in nats, accuracy) over the first `test_rows` rows of a split, in fp32."""
     device = next(model.parameters()).device
+    training = model.training
+    model.eval()
     total, right, count = 0.0, 0, 0
     for start_row in range(0, config.test_rows, config.batch_size):
         size = min(config.batch_size, config.test_rows - start_row)
@@ -215,7 +218,16 @@ def evaluate(
         total += loss.item() * len(targets)
         right += int((linear_argmax(hidden, weight) == targets).sum())
         count += len(targets)
+    model.train(training)
     return total / count, right / count
+
+
+@contextmanager
+def _drawing(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Let a step's draws, a dropout's say, depend on seed and step alone: resume is then exact."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+        yield
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -225,13 +237,12 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[ob
 
 
 def _check(state: State, step: int, loss: float, grad_norm: float, vocab_size: int) -> None:
-    kept = f"; the weights of step {step - 1} are kept"
     if not math.isfinite(loss):
-        raise DivergedError(f"loss={loss} at step {step}{kept}")
+        raise DivergedError(f"loss={loss} at step {step}")
     if not math.isfinite(grad_norm):
-        raise DivergedError(f"gradient norm={grad_norm} at step {step}{kept}")
+        raise DivergedError(f"gradient norm={grad_norm} at step {step}")
     if state.first_loss is None:
         state.first_loss = loss
     bound = DIVERGED_AT * max(state.first_loss, math.log(vocab_size))
     if loss > bound:
-        raise DivergedError(f"loss={loss:.3g} at step {step}, above {bound:.3g}{kept}")
+        raise DivergedError(f"loss={loss:.3g} at step {step}, above {bound:.3g}")

@@ -59,6 +59,9 @@ class Batch:
         )
 
 
+MAX_ROWS = 2**36
+"""Rows of a split: the counter behind them has 36 bits for the number."""
+
 Predictor = Callable[[Batch], Tensor]
 """A rule that predicts int64 [b t] from a batch's inputs; scored like a model."""
 
@@ -107,7 +110,8 @@ class Task(ABC):
         """Return rows start … start + size − 1 of a split.
 
         Raises:
-            ValueError: for an unknown split, a negative start, a size below 1.
+            ValueError: for an unknown split, a negative start, a size below 1, or rows past the
+                end of the split.
         """
         if split not in self.splits:
             raise ValueError(f"split={split!r}: {self.name} has {', '.join(self.splits)}")
@@ -115,6 +119,8 @@ class Task(ABC):
             raise ValueError(f"start={start}: must be ≥ 0")
         if size < 1:
             raise ValueError(f"size={size}: must be ≥ 1")
+        if start + size > MAX_ROWS:
+            raise ValueError(f"start={start}, size={size}: a split has {MAX_ROWS} rows")
         numbers = torch.arange(start, start + size, device=device)
         return self.rows(split, numbers, seed)
 

@@ -42,6 +42,8 @@ class _TableMask(DynamicMask):
 
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
         super().__init__(n_heads, d_head, max_seq_len)
+        if max_seq_len < 1:
+            raise ValueError(f"{max_seq_len=} must be at least 1")
         self.l = nn.Parameter(torch.ones(n_heads, max_seq_len))
 
     @abstractmethod
@@ -56,7 +58,9 @@ class _TableMask(DynamicMask):
         """
         seq_len, max_seq_len = v.shape[-2], self.l.shape[-1]
         if seq_len > max_seq_len:
-            raise ValueError(f"sequence length {seq_len} exceeds the mask's {max_seq_len=}")
+            raise ValueError(
+                f"sequence length {seq_len} exceeds the mask's {max_seq_len=}; raise it"
+            )
         return repeat(self.bias(self.l[:, :seq_len]), "h s -> b h s", b=v.shape[0])
 
 

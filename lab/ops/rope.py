@@ -56,8 +56,8 @@ def rotary_table(
     """
     if n < 2 or n % 2:
         raise ValueError(f"n={n}: rotation pairs channels, so the width must be even and positive")
-    if base <= 0:
-        raise ValueError(f"{base=} must be positive")
+    if not 0 < base < float("inf"):
+        raise ValueError(f"{base=} must be positive and finite")
     # θ rounds once, from fp64 on the CPU: not every accelerator has fp64.
     theta = base ** -(torch.arange(0, n, 2, dtype=torch.float64) / n)
     angles = positions[..., None].to(dtype) * theta.to(positions.device, dtype)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from lab.cli import app
 from lab.runs import Run
 
+MIXERS = "tests.integration.mixers:"
 SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
 
 
@@ -146,6 +147,21 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--learning-rate 0", ("learning_rate=0", "> 0")),
         ("--protocol paper --d-model 48", ("d_model=48", "32, 64, 128, 256")),
         ("--model nowhere", ("model=nowhere", "module:Class")),
+        ("--n-pairs abc", ("n_pairs=abc", "whole number")),
+        ("--n-pairs 4,", ("n_pairs=4,", "whole number")),
+        ("--n-pairs -3", ("n_pairs=-3", "1")),
+        ("--option A.mask=soft --option A.mask=value", ("A.mask=soft is given too",)),
+        ("--option A.rope_base=-1", ("base=-1.0", "positive")),
+        ("--option A.mask=soft --option A.max_seq_len=10", ("max_seq_len=10", "raise it")),
+        ("--option A.mask=soft --option A.max_seq_len=-4", ("max_seq_len=-4", "at least 1")),
+        ("--learning-rate inf", ("learning_rate=inf", "finite")),
+        ("--vocab-size 1000000000 --d-model 1000000", ("does not fit in memory",)),
+        (f"--model {MIXERS}Good --stack AM", ("stack='AM'", "has no U")),
+        (f"--model {MIXERS}Wrong", ("Wrong", "[b t d]", "[1, 256, 1]")),
+        (f"--model {MIXERS}Pair", ("Pair", "tuple")),
+        (f"--model {MIXERS}Raising", ("Raising", "FileNotFoundError", "no weights")),
+        (f"--model {MIXERS}Unbuildable", ("Unbuildable", "TypeError", "depth")),
+        ("--model tests.integration.broken_module:Any", ("RuntimeError", "on import")),
     ],
 )
 def test_bad_usage_is_one_clear_line_and_exit_code_2(tmp_path, options, words):
@@ -195,3 +211,20 @@ def test_analyzing_what_is_no_run_is_named(tmp_path):
     result = lab(f"analyze {tmp_path}")
     assert result.exit_code == 1
     assert "is no run folder" in one_line(result)
+
+
+def test_a_mixer_whose_matrix_raises_keeps_its_result(tmp_path):
+    out = tmp_path / "run"
+    result = lab(f"mqar {SMALL} --max-steps 2 --out {out} --model {MIXERS}NoMatrix")
+    assert result.exit_code == 1
+    assert "this model" in result.stdout
+    assert "NoMatrix.matrix raised RuntimeError: not today" in result.stderr.splitlines()[-1]
+    assert Run.open(out).result() is not None
+
+
+def test_a_path_that_looks_like_markup_is_only_a_path(tmp_path):
+    out = tmp_path / "[red]x[" / "]"
+    result = lab(f"mqar {SMALL} --max-steps 2 --out {out}")
+    assert result.exit_code == 0, result.output
+    assert f"report: {out}/report.html" in result.stdout
+    assert lab(f"runs {tmp_path}").exit_code == 0

@@ -1,5 +1,6 @@
 """A run that is killed, stopped or broken, and taken up again."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import torch
 from lab import checkpoint
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.experiment import carry_out
-from lab.files import RunError
+from lab.files import RunError, locked
 from lab.runs import OutError, Run
 from lab.train import DivergedError
 from tasks import TASKS
@@ -182,7 +183,10 @@ def test_a_damaged_state_file_is_named(tmp_path):
     run = make(tmp_path / "run")
     finish(run, max_minutes=1e-9)
     (run.checkpoints()[1] / "state.json").write_text('{"step": 1')
-    with pytest.raises(RunError, match=r"checkpoint .* is incomplete: "):
+    with pytest.raises(
+        RunError,
+        match=r"checkpoint .* is incomplete; remove the checkpoint folder to begin again: ",
+    ):
         finish(run)
 
 
@@ -233,6 +237,84 @@ def test_nothing_is_unpickled_on_load(whole, monkeypatch):
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
         monkeypatch.setattr(name, refuse)
     assert run.load().step == STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": 5}, "state.json says step 5; remove the checkpoint folder"),
+        ({"step": "1"}, "state.json says step 1; remove the checkpoint folder"),
+        ({"format": 9}, "format 9, this lab reads 1"),
+        ({"first_loss": "x"}, "state.json has no number as first_loss"),
+    ],
+)
+def test_a_tampered_state_file_is_named(tmp_path, change, message):
+    run = make(tmp_path / "run")
+    finish(run, max_minutes=1e-9)
+    file = run.checkpoints()[1] / "state.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, **change}))
+    with pytest.raises(RunError, match=message):
+        finish(run)
+
+
+def test_junk_in_the_metrics_is_left_out(whole, tmp_path):
+    run, _ = whole
+    other = make(tmp_path / "run", optimizer=run.train.optimizer)
+    finish(other, max_minutes=1e-9)
+    with open(other.path / "metrics.jsonl", "ab") as file:
+        file.write(b'3\n{}\n\xff\xfe\n{"step": 2, "lo')
+    finish(other)
+    assert [row["step"] for row in other.metrics()] == list(range(1, STEPS + 1))
+    assert same(weights(other), weights(run))
+
+
+@pytest.mark.parametrize("content", ["{}", "{", "3"])
+def test_a_tampered_result_is_named(tmp_path, content):
+    run = make(tmp_path / "run")
+    run.claim()
+    (run.path / "result.json").write_text(content)
+    with pytest.raises(RunError, match="remove it to conclude the run again"):
+        finish(run)
+
+
+def test_two_processes_never_share_a_folder(tmp_path):
+    run = make(tmp_path / "run")
+    run.claim()
+    with locked(run.path), pytest.raises(RunError, match="another process is training this run"):
+        finish(run)
+    assert finish(run)["steps"] == STEPS
+
+
+class Dropping(torch.nn.Module):
+    """A user's mixer that draws random numbers while it trains."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.map = torch.nn.Sequential(torch.nn.Linear(d_model, d_model), torch.nn.Dropout(0.5))
+
+    def forward(self, x):
+        return self.map(x)
+
+
+def test_dropout_resumes_exactly_and_is_off_in_evaluation(tmp_path):
+    runs = []
+    for name, minutes in (("whole", None), ("broken", 1e-9)):
+        run = make(tmp_path / name)
+        mixer = ModelConfig(stack="UM", d_model=16, model=f"{__name__}:Dropping")
+        run = dataclasses.replace(run, model=mixer)
+        finish(run, max_minutes=minutes)
+        torch.manual_seed(1)
+        runs.append((run, finish(run)))
+    (whole, first), (broken, second) = runs
+    assert same(weights(whole), weights(broken))
+    assert (first["loss"], first["accuracy"]) == (second["loss"], second["accuracy"])
+
+
+def test_a_divergence_says_what_is_kept(tmp_path):
+    run = make(tmp_path / "run", learning_rate=1e30, optimizer="adamw", warmup_steps=0)
+    with pytest.raises(DivergedError, match="last good checkpoint: none yet; try a lower"):
+        carry_out(run, Runtime(device="cpu", checkpoint_every=50))
 
 
 @pytest.mark.gpu

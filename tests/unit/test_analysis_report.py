@@ -34,7 +34,8 @@ def test_a_run_that_has_not_begun(tmp_path):
 
 def test_a_diverged_run_has_no_accuracy(tmp_path):
     run = claimed(tmp_path / "run")
-    run.write_result({"accuracy": None, "loss": None, "steps": 3, "stopped": "diverged"})
+    ended = {"accuracy": None, "loss": None, "steps": 3, "stopped": "diverged"}
+    run.write_result({**ended, "seconds": 1.0, "baselines": {}})
     assert "Training diverged after 3 steps" in write_report(run).read_text()
 
 
@@ -42,7 +43,14 @@ def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
     run = claimed(tmp_path / "run", n_pairs=(1, 4))
     scored = sum((run.task.batch(split="test", size=8).targets != -100).flatten().tolist())
     run.write_result(
-        {"accuracy": 0.5, "loss": 1.0, "steps": 4, "stopped": "budget", "seconds": 1.0}
+        {
+            "accuracy": 0.5,
+            "loss": 1.0,
+            "steps": 4,
+            "stopped": "budget",
+            "seconds": 1.0,
+            "baselines": {},
+        }
     )
     page = write_report(run).read_text()
     record = re.search(r'id="record">(.*?)</script>', page)

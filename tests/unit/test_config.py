@@ -1,5 +1,6 @@
 """Configurations: bounds, unknown names, and the paper's protocol number by number."""
 
+import math
 import re
 
 import pytest
@@ -18,10 +19,17 @@ from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
         (lambda: TrainConfig(warmup_steps=-1), "warmup_steps=-1: must be ≥ 0"),
         (lambda: TrainConfig(solved_at=1.5), "solved_at=1.5: must be in (0, 1]"),
         (lambda: TrainConfig(train_rows=100), "train_rows=100: must be a positive multiple of"),
+        (lambda: TrainConfig(seed=10**23), "in −2⁶³ … 2⁶³ − 1"),
+        (
+            lambda: TrainConfig.from_dict({"optimizer": "sgd"}),
+            "optimizer=sgd: must be one of muon, adamw",
+        ),
+        (lambda: TrainConfig(learning_rate=math.inf), "learning_rate=inf: must be > 0 and finite"),
         (lambda: Runtime(checkpoint_every=0), "checkpoint_every=0: must be ≥ 1"),
         (lambda: Runtime(max_minutes=0.0), "max_minutes=0.0: must be > 0"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bounds_are_named(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()

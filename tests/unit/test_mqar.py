@@ -184,3 +184,10 @@ def test_cpu_and_cuda_agree(fillers):
 def test_targets_are_ignored_elsewhere():
     batch = MQAR(seq_len=64, n_pairs=4).batch(size=8)
     assert ((batch.targets == IGNORE) == (batch.roles != QUERY)).all()
+
+
+def test_a_split_ends_before_the_next_begins():
+    task = MQAR(seq_len=8, vocab_size=16)
+    assert task.batch(start=2**36 - 1, size=1).inputs.shape == (1, 8)
+    with pytest.raises(ValueError, match=f"a split has {2**36} rows"):
+        task.batch(start=2**36, size=1)

@@ -189,3 +189,16 @@ def test_parameters_add_up():
     model = build("AM*2", vocab_size=v, d_model=d, tied=False)
     block = 4 * d * d + 2 * d * d_ff + 2 * d
     assert model.parameter_count() == 2 * v * d + 2 * block + d
+
+
+def test_an_unannotated_option_is_read_as_its_defaults_type():
+    model = build(
+        "UM",
+        vocab_size=32,
+        d_model=16,
+        model="tests.integration.mixers:Good",
+        options={"U.width": "8"},
+    )
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    assert getattr(block.mixer, "width", None) == 8

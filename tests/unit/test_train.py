@@ -138,7 +138,7 @@ def test_a_broken_weight_is_named_and_not_made_worse():
     with torch.no_grad():
         state.model.embed.weight.fill_(torch.nan)
     others = [p.clone() for p in state.model.blocks.parameters()]
-    with pytest.raises(DivergedError, match="loss=nan at step 2; the weights of step 1 are kept"):
+    with pytest.raises(DivergedError, match="loss=nan at step 2"):
         next(steps)
     for old, new in zip(others, state.model.blocks.parameters(), strict=True):
         assert torch.equal(old, new)
