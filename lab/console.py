@@ -116,10 +116,8 @@ def _cell(value: object) -> str:
 def result_table(result: dict[str, Any]) -> Table:
     """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
-    table = Table(
-        title=f"{result['task']}: test accuracy (all but this model's on {AUDIT_ROWS} rows)",
-        title_justify="left",
-    )
+    title = f"{result['task']}: test accuracy (beside it, rules on {AUDIT_ROWS} rows)"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("accuracy", justify="right")
     for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):

@@ -185,7 +185,7 @@ def test_a_damaged_state_file_is_named(tmp_path):
     (run.checkpoints()[1] / "state.json").write_text('{"step": 1')
     with pytest.raises(
         RunError,
-        match=r"checkpoint .* is incomplete; remove the checkpoint folder to begin again: ",
+        match=r"checkpoint .* is incomplete; remove the checkpoint folder",
     ):
         finish(run)
 

@@ -22,7 +22,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
         (lambda: TrainConfig(seed=10**23), "in −2⁶³ … 2⁶³ − 1"),
         (
             lambda: TrainConfig.from_dict({"optimizer": "sgd"}),
-            "optimizer=sgd: must be one of muon, adamw",
+            "optimizer=sgd: must be one of muon",
         ),
         (lambda: TrainConfig(learning_rate=math.inf), "learning_rate=inf: must be > 0 and finite"),
         (lambda: Runtime(checkpoint_every=0), "checkpoint_every=0: must be ≥ 1"),
