@@ -16,6 +16,9 @@ TITLE = "Training"
 POINTS = 1000
 """Most points of a training curve; a longer one is drawn as means of equal runs of steps."""
 
+LEAST_LOSS = 1e-4
+"""Nats at which the loss axis, logarithmic, ends."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -123,13 +126,16 @@ def draw(curve: Curve) -> go.Figure:
             x=1 if curve.quantity == "loss" else 0,
             xref="x domain",
             xanchor="right" if curve.quantity == "loss" else "left",
-            y=level,
+            y=math.log10(level) if curve.quantity == "loss" else level,
             yanchor=side,
         )
     drawn.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
     if curve.quantity == "loss":
-        highest = max(*curve.train, *curve.test, *curve.references.values())
-        drawn.update_yaxes(title_text="cross-entropy, nats", range=[0, 1.12 * highest])
+        # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
+        seen = np.array([*curve.train, *curve.test, *curve.references.values()])
+        low, high = np.log10(np.maximum([seen.min(), seen.max()], LEAST_LOSS))
+        drawn.update_yaxes(type="log", range=[low - 0.1, high + 0.1], dtick="D2", tickformat="~g")
+        drawn.update_yaxes(title_text="cross-entropy, nats")
     else:
         drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])
         drawn.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])

@@ -10,9 +10,11 @@ from lab.runs import Run
 
 
 def provenance(run: Run) -> dict[str, str]:
-    """Return what identifies data and code, by name, as text."""
+    """Return what identifies data, code and machine, by name, as text."""
+    result = run.result() or {}
     return {
         "seed": str(run.train.seed),
+        "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
         "data, SHA-256": data_hash(run),
         "lab commit": commit() or "unknown",
         "python": platform.python_version(),

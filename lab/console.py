@@ -116,8 +116,11 @@ def _cell(value: object) -> str:
 def result_table(result: dict[str, Any]) -> Table:
     """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
-    title = f"{result['task']}: test accuracy (beside it, rules on {AUDIT_ROWS} rows)"
-    table = Table(title=title, title_justify="left")
+    table = Table(
+        title=f"{result['task']}: test accuracy",
+        title_justify="left",
+        caption=f"rules: first {AUDIT_ROWS} test rows",
+    )
     table.add_column("")
     table.add_column("accuracy", justify="right")
     for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):
