@@ -130,26 +130,30 @@ def test_one_step_moves_every_parameter(precision):
         assert not torch.equal(old, new)
 
 
-def test_a_broken_weight_is_named_and_not_made_worse():
+@pytest.fixture
+def begun():
+    """A model after its first step, and the steps to come."""
     config = TrainConfig(batch_size=4, max_steps=3, test_rows=4)
     state = start(model(), config)
     steps = fit(TASK, state, config, "fp32")
     next(steps)
+    return state.model, steps
+
+
+def test_a_broken_weight_is_named_and_not_made_worse(begun):
+    language_model, steps = begun
     with torch.no_grad():
-        state.model.embed.weight.fill_(torch.nan)
-    others = [p.clone() for p in state.model.blocks.parameters()]
+        language_model.embed.weight.fill_(torch.nan)
+    others = [p.clone() for p in language_model.blocks.parameters()]
     with pytest.raises(DivergedError, match="loss=nan at step 2"):
         next(steps)
-    for old, new in zip(others, state.model.blocks.parameters(), strict=True):
+    for old, new in zip(others, language_model.blocks.parameters(), strict=True):
         assert torch.equal(old, new)
 
 
-def test_an_exploded_loss_is_named():
-    config = TrainConfig(batch_size=4, max_steps=3, test_rows=4)
-    state = start(model(), config)
-    steps = fit(TASK, state, config, "fp32")
-    next(steps)
+def test_an_exploded_loss_is_named(begun):
+    language_model, steps = begun
     with torch.no_grad():
-        state.model.norm_final.weight.mul_(-1e4)
+        language_model.norm_final.weight.mul_(-1e4)
     with pytest.raises(DivergedError, match=r"loss=.* at step 2, above"):
         next(steps)
