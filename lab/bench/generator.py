@@ -11,7 +11,7 @@ from lab.bench.peak import peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from tasks.mqar import MQAR
 
-ROWS, BATCHES = 128, 32
+ROWS, BATCHES = 512, 8
 USUAL_ROWS = 512
 TASK = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
 
