@@ -63,8 +63,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (RunError, DivergedError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, OutError) else 1) from error
+        raise _refusal(error, 2 if isinstance(error, OutError) else 1) from error
 
 
 @contextmanager
@@ -73,8 +72,13 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise _refusal(error, 2) from error
+
+
+def _refusal(reason: object, code: int) -> typer.Exit:
+    """Say why in one line, and return the exit with this code."""
+    typer.echo(f"Error: {reason}", err=True)
+    return typer.Exit(code)
 
 
 def _task_command(name: str, *, options: bool) -> Any:
@@ -99,47 +103,36 @@ def _trainer(name: str) -> Callable[..., None]:
     """Return a function whose signature has every field of the task and of the configurations."""
     task_class = TASKS[name]
     parts = {"Task": task_class, "Model": ModelConfig, "Training": TrainConfig, "Machine": Runtime}
-    parameters = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=_option(panel, field.name, get_type_hints(part)[field.name], field),
-        )
-        for panel, part in parts.items()
-        for field in fields(part)
-    ]
+    out_help = "The run folder; the same again resumes."
+    out_option = typer.Option(help=out_help, show_default=f"runs/{name}-DIGEST")
+    annotations: dict[str, Any] = {
+        "out": Annotated[Path | None, out_option],
+        "as_json": Annotated[bool, typer.Option("--json", help="Print result.json alone.")],
+    }
+    for panel, part in parts.items():
+        hints = get_type_hints(part)
+        annotations |= {f.name: _option(panel, hints[f.name], f) for f in fields(part)}
 
     def train(out: Path | None, as_json: bool, **given: Any) -> None:
         chosen = {key: value for key, value in given.items() if value not in (None, [])}
         _train(name, chosen, out, as_json)
 
-    own = [
-        inspect.Parameter(
-            "out",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                Path | None,
-                typer.Option(
-                    help="The run folder; the same again resumes.",
-                    show_default=f"runs/{name}-DIGEST",
-                ),
-            ],
-        ),
-        inspect.Parameter(
-            "as_json",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False,
-            annotation=Annotated[bool, typer.Option("--json", help="Print result.json alone.")],
-        ),
-    ]
-    train.__signature__ = inspect.Signature([*own, *parameters])  # type: ignore[attr-defined]
-    train.__annotations__ = {p.name: p.annotation for p in (*own, *parameters)}
+    train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                parameter,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if parameter == "as_json" else None,
+                annotation=annotation,
+            )
+            for parameter, annotation in annotations.items()
+        ]
+    )
+    train.__annotations__ = annotations
     return train
 
 
-def _option(panel: str, name: str, hint: Any, field: Any) -> Any:
+def _option(panel: str, hint: Any, field: Any) -> Any:
     """Return a Typer annotation for a dataclass field; None stands for "not given"."""
     shown = field.metadata.get("shown") or field.default
     flag = None
@@ -293,8 +286,7 @@ def bench(
     from lab.bench import BENCHMARKS
 
     if only is not None and only not in BENCHMARKS:
-        typer.echo(f"Error: only={only}: must be one of {', '.join(BENCHMARKS)}", err=True)
-        raise typer.Exit(2)
+        raise _refusal(f"only={only}: must be one of {', '.join(BENCHMARKS)}", 2)
     missed = False
     for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
         module, _, function = home.partition(":")

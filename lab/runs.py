@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,19 +114,7 @@ class Run:
 
     def build(self) -> LanguageModel:
         """Return the model with its initial weights."""
-        c = self.model
-        return build(
-            c.stack,
-            vocab_size=self.task.vocab_size,
-            d_model=c.d_model,
-            n_heads=c.n_heads,
-            options=c.options,
-            model=c.model,
-            tied=c.tied,
-            train_embedding=c.train_embedding,
-            embedding_std=c.embedding_std,
-            seed=self.train.seed,
-        )
+        return build(**self.model.to_dict(), vocab_size=self.task.vocab_size, seed=self.train.seed)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, oldest first; lines that are no rows are left out.
@@ -164,7 +151,7 @@ class Run:
             with writing(self.path):
                 print(json.dumps(_filled(row)), file=file)
 
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             with writing(self.path):
                 file = stack.enter_context(open(self.path / "metrics.jsonl", "a", buffering=1))
             yield record

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -152,7 +152,7 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         )
         if step % config.eval_every == 0 or step == config.max_steps:
             test_loss, test_accuracy = evaluate(task, model, config)
-            row = Row(**{**vars(row), "test_loss": test_loss, "test_accuracy": test_accuracy})
+            row = replace(row, test_loss=test_loss, test_accuracy=test_accuracy)
         yield row
 
 
@@ -199,20 +199,17 @@ def _told(model: LanguageModel, batch: Batch) -> AbstractContextManager[object]:
 
 
 @torch.no_grad()
-def evaluate(
-    task: Task,
-    model: LanguageModel,
-    config: TrainConfig,
-    split: str = "test",
-) -> tuple[float, float]:
-    """Return (mean loss in nats, accuracy) over the first `test_rows` rows of a split, in fp32."""
+def evaluate(task: Task, model: LanguageModel, config: TrainConfig) -> tuple[float, float]:
+    """Return (mean loss in nats, accuracy) over the `test_rows` rows of the test split, in fp32."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
     total, right, count = 0.0, 0, 0
     for start_row in range(0, config.test_rows, config.batch_size):
         size = min(config.batch_size, config.test_rows - start_row)
-        batch = task.batch(split=split, start=start_row, size=size, seed=config.seed, device=device)
+        batch = task.batch(
+            split="test", start=start_row, size=size, seed=config.seed, device=device
+        )
         hidden, weight, targets = score(model, batch, "fp32")
         loss, _ = linear_cross_entropy(hidden, weight, targets)
         total += loss.item() * len(targets)
