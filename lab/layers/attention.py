@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
+from lab.layers.choices import one_of
 from lab.layers.mask import MASKS
 from lab.ops.attention import attend, attention_scores, top_keys
 from lab.ops.rope import Layout, apply_rotary, rotary_table
@@ -161,13 +162,3 @@ class Attention(nn.Module):
             keep = top_keys(bias, self.window, q.shape[-2])
         scores = self.hook_attn_scores(attention_scores(q, k, bias, keep))
         return self.hook_pattern(scores.softmax(dim=-1).to(q.dtype))
-
-
-def one_of(field: str, value: str, known: tuple[str, ...]) -> None:
-    """Check an option against its known names.
-
-    Raises:
-        ValueError: for an unknown one; lists the known.
-    """
-    if value not in known:
-        raise ValueError(f"{field}={value!r} must be one of {', '.join(known)}")

@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.attention import Attention, Mask, Position, one_of
+from lab.layers.attention import Attention, Mask, Position
+from lab.layers.choices import one_of
 from lab.ops.rope import Layout
 
 Retrieval = Literal["literal", "softmax", "sigmoid", "straight-through"]

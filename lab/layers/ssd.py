@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
+from lab.layers.choices import one_of
 from lab.ops.rope import Layout, apply_rotary, rotary_table
 from lab.ops.ssd import ssd, ssd_chunked
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
@@ -77,14 +78,10 @@ class SSD(nn.Module):
         skip: bool = True,
     ):
         super().__init__()
-        for field, value, names in (
-            ("position", position, Position),
-            ("rope_layout", rope_layout, Layout),
-            ("dt_init", dt_init, DtInit),
-            ("groups", groups, Groups),
-        ):
-            if value not in get_args(names):
-                raise ValueError(f"{field}={value!r} must be one of {', '.join(get_args(names))}")
+        one_of("position", position, get_args(Position))
+        one_of("rope_layout", rope_layout, get_args(Layout))
+        one_of("dt_init", dt_init, get_args(DtInit))
+        one_of("groups", groups, get_args(Groups))
         for field, value in (("n_heads", n_heads), ("n_groups", n_groups), ("d_state", d_state)):
             if value < 1:
                 raise ValueError(f"{field}={value} must be at least 1")

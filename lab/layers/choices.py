@@ -1,0 +1,11 @@
+"""The check that every layer's named readings share."""
+
+
+def one_of(field: str, value: str, known: tuple[str, ...]) -> None:
+    """Check an option against its known names.
+
+    Raises:
+        ValueError: for an unknown one; lists the known.
+    """
+    if value not in known:
+        raise ValueError(f"{field}={value!r} must be one of {', '.join(known)}")
