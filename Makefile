@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+PEERS := .venv/.peers
 
-.PHONY: install mqar test check format lint types arch verify bench notebooks gpu browser clean
+.PHONY: install peers mqar test check format lint types arch verify bench notebooks gpu browser clean
 
 install: $(INSTALLED)
 
@@ -14,11 +15,23 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable ".[dev,browser]"
 	touch $@
 
+# Public implementations that tests and benchmarks compare with. mamba-ssm's own requirements are for
+# CUDA, and so is its compiled extension: both are left out.
+peers: $(PEERS)
+
+$(PEERS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[peers]" setuptools wheel ninja
+	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
+	touch $@
+
 # The main job: train on hard MQAR, then print the verdict and the path of its report.
 mqar: install
 	$(BIN)/lab mqar --seq-len 64 --vocab-size 256 --out runs/mqar
 
-test: install browser
+test: peers browser
 	$(BIN)/pytest -n 2
 
 check: format lint types arch
@@ -39,10 +52,10 @@ arch: install
 verify: install
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
 
-bench: install
+bench: peers
 	$(BIN)/lab bench
 
-gpu: install
+gpu: peers
 	$(BIN)/pytest -m gpu
 	$(BIN)/lab bench
 

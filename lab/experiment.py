@@ -13,9 +13,9 @@ import torch
 from lab.config import Runtime, TrainConfig
 from lab.device import bf16_pays, choose_device
 from lab.files import locked
-from lab.models import mixers_checked
 from lab.runs import Run
 from lab.train import DivergedError, Row, State, evaluate, fit, score
+from lab.user_mixer import mixers_checked
 from tasks.base import Task, accuracy
 
 AUDIT_ROWS = 256

@@ -1,21 +1,22 @@
-"""From stack notation to a language model."""
+"""From stack notation to a language model, and the architectures that have a name."""
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
-from lab import hooks
+from lab.language_model import Block, LanguageModel
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
+from lab.layers.peer import PEER
+from lab.layers.routed import RoutedMoE
+from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.stack import layer_options, make_layer, parse_stack
+from lab.user_mixer import USER_MIXER, answerable, load_class
 
 MIXERS: dict[str, type[nn.Module] | None] = {
     "A": Attention,
@@ -23,108 +24,14 @@ MIXERS: dict[str, type[nn.Module] | None] = {
     "I": InnerFunctionAttention,
     "N": None,
 }
-TRANSFORMS: dict[str, type[nn.Module] | None] = {"M": MLP, "E": CDMoE, "N": None}
-USER_MIXER = "U"
-"""The letter of a mixer class that is not the lab's own."""
-
-
-class Block(nn.Module):
-    """One pre-norm pair: x ← x + mixer(norm(x)), then x ← x + mlp(norm(x)). [b t d] → [b t d].
-
-    Args:
-        mixer: a sequence mixer, or None.
-        mlp: a state transform of whatever kind, or None.
-
-    Source: § Architecture Design; no biases, RMSNorm.
-    """
-
-    def __init__(self, d_model: int, mixer: nn.Module | None, mlp: nn.Module | None):
-        super().__init__()
-        self.mixer, self.mlp = mixer, mlp
-        self.norm_mixer = nn.RMSNorm(d_model) if mixer is not None else None
-        self.norm_mlp = nn.RMSNorm(d_model) if mlp is not None else None
-        self.hook_resid_pre = hooks.HookPoint()
-        self.hook_resid_mid = hooks.HookPoint()
-        self.hook_resid_post = hooks.HookPoint()
-
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after both halves."""
-        x = self.hook_resid_pre(x)
-        if self.mixer is not None and self.norm_mixer is not None:
-            x = x + self.mixer(self.norm_mixer(x))
-        x = self.hook_resid_mid(x)
-        if self.mlp is not None and self.norm_mlp is not None:
-            x = x + self.mlp(self.norm_mlp(x))
-        return self.hook_resid_post(x)
-
-
-class LanguageModel(nn.Module):
-    """Tokens [b t] → logits [b t v]: embedding, blocks, a last RMSNorm, a linear head.
-
-    `hidden` stops before the head: training scores few positions, and the head is most of the
-    cost of a small model. Build one with `build`.
-
-    Args:
-        blocks: the stack.
-        embedding_std: the embedding table is drawn from N(0, std²). Recall appears early or late
-            by this scale (LOG.md).
-        tied: use the embedding table as the head.
-        train_embedding: whether the table gets gradient.
-    """
-
-    def __init__(
-        self,
-        blocks: list[Block],
-        *,
-        vocab_size: int,
-        d_model: int,
-        embedding_std: float = 1.0,
-        tied: bool = True,
-        train_embedding: bool = True,
-    ):
-        super().__init__()
-        self.embed = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.embed.weight, std=embedding_std)
-        self.embed.weight.requires_grad_(train_embedding)
-        self.hook_embed = hooks.HookPoint()
-        self.blocks = nn.ModuleList(blocks)
-        self.norm_final = nn.RMSNorm(d_model)
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
-        else:
-            nn.init.normal_(self.head.weight, std=0.02)
-        hooks.hook_points(self)
-
-    def hidden(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        """Return the normalised residual stream that the head reads."""
-        x = self.hook_embed(self.embed(tokens))
-        for block in self.blocks:
-            x = block(x)
-        return self.norm_final(x)
-
-    def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
-        """Return the logits of every position."""
-        return self.head(self.hidden(tokens))
-
-    def run_with_cache(
-        self,
-        tokens: Int[Tensor, "b t"],
-        names_filter: hooks.NamesFilter = None,
-        stop_at_layer: int | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `lab.hooks.run_with_cache`."""
-        return hooks.run_with_cache(self, tokens, names_filter, stop_at_layer)
-
-    def hooks(
-        self, fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
-    ) -> AbstractContextManager[nn.Module]:
-        """See `lab.hooks.hooks`."""
-        return hooks.hooks(self, fwd_hooks)
-
-    def parameter_count(self) -> int:
-        """Return how many numbers the model holds, frozen ones included, tied ones once."""
-        return sum(p.numel() for p in self.parameters())
+TRANSFORMS: dict[str, type[nn.Module] | None] = {
+    "M": MLP,
+    "E": CDMoE,
+    "R": RoutedMoE,
+    "X": SharedExpertMoE,
+    "P": PEER,
+    "N": None,
+}
 
 
 def build(
@@ -140,13 +47,14 @@ def build(
     embedding_std: float = 1.0,
     seed: int = 0,
 ) -> LanguageModel:
-    """Build a language model from stack notation.
+    """Build a language model from stack notation, or by an architecture's name.
 
     >>> build("SE*7 IE", vocab_size=8192, d_model=64, n_heads=1)  # doctest: +SKIP
 
     Args:
         stack: pairs of letters; mixers A causal attention, S state space duality, I inner function
-            attention, U your own, N none; state transforms M MLP, E CDMoE, N none; `*k` repeats.
+            attention, U your own, N none; state transforms M MLP, E CDMoE, R routed MoE, X MoE with
+            shared expert isolation, P PEER, N none; `*k` repeats. Or a name in `ARCHITECTURES`.
         vocab_size: rows of the embedding table.
         d_model: width of the residual stream; n_heads must divide it.
         n_heads: heads of every mixer that takes them.
@@ -160,6 +68,17 @@ def build(
     Raises:
         ValueError: for an unknown letter or option, or a size out of bounds.
     """
+    if stack in ARCHITECTURES and model is None:
+        return ARCHITECTURES[stack](
+            vocab_size=vocab_size,
+            d_model=d_model,
+            n_heads=n_heads,
+            options=options,
+            tied=tied,
+            train_embedding=train_embedding,
+            embedding_std=embedding_std,
+            seed=seed,
+        )
     mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
     pairs = parse_stack(stack, mixers, TRANSFORMS)
     if model is not None and all(mixer != USER_MIXER for mixer, _ in pairs):
@@ -195,7 +114,7 @@ def _layer(
 ) -> nn.Module | None:
     cls = classes[letter]
     if letter == USER_MIXER and cls is not None:
-        return make_layer(cls, letter, sizes, options, construct=_answerable(cls, cls))
+        return make_layer(cls, letter, sizes, options, construct=answerable(cls, cls))
     if cls is not None:
         return make_layer(cls, letter, sizes, options)
     if options:
@@ -203,63 +122,143 @@ def _layer(
     return None
 
 
-@contextmanager
-def mixers_checked(model: LanguageModel) -> Iterator[None]:
-    """Hold every mixer to its contract, [b t d] → [b t d], for the length of a `with` block.
+class Sizes(TypedDict, total=False):
+    """What every architecture takes and hands on to `build`: see there."""
 
-    Raises:
-        ValueError: when a mixer returns anything else; a broadcast would hide it. Or when one that
-            is not the lab's own raises.
+    vocab_size: Required[int]
+    d_model: Required[int]
+    n_heads: int
+    options: Mapping[str, Any] | None
+    tied: bool
+    train_embedding: bool
+    embedding_std: float
+    seed: int
+
+
+def cheems(
+    *,
+    n_layers: int = 8,
+    n_values: int = 2,
+    n_experts: int = 1024,
+    d_retrieval: int | None = None,
+    d_ff: int | None = None,
+    d_state: int = 128,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build the paper's model: seven blocks of SSD to one of inner function attention, all CDMoE.
+
+    Rotary positions on C/B and on Q/K; the dynamic mask that values decide.
+
+    Source: § Architecture Design, fig:lm_architecture. Departs: the mask is the reading that
+        trains (erratum D1).
     """
-
-    def check(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
-        given = tuple(args[0].shape)
-        if not isinstance(output, Tensor) or output.shape != given:
-            got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ValueError(
-                f"{type(module).__name__}.forward: must map [b t d] to [b t d]; "
-                f"given {list(given)} it returned {got}"
-            )
-
-    with ExitStack() as stack:
-        for block in model.blocks:
-            assert isinstance(block, Block)
-            if block.mixer is not None:
-                stack.callback(block.mixer.register_forward_hook(check).remove)
-                if type(block.mixer) not in MIXERS.values():
-                    forward = block.mixer.forward
-                    stack.callback(setattr, block.mixer, "forward", forward)
-                    block.mixer.forward = _answerable(forward, type(block.mixer))
-        yield
+    own = {"S.d_state": d_state, **_wonderful(n_values, n_experts, d_retrieval, d_ff)}
+    return _build(["SE"] * 7 + ["IE"], n_layers, own, sizes)
 
 
-def _answerable(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    """Wrap a call into code that is not the lab's: whatever it raises becomes a ValueError."""
+def doge(
+    *,
+    n_layers: int = 4,
+    n_values: int = 2,
+    n_experts: int = 1024,
+    d_retrieval: int | None = None,
+    d_ff: int | None = None,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build Cheems without SSD: one inner function attention, then four state transforms.
 
-    def answer(*args: Any, **options: Any) -> Any:
-        try:
-            return call(*args, **options)
-        except Exception as error:
-            where = f"{cls.__module__}:{cls.__name__}"
-            raise ValueError(f"model={where}: raised {type(error).__name__}: {error}") from error
-
-    return answer
-
-
-def load_class(path: str) -> type[nn.Module]:
-    """Import the class named "module:Class".
-
-    Raises:
-        ValueError: when the path has another form, does not import, or names no nn.Module class.
+    Source: § Discussion, fig:doge, which says "multiple" transforms, not how many.
     """
-    module, colon, name = path.partition(":")
-    if not (module and colon and name) or module.startswith("."):
-        raise ValueError(f"model={path}: must look like package.module:Class")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    # A user's module may raise anything while it is imported.
-    except Exception as error:
-        raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ValueError(f"model={path}: {name} must be a subclass of torch.nn.Module")
-    return cls
+    own = _wonderful(n_values, n_experts, d_retrieval, d_ff)
+    return _build(["IE"] + ["NE"] * 3, n_layers, own, sizes)
+
+
+def llama(
+    *, n_layers: int = 2, n_experts: int = 4, d_ff: int | None = None, **sizes: Unpack[Sizes]
+) -> LanguageModel:
+    """Build the paper's baseline Llama: attention with rotary positions, and a mixture of experts.
+
+    Source: § Evaluation Parameters. Departs from Llama: experts in place of one gated MLP.
+    """
+    return _build(["AX"], n_layers, _mixture(n_experts, d_ff), sizes)
+
+
+def mamba2(
+    *,
+    n_layers: int = 2,
+    n_experts: int = 4,
+    d_ff: int | None = None,
+    d_state: int = 128,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build the paper's baseline Mamba-2: SSD with convolution and gate, twice as wide inside.
+
+    Source: § Evaluation Parameters. Departs from Mamba-2: a mixture of experts after each mixer.
+    """
+    own = {**_mamba2_mixer(sizes["d_model"], d_state), **_mixture(n_experts, d_ff)}
+    return _build(["SX"], n_layers, own, sizes)
+
+
+def jamba(
+    *,
+    n_layers: int = 8,
+    n_experts: int = 4,
+    d_ff: int | None = None,
+    d_state: int = 128,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build the paper's baseline Jamba: seven blocks of Mamba-2's SSD to one of attention.
+
+    Attention has no positions: the convolutions and decays before it tell them, as in Jamba.
+
+    Source: § Evaluation Parameters. Departs from Jamba: Mamba-2's mixer in place of Mamba's.
+    """
+    mixers = {**_mamba2_mixer(sizes["d_model"], d_state), "A.position": "none"}
+    own = {**mixers, **_mixture(n_experts, d_ff)}
+    return _build(["SX"] * 7 + ["AX"], n_layers, own, sizes)
+
+
+ARCHITECTURES: dict[str, Callable[..., LanguageModel]] = {
+    "cheems": cheems,
+    "doge": doge,
+    "llama": llama,
+    "mamba2": mamba2,
+    "jamba": jamba,
+}
+"""The paper's architectures by name; `build` takes the name in place of a stack."""
+
+
+def _wonderful(
+    n_values: int, n_experts: int, d_retrieval: int | None, d_ff: int | None
+) -> dict[str, Any]:
+    return {
+        "I.n_values": n_values,
+        "I.mask": "value",
+        "E.n_experts": n_experts,
+        "E.d_retrieval": d_retrieval,
+        "E.d_ff": d_ff,
+    }
+
+
+def _mixture(n_experts: int, d_ff: int | None) -> dict[str, Any]:
+    return {"X.n_experts": n_experts, "X.d_ff": d_ff, "X.gated": True}
+
+
+def _mamba2_mixer(d_model: int, d_state: int) -> dict[str, Any]:
+    return {
+        "S.d_state": d_state,
+        "S.position": "conv",
+        "S.gate": "norm",
+        "S.d_inner": 2 * d_model,
+    }
+
+
+def _build(unit: list[str], n_layers: int, own: Mapping[str, Any], sizes: Sizes) -> LanguageModel:
+    """Build n_layers blocks of a repeated unit; the user's options go before the own ones."""
+    if n_layers < 1:
+        raise ValueError(f"{n_layers=} must be at least 1")
+    pairs = [unit[i % len(unit)] for i in range(n_layers)]
+    letters = set("".join(pairs))
+    options = {key: value for key, value in own.items() if key[0] in letters}
+    given = sizes.get("options") or {}
+    return build(" ".join(pairs), **{**sizes, "options": {**options, **given}})

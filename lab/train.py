@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lab.config import TrainConfig
 from lab.layers.mask import OracleMask, stored
+from lab.layers.routed import balance_losses
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from tasks.base import IGNORE, Batch, Task
@@ -130,9 +131,10 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
             start=first_row(config, step), size=config.batch_size, seed=config.seed, device=device
         )
         with _drawing(config.seed, step, device):
-            hidden, weight, targets = score(model, batch, precision)
+            with balance_losses(model) as imbalances:
+                hidden, weight, targets = score(model, batch, precision)
             loss, correct = linear_cross_entropy(hidden, weight, targets)
-            loss.backward()
+            sum(imbalances, start=loss).backward()
         norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
         value, grad_norm = loss.item(), norm.item()
         _check(state, step, value, grad_norm, task.vocab_size)

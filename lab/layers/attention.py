@@ -1,20 +1,38 @@
 """Causal attention, with rotary positions and a dynamic mask as options."""
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.choices import one_of
-from lab.layers.mask import MASKS
-from lab.ops.attention import attend, attention_scores, top_keys
+from lab.layers.mask import MASKS, Positions
+from lab.layers.state import check_decoding, next_position, token_positions
+from lab.ops.attention import PADDED, Backend, attend, attention_scores, repeat_heads
 from lab.ops.rope import Layout, apply_rotary, rotary_table
+from lab.ops.top_keys import top_keys
 
 Position = Literal["rope", "none"]
 Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]
+
+
+class AttentionState(NamedTuple):
+    """The keys and values of the tokens read so far: a cache that grows with them.
+
+    Attributes:
+        k: keys, turned to their positions.
+        v: values.
+        bias: the keys' mask bias, `PADDED` at padding; None while there is neither.
+        position: where each row's next token stands.
+    """
+
+    k: Float[Tensor, "b h_kv s p"]
+    v: Float[Tensor, "b h_kv s p_v"]
+    bias: Float[Tensor, "b h_kv s"] | None
+    position: Int[Tensor, " b"]
 
 
 class Attention(nn.Module):
@@ -23,9 +41,13 @@ class Attention(nn.Module):
     q, k, v and out are linear maps without bias; q and k are rotated to their positions; b is
     the mask's bias. As one matrix: forward(x) = project(x, matrix(x) @ values(x)).
 
+    Query head i reads key and value head i // (n_heads / n_kv_heads), h_kv of them; the mask
+    belongs to those.
+
     Args:
         d_model: width of the residual stream.
-        n_heads: heads; each d_model / n_heads wide.
+        n_heads: heads of queries; each d_model / n_heads wide.
+        n_kv_heads: heads of keys and values, a divisor of n_heads; None: n_heads.
         position: "rope" rotates queries and keys; "none" gives them no position.
         rope_base: wavelength base of the rotation.
         rope_layout: which channels pair up: "half" the two halves, "interleaved" neighbours.
@@ -33,7 +55,8 @@ class Attention(nn.Module):
         window: keep for each query only this many keys, those of highest mask bias; of equal
             ones the latest.
         max_seq_len: longest sequence for the masks that learn a table.
-        d_value: width of all heads' values together; None: d_model.
+        d_value: width of all query heads' values together; None: d_model.
+        backend: who computes it (`lab.ops.attention.resolve_attention_backend`).
 
     Raises:
         ValueError: for widths the heads do not divide, unknown names, or a window without a mask.
@@ -53,66 +76,127 @@ class Attention(nn.Module):
         window: int | None = None,
         max_seq_len: int = 8192,
         d_value: int | None = None,
+        n_kv_heads: int | None = None,
+        backend: Backend = "auto",
     ):
         super().__init__()
         d_value = d_model if d_value is None else d_value
         for name, width in (("d_model", d_model), ("d_value", d_value)):
             if width < 1 or n_heads < 1 or width % n_heads:
                 raise ValueError(f"{name}={width} must be a positive multiple of {n_heads=}")
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        if n_kv_heads < 1 or n_heads % n_kv_heads:
+            raise ValueError(f"{n_kv_heads=} must divide {n_heads=}")
         d_head = d_model // n_heads
         one_of("position", position, get_args(Position))
         one_of("rope_layout", rope_layout, get_args(Layout))
         one_of("mask", mask, get_args(Mask))
+        one_of("backend", backend, get_args(Backend))
         if position == "rope" and d_head % 2:
             raise ValueError(f"d_model / n_heads = {d_head} must be even for position='rope'")
         if window is not None and mask == "none":
             raise ValueError(f"{window=} needs a mask: with mask='none' no key outranks another")
         if window is not None and window < 1:
             raise ValueError(f"{window=} must be at least 1")
-        self.n_heads = n_heads
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
         self.position = position
         self.rope_base = rope_base
         self.rope_layout: Layout = rope_layout
         self.window = window
+        self.backend: Backend = backend
 
+        d_kv_value = d_value // n_heads * n_kv_heads
         self.q = nn.Linear(d_model, d_model, bias=False)
-        self.k = nn.Linear(d_model, d_model, bias=False)
-        self.v: nn.Module = nn.Linear(d_model, d_value, bias=False)
+        self.k = nn.Linear(d_model, d_head * n_kv_heads, bias=False)
+        self.v: nn.Module = nn.Linear(d_model, d_kv_value, bias=False)
         self.out = nn.Linear(d_value, d_model, bias=False)
         self.mask = None
         if mask != "none":
-            self.mask = MASKS[mask](n_heads, d_value // n_heads, max_seq_len)
+            self.mask = MASKS[mask](n_kv_heads, d_value // n_heads, max_seq_len)
 
-        self.hook_q = HookPoint()  # [b t h p], as the next four
-        self.hook_k = HookPoint()
-        self.hook_v = HookPoint()
-        self.hook_rot_q = HookPoint()
-        self.hook_rot_k = HookPoint()
-        self.hook_dynamic_mask = HookPoint()  # [b h 1 s]
+        # Of keys, values and the mask, a hook sees the tokens given, not the carried ones.
+        self.hook_q = HookPoint()  # [b t h p]
+        self.hook_k = HookPoint()  # [b t h_kv p]
+        self.hook_v = HookPoint()  # [b t h_kv p]
+        self.hook_rot_q = HookPoint()  # [b t h p]
+        self.hook_rot_k = HookPoint()  # [b t h_kv p]
+        self.hook_dynamic_mask = HookPoint()  # [b h_kv 1 t]
         self.hook_attn_scores = HookPoint()  # [b h t s]
         self.hook_pattern = HookPoint()  # [b h t s]
         self.hook_z = HookPoint()  # [b t h p]
 
+    @property
+    def relative(self) -> bool:
+        """Whether shifting all positions changes nothing."""
+        return self.mask is None or self.mask.relative
+
+    def extra_repr(self) -> str:
+        """Return the layer's sizes and readings."""
+        p = self.k.out_features // self.n_kv_heads
+        grouped = "" if self.n_kv_heads == self.n_heads else f" on {self.n_kv_heads} of keys"
+        mask = next((name for name, cls in MASKS.items() if type(self.mask) is cls), "no")
+        window = "" if self.window is None else f", top {self.window} keys"
+        return f"{self.n_heads} × {p}{grouped}, position {self.position}, {mask} mask{window}"
+
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the attention's output, by the explicit matrix where a hook looks at it."""
-        q, k = self._rotated(x)
-        v = self.values(x)
-        bias = self._key_bias(v)
-        if self.hook_attn_scores.active or self.hook_pattern.active:
-            z = self._pattern(q, k, bias) @ v
-        else:
-            z = attend(q, k, v, bias, self.window)
-        return self.project(x, z)
+        """Return the attention's output."""
+        return self.prefill(x)[0]
+
+    def start(self, batch: int, position: int = 0) -> AttentionState:
+        """Return the state before the first token, which will stand at `position`."""
+        weight = self.k.weight
+        p_v = self.out.in_features // self.n_heads
+        p = weight.shape[0] // self.n_kv_heads
+        k, v = (weight.new_zeros(batch, self.n_kv_heads, 0, width) for width in (p, p_v))
+        return AttentionState(k, v, None, torch.full((batch,), position, device=weight.device))
+
+    def prefill(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: AttentionState | None = None,
+        keep: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], AttentionState]:
+        """Return the outputs of further tokens, and the state after them.
+
+        Args:
+            x: the tokens, read after those of the state.
+            state: what `start`, `prefill` or `step` returned.
+            keep: False at padding, which no real token reads and which counts no position.
+
+        Raises:
+            ValueError: for a state of another batch, a mask of another shape, or a position
+                beyond the dynamic mask's table.
+        """
+        check_decoding(x, state, keep)
+        positions = token_positions(x.shape[1], x.device, state, keep)
+        q, k = self._rotated(x, positions)
+        v = self._head_values(x)
+        bias = self._key_bias(v, positions, keep)
+        if keep is not None:
+            # What stands at padding is anything: no score or value may come of it.
+            k, v = (z.masked_fill(~keep[:, None, :, None], 0.0) for z in (k, v))
+        if state is not None:
+            bias = self._joined_bias(state, bias, k)
+            k, v = (torch.cat([a.to(z.dtype), z], 2) for a, z in ((state.k, k), (state.v, v)))
+        after = AttentionState(k, v, bias, next_position(x, state, keep))
+        return self.project(x, self._mixed(q, k, v, bias)), after
+
+    def step(
+        self, x: Float[Tensor, "b d"], state: AttentionState
+    ) -> tuple[Float[Tensor, "b d"], AttentionState]:
+        """Return the output of one further token, and the state after it."""
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
 
     def matrix(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t s"]:
         """Return the attention pattern; quadratic, for analysis."""
-        q, k = self._rotated(x)
-        return self._pattern(q, k, self._key_bias(self.values(x)))
+        positions = token_positions(x.shape[1], x.device)
+        q, k = self._rotated(x, positions)
+        return self._pattern(q, k, self._key_bias(self._head_values(x), positions))
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
-        """Return what the matrix mixes."""
-        v = rearrange(self._value_vectors(x), "b s (h p) -> b s h p", h=self.n_heads)
-        return rearrange(self.hook_v(v), "b s h p -> b h s p")
+        """Return what the matrix mixes, for each query head."""
+        return repeat_heads(self._head_values(x), self.n_heads)
 
     def project(
         self, x: Float[Tensor, "b t d"], z: Float[Tensor, "b h t p"]
@@ -122,43 +206,81 @@ class Attention(nn.Module):
         return self.out(rearrange(z, "b t h p -> b t (h p)"))
 
     def _value_vectors(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d_value"]:
-        """Return all heads' values side by side."""
+        """Return all value heads' values side by side."""
         return self.v(x)
 
+    def _head_values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h_kv s p"]:
+        """Return the values as they are cached."""
+        v = rearrange(self._value_vectors(x), "b s (h p) -> b s h p", h=self.n_kv_heads)
+        return rearrange(self.hook_v(v), "b s h p -> b h s p")
+
     def _rotated(
-        self, x: Float[Tensor, "b t d"]
-    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h t p"]]:
+        self, x: Float[Tensor, "b t d"], positions: Positions
+    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
         """Return queries and keys at their positions."""
         q = self.hook_q(rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads))
-        k = self.hook_k(rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_heads))
+        k = self.hook_k(rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads))
         if self.position == "rope":
-            positions = torch.arange(x.shape[1], device=x.device)
             precise = torch.promote_types(q.dtype, torch.float32)
             cos, sin = rotary_table(positions, q.shape[-1], self.rope_base, precise)
             q, k = (apply_rotary(y, cos, sin, self.rope_layout) for y in (q, k))
         q, k = self.hook_rot_q(q), self.hook_rot_k(k)
         return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
 
-    def _key_bias(self, v: Float[Tensor, "b h s p"]) -> Float[Tensor, "b h s"] | None:
+    def _key_bias(
+        self,
+        v: Float[Tensor, "b h_kv s p"],
+        positions: Positions,
+        keep: Bool[Tensor, "b s"] | None = None,
+    ) -> Float[Tensor, "b h_kv s"] | None:
         """Return the mask's bias; without a mask a hook may still put one in place of zeros."""
+        bias = None
         if self.mask is not None:
-            bias = self.mask(v)
-        elif self.hook_dynamic_mask.active:
+            bias = self.mask(v, positions)
+        elif self.hook_dynamic_mask.active or keep is not None:
             bias = v.new_zeros(v.shape[:-1])
-        else:
+        if bias is None:
             return None
-        return self.hook_dynamic_mask(bias[:, :, None, :])[:, :, 0, :]
+        bias = self.hook_dynamic_mask(bias[:, :, None, :])[:, :, 0, :]
+        return bias if keep is None else torch.where(keep[:, None, :], bias, PADDED)
+
+    def _joined_bias(
+        self,
+        state: AttentionState,
+        bias: Float[Tensor, "b h_kv t"] | None,
+        k: Float[Tensor, "b h_kv t p"],
+    ) -> Float[Tensor, "b h_kv s"] | None:
+        """Return the bias of carried and new keys; zero where either has none."""
+        if state.bias is None and bias is None:
+            return None
+        old, new = (
+            keys.new_zeros(keys.shape[:-1]) if given is None else given
+            for given, keys in ((state.bias, state.k), (bias, k))
+        )
+        return torch.cat([old, new], dim=-1)
+
+    def _mixed(
+        self,
+        q: Float[Tensor, "b h t p"],
+        k: Float[Tensor, "b h_kv s p"],
+        v: Float[Tensor, "b h_kv s p_v"],
+        bias: Float[Tensor, "b h_kv s"] | None,
+    ) -> Float[Tensor, "b h t p_v"]:
+        """Return the mixed values, by the explicit matrix where a hook looks at it."""
+        if self.hook_attn_scores.active or self.hook_pattern.active:
+            return self._pattern(q, k, bias) @ repeat_heads(v, self.n_heads)
+        return attend(q, k, v, bias, self.window, self.backend)
 
     def _pattern(
         self,
         q: Float[Tensor, "b h t p"],
-        k: Float[Tensor, "b h s p"],
-        bias: Float[Tensor, "b h s"] | None,
+        k: Float[Tensor, "b h_kv s p"],
+        bias: Float[Tensor, "b h_kv s"] | None,
     ) -> Float[Tensor, "b h t s"]:
         """Return the explicit attention matrix, through its hooks."""
         keep = None
         if self.window is not None:
             assert bias is not None
-            keep = top_keys(bias, self.window, q.shape[-2])
+            keep = repeat_heads(top_keys(bias, self.window, q.shape[-2]), self.n_heads)
         scores = self.hook_attn_scores(attention_scores(q, k, bias, keep))
         return self.hook_pattern(scores.softmax(dim=-1).to(q.dtype))

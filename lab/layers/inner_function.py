@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention, Mask, Position
 from lab.layers.choices import one_of
+from lab.ops.attention import Backend
 from lab.ops.rope import Layout
 
 Retrieval = Literal["literal", "softmax", "sigmoid", "straight-through"]
@@ -24,7 +25,8 @@ class InnerFunctionAttention(Attention):
         literal           1. Only the indices of the top k are used, so W_vQ and θ_vK get no
                           gradient; with zero keys all scores tie and every token takes the same
                           rows (erratum I1)
-        softmax           softmax over all n_v scores, at the chosen: a gradient even for k = 1
+        softmax           softmax over all n_v scores, at the chosen: a gradient even for k = 1.
+                          With k = n_v the equation's sum over all rows (erratum I3)
         sigmoid           σ(g_i)
         straight-through  1 forward, the gradient of softmax backward
 
@@ -40,14 +42,15 @@ class InnerFunctionAttention(Attention):
         retrieval: how the chosen rows are weighted.
         value_map: what the rows multiply.
         d_value: width of a value, the other reading of d_innerV (erratum I4); None: d_model.
-            Any multiple of n_heads for "linear"; "diagonal" has no map that could change it.
+            Any multiple of n_heads for "linear"; "diagonal" has no map that could change it, nor
+            share it among heads, so there n_kv_heads is n_heads.
         key_init: "normal", N(0, 1/d_retrieval), for scores of order one; "zeros" as printed.
 
     Raises:
-        ValueError: also for counts out of range, and d_value beside "diagonal".
+        ValueError: also for counts out of range, d_value or fewer n_kv_heads beside "diagonal".
 
     Source: eq. inner_function_V, lst:innerfuncattn. Departs: n_v rows, where the listing has
-        n_heads (erratum I2); hard top k, where the equation sums over all rows (erratum I3).
+        n_heads (erratum I2); hard top k by default, where the equation sums over all (I3).
     """
 
     def __init__(
@@ -68,12 +71,16 @@ class InnerFunctionAttention(Attention):
         mask: Mask = "none",
         window: int | None = None,
         max_seq_len: int = 8192,
+        n_kv_heads: int | None = None,
+        backend: Backend = "auto",
     ):
         one_of("retrieval", retrieval, get_args(Retrieval))
         one_of("value_map", value_map, get_args(ValueMap))
         one_of("key_init", key_init, get_args(KeyInit))
         if value_map == "diagonal" and d_value not in (None, d_model):
             raise ValueError(f"{d_value=} must be {d_model=} for value_map='diagonal'")
+        if value_map == "diagonal" and n_kv_heads not in (None, n_heads):
+            raise ValueError(f"{n_kv_heads=} must be {n_heads=} for value_map='diagonal'")
         super().__init__(
             d_model,
             n_heads,
@@ -84,6 +91,8 @@ class InnerFunctionAttention(Attention):
             window=window,
             max_seq_len=max_seq_len,
             d_value=d_value,
+            n_kv_heads=n_kv_heads,
+            backend=backend,
         )
         d_retrieval = d_model // 2 if d_retrieval is None else d_retrieval
         if d_retrieval < 1:
@@ -98,9 +107,21 @@ class InnerFunctionAttention(Attention):
         self.value_keys = nn.Parameter(torch.zeros(n_values, d_retrieval))
         if key_init == "normal":
             nn.init.normal_(self.value_keys, std=d_retrieval**-0.5)
-        self.value_rows = nn.Parameter(torch.randn(n_values, self.out.in_features))
+        d_rows = self.out.in_features // self.n_heads * self.n_kv_heads
+        self.value_rows = nn.Parameter(torch.randn(n_values, d_rows))
         self.hook_value_scores = HookPoint()  # [b t n_v]
         self.hook_value_indices = HookPoint()  # [b t k]
+
+    def extra_repr(self) -> str:
+        """Return the layer's sizes and readings."""
+        rows = f"{self.n_chosen} of {len(self.value_rows)} values by {self.retrieval}"
+        return f"{rows}, {super().extra_repr()}"
+
+    @property
+    def idle_parameters(self) -> int:
+        """How many of the layer's parameters a token leaves alone: rows of values not chosen."""
+        n_values, width = self.value_rows.shape
+        return (n_values - self.n_chosen) * width
 
     def _value_vectors(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d_value"]:
         """Return f(x) times the weighted sum of the rows that each token chose."""

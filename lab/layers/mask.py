@@ -1,6 +1,7 @@
 """The dynamic mask: a bias for each key, added to the attention scores before the softmax.
 
-The paper prints one reading and its authors' later code another; each is a class here, and
+A key's bias is known when the key is, from its value and its position, so a decoder reckons it
+once. The paper prints one reading and its authors' later code another; each is a class here, and
 `MASKS` names them. All take the same constructor arguments, whether they need them or not.
 """
 
@@ -11,17 +12,23 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.ops.attention import MASKED
+
+Positions = Int[Tensor, " s"] | Int[Tensor, "b s"]
+"""Where keys stand: [s] for 0 … s-1 in every row, [b s] for anywhere."""
 
 
 class DynamicMask(nn.Module, ABC):
     """Gives every key of every head a bias.
 
+    Attributes:
+        relative: whether a key's bias stays when all positions shift.
+
     Args:
-        n_heads: heads h.
+        n_heads: heads h of keys and values.
         d_head: width p of a head's values.
         max_seq_len: the longest sequence, for the readings that learn a table of positions.
 
@@ -29,12 +36,19 @@ class DynamicMask(nn.Module, ABC):
         multiplied after it (erratum D2).
     """
 
+    relative: bool = False
+
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
         super().__init__()
 
     @abstractmethod
-    def forward(self, v: Float[Tensor, "b h s p"]) -> Float[Tensor, "b h s"]:
-        """Return the keys' biases, given the layer's values."""
+    def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
+        """Return the keys' biases, given their values and where they stand."""
+
+
+def _last(positions: Positions) -> int:
+    """Return the furthest position; without a look at the tensor where its shape tells."""
+    return positions.shape[0] - 1 if positions.ndim == 1 else int(positions.max())
 
 
 class _TableMask(DynamicMask):
@@ -50,18 +64,20 @@ class _TableMask(DynamicMask):
     def bias(self, table: Float[Tensor, "h s"]) -> Float[Tensor, "h s"]:
         """Return the bias of a table entry."""
 
-    def forward(self, v: Float[Tensor, "b h s p"]) -> Float[Tensor, "b h s"]:
-        """Return the biases of the first s positions, the same for every row of the batch.
+    def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
+        """Return the biases of the keys' positions, whatever the values.
 
         Raises:
-            ValueError: when the sequence is longer than the table (erratum D3).
+            ValueError: for a position past the table (erratum D3).
         """
-        seq_len, max_seq_len = v.shape[-2], self.l.shape[-1]
-        if seq_len > max_seq_len:
+        last, max_seq_len = _last(positions), self.l.shape[-1]
+        if last >= max_seq_len:
             raise ValueError(
-                f"sequence length {seq_len} exceeds the mask's {max_seq_len=}; raise it"
+                f"position {last} is beyond the mask's table of {max_seq_len=}; raise it"
             )
-        return repeat(self.bias(self.l[:, :seq_len]), "h s -> b h s", b=v.shape[0])
+        if positions.ndim == 1:
+            return repeat(self.bias(self.l[:, : last + 1]), "h s -> b h s", b=v.shape[0])
+        return rearrange(self.bias(self.l)[:, positions], "h b s -> b h s")
 
 
 class LiteralMask(_TableMask):
@@ -116,45 +132,65 @@ class ValueMask(DynamicMask):
     Source: the authors' later code. Departs: eq. dynamic_mask looks at positions only.
     """
 
+    relative = True
+
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
         super().__init__(n_heads, d_head, max_seq_len)
         self.dt = nn.Linear(n_heads * d_head, n_heads, bias=False)
         self.A = nn.Parameter(torch.zeros(n_heads))
 
-    def forward(self, v: Float[Tensor, "b h s p"]) -> Float[Tensor, "b h s"]:
-        """Return the biases that the values ask for."""
-        dt = F.softplus(self.dt(rearrange(v, "b h s p -> b s (h p)")))
-        return rearrange(torch.exp(self.A * dt), "b s h -> b h s")
+    def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
+        """Return the biases that the values ask for, wherever they stand, in fp32 at least.
+
+        In bf16 many of them would be equal, and a window would keep whichever stands later.
+        """
+        high = torch.promote_types(v.dtype, torch.float32)
+        with torch.autocast(v.device.type, enabled=False):
+            flat = rearrange(v, "b h s p -> b s (h p)").to(high)
+            dt = F.softplus(F.linear(flat, self.dt.weight.to(high)))
+            return rearrange(torch.exp(self.A.to(high) * dt), "b s h -> b h s")
 
 
 class OracleMask(DynamicMask):
-    """Keeps exactly the keys it is told through `stored`: an upper bound on what a mask can do."""
+    """Keeps exactly the positions it is told of by `stored`: an upper bound on what a mask can do.
+
+    What it is told belongs to positions of the sequence, padding not counted, so it is not
+    relative: the same tokens further on are other entries.
+    """
 
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
         super().__init__(n_heads, d_head, max_seq_len)
-        self.keep: Bool[Tensor, "b s"] | None = None
+        self.keep: Bool[Tensor, "b n"] | None = None
 
-    def forward(self, v: Float[Tensor, "b h s p"]) -> Float[Tensor, "b h s"]:
+    def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
         """Return zero for the kept keys and `MASKED` for the others.
 
         Raises:
-            ValueError: outside `stored`, or when its `keep` has another shape than [b s].
+            ValueError: outside `stored`, when its `keep` is of another batch, or for a position
+                past it.
         """
         if self.keep is None:
             raise ValueError(
                 "mask='oracle' does not know which keys to keep: "
                 "call the model inside `with stored(model, keep):`, keep bool [b t]"
             )
-        batch, n_heads, seq_len, _ = v.shape
-        if self.keep.shape != (batch, seq_len):
-            raise ValueError(f"keep has shape {list(self.keep.shape)}, not {[batch, seq_len]}")
-        bias = torch.where(self.keep.to(v.device), 0.0, MASKED).to(v.dtype)
+        batch, n_heads = v.shape[:2]
+        if self.keep.shape[0] != batch:
+            raise ValueError(f"keep is of a batch of {self.keep.shape[0]}, not {batch}")
+        last, known = _last(positions), self.keep.shape[1]
+        if last >= known:
+            raise ValueError(f"position {last} is beyond the {known} that keep tells of")
+        keep = self.keep.to(v.device)
+        keep = keep[:, : last + 1] if positions.ndim == 1 else keep.gather(1, positions)
+        bias = torch.where(keep, 0.0, MASKED).to(v.dtype)
         return repeat(bias, "b s -> b h s", h=n_heads)
 
 
 @contextmanager
-def stored(model: nn.Module, keep: Bool[Tensor, "b t"]) -> Iterator[None]:
-    """Tell every `OracleMask` of a model which keys to keep, for the length of a `with` block.
+def stored(model: nn.Module, keep: Bool[Tensor, "b n"]) -> Iterator[None]:
+    """Tell every `OracleMask` of a model which positions to keep, for a `with` block's length.
+
+    `keep` reaches as far as the sequence will, decoded tokens included; it may reach further.
 
     Raises:
         ValueError: when the model has no such mask.

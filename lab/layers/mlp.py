@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lab.layers.choices import one_of
+
 Activation = Literal["silu", "gelu", "relu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -47,13 +49,15 @@ class MLP(nn.Module):
         for field, width in (("d_model", d_model), ("d_ff", d_ff)):
             if width < 1:
                 raise ValueError(f"{field}={width}: must be ≥ 1")
-        if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"activation={activation!r}: must be one of {known}")
+        one_of("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
         self.gate = nn.Linear(d_model, d_ff, bias=False) if gated else None
         self.up = nn.Linear(d_model, d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def extra_repr(self) -> str:
+        """Return the layer's sizes."""
+        return f"d_ff {self.up.out_features}" + ("" if self.gate is None else ", gated")
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return φ(x)."""

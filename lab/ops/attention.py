@@ -1,13 +1,18 @@
 """Causal softmax attention with a bias for each key: the fast form, and the explicit one beside it.
 
-A bias that depends on the key alone is one more product in q·k, so a kernel that knows nothing
-of biases computes it: with q' = [q, 1] and k' = [k, b/scale], scale·(q'·k') = scale·(q·k) + b.
+Axis letters of this file, beside the package's: h heads of queries, h_kv of keys and values; query
+head i reads key head i // (h / h_kv).
 """
+
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from lab.ops.attention_kernels import cpu_flash, flex, fold
+from lab.ops.top_keys import causal_keep, ranks_and_floors, top_keys
 
 MASKED = -1024.0
 """The bias of a masked key.
@@ -19,100 +24,117 @@ NaN (erratum D3). Small enough that its rounding moves such a row's scores by 2^
 and that b/scale stays inside fp16 for heads up to 4,095 wide.
 """
 
+PADDED = 2 * MASKED
+"""The bias of padding: as far below a masked key as that is below others, so that a row whose
+every real key is masked still reads those alone, and no padding outranks a key in a window."""
 
-def causal_keep(n_queries: int, n_keys: int, device: torch.device) -> Bool[Tensor, "t s"]:
-    """Return which keys each query may read; the last query stands at the last key.
+Backend = Literal["auto", "sdpa", "flex"]
+
+LARGEST_KEEP = 2**30
+"""Bytes of a window's matrix [b h t s] up to which "auto" builds it on a GPU."""
+
+
+def resolve_attention_backend(backend: str, device: torch.device, keep_bytes: int = 0) -> str:
+    """Return the backend that a request means: its own name, or for "auto" the best there.
+
+    "sdpa" is torch's fused kernels, which want a window as a matrix [b h t s]; "flex" is
+    flex_attention, compiled, which does not. "auto" is sdpa, but for windows on a GPU whose matrix
+    would pass `LARGEST_KEEP`. On a CPU flex has no gradients and no fused kernel without a
+    compilation of a minute, so it runs its plain form there when named: the same numbers.
 
     Raises:
-        ValueError: when there are more queries than keys.
-
-    Source: lst:dynamic_mask. Departs: with one query and many keys the listing shows key 0 alone
-        (erratum D3); here the diagonal is offset by s - t.
+        ValueError: for an unknown name; lists the known. For flex on a device it does not serve.
     """
-    if n_queries > n_keys:
-        raise ValueError(f"n_queries={n_queries} must be at most n_keys={n_keys}")
-    every = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
-    return every.tril(n_keys - n_queries)
-
-
-def top_keys(
-    key_bias: Float[Tensor, "b h s"], window: int, n_queries: int
-) -> Bool[Tensor, "b h t s"]:
-    """Return, for each query, the `window` keys of highest bias among those it may read.
-
-    Key s stays for query t when fewer than `window` keys s' ≤ t outrank it. Of equal biases the
-    later key outranks, so a constant bias gives sliding-window attention. Quadratic in memory.
-
-    Departs: the authors' later code ranks all keys at once, so a later key can push out an
-        earlier one that an earlier query needs; here every query ranks its own past.
-    """
-    n_keys = key_bias.shape[-1]
-    contender, key = key_bias[..., :, None], key_bias[..., None, :]
-    position = torch.arange(n_keys, device=key_bias.device)
-    outranks = (contender > key) | ((contender == key) & (position[:, None] > position))
-    rank = outranks.cumsum(-2, dtype=torch.int32)[..., n_keys - n_queries :, :]
-    return causal_keep(n_queries, n_keys, key_bias.device) & (rank < window)
+    if backend not in get_args(Backend):
+        raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
+    if backend == "auto":
+        return "flex" if device.type == "cuda" and keep_bytes > LARGEST_KEEP else "sdpa"
+    if backend == "flex" and device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{backend=} needs CUDA or a CPU, not {device}")
+    return backend
 
 
 def attend(
     q: Float[Tensor, "b h t p"],
-    k: Float[Tensor, "b h s p"],
-    v: Float[Tensor, "b h s p_v"],
-    key_bias: Float[Tensor, "b h s"] | None = None,
+    k: Float[Tensor, "b h_kv s p"],
+    v: Float[Tensor, "b h_kv s p_v"],
+    key_bias: Float[Tensor, "b h_kv s"] | None = None,
     window: int | None = None,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "b h t p_v"]:
     """Return softmax(q·k/√p + key_bias) v over the causal keys, by a fused kernel.
 
     Args:
         q: queries; with fewer queries than keys the last query stands at the last key.
-        k: keys.
+        k: keys; their heads divide the queries'.
         v: values, of any width.
         key_bias: added to every score of a key; `MASKED` removes it.
         window: keep for each query only the keys that `top_keys` names.
+        backend: who computes it (`resolve_attention_backend`).
 
     Raises:
-        ValueError: for a window without a bias to rank by, or more queries than keys.
+        ValueError: for a window below one or without a bias to rank by, more queries than keys,
+            heads that do not divide, gradients asked of flex on a CPU, an unknown backend.
 
     Source: sec:methods:ifa. Departs: masks before the softmax, so rows sum to one (erratum D2).
     """
-    (n_queries, d_head), n_keys, d_value = q.shape[-2:], k.shape[-2], v.shape[-1]
+    (n_heads, n_queries, d_head), (n_kv_heads, n_keys) = q.shape[1:], k.shape[1:3]
+    if n_heads % n_kv_heads:
+        raise ValueError(f"k has {n_kv_heads} heads, which must divide q's {n_heads}")
+    if n_queries > n_keys:
+        raise ValueError(f"n_queries={n_queries} must be at most n_keys={n_keys}")
+    if window is not None and key_bias is None:
+        raise ValueError(f"window={window} needs key_bias: no key outranks another without it")
+    keep_bytes = 0 if window is None else q.shape[0] * n_heads * n_queries * n_keys
+    chosen = resolve_attention_backend(backend, q.device, keep_bytes)
+    if chosen == "flex":
+        floors = None
+        if window is not None and key_bias is not None:
+            floors = ranks_and_floors(key_bias, window, n_queries)
+        return flex(q, k, v, key_bias, floors)
     keep = None
-    if window is not None:
-        if key_bias is None:
-            raise ValueError(f"window={window} needs key_bias: no key outranks another without it")
-        keep = top_keys(key_bias, window, n_queries)
-    elif n_queries != n_keys:
+    if window is not None and key_bias is not None:
+        keep = repeat_heads(top_keys(key_bias, window, n_queries), n_heads)
+    elif 1 < n_queries < n_keys:
         keep = causal_keep(n_queries, n_keys, q.device)
+    if q.device.type == "cpu" and key_bias is not None and keep is None:
+        return cpu_flash(q, k, v, key_bias)
     scale = d_head**-0.5
+    # With a matrix, CUDA's kernels want as many key heads as there are of queries.
+    if keep is not None:
+        k, v = repeat_heads(k, n_heads), repeat_heads(v, n_heads)
+        key_bias = None if key_bias is None else repeat_heads(key_bias, n_heads)
     if key_bias is not None:
-        q, k = _fold(q, k, key_bias / scale)
+        q, k = fold(q, k, key_bias / scale)
+    d_value, width = v.shape[-1], q.shape[-1]
     # The kernels want one width for q, k and v; CUDA's want whole 16 bytes.
-    width = d_head
-    if key_bias is not None or d_value != d_head:
-        width = -(-max(q.shape[-1], d_value) // 8) * 8
+    if width != d_head or d_value != d_head:
+        width = max(width, d_value)
+        width = width if q.device.type == "cpu" else -(-width // 8) * 8
     q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    z = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, is_causal=keep is None, scale=scale)
+    z = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=keep,
+        is_causal=keep is None and n_queries == n_keys,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
     return z[..., :d_value]
 
 
-def _fold(
-    q: Float[Tensor, "b h t p"], k: Float[Tensor, "b h s p"], bias: Float[Tensor, "b h s"]
-) -> tuple[Tensor, Tensor]:
-    """Return q and k two columns wider, so that q·k grows by the key's bias.
-
-    The bias is cut into what bf16 holds and the rest: the sum is exact in fp32 and fp64, and
-    keeps 16 bits in bf16, also where autocast turns fp32 inputs into bf16 inside the kernel.
-    """
-    high = bias.detach().bfloat16().to(bias.dtype)
-    columns = torch.stack([high, bias - high], dim=-1).to(k.dtype)
-    ones = q.new_ones(*q.shape[:-1], 2)
-    return torch.cat([q, ones], dim=-1), torch.cat([k, columns], dim=-1)
+def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
+    """Return x [b h_kv …] with each head as often as query heads read it: [b h …]."""
+    if x.shape[1] == n_heads:
+        return x
+    return x.repeat_interleave(n_heads // x.shape[1], dim=1)
 
 
 def attention_scores(
     q: Float[Tensor, "b h t p"],
-    k: Float[Tensor, "b h s p"],
-    key_bias: Float[Tensor, "b h s"] | None = None,
+    k: Float[Tensor, "b h_kv s p"],
+    key_bias: Float[Tensor, "b h_kv s"] | None = None,
     keep: Bool[Tensor, "... t s"] | None = None,
 ) -> Float[Tensor, "b h t s"]:
     """Return q·k/√p + key_bias, and -∞ where a query may not read; at least fp32.
@@ -121,9 +143,10 @@ def attention_scores(
     (erratum D3: an empty row would be NaN after the softmax).
     """
     precise = torch.promote_types(q.dtype, torch.float32)
+    k = repeat_heads(k, q.shape[1])
     scores = (q.to(precise) @ k.to(precise).mT) * q.shape[-1] ** -0.5
     if key_bias is not None:
-        scores = scores + key_bias[..., None, :]
+        scores = scores + repeat_heads(key_bias, q.shape[1])[..., None, :]
     eligible = causal = causal_keep(q.shape[-2], k.shape[-2], q.device)
     if keep is not None:
         eligible = causal & keep
@@ -133,8 +156,8 @@ def attention_scores(
 
 def attention_pattern(
     q: Float[Tensor, "b h t p"],
-    k: Float[Tensor, "b h s p"],
-    key_bias: Float[Tensor, "b h s"] | None = None,
+    k: Float[Tensor, "b h_kv s p"],
+    key_bias: Float[Tensor, "b h_kv s"] | None = None,
     keep: Bool[Tensor, "... t s"] | None = None,
 ) -> Float[Tensor, "b h t s"]:
     """Return the attention matrix, the softmax of `attention_scores`: the oracle of `attend`."""

@@ -4,14 +4,26 @@ The two halves are each other's adjoint: for tables of equal shape,
 
     ⟨expert_sum(w, table, i), x⟩ = ⟨w, expert_scores(x, table, i)⟩
 
-so torch's embedding bag, which is `expert_sum`, serves both, forward and backward, and the chosen
-rows [b t h k d] never exist. Memory beyond the arguments, results and table gradients is
-O(b t (h k + d)).
+Two backends, of the same values and gradients, neither with the chosen rows [b t h k d] in memory:
 
-Scoring every expert, x @ downᵀ, was the alternative. Forward and backward at 4,096 tokens on one
-core, it takes 11 times as long at 128 experts for each chosen one (16,384, 8 heads of 16, d 256),
-3 times at 32, and half as long at 8, where a step takes 12 ms: one path is kept.
+    gather  reads the chosen rows: torch's embedding bag, which is `expert_sum`, serves both halves,
+            forward and backward. Memory beyond arguments, results and table gradients is
+            O(b t (h k + d)).
+    dense   multiplies with every row, a block of tokens at a time (`lab.ops.experts_dense`).
+
+"auto" takes the cheaper by a model of one token's time, both halves, forward and backward:
+
+    gather: h k (160 + 0.47 d) ns,    dense: e (4.5 + 0.13 d) ns
+
+with constants, to two digits, of tables that fit a core's caches; 0.13 ns are an entry's 12
+operations at 92 GFLOP/s. Measured on one core of an EPYC with AVX-512, at d 32 to 256, 64 to 16,384
+experts, 8 to 128 of them chosen and 1,024 or 2,048 tokens, it names the faster in all 42 cases:
+dense below about 20 experts for each chosen one at d = 32, 15 at 64, 7 at 256. Larger tables slow
+both, the few chosen rows more. Other machines, GPUs above all, have other constants: name a backend
+there.
 """
+
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,43 +32,86 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import vjp
 
+from lab.ops.experts_dense import dense_scores, dense_sum
+
+Backend = Literal["auto", "gather", "dense"]
+
+GATHER_NS = (160.0, 0.47)
+"""What each chosen row takes, and each of its entries (see the file's docstring)."""
+DENSE_NS = (4.5, 0.13)
+"""What each row of the table takes, and each of its entries."""
+
+
+def resolve_experts_backend(backend: str, *, n_experts: int, n_chosen: int, width: int) -> str:
+    """Return the backend that a choice of n_chosen of n_experts rows [width] a token runs on.
+
+    Raises:
+        ValueError: for an unknown backend.
+    """
+    if backend not in get_args(Backend):
+        raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
+    if backend != "auto":
+        return backend
+    gather, dense = (
+        rows * (of_row + of_entry * width)
+        for rows, (of_row, of_entry) in ((n_chosen, GATHER_NS), (n_experts, DENSE_NS))
+    )
+    return "dense" if dense < gather else "gather"
+
 
 def expert_scores(
-    x: Float[Tensor, "b t d"], down: Float[Tensor, "e d"], indices: Int[Tensor, "b t h k"]
+    x: Float[Tensor, "b t d"],
+    down: Float[Tensor, "e d"],
+    indices: Int[Tensor, "b t h k"],
+    backend: str = "auto",
 ) -> Float[Tensor, "b t h k"]:
     """Return x_t · down_e for each chosen expert e = indices[b, t, h, k], in the table's dtype.
 
-    Differentiable once, in x and down.
+    Differentiable in x and down, by "gather" once.
 
     Args:
         x: what the experts read.
         down: the table of reading vectors.
         indices: int64, in 0 … e − 1; an expert may be chosen more than once.
+        backend: "gather", "dense", or "auto" for the cheaper.
+
+    Raises:
+        ValueError: for an unknown backend.
 
     Source: the fourth and fifth steps of § Efficient Retrieval Experts.
     """
     bags = indices.flatten(2).flatten(0, 1)
-    scores = _ExpertScores.apply(x.flatten(0, 1).to(down.dtype), down, bags)
-    return scores.view(indices.shape)
+    tokens = x.flatten(0, 1).to(down.dtype)
+    if _resolve(backend, down, bags) == "dense":
+        return dense_scores(tokens, down, bags).view(indices.shape)
+    return _ExpertScores.apply(tokens, down, bags).view(indices.shape)
 
 
 def expert_sum(
-    weights: Float[Tensor, "b t h k"], up: Float[Tensor, "e d"], indices: Int[Tensor, "b t h k"]
+    weights: Float[Tensor, "b t h k"],
+    up: Float[Tensor, "e d"],
+    indices: Int[Tensor, "b t h k"],
+    backend: str = "auto",
 ) -> Float[Tensor, "b t d"]:
     """Return Σ_hk weights · up_e over the chosen experts e, in the table's dtype.
 
-    Differentiable once, in weights and up.
+    Differentiable in weights and up, by "gather" once.
 
     Args:
         weights: what each chosen expert is multiplied by.
         up: the table of written vectors.
         indices: int64, in 0 … e − 1; an expert chosen twice is added twice.
+        backend: as in `expert_scores`.
+
+    Raises:
+        ValueError: for an unknown backend.
 
     Source: the last step of § Efficient Retrieval Experts.
     """
     bags = indices.flatten(2).flatten(0, 1)
-    y = _bag_sum(weights.to(up.dtype).view(bags.shape), up, bags)
-    return y.unflatten(0, indices.shape[:2])
+    chosen = weights.to(up.dtype).reshape(bags.shape)
+    add = dense_sum if _resolve(backend, up, bags) == "dense" else _bag_sum
+    return add(chosen, up, bags).unflatten(0, indices.shape[:2])
 
 
 def naive_expert_scores(
@@ -71,6 +126,13 @@ def naive_expert_sum(
 ) -> Float[Tensor, "b t d"]:
     """The obvious form, with every chosen row gathered: the oracle of `expert_sum`."""
     return einsum(weights, up[indices], "b t h k, b t h k d -> b t d")
+
+
+def _resolve(backend: str, table: Tensor, bags: Tensor) -> str:
+    n_experts, width = table.shape
+    return resolve_experts_backend(
+        backend, n_experts=n_experts, n_chosen=bags.shape[1], width=width
+    )
 
 
 def _bag_sum(

@@ -22,6 +22,17 @@ def decay_matrix(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch 
     return _DecayMatrix.apply(log_decay).mT
 
 
+def decay_gradient(P: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t"]:
+    """Return the gradient of the log-decays from P, the gradient of log L where causal.
+
+    Token k is in the segments that begin before it and do not end before it:
+    ∂a_k = Σ_{t≥k} Σ_{s<k} P_ts. Sums of P's rows less sums of its columns would give it too, but
+    they cancel where a segment's neighbours weigh more than itself.
+    """
+    from_token = torch.ones_like(P[(0,) * (P.ndim - 2)]).tril()
+    return (P.mT @ from_token).triu(1).sum(-2)
+
+
 def segment_sums(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch t s"]:
     """Return log L, −∞ where not causal; its exp is the oracle of `decay_matrix`."""
     t = log_decay.shape[-1]
@@ -32,11 +43,7 @@ def segment_sums(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch 
 
 
 class _DecayMatrix(torch.autograd.Function):
-    """Lᵀ [s t] computed in place, and a gradient of two sums in place of three passes over L.
-
-    With P = grad ∘ L off the diagonal, ∂a_k = Σ_{t≥k} Σ_{s<k} P_ts. As P is causal, that is the
-    sum of P's rows t ≥ k less that of its columns s ≥ k.
-    """
+    """Lᵀ [s t] computed in place, where autograd would keep each step."""
 
     @staticmethod
     def forward(ctx, log_decay):
@@ -49,6 +56,4 @@ class _DecayMatrix(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         (L,) = ctx.saved_tensors
-        P = (grad * L).triu(1)
-        at_token = P.sum(-2) - P.sum(-1)
-        return at_token.flip(-1).cumsum(-1).flip(-1)
+        return decay_gradient((grad * L).mT)

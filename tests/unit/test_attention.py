@@ -9,41 +9,66 @@ from lab.hooks import hook_points, hooks, run_with_cache
 from lab.layers.attention import Attention, Mask, Position
 from lab.layers.mask import stored
 from lab.ops.attention import (
+    LARGEST_KEEP,
     MASKED,
+    Backend,
     attend,
     attention_pattern,
     attention_scores,
-    causal_keep,
-    top_keys,
+    repeat_heads,
+    resolve_attention_backend,
 )
-from lab.ops.rope import Layout
+from lab.ops.attention_kernels import fold
+from lab.ops.rope import Layout, rotate
+from lab.ops.top_keys import causal_keep, top_keys
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def inputs(t: int, s: int, p: int, p_v: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(
+    t: int, s: int, p: int, p_v: int, h: int = 3, h_kv: int = 3
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and a bias with some keys masked."""
-    q, k, v = drawn(2, 3, t, p), drawn(2, 3, s, p, seed=1), drawn(2, 3, s, p_v, seed=2)
-    bias = drawn(2, 3, s, seed=3)
+    q, k, v = drawn(2, h, t, p), drawn(2, h_kv, s, p, seed=1), drawn(2, h_kv, s, p_v, seed=2)
+    bias = drawn(2, h_kv, s, seed=3)
     return q, k, v, torch.where(bias > 0.7, MASKED, bias)
 
 
-@pytest.mark.parametrize(
+BIASED = pytest.mark.parametrize(
     ("biased", "window"), [(False, None), (True, None), (True, 1), (True, 3), (True, 50)]
 )
-@pytest.mark.parametrize(
-    ("t", "s", "p", "p_v"), [(17, 17, 6, 6), (17, 17, 3, 11), (5, 17, 8, 4), (1, 9, 4, 4)]
+SHAPES = pytest.mark.parametrize(
+    ("t", "s", "p", "p_v", "h", "h_kv"),
+    [
+        (17, 17, 6, 6, 3, 3),
+        (17, 17, 3, 11, 3, 3),
+        (17, 17, 4, 5, 4, 2),
+        (5, 17, 8, 4, 6, 3),
+        (1, 9, 4, 4, 3, 3),
+        (1, 9, 4, 4, 4, 1),
+    ],
 )
+
+
+def explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, window: int | None) -> Tensor:
+    keep = None
+    if window is not None:
+        assert bias is not None
+        keep = repeat_heads(top_keys(bias, window, q.shape[2]), q.shape[1])
+    return attention_pattern(q, k, bias, keep) @ repeat_heads(v, q.shape[1])
+
+
+@BIASED
+@SHAPES
 def test_attend_is_the_explicit_form(
-    t: int, s: int, p: int, p_v: int, biased: bool, window: int | None
+    t: int, s: int, p: int, p_v: int, h: int, h_kv: int, biased: bool, window: int | None
 ):
-    leaves = [x.requires_grad_() for x in inputs(t, s, p, p_v)]
+    leaves = [x.requires_grad_() for x in inputs(t, s, p, p_v, h, h_kv)]
     q, k, v, bias = leaves
     fast = attend(q, k, v, bias if biased else None, window)
-    keep = None if window is None else top_keys(bias, window, t)
-    slow = attention_pattern(q, k, bias if biased else None, keep) @ v
+    slow = explicit(q, k, v, bias if biased else None, window)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
     against, used = drawn(*fast.shape, seed=4), leaves if biased else leaves[:3]
     for mine, right in zip(
@@ -54,13 +79,112 @@ def test_attend_is_the_explicit_form(
         torch.testing.assert_close(mine, right, rtol=0, atol=1e-11)
 
 
-def test_bf16_keeps_the_bias_to_16_bits():
+@BIASED
+@pytest.mark.parametrize(
+    ("t", "s", "p", "p_v", "h", "h_kv"), [(17, 17, 3, 11, 3, 3), (5, 17, 8, 4, 6, 3)]
+)
+def test_flex_is_the_explicit_form(
+    t: int, s: int, p: int, p_v: int, h: int, h_kv: int, biased: bool, window: int | None
+):
+    q, k, v, bias = inputs(t, s, p, p_v, h, h_kv)
+    given = bias if biased else None
+    fast = attend(q, k, v, given, window, backend="flex")
+    torch.testing.assert_close(fast, explicit(q, k, v, given, window), rtol=0, atol=1e-12)
+
+
+def test_flex_says_what_a_cpu_lacks():
+    q, k, v, bias = inputs(4, 4, 4, 4)
+    with pytest.raises(ValueError, match="backend='flex' has no gradients on a CPU"):
+        attend(q, k, v, bias.requires_grad_(), backend="flex")
+    with torch.no_grad():
+        assert attend(q, k, v, bias, backend="flex").isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "keep_bytes", "chosen"),
+    [
+        ("auto", "cpu", 0, "sdpa"),
+        ("auto", "cpu", 2 * LARGEST_KEEP, "sdpa"),
+        ("auto", "cuda", LARGEST_KEEP, "sdpa"),
+        ("auto", "cuda", LARGEST_KEEP + 1, "flex"),
+        ("sdpa", "cuda", LARGEST_KEEP + 1, "sdpa"),
+        ("flex", "cpu", 0, "flex"),
+    ],
+)
+def test_the_backend_that_is_chosen(backend: str, device: str, keep_bytes: int, chosen: str):
+    assert resolve_attention_backend(backend, torch.device(device), keep_bytes) == chosen
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "message"),
+    [
+        ("flash", "cpu", "backend='flash' must be one of auto, sdpa, flex"),
+        ("flex", "meta", "backend='flex' needs CUDA or a CPU, not meta"),
+    ],
+)
+def test_backends_that_cannot_be(backend: str, device: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        resolve_attention_backend(backend, torch.device(device))
+
+
+@pytest.mark.gpu
+@BIASED
+@SHAPES
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+def test_gpu_kernels_are_the_explicit_form(
+    t: int,
+    s: int,
+    p: int,
+    p_v: int,
+    h: int,
+    h_kv: int,
+    biased: bool,
+    window: int | None,
+    backend: Backend,
+):
+    """In fp32, where kernels sum in another order: 1e-4 of outputs near one."""
+    leaves = [x.cuda().float().requires_grad_() for x in inputs(t, s, 16 * p, 16 * p_v, h, h_kv)]
+    q, k, v, bias = leaves
+    fast = attend(q, k, v, bias if biased else None, window, backend)
+    slow = explicit(q, k, v, bias if biased else None, window)
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-4)
+    against, used = drawn(*fast.shape, seed=4).to(fast), leaves if biased else leaves[:3]
+    for mine, right in zip(
+        torch.autograd.grad(fast, used, against),
+        torch.autograd.grad(slow, used, against),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, right, rtol=0, atol=1e-3)
+
+
+def test_the_fold_is_the_kernels_bias():
+    """What serves devices without a mask operand: fp64 to rounding, with gradients."""
+    leaves = [x.requires_grad_() for x in inputs(17, 17, 6, 6)]
+    q, k, v, bias = leaves
+    scale = 6**-0.5
+    wide_q, wide_k = fold(q, k, bias / scale)
+    assert wide_q.shape[-1] == wide_k.shape[-1] == 8
+    wide_v = F.pad(v, (0, 2))
+    folded = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, is_causal=True, scale=scale)
+    right = attend(q, k, v, bias)
+    torch.testing.assert_close(folded[..., :6], right, rtol=0, atol=1e-12)
+    against = drawn(*right.shape, seed=4)
+    for mine, other in zip(
+        torch.autograd.grad(folded[..., :6], leaves, against),
+        torch.autograd.grad(right, leaves, against),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("queries", [64, 40], ids=["kernel", "folded"])
+def test_bf16_keeps_the_bias_to_16_bits(queries: int):
     """Within bf16's rounding of weights and output, which one bf16 column would not be.
 
     Weights and output are each rounded once (u = 2^-9); the low column moves a score by at most
     2^-17 of the largest bias, 0.0003 here: |Δ| ≤ (2·2^-9 + 2·0.0003) max|v| < 2^-7 max|v|.
     """
-    q, k, v, bias = (x.bfloat16() for x in inputs(64, 64, 16, 16))
+    q, k, v, bias = (x.bfloat16() for x in inputs(queries, 64, 16, 16))
     bias = -40 + bias.double().clamp(-3, 3) / 7
     right = attention_pattern(q.double(), k.double(), bias) @ v.double()
     bound = 2**-7 * v.double().abs().max().item()
@@ -69,13 +193,15 @@ def test_bf16_keeps_the_bias_to_16_bits():
     assert (attend(q, k, v, coarse).double() - right).abs().max() > bound
 
 
-def test_autocast_does_not_lose_the_low_column():
-    q, k, v, bias = inputs(32, 32, 16, 16)
+@pytest.mark.parametrize("queries", [32, 20], ids=["kernel", "folded"])
+def test_autocast_does_not_lose_the_bias(queries: int):
+    q, k, v, bias = inputs(queries, 32, 16, 16)
     q, k, v = (x.bfloat16().float() for x in (q, k, v))
     bias = (-40 + bias.clamp(-3, 3) / 7).float()
     right = attention_pattern(q, k, bias) @ v
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fast = attend(q, k, v, bias).float()
+        fast = attend(q, k, v, bias)
+    assert fast.dtype == torch.bfloat16
     assert (fast - right).abs().max() < 2**-7 * v.abs().max()
 
 
@@ -122,27 +248,40 @@ def test_one_query_reads_every_key():
         causal_keep(3, 2, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 20])
-def test_window_keeps_the_best_of_each_querys_past(window: int):
-    bias = (drawn(2, 2, 14) * 2).round()  # with ties
-    keep = top_keys(bias, window, 14)
-    for b, h, t in [(b, h, t) for b in range(2) for h in range(2) for t in range(14)]:
-        past = sorted(range(t + 1), key=lambda s: (bias[b, h, s].item(), s))
-        assert keep[b, h, t].nonzero().flatten().tolist() == sorted(past[-window:])
-
-
-def test_window_over_a_constant_bias_slides():
-    keep = top_keys(torch.ones(1, 1, 9), 3, 9)[0, 0]
-    assert torch.equal(
-        keep, torch.ones(9, 9, dtype=torch.bool).tril() & ~keep.new_ones(9, 9).tril(-3)
-    )
-
-
 def test_the_layer_is_torchs_attention():
     layer, x = Attention(12, 3, position="none").double(), drawn(2, 10, 12)
     q, k, v = (m(x).view(2, 10, 3, 4).transpose(1, 2) for m in (layer.q, layer.k, layer.v))
     z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(layer(x), layer.out(z.transpose(1, 2).reshape(2, 10, 12)))
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("mask", ["none", "value"])
+def test_grouped_heads_are_repeated_ones(mask: Mask, n_kv_heads: int):
+    """Query head i reads key head i // (4 / n_kv_heads): an attention of repeated weights."""
+    layer = Attention(
+        16, 4, n_kv_heads=n_kv_heads, mask=mask, window=3 if mask == "value" else None
+    )
+    assert layer.k.weight.shape == (4 * n_kv_heads, 16)
+    layer, x = layer.double(), drawn(2, 9, 16)
+    z = []
+    q = layer.q(x).unflatten(-1, (4, 4))
+    k, v = (f(x).unflatten(-1, (n_kv_heads, 4)) for f in (layer.k, layer.v))
+    bias = drawn(2, n_kv_heads, 9)
+    if layer.mask is not None:
+        nn.init.ones_(layer.get_parameter("mask.A"))
+        bias = layer.mask(v.transpose(1, 2), torch.arange(9))
+        assert bias.shape == (2, n_kv_heads, 9)
+    for i in range(4):
+        j = i // (4 // n_kv_heads)
+        turned_q, turned_k = (rotate(y, torch.arange(9)).transpose(1, 2) for y in (q, k))
+        key_bias = None if layer.mask is None else bias[:, [j]]
+        one = turned_q[:, [i]], turned_k[:, [j]], v[:, :, j][:, None]
+        z.append(explicit(*one, key_bias, layer.window))
+    right = layer.out(torch.cat(z, dim=1).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), right, rtol=0, atol=1e-12)
+    applied = layer.project(x, layer.matrix(x) @ layer.values(x))
+    torch.testing.assert_close(applied, right, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -223,6 +362,9 @@ def test_a_hook_puts_a_mask_on_any_attention():
     [
         ({"d_model": 9, "n_heads": 2}, "d_model=9 must be a positive multiple of n_heads=2"),
         ({"d_model": 8, "n_heads": 0}, "n_heads=0"),
+        ({"d_model": 16, "n_heads": 8, "n_kv_heads": 3}, "n_kv_heads=3 must divide n_heads=8"),
+        ({"d_model": 8, "n_heads": 2, "n_kv_heads": 0}, "n_kv_heads=0 must divide n_heads=2"),
+        ({"d_model": 8, "backend": "xla"}, "backend='xla' must be one of auto, sdpa, flex"),
         ({"d_model": 8, "n_heads": 2, "d_value": 3}, "d_value=3 must be a positive multiple"),
         ({"d_model": 9, "n_heads": 3}, "must be even for position='rope'"),
         ({"d_model": 8, "position": "alibi"}, "position='alibi' must be one of rope, none"),
@@ -241,3 +383,12 @@ def test_a_window_needs_a_bias():
     q, k, v, _ = inputs(4, 4, 4, 4)
     with pytest.raises(ValueError, match="window=2 needs key_bias"):
         attend(q, k, v, window=2)
+
+
+def test_heads_that_do_not_divide():
+    q, k, v, _ = inputs(4, 4, 4, 4, h=3, h_kv=2)
+    with pytest.raises(ValueError, match="k has 2 heads, which must divide q's 3"):
+        attend(q, k, v)
+    q, k, v, _ = inputs(5, 4, 4, 4)
+    with pytest.raises(ValueError, match="n_queries=5 must be at most n_keys=4"):
+        attend(q, k, v)

@@ -4,15 +4,29 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lab.ops import experts_dense
 from lab.ops.experts import (
     expert_scores,
     expert_sum,
     naive_expert_scores,
     naive_expert_sum,
+    resolve_experts_backend,
 )
 
 SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 2, 4, 7), (2, 5, 8, 3, 2, 4)]
 """b, t, d, h, k, e; the last with more choices than experts."""
+
+BACKENDS = ("gather", "dense")
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+each_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+@pytest.fixture(params=["one block", "blocks of two"])
+def blocks(request, monkeypatch):
+    """Let the dense backend cut the 6 or 10 tokens of the larger shapes into blocks, or not."""
+    if request.param == "blocks of two":
+        # Two rows of 7 float64, or three of 4.
+        monkeypatch.setattr(experts_dense, "BLOCK_BYTES", 2 * 7 * 8)
 
 
 def draw(shape, dtype=torch.float64):
@@ -26,80 +40,148 @@ def draw(shape, dtype=torch.float64):
     return x, weights, table, torch.randint(e, (b, t, h, k), generator=generator)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_values_equal_the_oracles(shape):
+@each_shape
+@each_backend
+@pytest.mark.usefixtures("blocks")
+def test_values_equal_the_oracles(shape, backend):
     x, weights, table, indices = draw(shape)
-    assert_close(expert_scores(x, table, indices), naive_expert_scores(x, table, indices))
-    assert_close(expert_sum(weights, table, indices), naive_expert_sum(weights, table, indices))
+    assert_close(expert_scores(x, table, indices, backend), naive_expert_scores(x, table, indices))
+    assert_close(
+        expert_sum(weights, table, indices, backend), naive_expert_sum(weights, table, indices)
+    )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_equal_the_oracles(shape):
+@each_shape
+@each_backend
+@pytest.mark.usefixtures("blocks")
+def test_gradients_equal_the_oracles(shape, backend):
     x, weights, table, indices = draw(shape)
     for form, oracle, inputs in (
         (expert_scores, naive_expert_scores, (x, table)),
         (expert_sum, naive_expert_sum, (weights, table)),
     ):
-        grads, expected = (
-            torch.autograd.grad(f(*inputs, indices).square().sum(), inputs) for f in (form, oracle)
-        )
+        grads = torch.autograd.grad(form(*inputs, indices, backend).square().sum(), inputs)
+        expected = torch.autograd.grad(oracle(*inputs, indices).square().sum(), inputs)
         assert_close(grads, expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_equal_finite_differences(shape):
+@each_shape
+@each_backend
+def test_gradients_equal_finite_differences(shape, backend):
     x, weights, table, indices = draw(shape)
     for form, inputs in ((expert_scores, (x, table)), (expert_sum, (weights, table))):
-        torch.autograd.gradcheck(lambda *inputs, f=form: f(*inputs, indices), inputs)
+        torch.autograd.gradcheck(lambda *inputs, f=form: f(*inputs, indices, backend), inputs)
 
 
-def test_the_two_are_adjoint():
+@each_backend
+def test_an_expert_chosen_by_two_heads_counts_twice(backend):
+    x, weights, table, _ = draw((1, 2, 3, 2, 1, 5))
+    indices = torch.full((1, 2, 2, 1), 4)
+    y = expert_sum(weights, table, indices, backend)
+    assert_close(y, weights.sum((2, 3))[..., None] * table[4])
+    scores = expert_scores(x, table, indices, backend)
+    assert_close(scores, (x @ table[4])[..., None, None].expand(1, 2, 2, 1))
+    (grad,) = torch.autograd.grad(scores.sum(), table)
+    assert_close(grad[4], 2 * x.sum((0, 1)))
+
+
+@each_backend
+def test_the_two_are_adjoint(backend):
     x, weights, table, indices = draw(SHAPES[1])
     assert_close(
-        (expert_sum(weights, table, indices) * x).sum(),
-        (weights * expert_scores(x, table, indices)).sum(),
+        (expert_sum(weights, table, indices, backend) * x).sum(),
+        (weights * expert_scores(x, table, indices, backend)).sum(),
     )
 
 
-def test_only_chosen_rows_get_gradient():
+@each_backend
+def test_only_chosen_rows_get_gradient(backend):
     x, weights, table, _ = draw(SHAPES[1])
     indices = torch.full_like(weights, 3, dtype=torch.int64)
-    for y in (expert_scores(x, table, indices), expert_sum(weights, table, indices)):
-        (grad,) = torch.autograd.grad(y.sum(), table)
+    for form, left in ((expert_scores, x), (expert_sum, weights)):
+        (grad,) = torch.autograd.grad(form(left, table, indices, backend).sum(), table)
         assert grad.abs().sum(1).nonzero().flatten().tolist() == [3]
 
 
-def test_a_frozen_table_or_input_is_no_obstacle():
-    x, _, table, indices = draw(SHAPES[1])
-    (alone,) = torch.autograd.grad(expert_scores(x, table.detach(), indices).sum(), x)
-    assert_close(alone, torch.autograd.grad(expert_scores(x, table, indices).sum(), x)[0])
-    (alone,) = torch.autograd.grad(expert_scores(x.detach(), table, indices).sum(), table)
-    assert_close(alone, torch.autograd.grad(expert_scores(x, table, indices).sum(), table)[0])
+@each_backend
+@pytest.mark.parametrize("form", [expert_scores, expert_sum])
+def test_a_frozen_table_or_input_is_no_obstacle(form, backend):
+    x, weights, table, indices = draw(SHAPES[1])
+    left = x if form is expert_scores else weights
+    both = torch.autograd.grad(form(left, table, indices, backend).sum(), (left, table))
+    (alone,) = torch.autograd.grad(form(left, table.detach(), indices, backend).sum(), left)
+    assert_close(alone, both[0])
+    (alone,) = torch.autograd.grad(form(left.detach(), table, indices, backend).sum(), table)
+    assert_close(alone, both[1])
 
 
-def test_a_second_derivative_is_refused_not_wrong():
+def test_a_second_derivative_is_refused_where_it_would_be_wrong():
     x, _, table, indices = draw(SHAPES[1])
-    loss = expert_scores(x, table, indices).square().sum()
+    loss = expert_scores(x, table, indices, "gather").square().sum()
     (grad,) = torch.autograd.grad(loss, table, create_graph=True)
     with pytest.raises(RuntimeError, match="not implemented"):
         grad.sum().backward()
 
 
-def test_results_have_the_tables_dtype():
+def test_dense_has_a_second_derivative():
+    x, weights, table, indices = draw(SHAPES[1])
+    for form, inputs in ((expert_scores, (x, table)), (expert_sum, (weights, table))):
+        torch.autograd.gradgradcheck(lambda *inputs, f=form: f(*inputs, indices, "dense"), inputs)
+
+
+@each_backend
+@pytest.mark.parametrize("autocast", [False, True])
+def test_results_have_the_tables_dtype(backend, autocast):
     x, weights, table, indices = draw(SHAPES[1], torch.float32)
-    assert expert_scores(x.bfloat16(), table, indices).dtype == torch.float32
-    assert expert_sum(weights.bfloat16(), table, indices).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        scores = expert_scores(x.bfloat16(), table, indices, backend)
+        y = expert_sum(weights.bfloat16(), table, indices, backend)
+    assert scores.dtype == y.dtype == torch.float32
+    # fp32 products of what bf16 left of x and of the weights: autocast rounds nothing more.
+    expected = naive_expert_scores(x.bfloat16().float(), table, indices)
+    assert_close(scores, expected, rtol=1e-6, atol=1e-6)
+    assert_close(
+        y, naive_expert_sum(weights.bfloat16().float(), table, indices), rtol=1e-6, atol=1e-6
+    )
 
 
-def test_float32_is_within_its_bound():
+@each_backend
+def test_float32_is_within_its_bound(backend):
     shape = (2, 16, 64, 4, 8, 128)
     x, weights, table, indices = draw(shape, torch.float32)
     u, d, chosen = 2.0**-24, 64, 32
-    # Any order of summing n products errs by at most n · u · Σ|product|, to first order.
+    # Any order of summing n products errs by at most n · u · Σ|product|, to first order. Dense
+    # adds an expert's weights first, one rounding more for each time it is chosen again; its other
+    # summands are exact zeros.
     for form, left, n in ((expert_scores, x, d), (expert_sum, weights, chosen)):
-        error = form(left, table, indices) - form(left.double(), table.double(), indices)
-        size = form(left.abs().double(), table.abs().double(), indices)
+        error = form(left, table, indices, backend)
+        error = error - form(left.double(), table.double(), indices, backend)
+        size = form(left.abs().double(), table.abs().double(), indices, backend)
         assert (error.abs() <= 1.01 * n * u * size).all()
+
+
+@pytest.mark.parametrize(
+    ("n_experts", "n_chosen", "width", "expected"),
+    [
+        (16_384, 128, 256, "gather"),
+        (1024, 32, 64, "gather"),
+        (1024, 128, 64, "dense"),
+        (1024, 128, 256, "gather"),
+        (64, 32, 256, "dense"),
+        (256, 16, 32, "dense"),
+    ],
+)
+def test_auto_is_the_cheaper_one_as_measured(n_experts, n_chosen, width, expected):
+    sizes = {"n_experts": n_experts, "n_chosen": n_chosen, "width": width}
+    assert resolve_experts_backend("auto", **sizes) == expected
+    assert {resolve_experts_backend(name, **sizes) for name in BACKENDS} == set(BACKENDS)
+
+
+def test_an_unknown_backend():
+    x, weights, table, indices = draw(SHAPES[1])
+    for form, left in ((expert_scores, x), (expert_sum, weights)):
+        with pytest.raises(ValueError, match="backend='sparse' must be one of auto, gather, dense"):
+            form(left, table, indices, "sparse")
 
 
 class Largest(TorchDispatchMode):
@@ -120,9 +202,20 @@ def test_chosen_rows_are_never_materialised():
     b, t, d, h, k, e = 1, 64, 128, 4, 16, 256
     x, weights, table, indices = draw((b, t, d, h, k, e), torch.float32)
     with Largest() as largest:
-        scores = expert_scores(x, table, indices)
-        expert_sum(scores * weights, table, indices).square().sum().backward()
+        scores = expert_scores(x, table, indices, "gather")
+        expert_sum(scores * weights, table, indices, "gather").square().sum().backward()
     assert largest.numel == max(e * d, b * t * d, b * t * h * k)
     with Largest() as largest:
         naive_expert_scores(x, table, indices)
     assert largest.numel == b * t * h * k * d
+
+
+def test_dense_blocks_stay_within_their_budget(monkeypatch):
+    assert experts_dense.BLOCK_BYTES <= 64 * 2**20
+    b, t, d, h, k, e = 1, 64, 4, 4, 16, 512
+    x, weights, table, indices = draw((b, t, d, h, k, e), torch.float32)
+    monkeypatch.setattr(experts_dense, "BLOCK_BYTES", 10 * e * 4)
+    with Largest() as largest:
+        scores = expert_scores(x, table, indices, "dense")
+        expert_sum(scores * weights, table, indices, "dense").square().sum().backward()
+    assert largest.numel == 10 * e > b * t * h * k

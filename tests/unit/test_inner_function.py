@@ -26,19 +26,40 @@ def weight(retrieval: str, scores: Tensor, chosen: int) -> Tensor:
 
 @pytest.mark.parametrize("value_map", ["diagonal", "linear"])
 @pytest.mark.parametrize("retrieval", ["literal", "softmax", "sigmoid", "straight-through"])
-def test_values_token_by_token(retrieval: Retrieval, value_map: ValueMap):
+@pytest.mark.parametrize(("n_heads", "k"), [(1, 2), (3, 1), (3, 2), (2, 5)])
+def test_values_token_by_token(n_heads: int, k: int, retrieval: Retrieval, value_map: ValueMap):
     layer = InnerFunctionAttention(
-        6, 1, n_values=5, k=2, retrieval=retrieval, value_map=value_map
+        12, n_heads, n_values=5, k=k, retrieval=retrieval, value_map=value_map
     ).double()
-    x = drawn(2, 4, 6)
-    found = flat_values(layer, x)
-    for b, t in [(b, t) for b in range(2) for t in range(4)]:
-        token = x[b, t]
+    x = drawn(2, 4, 12)
+    found = layer.values(x)
+    p = 12 // n_heads
+    for b, t, h in [(b, t, h) for b in range(2) for t in range(4) for h in range(n_heads)]:
+        token, channels = x[b, t], slice(h * p, (h + 1) * p)
         scores = layer.value_keys @ (layer.value_query.weight @ token)
         order = sorted(range(5), key=lambda i: -scores[i].item())
-        mapped = layer.v(token)
-        right = sum(weight(retrieval, scores, i) * mapped * layer.value_rows[i] for i in order[:2])
-        torch.testing.assert_close(found[b, t], right)
+        mapped = layer.v(token)[channels]
+        right = torch.zeros(p, dtype=torch.float64)
+        for i in order[:k]:
+            right += weight(retrieval, scores, i) * mapped * layer.value_rows[i, channels]
+        torch.testing.assert_close(found[b, h, t], right)
+
+
+def test_softmax_of_all_rows_is_the_equations_sum():
+    """Erratum I3: V = Σ_i softmax_i(x W_vQ θ_vKᵀ) (x ∘ θ_i), over every row."""
+    layer, x = InnerFunctionAttention(8, 2, n_values=4, k=4).double(), drawn(2, 5, 8)
+    weights = (layer.value_query(x) @ layer.value_keys.T).softmax(-1)
+    torch.testing.assert_close(flat_values(layer, x), x * (weights @ layer.value_rows))
+
+
+def test_grouped_heads_share_values():
+    layer = InnerFunctionAttention(8, 4, value_map="linear", d_value=12, n_kv_heads=2).double()
+    assert layer.value_rows.shape == (2, 6)
+    assert layer.v.get_parameter("weight").shape == (6, 8)
+    v = layer.values(drawn(2, 5, 8))
+    assert v.shape == (2, 4, 5, 3)
+    assert torch.equal(v[:, 0], v[:, 1])
+    assert not torch.allclose(v[:, 1], v[:, 2])
 
 
 def test_straight_through_has_the_gradient_of_softmax():
@@ -141,6 +162,7 @@ def test_hooks_see_and_replace_scores_and_indices():
         ({"value_map": "cubic"}, "value_map='cubic' must be one of diagonal, linear"),
         ({"key_init": "ones"}, "key_init='ones' must be one of normal, zeros"),
         ({"d_value": 4}, "d_value=4 must be d_model=8 for value_map='diagonal'"),
+        ({"n_kv_heads": 1}, "n_kv_heads=1 must be n_heads=2 for value_map='diagonal'"),
         ({"value_map": "linear", "d_value": 3}, "d_value=3 must be a positive multiple"),
     ],
 )

@@ -54,7 +54,7 @@ def test_printed_mask_stays_plain_causal_attention():
 def test_literal_mask_removes_keys_that_round_to_zero():
     mask = LiteralMask(1, 4, 6).double()
     mask.l.data = torch.tensor([[1.0, 0.5, 0.51, -0.3, -0.7, 0.0]])
-    bias = mask(drawn(3, 1, 6, 4))
+    bias = mask(drawn(3, 1, 6, 4), torch.arange(6))
     assert bias.shape == (3, 1, 6)
     assert bias[2, 0].tolist() == [0, MASKED, 0, MASKED, 0, MASKED]
 
@@ -68,8 +68,8 @@ def test_straight_through_hands_on_the_biass_gradient():
     found = masked.mask.l.grad
     assert found is not None
     # The same layer with the bias itself a leaf.
-    bias = masked.mask(drawn(2, 2, 10, 4)).detach().requires_grad_()
-    q, k = masked._rotated(x)
+    bias = masked.mask(drawn(2, 2, 10, 4), torch.arange(10)).detach().requires_grad_()
+    q, k = masked._rotated(x, torch.arange(10))
     z = masked._pattern(q, k, bias) @ masked.values(x)
     (right,) = torch.autograd.grad((masked.project(x, z) * against).sum(), bias)
     torch.testing.assert_close(found, right.sum(dim=0), rtol=0, atol=1e-12)
@@ -90,23 +90,24 @@ def test_soft_mask_weighs_attention_by_sigma():
 def test_value_mask_learns_in_two_steps():
     """A is alive at the start; dt wakes when A has moved."""
     mask = ValueMask(2, 4, 99).double()
-    v, against = drawn(2, 2, 9, 4), drawn(2, 2, 9, seed=1)
-    assert torch.equal(mask(v), torch.ones(2, 2, 9, dtype=torch.float64))
-    grads = torch.autograd.grad(mask(v), [mask.A, mask.dt.weight], against)
+    v, against, here = drawn(2, 2, 9, 4), drawn(2, 2, 9, seed=1), torch.arange(9)
+    assert torch.equal(mask(v, here), torch.ones(2, 2, 9, dtype=torch.float64))
+    grads = torch.autograd.grad(mask(v, here), [mask.A, mask.dt.weight], against)
     assert grads[0].all()
     assert not grads[1].any()
     mask.A.data -= 0.1
-    assert torch.autograd.grad(mask(v), mask.dt.weight, against)[0].all()
+    assert torch.autograd.grad(mask(v, here), mask.dt.weight, against)[0].all()
 
 
 def test_value_mask_formula():
     mask = ValueMask(2, 4, 99).double()
     mask.A.data = torch.tensor([-0.5, 0.25], dtype=torch.float64)
     v = drawn(1, 2, 5, 4)
+    found = mask(v, torch.arange(5))
     flat = torch.cat([v[0, 0], v[0, 1]], dim=-1)
     for h in range(2):
         dt = (1 + (flat @ mask.dt.weight[h]).exp()).log()
-        torch.testing.assert_close(mask(v)[0, h], (mask.A[h] * dt).exp())
+        torch.testing.assert_close(found[0, h], (mask.A[h] * dt).exp())
 
 
 def test_oracle_mask_is_deleting_the_other_keys():
@@ -129,8 +130,11 @@ def test_stored_is_undone():
         with stored(layer, ~keep):
             layer(x)
         assert mask.keep is keep
-    wrong = r"keep has shape \[1, 3\], not \[1, 4\]"
-    with pytest.raises(ValueError, match=wrong), stored(layer, keep[:, :3]):
+    short = "position 3 is beyond the 3 that keep tells of"
+    with pytest.raises(ValueError, match=short), stored(layer, keep[:, :3]):
+        layer(x)
+    other = "keep is of a batch of 2, not 1"
+    with pytest.raises(ValueError, match=other), stored(layer, keep.expand(2, 4)):
         layer(x)
     assert mask.keep is None
     with pytest.raises(ValueError, match="inside `with stored"):
@@ -144,8 +148,38 @@ def test_a_sequence_past_the_table_is_an_error(mask: Mask):
     """Erratum D3: as printed it fails inside an addition of shapes."""
     layer = Attention(8, mask=mask, max_seq_len=5)
     assert layer(torch.ones(1, 5, 8)).shape == (1, 5, 8)
-    with pytest.raises(ValueError, match="length 6 exceeds the mask's max_seq_len=5"):
+    with pytest.raises(ValueError, match="position 5 is beyond the mask's table of max_seq_len=5"):
         layer(torch.ones(1, 6, 8))
+
+
+@pytest.mark.parametrize("mask", ["literal", "straight-through", "soft"])
+def test_a_table_is_read_where_keys_stand(mask: Mask):
+    layer = Attention(8, 2, mask=mask, max_seq_len=7).double().mask
+    assert layer is not None
+    layer.get_parameter("l").data = drawn(2, 7)
+    v, positions = drawn(2, 2, 3, 4), torch.tensor([[4, 5, 6], [0, 0, 1]])
+    whole = layer(drawn(2, 2, 7, 4), torch.arange(7))
+    found = layer(v, positions)
+    for row in range(2):
+        assert torch.equal(found[row], whole[row][:, positions[row]])
+    with pytest.raises(ValueError, match="position 7 is beyond the mask's table of max_seq_len=7"):
+        layer(v, positions + 1)
+
+
+def test_the_oracle_is_told_of_positions():
+    mask, keep = OracleMask(2, 4, 7), drawn(2, 7) > 0
+    positions = torch.tensor([[4, 5, 6], [0, 0, 1]])
+    with stored(mask, keep):
+        found = mask(drawn(2, 2, 3, 4), positions)
+        with pytest.raises(ValueError, match="position 7 is beyond the 7 that keep tells of"):
+            mask(drawn(2, 2, 3, 4), positions + 1)
+    for row in range(2):
+        assert torch.equal(found[row, 1] == 0, keep[row, positions[row]])
+
+
+def test_which_masks_are_relative():
+    relative = {name for name, mask in MASKS.items() if mask.relative}
+    assert relative == {"value"}
 
 
 def test_every_mask_has_a_name():

@@ -1,9 +1,15 @@
-from math import prod
+from itertools import product
+from math import log, prod
 
 import pytest
 import torch
 
-from lab.ops.product_keys import factor, naive_product_topk, product_topk
+from lab.ops.product_keys import (
+    _possible_ranks,
+    factor,
+    naive_product_topk,
+    product_topk,
+)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +76,17 @@ def test_the_printed_square_leaves_experts_unreachable():
     unreachable = {n: n - int(n**0.5) ** 2 for n in (3072, 8192)}
     assert unreachable == {3072: 47, 8192: 92}
     assert all(prod(factor(n)) == n for n in unreachable)
+
+
+@pytest.mark.parametrize(("rows", "columns", "k"), [(16, 16, 16), (3, 128, 16), (2, 3, 6)])
+def test_only_possible_pairs_are_looked_at(rows, columns, k):
+    looked_at = list(zip(*_possible_ranks(rows, columns, k), strict=True))
+    assert len(looked_at) == len(set(looked_at)) >= k
+    for i, j in product(range(rows), range(columns)):
+        better = sum(i2 <= i and j2 <= j for i2, j2 in product(range(rows), range(columns))) - 1
+        assert ((i, j) in looked_at) == (better < k)
+    # Σ_i k/i over i ≤ k: 50 of the 256 sums at k = 16.
+    assert len(looked_at) <= k * (1 + log(k))
 
 
 @pytest.mark.parametrize(("rows", "columns", "k"), [(3, 4, 5), (1, 6, 3), (2, 3, 6)])

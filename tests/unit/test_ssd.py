@@ -1,16 +1,26 @@
-"""SSD by example: chunk borders, precision, what is refused; and the layer around it."""
+"""SSD by example: chunk borders, precision, what is refused."""
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lab.hooks import hook_points, hooks
-from lab.layers.ssd import SSD
-from lab.ops.ssd import ssd
-from lab.ops.ssd_decay import decay_matrix, segment_sums
-from lab.ops.ssd_forms import per_head, ssd_matrix, ssd_recurrent
+from lab.ops import ssd_chunked as ssd_chunked_module
+from lab.ops.ssd import ssd, ssd_step
+from lab.ops.ssd_chunked import CHUNK_LEN, ssd_chunked
+from lab.ops.ssd_decay import decay_gradient, decay_matrix, segment_sums
+from lab.ops.ssd_forms import (
+    read_states,
+    scan_states,
+    ssd_matrix,
+    ssd_recurrent,
+    state_writes,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -67,9 +77,153 @@ def test_low_precision_computes_in_fp32():
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
 
 
-def test_gradients_of_gradients():
+def test_gradients_of_gradients_of_the_decay_matrix():
     assert torch.autograd.gradcheck(decay_matrix, -normal(2, 5).exp().requires_grad_())
     assert torch.autograd.gradgradcheck(decay_matrix, -normal(2, 5).exp().requires_grad_())
+
+
+def test_only_one_gradient_is_offered():
+    x, dt, A, B, C, D = leaves = [z.requires_grad_() for z in problem()]
+    (first,) = torch.autograd.grad(
+        ssd(x, dt, A, B, C, D)[0].square().sum(), leaves[:1], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def gradients(form: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> list[Tensor]:
+    """y, the last state, and every gradient of a sum over both with unlike weights."""
+    leaves = tuple(z.detach().clone().requires_grad_() for z in given)
+    outputs = form(*leaves)
+    loss = torch.stack([(z * normal(*z.shape, seed=9)).sum() for z in outputs]).sum()
+    return [*outputs, *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize("at_once", [1, 16, 1000])
+@pytest.mark.parametrize("t", [1, CHUNK_LEN, 3 * CHUNK_LEN + 7])
+def test_any_number_of_chunks_at_once_gives_the_recurrence(monkeypatch, at_once, t):
+    monkeypatch.setattr(ssd_chunked_module, "CHUNKS_AT_ONCE", at_once)
+    leaves = (*problem(t=t), normal(2, 4, 3, 5, seed=6))
+
+    def from_state(x, dt, A, B, C, D, state):
+        return ssd(x, dt, A, B, C, D, initial_state=state)
+
+    for actual, expected in zip(
+        gradients(from_state, *leaves),
+        gradients(ssd_recurrent, *leaves),
+        strict=True,
+    ):
+        error = (actual - expected).abs().max()
+        assert error <= 1e-12 * expected.abs().max()
+
+
+@pytest.mark.parametrize("which", ["y", "state"])
+def test_one_output_alone_has_a_gradient(which):
+    at = ("y", "state").index(which)
+    x, dt, A, B, C, _ = problem()
+
+    def alone(form):
+        # The state does not depend on C.
+        return gradients(lambda x, dt, A, B: (form(x, dt, A, B, C)[at],), x, dt, A, B)
+
+    for actual, expected in zip(alone(ssd), alone(ssd_recurrent), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("log_decay", [0.0, -1e-6, -1e4, -1e30])
+def test_any_log_decay(log_decay):
+    x, dt, _, B, C, D = problem()
+
+    def chunked(x, dt, log_decay, B, C, D):
+        return ssd_chunked(x, dt, log_decay, B, C, D, 4, None)
+
+    def recurrent(x, dt, log_decay, B, C, D):
+        states = scan_states(state_writes(x, dt, B), log_decay)
+        return read_states(states, x, C, D), states[:, -1]
+
+    leaves = (x, dt, torch.full_like(dt, log_decay), B, C, D)
+    for actual, expected in zip(
+        gradients(chunked, *leaves), gradients(recurrent, *leaves), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_token_of_no_step_neither_decays_nor_writes():
+    x, dt, A, B, C, D = problem()
+    dt[:, 3:9] = 0
+    kept = [0, 1, 2, 9, 10, 11, 12]
+    y, state = ssd(x, dt, A, B, C, D, chunk_len=4)
+    some, last = ssd(x[:, kept], dt[:, kept], A, B[:, kept], C[:, kept], D, chunk_len=4)
+    torch.testing.assert_close(y[:, kept], some)
+    torch.testing.assert_close(state, last)
+
+
+def test_gradients_keep_their_inputs_precision():
+    x, dt, A, B, C, D = leaves = [
+        z.to(dtype).requires_grad_()
+        for z, dtype in zip(problem(), 3 * (torch.bfloat16, torch.float32), strict=True)
+    ]
+    y, state = ssd(x, dt, A, B, C, D)
+    (y.sum() + state.sum()).backward()
+    for z in leaves:
+        assert z.grad is not None
+        assert z.grad.dtype == z.dtype
+        assert z.grad.isfinite().all()
+
+
+COMPILED = """
+import torch
+from lab.ops.ssd import ssd
+torch.manual_seed(0)
+leaves = [torch.randn(2, 13, 4, 3), torch.rand(2, 13, 4), -torch.rand(4)]
+leaves += [torch.randn(2, 13, 2, 5), torch.randn(2, 13, 2, 5)]
+for z in leaves:
+    z.requires_grad_()
+def run(*z):
+    return ssd(*z, chunk_len=4)[0].square().sum()
+expected = torch.autograd.grad(run(*leaves), leaves)
+actual = torch.autograd.grad(torch.compile(run, backend="aot_eager")(*leaves), leaves)
+assert all(torch.allclose(*pair) for pair in zip(actual, expected, strict=True))
+"""
+
+
+def test_compiles():
+    # A process of its own: torch.compile cannot look into the type checks that the tests put on.
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("g", [1, 2, 4])
+def test_steps_are_the_recurrence(g, skip):
+    x, dt, A, B, C, D = problem(g=g)
+    D = D if skip else None
+    state = normal(2, 4, 3, 5, seed=6)
+    expected, last = ssd_recurrent(x, dt, A, B, C, D, state)
+    for t in range(x.shape[1]):
+        y, state = ssd_step(x[:, t], dt[:, t], A, B[:, t], C[:, t], D, state)
+        torch.testing.assert_close(y, expected[:, t])
+    torch.testing.assert_close(state, last)
+
+
+def test_a_step_refuses_a_state_of_another_batch(unchecked):
+    x, dt, A, B, C, D = problem()
+    with pytest.raises(ValueError, match=r"initial_state \[b h p n\] is \[3, 4, 3, 5\]"):
+        ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D, normal(3, 4, 3, 5))
+
+
+def test_decay_gradient_is_that_of_the_segment_sums():
+    log_decay = -normal(2, 7).exp().requires_grad_()
+    L = segment_sums(log_decay).exp()
+    weights = normal(2, 7, 7, seed=1)
+    (expected,) = torch.autograd.grad((L * weights).sum(), [log_decay])
+    torch.testing.assert_close(decay_gradient((L * weights).detach()), expected)
 
 
 @pytest.mark.parametrize("strength", [1e2, 1e4, 1e30])
@@ -127,159 +281,6 @@ def test_refuses(unchecked, name, value, message):
     arguments: dict[str, Any] = dict(zip(("x", "dt", "A", "B", "C", "D"), problem(), strict=True))
     with pytest.raises(ValueError, match=message):
         ssd(**(arguments | {name: value}))
-
-
-# The layer.
-
-
-def layer(**options: Any) -> SSD:
-    torch.manual_seed(0)
-    defaults: dict[str, Any] = {"d_state": 6, "n_groups": 2, "chunk_len": 4}
-    return SSD(12, 4, **(defaults | options)).double()
-
-
-OPTIONS = [
-    {},
-    {"rope_layout": "interleaved", "rope_base": 100.0},
-    {"position": "none", "d_state": 5},
-    {"groups": "tiled"},
-    {"dt_init": "paper"},
-    {"skip": False},
-    {"n_groups": 1},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_layer_applies_its_matrix_and_every_parameter_learns(options):
-    mixer, x = layer(**options), normal(2, 13, 12)
-    y = mixer(x)
-    torch.testing.assert_close(mixer.project(x, mixer.matrix(x) @ mixer.values(x)), y)
-    (y * normal(*y.shape, seed=1)).sum().backward()
-    for name, parameter in mixer.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.all(), name
-
-
-def test_layer_is_the_op_between_projections():
-    mixer, x = layer(position="none"), normal(2, 13, 12)
-    dt = torch.nn.functional.softplus(mixer.dt_proj(x))
-    B, C = (f(x).unflatten(-1, (2, 6)) for f in (mixer.B_proj, mixer.C_proj))
-    values = mixer.x_proj(x).unflatten(-1, (4, 3))
-    z = ssd_recurrent(values, dt, -mixer.A_log.exp(), B, C, mixer.D)[0]
-    torch.testing.assert_close(mixer(x), mixer.out_proj(z.flatten(-2)))
-
-
-def test_rope_changes_the_matrix_off_its_diagonal_only():
-    turned, plain = layer(), layer(position="none")
-    x = normal(1, 6, 12)
-    difference = turned.matrix(x) - plain.matrix(x)
-    assert difference.diagonal(dim1=-2, dim2=-1).abs().max() < 1e-14
-    assert difference.abs().amax((0, 2, 3)).min() > 1e-4
-
-
-@pytest.mark.parametrize(("n_groups", "same"), [(1, True), (2, False), (4, True)])
-def test_tiled_groups_differ_between_one_group_and_one_a_head(n_groups, same):
-    """Erratum S3."""
-    x = normal(1, 6, 12)
-    tiled, interleaved = (
-        layer(n_groups=n_groups, groups=groups).matrix(x) for groups in ("tiled", "interleaved")
-    )
-    assert torch.allclose(tiled, interleaved) == same
-
-
-def test_initial_memory():
-    torch.manual_seed(0)
-    mixer = SSD(64, 64, d_state=2)
-    dt = torch.nn.functional.softplus(mixer.dt_proj.bias)
-    assert 1e-3 * 0.99 <= dt.min() < 4e-3 < 3e-2 < dt.max() <= 0.1 * 1.01
-    assert 0 <= mixer.A_log.min() < 1 < 2.6 < mixer.A_log.max() <= torch.tensor(16.0).log()
-    printed = SSD(64, 64, d_state=2, dt_init="paper")
-    assert printed.dt_proj.bias is None
-    torch.testing.assert_close(printed.A_log.exp(), torch.arange(1.0, 65))
-
-
-def test_half_precision_layers():
-    mixer, x = layer(), normal(2, 40, 12)
-    expected = mixer(x)
-    assert (mixer.bfloat16()(x.bfloat16()) - expected).abs().max() < 0.05 * expected.abs().max()
-    with torch.autocast("cpu", torch.bfloat16):
-        actual = mixer.float()(x.float())
-    assert (actual - expected).abs().max() < 0.05 * expected.abs().max()
-
-
-HOOKS = ["dt", "log_decay", "B_pre", "B_rot", "C_pre", "C_rot", "ssm_write", "ssm_state", "ssm_out"]
-
-
-def test_hook_points_and_what_passes_them():
-    mixer, x, seen = layer(), normal(2, 13, 12), {}
-    assert set(hook_points(mixer)) == {f"hook_{name}" for name in HOOKS}
-    with hooks(mixer, [(None, lambda z, point: seen.__setitem__(point.name, z))]):
-        y = mixer(x)
-    torch.testing.assert_close(y, mixer(x))
-    assert (seen["hook_log_decay"] <= 0).all()
-    torch.testing.assert_close(seen["hook_log_decay"], seen["hook_dt"] * -mixer.A_log.exp())
-    for name in ("B_pre", "B_rot", "C_pre", "C_rot"):
-        assert seen[f"hook_{name}"].shape == (2, 13, 2, 6)
-    values = mixer.values(x).transpose(1, 2)
-    write = (seen["hook_dt"][..., None] * values)[..., None] * per_head(
-        seen["hook_B_rot"], 4
-    ).unsqueeze(-2)
-    torch.testing.assert_close(seen["hook_ssm_write"], write)
-    for t in (1, 5, 13):
-        inputs = (values, seen["hook_dt"], seen["hook_B_rot"], seen["hook_C_rot"])
-        some, dt, B, C = (z[:, :t] for z in inputs)
-        z, state = ssd_recurrent(some, dt, -mixer.A_log.exp(), B, C, mixer.D)
-        torch.testing.assert_close(seen["hook_ssm_state"][:, t - 1], state)
-        torch.testing.assert_close(seen["hook_ssm_out"][:, :t], z)
-
-
-@pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.parametrize("groups", ["interleaved", "tiled"])
-def test_what_a_hook_returns_is_used(name, groups):
-    mixer, x = layer(groups=groups), normal(2, 13, 12)
-    before = mixer(x)
-
-    def halve_at_6(z: Tensor, point) -> Tensor:
-        return torch.cat([z[:, :6], z[:, 6:7] / 2, z[:, 7:]], dim=1)
-
-    with hooks(mixer, [(f"hook_{name}", halve_at_6)]):
-        after = mixer(x)
-        applied = mixer.project(x, mixer.matrix(x) @ mixer.values(x))
-    changed = (after - before).abs().amax((0, 2)) > 1e-9
-    assert not changed[:6].any()
-    assert changed[6]
-    # Outputs, reads and states replaced at one token leave the others as they are.
-    reads = name in {"C_pre", "C_rot", "ssm_state", "ssm_out"}
-    assert changed[7:].any() == (not reads)
-    if name not in {"ssm_write", "ssm_state"}:
-        torch.testing.assert_close(applied, after)
-
-
-def test_writes_hooked_away_leave_the_skip():
-    mixer, x = layer(), normal(2, 13, 12)
-    with hooks(mixer, [("hook_ssm_write", lambda z, _: torch.zeros_like(z))]):
-        y = mixer(x)
-    assert mixer.D is not None
-    torch.testing.assert_close(y, mixer.project(x, mixer.D[:, None, None] * mixer.values(x)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_model": 13}, "d_model=13 must be a positive multiple of n_heads=4"),
-        ({"n_groups": 3}, "n_groups=3 must divide n_heads=4"),
-        ({"d_state": 5}, "d_state=5 must be even for position='rope'"),
-        ({"d_state": 0}, "d_state=0 must be at least 1"),
-        ({"chunk_len": 0}, "chunk_len=0 must be at least 1"),
-        ({"position": "alibi"}, "position='alibi' must be one of rope, none"),
-        ({"rope_layout": "halves"}, "rope_layout='halves' must be one of half, interleaved"),
-        ({"dt_init": "zero"}, "dt_init='zero' must be one of mamba2, paper"),
-        ({"groups": "mixed"}, "groups='mixed' must be one of interleaved, tiled"),
-    ],
-)
-def test_layer_refuses(unchecked, options, message):
-    with pytest.raises(ValueError, match=message):
-        SSD(**({"d_model": 12, "n_heads": 4} | options))
 
 
 def test_matrix_is_the_recurrence_written_out():

@@ -36,7 +36,7 @@ def test_the_papers_stack():
     [
         ("", "must name at least one pair"),
         ("ZM", "unknown mixer 'Z'; A, S, I, N"),
-        ("AZ", "unknown transform 'Z'; M, E, N"),
+        ("AZ", "unknown transform 'Z'; M, E, R, X, P, N"),
         ("AMM", "'AMM' is no pair"),
         ("A", "'A' is no pair"),
         ("AM*", "is no pair"),

@@ -1,0 +1,87 @@
+"""What a mixer carries from the tokens it has read to those that follow, and where they stand.
+
+Every mixer decodes by three methods, and its forward is the second of them from no state:
+
+    start(batch, position=0) → state             before any token
+    prefill(x [b t d], state, keep) → y, state   t ≥ 1 further tokens at once
+    step(x [b d], state) → y [b d], state        one further token
+
+`keep` [b t] is False where a row is padded: nothing reads such a token or counts its position,
+and what comes out there is finite and means nothing.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@runtime_checkable
+class State(Protocol):
+    """What a mixer carries: a NamedTuple of tensors whose first axis is the batch."""
+
+    @property
+    def position(self) -> Int[Tensor, " b"]:
+        """How many tokens each row has read, padding not counted: the next one's position."""
+        ...
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A mixer that can go on from a state."""
+
+    def start(self, batch: int, position: int = 0) -> State:
+        """Return the state before the first token, which will stand at `position`."""
+        ...
+
+    def prefill(
+        self, x: Tensor, state: State | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the outputs [b t d] of further tokens, and the state after them."""
+        ...
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the output [b d] of one further token, and the state after it."""
+        ...
+
+
+def token_positions(
+    t: int,
+    device: torch.device,
+    start: State | None = None,
+    keep: Bool[Tensor, "b t"] | None = None,
+) -> Int[Tensor, " t"] | Int[Tensor, "b t"]:
+    """Return where t further tokens stand: [t] where all rows agree, without state and padding.
+
+    A token stands after those kept before it; padding before the first stands at the start.
+    """
+    if keep is None:
+        positions = torch.arange(t, device=device)
+        return positions if start is None else start.position[:, None] + positions
+    positions = (keep.cumsum(1) - 1).clamp(min=0)
+    return positions if start is None else start.position[:, None] + positions
+
+
+def next_position(
+    x: Tensor, start: State | None = None, keep: Bool[Tensor, "b t"] | None = None
+) -> Int[Tensor, " b"]:
+    """Return where each row's next token will stand, after the t tokens of x [b t …]."""
+    counted = x.new_full((x.shape[0],), x.shape[1], dtype=torch.long)
+    if keep is not None:
+        counted = keep.sum(1)
+    return counted if start is None else start.position + counted
+
+
+def check_decoding(x: Tensor, state: State | None, keep: Tensor | None = None) -> None:
+    """Hold a state and a padding mask to the tokens x [b t …] they come with.
+
+    Raises:
+        ValueError: for a state of another batch, or a mask of another shape or type.
+    """
+    if state is not None and state.position.shape[0] != x.shape[0]:
+        raise ValueError(f"state is of a batch of {state.position.shape[0]}, x of {x.shape[0]}")
+    if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
+        raise ValueError(
+            f"keep is {keep.dtype} {list(keep.shape)}, must be bool {list(x.shape[:2])}"
+        )

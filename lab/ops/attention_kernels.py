@@ -1,0 +1,158 @@
+"""A bias for each key in kernels that know of none, or of none with a gradient.
+
+A bias that depends on the key alone is one more product in q·k, so any kernel computes it: with
+q' = [q, 1] and k' = [k, b/scale], scale·(q'·k') = scale·(q·k) + b. On a CPU torch's flash kernel
+also takes the bias as it is, beside the causal mask, but has no gradient for it; there the column
+is needed on the way back alone.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+
+def fold(
+    q: Float[Tensor, "b h t p"], k: Float[Tensor, "b h_kv s p"], bias: Float[Tensor, "b h_kv s"]
+) -> tuple[Tensor, Tensor]:
+    """Return q and k two columns wider, so that q·k grows by the key's bias.
+
+    The bias is cut into what bf16 holds and the rest: the sum is exact in fp32 and fp64, and
+    keeps 16 bits in bf16, also where autocast turns fp32 inputs into bf16 inside the kernel.
+    """
+    high = bias.detach().bfloat16().to(bias.dtype)
+    columns = torch.stack([high, bias - high], dim=-1).to(k.dtype)
+    ones = q.new_ones(*q.shape[:-1], 2)
+    return torch.cat([q, ones], dim=-1), torch.cat([k, columns], dim=-1)
+
+
+def cpu_flash(
+    q: Float[Tensor, "b h t p"],
+    k: Float[Tensor, "b h_kv s p"],
+    v: Float[Tensor, "b h_kv s p_v"],
+    key_bias: Float[Tensor, "b h_kv s"],
+) -> Float[Tensor, "b h t p_v"]:
+    """Return attention with a key bias by torch's CPU kernel, the bias as its mask operand.
+
+    As many queries as keys are causal; a single one reads every key. The bias stays in fp32 at
+    least, whatever q's dtype. `F.scaled_dot_product_attention` refuses a mask beside is_causal, and
+    a causal matrix costs twice the time, so the kernel that it would call is called here; like it,
+    this follows autocast. `lab.bench.attention` has what it costs: at T = 2048 about 1.03 of the
+    unmasked call, and with a gradient for the bias, which widens the backward, 1.05 to 1.15.
+    """
+    (n_queries, d_head), n_keys, d_value = q.shape[-2:], k.shape[-2], v.shape[-1]
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = (x.to(dtype) if x.dtype == torch.float32 else x for x in (q, k, v))
+    if d_head != d_value:
+        width = max(d_head, d_value)
+        q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    bias = key_bias.to(torch.promote_types(q.dtype, torch.float32))
+    causal, scale = n_queries == n_keys, d_head**-0.5
+    if bias.requires_grad and torch.is_grad_enabled():
+        z = _Biased.apply(q, k, v, bias, causal, scale)
+    else:
+        z = _kernel(q, k, v, 0.0, causal, attn_mask=_rows(bias, q.shape[1]), scale=scale)[0]
+    return z[..., :d_value]
+
+
+_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _rows(bias: Float[Tensor, "b h_kv s"], n_heads: int) -> Float[Tensor, "b h 1 s"]:
+    return bias.repeat_interleave(n_heads // bias.shape[1], dim=1)[:, :, None]
+
+
+class _Biased(torch.autograd.Function):
+    """The kernel with a gradient for the bias.
+
+    db_s = Σ_t ∂score_ts is what a key's channel gets whose query channel is one: backward appends
+    that channel, zero in the keys so that no score moves. Appending it forward too would cost
+    more and change nothing.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, bias, causal, scale):  # type: ignore[override]
+        rows = _rows(bias, q.shape[1])
+        z, log_sums = _kernel(q, k, v, 0.0, causal, attn_mask=rows, scale=scale)
+        ctx.save_for_backward(q, k, v, bias, z, log_sums)
+        ctx.causal, ctx.scale = causal, scale
+        return z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):  # type: ignore[override]
+        q, k, v, bias, z, log_sums = ctx.saved_tensors
+        p = q.shape[-1]
+        # fp32's matrix products pay more for 65 columns than for 72; bf16's do not.
+        extra = 1 if q.dtype in (torch.bfloat16, torch.float16) else 8 - p % 8
+        grad_q, grad_k, grad_v = _kernel_backward(
+            F.pad(grad, (0, extra)),
+            F.pad(q, (0, extra), value=1.0),
+            *(F.pad(x, (0, extra)) for x in (k, v, z)),
+            log_sums,
+            0.0,
+            ctx.causal,
+            attn_mask=_rows(bias, q.shape[1]),
+            scale=ctx.scale,
+        )
+        grad_bias = grad_k[..., p].to(bias.dtype) / ctx.scale
+        return grad_q[..., :p], grad_k[..., :p], grad_v[..., :p], grad_bias, None, None
+
+
+def flex(
+    q: Float[Tensor, "b h t p"],
+    k: Float[Tensor, "b h_kv s p"],
+    v: Float[Tensor, "b h_kv s p_v"],
+    key_bias: Float[Tensor, "b h_kv s"] | None,
+    window: tuple[Int[Tensor, "b h_kv s"], Int[Tensor, "b h_kv t"]] | None,
+) -> Float[Tensor, "b h t p_v"]:
+    """Return attention by flex_attention, a window as ranks and floors in place of a matrix.
+
+    Raises:
+        ValueError: on a CPU, when a gradient is wanted: torch has none there.
+    """
+    on_cpu = q.device.type == "cpu"
+    given = (x for x in (q, k, v, key_bias) if x is not None)
+    if on_cpu and torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        raise ValueError("backend='flex' has no gradients on a CPU: use 'sdpa', or torch.no_grad()")
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    if key_bias is not None:
+        q, k = fold(q, k, key_bias / scale)
+    in_window = None
+    if window is not None:
+        rank, floor = window
+        # torch counts a function's arguments, which a runtime type checker hides: hence lambdas.
+        in_window = lambda score, b, h, t, s: torch.where(  # noqa: E731
+            rank[b, h // group, s] >= floor[b, h // group, t], score, -torch.inf
+        )
+    call = flex_attention if on_cpu else _compiled_flex()
+    with warnings.catch_warnings():
+        # On a CPU the unfused form is meant: what it warns of is what was asked for.
+        warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
+        z = call(
+            *(x.detach() if on_cpu else x for x in (q, k, v)),
+            score_mod=in_window,
+            block_mask=_causal_blocks(q.shape[-2], k.shape[-2], q.device),
+            scale=scale,
+            enable_gqa=group > 1,
+        )
+    assert isinstance(z, Tensor)
+    return z
+
+
+@cache
+def _compiled_flex() -> Callable[..., object]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _causal_blocks(n_queries: int, n_keys: int, device: torch.device) -> BlockMask:
+    ahead = n_keys - n_queries
+    causal = lambda b, h, t, s: s <= t + ahead  # noqa: E731
+    return create_block_mask(causal, None, None, n_queries, n_keys, device=str(device))

@@ -1,0 +1,168 @@
+"""Multilayer perceptrons that each serve some of the tokens: grouped matrix products.
+
+    y_t = Σ_k weights[t, k] φ_{indices[t, k]}(x_t),    φ_e(x) = σ(x up_e) down_e,
+                                               gated:  φ_e(x) = (σ(x gate_e) ⊙ x up_e) down_e
+
+Backends, of the same values and gradients, both dropless: each expert serves all that chose it.
+
+    loop        each expert's tokens in turn: any device and dtype
+    grouped_mm  tokens sorted by expert, then torch's grouped product over all experts at once: no
+                wait for the counts, which a GPU pays in "loop". float32, bfloat16 or float16 (when
+                compiled bfloat16 alone); rows of x and of the hidden layer a multiple of 16 bytes
+
+"auto" is grouped_mm where it can run, else loop. `naive_routed` is the oracle. Axis letters of this
+file, beside the package's: f hidden width.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Backend = Literal["auto", "loop", "grouped_mm"]
+Activation = Callable[[Tensor], Tensor]
+
+GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+GROUPED_ALIGNMENT = 16
+"""Bytes that a row must be a multiple of."""
+
+
+class Experts(NamedTuple):
+    """The weights of e multilayer perceptrons."""
+
+    up: Float[Tensor, "e d f"]
+    down: Float[Tensor, "e f d"]
+    gate: Float[Tensor, "e d f"] | None = None
+
+
+def routed(
+    x: Float[Tensor, "tokens d"],
+    weights: Float[Tensor, "tokens k"],
+    indices: Int[Tensor, "tokens k"],
+    experts: Experts,
+    activation: Activation,
+    backend: str = "auto",
+) -> Float[Tensor, "tokens d"]:
+    """Return the weighted sum of what each token's chosen experts make of it.
+
+    Under autocast the products are in its dtype, as a linear layer's are.
+
+    Args:
+        x: what the experts read.
+        weights: what each chosen expert is multiplied by.
+        indices: int64, in 0 … e − 1.
+        experts: their weights.
+        activation: σ, elementwise.
+        backend: "loop", "grouped_mm", or "auto".
+
+    Raises:
+        ValueError: for an unknown backend, or one that cannot take this dtype or these widths.
+    """
+    dtype = _product_dtype(x)
+    _, width, d_ff = experts.up.shape
+    form = {"loop": _loop, "grouped_mm": _grouped}[
+        resolve_grouped_backend(backend, dtype=dtype, widths=(width, d_ff))
+    ]
+    return form(x, weights, indices, experts, activation)
+
+
+def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[int, ...]) -> str:
+    """Return the backend that experts of these widths, multiplied in this dtype, run on.
+
+    Raises:
+        ValueError: for an unknown backend, or grouped_mm where it cannot run.
+    """
+    if backend not in get_args(Backend):
+        raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
+    if backend == "loop":
+        return backend
+    obstacle = _obstacle(dtype, widths)
+    if obstacle is None:
+        return "grouped_mm"
+    if backend == "grouped_mm":
+        raise ValueError(f"{backend=} {obstacle}")
+    return "loop"
+
+
+def naive_routed(
+    x: Float[Tensor, "tokens d"],
+    weights: Float[Tensor, "tokens k"],
+    indices: Int[Tensor, "tokens k"],
+    experts: Experts,
+    activation: Activation,
+) -> Float[Tensor, "tokens d"]:
+    """The obvious form, every expert on every token: the oracle of `routed`."""
+    up, down, gate = experts
+    hidden = _hidden(lambda w: einsum(x, w, "n d, e d f -> n e f"), up, gate, activation)
+    each = einsum(hidden, down, "n e f, e f d -> n e d")
+    chosen = F.one_hot(indices, len(up)).to(weights.dtype)
+    return einsum(weights, chosen, each, "n k, n k e, n e d -> n d")
+
+
+def _loop(
+    x: Tensor, weights: Tensor, indices: Tensor, experts: Experts, activation: Activation
+) -> Tensor:
+    up, down, gate = experts
+    parts, places = [], []
+    for e in range(len(up)):
+        tokens, rank = (indices == e).nonzero(as_tuple=True)
+        multiply = partial(torch.matmul, x[tokens])
+        hidden = _hidden(multiply, up[e], None if gate is None else gate[e], activation)
+        parts.append(weights[tokens, rank, None] * (hidden @ down[e]))
+        places.append(tokens)
+    y = torch.cat(parts)
+    return y.new_zeros(x.shape).index_add(0, torch.cat(places), y)
+
+
+def _grouped(
+    x: Tensor, weights: Tensor, indices: Tensor, experts: Experts, activation: Activation
+) -> Tensor:
+    up, down, gate = experts
+    k = indices.shape[1]
+    sorted_experts, order = indices.flatten().sort(stable=True)
+    numbers = torch.arange(len(up), device=x.device)
+    ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+    rows = x.to(_product_dtype(x)).index_select(0, order // k)
+    hidden = _hidden(partial(_grouped_product, ends, rows), up, gate, activation)
+    each = _grouped_product(ends, hidden, down)
+    unsorted = torch.empty_like(each).index_copy(0, order, each).unflatten(0, (-1, k))
+    return (weights[..., None] * unsorted).sum(1)
+
+
+def _grouped_product(ends: Tensor, rows: Tensor, w: Tensor) -> Tensor:
+    return F.grouped_mm(rows, w.to(rows.dtype), offs=ends)
+
+
+def _hidden(
+    multiply: Callable[[Tensor], Tensor], up: Tensor, gate: Tensor | None, activation: Activation
+) -> Tensor:
+    """Return the hidden layer, given how rows meet weights."""
+    if gate is None:
+        return activation(multiply(up))
+    return activation(multiply(gate)) * multiply(up)
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def _obstacle(dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:
+    """Return what keeps grouped_mm from running, in words that follow its name."""
+    if dtype not in GROUPED_DTYPES:
+        return f"takes float32, bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
+    if torch.compiler.is_compiling() and dtype != torch.bfloat16:
+        # PyTorch 2.13 runs the others, but knows the shape of bfloat16's result alone.
+        return f"takes bfloat16 alone in a compiled model, not {str(dtype).removeprefix('torch.')}"
+    for width in widths:
+        if width * dtype.itemsize % GROUPED_ALIGNMENT:
+            return (
+                f"takes rows of a multiple of {GROUPED_ALIGNMENT} bytes, not the "
+                f"{width * dtype.itemsize} of width {width}"
+            )
+    return None

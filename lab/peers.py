@@ -1,0 +1,106 @@
+"""Optional packages: kernels that `lab.ops` may run on, and public forms that tests compare with.
+
+No other module imports them; what needs one asks here, when it needs it.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+PEERS = {
+    "mamba_ssm": "mamba-ssm",
+    "fla": "flash-linear-attention",
+    "transformers": "transformers",
+    "PEER_pytorch": "PEER-pytorch",
+    "triton": "triton",
+}
+"""Name to import → name of the package that brings it."""
+
+_SAID_AT_IMPORT = {
+    # fla says so on every machine without a GPU; its pure-torch forms need none.
+    r"Triton is not supported on current platform": UserWarning,
+    # fla's layers say it, once each, of the one attention kernel that nothing here calls.
+    r"Flash Attention is not installed": ImportWarning,
+    # mamba-ssm's, under torch.use_deterministic_algorithms: how it picks the sizes of CUDA kernels.
+    r"Deterministic mode: set TRITON_CACHE_AUTOTUNING=1": UserWarning,
+    # fla's and transformers' use of what torch has since deprecated.
+    r"`torch\.jit\.script(_method)?` is deprecated": DeprecationWarning,
+}
+
+
+def load(module: str) -> ModuleType:
+    """Return a module of an optional package, by its dotted name.
+
+    >>> load("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
+
+    Args:
+        module: dotted name, beginning with a name of `PEERS`.
+
+    Raises:
+        ValueError: for a package that is not installed, saying how to, or is not in `PEERS`.
+    """
+    package = module.partition(".")[0]
+    missing = why_missing(package)
+    if missing is not None:
+        raise ValueError(missing)
+    with warnings.catch_warnings(), _mamba_ssm(bare=package == "mamba_ssm"):
+        for message, category in _SAID_AT_IMPORT.items():
+            warnings.filterwarnings("ignore", message, category)
+        return importlib.import_module(module)
+
+
+def why_missing(package: str) -> str | None:
+    """Return how to install a package of `PEERS` that is not there, None for one that is.
+
+    Raises:
+        ValueError: for a package that is not in `PEERS`; lists the known.
+    """
+    if package not in PEERS:
+        raise ValueError(f"{package=} must be one of {', '.join(PEERS)}")
+    if importlib.util.find_spec(package) is not None:
+        return None
+    return f"{PEERS[package]} is not installed: `make peers` installs it"
+
+
+def version(package: str) -> str:
+    """Return an installed package's version, for records.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    missing = why_missing(package)
+    if missing is not None:
+        raise ValueError(missing)
+    return importlib.metadata.version(PEERS[package])
+
+
+@contextmanager
+def _mamba_ssm(bare: bool) -> Iterator[None]:
+    """Make mamba_ssm's modules importable where its CUDA extension was not compiled.
+
+    Its top level imports the extension, which only its first selective scan needs: neither the
+    Triton kernels nor the torch forms of state space duality do. A bare package in the top
+    level's place leads to them. It is shown to mamba_ssm's own modules alone: transformers, if it
+    finds a mamba_ssm to import, calls its kernels for good, on a CPU too.
+    """
+    name = "mamba_ssm"
+    if importlib.util.find_spec("selective_scan_cuda") is not None:
+        yield
+        return
+    if bare and name not in sys.modules:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    package = sys.modules.get(name)
+    if not bare:
+        sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if package is not None:
+            sys.modules[name] = package

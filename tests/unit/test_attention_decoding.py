@@ -1,0 +1,260 @@
+"""Attention token by token: the same numbers as at once, from a carried state, around padding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.hooks import run_with_cache
+from lab.layers.attention import Attention, AttentionState
+from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.mask import stored
+from lab.layers.state import Decoder, State
+
+A, IFA = Attention, InnerFunctionAttention
+
+LAYERS = {
+    "plain": lambda: A(8, 2),
+    "no position": lambda: A(8, 2, position="none"),
+    "interleaved": lambda: A(8, 2, rope_layout="interleaved"),
+    "grouped": lambda: A(16, 4, n_kv_heads=2),
+    "one key head": lambda: A(16, 4, n_kv_heads=1, mask="value"),
+    "wide values": lambda: A(8, 2, d_value=20, mask="soft"),
+    "literal": lambda: A(8, 2, mask="literal"),
+    "straight-through": lambda: A(8, 2, mask="straight-through"),
+    "soft": lambda: A(8, 2, mask="soft"),
+    "value": lambda: A(8, 2, mask="value"),
+    "oracle": lambda: A(8, 2, mask="oracle"),
+    "literal window": lambda: A(8, 2, mask="literal", window=3),
+    "soft window": lambda: A(8, 2, mask="soft", window=3),
+    "value window": lambda: A(16, 4, mask="value", window=2, n_kv_heads=2),
+    "window of one": lambda: A(8, 2, mask="value", window=1),
+    "oracle window": lambda: A(8, 2, mask="oracle", window=3),
+    "ifa softmax": lambda: IFA(8, 2, n_values=4, k=2),
+    "ifa literal": lambda: IFA(8, 2, retrieval="literal"),
+    "ifa sigmoid": lambda: IFA(8, 2, retrieval="sigmoid", mask="soft"),
+    "ifa straight-through": lambda: IFA(8, 2, retrieval="straight-through", mask="value"),
+    "ifa grouped": lambda: IFA(16, 4, value_map="linear", n_kv_heads=2, mask="value", window=3),
+}
+EVERY = pytest.mark.parametrize("name", list(LAYERS))
+T = 13
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@contextmanager
+def told(layer: Attention, batch: int = 3) -> Iterator[None]:
+    """Tell an oracle mask what to keep; nothing to others."""
+    if layer.mask is None or layer.mask.__class__.__name__ != "OracleMask":
+        yield
+        return
+    keep = (torch.arange(4 * T) % 3 == 1).expand(batch, -1)
+    with stored(layer, keep):
+        yield
+
+
+def made(name: str) -> tuple[Attention, Tensor]:
+    """A layer with noise on its parameters, so that masks mask, and an input."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = LAYERS[name]().double()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(torch.randn_like(parameter) / 2)
+    return layer, drawn(3, T, layer.q.in_features)
+
+
+def close(found: Tensor, right: Tensor):
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-10)
+
+
+@EVERY
+def test_steps_are_the_parallel_form(name: str):
+    layer, x = made(name)
+    assert isinstance(layer, Decoder)
+    with told(layer):
+        right, after = layer.prefill(x)
+        state, outputs = layer.start(3), []
+        assert isinstance(state, State)
+        for t in range(T):
+            y, state = layer.step(x[:, t], state)
+            outputs.append(y)
+        close(torch.stack(outputs, 1), right)
+        assert torch.equal(layer(x), right)
+    assert state.position.tolist() == [T] * 3
+    for mine, other in zip(state, after, strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            close(mine, other)
+
+
+@EVERY
+@pytest.mark.parametrize("cuts", [(5,), (1, 2), (4, 12)])
+def test_parts_are_the_whole(name: str, cuts: tuple[int, ...]):
+    """From a carried state, and with the same gradients."""
+    layer, x = made(name)
+    parameters = list(layer.parameters())
+    against = drawn(3, T, x.shape[-1], seed=1)
+    with told(layer):
+        right, state, outputs = layer(x), layer.start(3), []
+        for part in x.tensor_split(cuts, dim=1):
+            y, state = layer.prefill(part, state)
+            outputs.append(y)
+        found = torch.cat(outputs, 1)
+    close(found, right)
+    grads = (torch.autograd.grad(y, parameters, against, allow_unused=True) for y in (found, right))
+    for mine, other in zip(*grads, strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            close(mine, other)
+
+
+def padded(x: Tensor, kept: Tensor) -> Tensor:
+    """The rows of x [b t d] spread over the places that `kept` [b n] marks, huge noise between."""
+    wide = 100 * drawn(*kept.shape, x.shape[-1], seed=9)
+    for row, places in enumerate(kept):
+        wide[row, places] = x[row, : int(places.sum())]
+    return wide
+
+
+LEFT = torch.arange(T + 4) >= torch.tensor([[4], [0], [7]])
+SIDES = pytest.mark.parametrize(
+    "kept", [LEFT, LEFT.flip(1), drawn(3, T, seed=5) > -0.3], ids=["left", "right", "anywhere"]
+)
+
+
+@EVERY
+@SIDES
+def test_padding_changes_nothing(name: str, kept: Tensor):
+    """Each row's real tokens give what they give alone; then decoding goes on from there."""
+    layer, x = made(name)
+    x = torch.cat([x, drawn(3, 4, x.shape[-1], seed=3)], 1)
+    following = drawn(3, 2, x.shape[-1], seed=4)
+    with told(layer):
+        y, state = layer.prefill(padded(x, kept), keep=kept)
+        steps = []
+        for t in range(2):
+            z, state = layer.step(following[:, t], state)
+            steps.append(z)
+    assert y.isfinite().all()
+    for row, count in enumerate(kept.sum(1).tolist()):
+        one = torch.cat([x[[row], :count], following[[row]]], 1)
+        with told(layer, 1):
+            alone = layer(one)[0]
+        close(y[row, kept[row]], alone[:count])
+        close(torch.stack(steps, 1)[row], alone[count:])
+        assert state.position[row] == count + 2
+
+
+@EVERY
+def test_padding_after_a_state(name: str):
+    layer, x = made(name)
+    kept = torch.ones(3, T, dtype=torch.bool)
+    kept[0, 5:8] = kept[1, 11:] = False
+    with told(layer):
+        _, state = layer.prefill(x[:, :5])
+        y, _ = layer.prefill(x[:, 5:], state, kept[:, 5:])
+        right, _ = layer.prefill(x, keep=kept)
+    real = kept[:, 5:]
+    close(y[real], right[:, 5:][real])
+
+
+def test_padding_gets_and_gives_no_gradient():
+    layer, x = made("value window")
+    kept = LEFT[:, :T]
+    x = x.requires_grad_()
+    y, _ = layer.prefill(x, keep=kept)
+    (grad,) = torch.autograd.grad(y[kept].square().sum(), x)
+    assert grad.isfinite().all()
+    assert not grad[~kept].any()
+    assert grad[kept].any(-1).all()
+
+
+@pytest.mark.parametrize("name", ["literal", "straight-through", "literal window"])
+def test_padding_below_keys_that_are_all_masked(name: str):
+    """An empty row reads its real keys alone, even where every one of them is masked."""
+    layer, x = made(name)
+    layer.get_parameter("mask.l").data.fill_(-0.2)
+    kept = LEFT[:, 4:]
+    y, _ = layer.prefill(padded(x, kept), keep=kept)
+    for row, count in enumerate(kept.sum(1).tolist()):
+        close(y[row, kept[row]], layer(x[[row], :count])[0])
+
+
+@EVERY
+def test_relative_layers_do_not_see_where_they_start(name: str):
+    layer, x = made(name)
+    with told(layer):
+        here, there = (layer.prefill(x, layer.start(3, position))[0] for position in (0, 2 * T))
+    assert ((there - here).abs().max() < 1e-10) == layer.relative
+
+
+def test_carried_keys_keep_their_positions():
+    """Control: a state that forgets its position gives another output."""
+    layer, x = made("plain")
+    _, state = layer.prefill(x[:, :5])
+    right = layer(x)[:, 5:]
+    forgot = state._replace(position=torch.zeros_like(state.position))
+    assert (layer.prefill(x[:, 5:], forgot)[0] - right).abs().max() > 1e-3
+
+
+def test_a_mask_is_asked_once_a_key():
+    layer, x = made("value")
+    _, state = layer.prefill(x[:, :-1])
+    with torch.no_grad():
+        layer.get_parameter("mask.A").zero_()
+        _, after = layer.step(x[:, -1], state)
+    assert after.bias is not None
+    assert state.bias is not None
+    assert torch.equal(after.bias[..., :-1], state.bias)
+    assert torch.equal(after.bias[..., -1], torch.ones_like(after.bias[..., -1]))
+
+
+def test_only_key_heads_are_cached():
+    layer, x = made("value window")
+    _, state = layer.prefill(x)
+    assert isinstance(state, AttentionState)
+    assert state.k.shape == state.v.shape == (3, 2, T, 4)
+    assert state.bias is not None
+    assert state.bias.shape == (3, 2, T)
+    plain, x = made("plain")
+    assert plain.prefill(x)[1].bias is None
+
+
+@pytest.mark.parametrize("name", ["plain", "value window"])
+def test_hooks_see_a_continuation(name: str):
+    layer, x = made(name)
+    _, whole = run_with_cache(layer, x)
+    _, state = layer.prefill(x[:, :5])
+
+    class Continued(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, rest: Tensor) -> Tensor:
+            return self.layer.prefill(rest, state)[0]
+
+    y, cache = run_with_cache(Continued(), x[:, 5:])
+    close(y, layer(x)[:, 5:])
+    close(cache["layer.hook_pattern"], whole["hook_pattern"][:, :, 5:])
+    close(cache["layer.hook_rot_k"], whole["hook_rot_k"][:, 5:])
+
+
+def test_decoding_past_the_table_is_an_error():
+    layer = A(8, mask="soft", max_seq_len=5)
+    _, state = layer.prefill(torch.ones(1, 5, 8))
+    with pytest.raises(ValueError, match="position 5 is beyond the mask's table of max_seq_len=5"):
+        layer.step(torch.ones(1, 8), state)
+
+
+def test_a_state_of_another_batch_is_an_error(unchecked):
+    layer = A(8)
+    with pytest.raises(ValueError, match="state is of a batch of 2, x of 3"):
+        layer.prefill(torch.ones(3, 4, 8), layer.start(2))
+    with pytest.raises(ValueError, match=r"keep is torch\.bool \[3, 5\], must be bool \[3, 4\]"):
+        layer.prefill(torch.ones(3, 4, 8), keep=torch.ones(3, 5, dtype=torch.bool))

@@ -1,0 +1,52 @@
+"""Every law on every layer, reading, backend and architecture: `tests.cases`."""
+
+import pytest
+import torch
+
+from lab.laws import certify, in_double, reach
+from lab.laws.probes import draw
+from lab.layers.state import Decoder
+from tests.cases import CASES, Case, expected
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_law(case: Case, unchecked):
+    # The types' check would be half of the time; `test_types_fit` has it.
+    found = certify(
+        case.make(),
+        case.d_model,
+        lengths=case.lengths,
+        max_len=2048,
+        rounding_len=512,
+        # Never reached: what is found must not depend on the machine.
+        seconds=60.0,
+    )
+    outcomes = {v.law: v.verdict for v in found}
+    assert outcomes == expected(case), "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradient_reaches_what_each_reading_lets_it(case: Case):
+    probes = [torch.randn(3, 16, case.d_model, generator=torch.Generator().manual_seed(0))]
+    module, probes = in_double(case.make(), [x.double() for x in probes])
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    assert reach(module, probes) == {name: case.dead.get(name, "alive") for name in trained}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@torch.no_grad()
+def test_types_fit(case: Case):
+    module, x = case.make(), draw((2, 5, case.d_model), seed=0).float()
+    assert module(x).dtype == torch.float32
+    if isinstance(module, Decoder):
+        keep = torch.ones(2, 5, dtype=torch.bool)
+        keep[0, :2] = False
+        _, state = module.prefill(x, module.start(2, 3), keep)
+        y, state = module.step(x[:, 0], state)
+        assert y.dtype == torch.float32
+        assert state.position.tolist() == [7, 9]
+
+
+def test_names_are_told_apart():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,86 @@
+"""The law of tables: rows that nothing selects are found, rare ones are not called so."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.laws import LAWS, Probes, Verdict
+from lab.laws.probes import draw
+from lab.layers.cdmoe import CDMoE
+from lab.layers.printed import FloorSquareCDMoE
+
+
+def judge(module: nn.Module, d_model: int = 8, seconds: float = 60.0) -> Verdict:
+    inputs = [draw((2, length, d_model), seed=0) for length in (1, 16)]
+    return LAWS["table reach"](module.double(), Probes(inputs, 1, 1, seconds, None))
+
+
+class Looked(nn.Module):
+    """Adds to each token a row of a table, that its first channel chooses."""
+
+    def __init__(self, rows: int, reachable: int, width: float = 0.1):
+        super().__init__()
+        self.table = nn.Embedding(rows, 8)
+        self.reachable, self.width = reachable, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = (x[..., 0].abs() / self.width).long().clamp(max=self.reachable - 1)
+        return x + self.table(row)
+
+
+class Positioned(nn.Module):
+    """Adds to each token the row of its position."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.table = nn.Embedding(rows, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table(torch.arange(x.shape[1]))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 60])
+def test_a_table_that_inputs_reach_holds(rows: int):
+    assert judge(Looked(rows, rows)).verdict == "holds"
+
+
+@pytest.mark.parametrize(("rows", "reachable"), [(8, 7), (64, 47), (20, 1)])
+def test_rows_that_nothing_selects_are_counted(rows: int, reachable: int):
+    found = judge(Looked(rows, reachable))
+    assert found.verdict == "fails"
+    words = f"tokens reaches {rows - reachable} of {rows} rows of table.weight: {reachable}"
+    assert found.counterexample is not None
+    assert words in found.counterexample
+
+
+def test_rare_rows_are_reached_with_patience():
+    # The last row needs a channel of 60, 3.75 deviations at the largest scale: once in 20,000.
+    module = Looked(60, 60, width=60 / 59)
+    assert judge(module, seconds=0.0).verdict == "not decided"
+    assert judge(module).verdict == "holds"
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [(128, "holds"), (4096, "not decided")])
+def test_rows_that_positions_select_are_no_fault(rows: int, outcome: str):
+    assert judge(Positioned(rows)).verdict == outcome
+
+
+def test_printed_experts_are_unreachable():
+    # Erratum C4: ⌊√3072⌋² = 3025.
+    torch.manual_seed(0)
+    found = judge(FloorSquareCDMoE(64, n_experts=3072, n_retrieval_heads=8), d_model=64)
+    assert found.verdict == "fails"
+    assert found.counterexample is not None
+    assert found.counterexample.endswith(
+        "tokens reaches 47 of 3072 rows of down: 3025, 3026, 3027 …; "
+        "47 of 3072 rows of up: 3025, 3026, 3027 …"
+    )
+
+
+def test_factored_experts_are_all_reachable():
+    torch.manual_seed(0)
+    assert judge(CDMoE(64, n_experts=3072), d_model=64).verdict == "holds"
+
+
+def test_what_has_no_table_has_none_to_reach():
+    assert judge(nn.Identity()).verdict == "not applicable"

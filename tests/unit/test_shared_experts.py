@@ -1,0 +1,72 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from lab.hooks import hook_points
+from lab.layers.routed import RoutedMoE, balance_losses
+from lab.layers.shared_experts import SharedExpertMoE
+
+
+def small(**options) -> SharedExpertMoE:
+    torch.manual_seed(0)
+    return SharedExpertMoE(8, **{"n_experts": 5, "k": 2, "d_ff": 6, **options}).double()
+
+
+def draw_x(b=2, t=7, d=8):
+    return torch.randn(b, t, d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@torch.no_grad()
+def test_is_each_shared_expert_plus_the_routed_ones(gated):
+    layer, x = small(n_shared=3, gated=gated), draw_x()
+    routed = RoutedMoE(8, n_experts=5, k=2, d_ff=6, gated=gated).double()
+    routed.load_state_dict(
+        {name: p for name, p in layer.state_dict().items() if not name.startswith("shared.")}
+    )
+    expected = routed(x)
+    for units in torch.arange(18).split(6):
+        hidden = x @ layer.shared.up.weight[units].T
+        if layer.shared.gate is None:
+            hidden = F.silu(hidden)
+        else:
+            hidden = F.silu(x @ layer.shared.gate.weight[units].T) * hidden
+        expected += hidden @ layer.shared.down.weight[:, units].T
+    assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_every_parameter_gets_gradient(k):
+    layer = small(k=k, gated=True)
+    layer(draw_x(4, 16)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
+
+
+def test_the_defaults_have_a_plain_mlps_hidden_units_a_token():
+    layer = SharedExpertMoE(16)
+    assert layer.shared.up.out_features + layer.k * layer.up.shape[-1] == 4 * 16
+    assert layer(torch.randn(1, 3, 16)).shape == (1, 3, 16)
+
+
+def test_hooks_and_balance_loss_are_the_routed_halfs():
+    layer = small()
+    assert hook_points(layer).keys() == hook_points(RoutedMoE(8)).keys()
+    with balance_losses(layer) as losses:
+        layer(draw_x())
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_shared": 0}, "n_shared=0: must be ≥ 1; without shared experts: RoutedMoE"),
+        ({"k": 6}, "k=6: must be in 1 … n_experts=5"),
+        ({"d_ff": 0}, "d_ff=0: must be ≥ 1"),
+        ({"balance_weight": -1.0}, "balance_weight=-1.0: must be ≥ 0"),
+        ({"backend": "sorted"}, "backend='sorted' must be one of auto, loop, grouped_mm"),
+    ],
+)
+def test_errors(unchecked, options, words):
+    with pytest.raises(ValueError, match=words):
+        small(**options)
