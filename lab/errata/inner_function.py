@@ -1,0 +1,123 @@
+"""I: inner function attention."""
+
+import torch
+import torch.nn.functional as F
+
+from lab.errata.erratum import Erratum, refusal
+from lab.errata.probes import drawn, gap, gradients, seeded
+from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.printed.attention import SoftSumAttention
+
+
+def i1() -> Erratum:
+    """The retrieval of values has no gradient, and zero keys no choice."""
+    x = drawn(3, 12, 8)
+    printed = seeded(lambda: InnerFunctionAttention(8, retrieval="literal", key_init="zeros"))
+    retrieval = ("value_query.weight", "value_keys")
+    found = gradients(printed, x)
+    none = [name for name, grad in found.items() if grad is None]
+    v = printed.values(x)[:, 0]
+    one_row = min(gap(v, x * row) for row in printed.value_rows)
+    alive = {}
+    for kind in ("softmax", "sigmoid", "straight-through"):
+        layer = seeded(lambda kind=kind: InnerFunctionAttention(8, retrieval=kind))
+        alive[kind] = min(gradients(layer, x)[name] or 0.0 for name in retrieval)
+    return Erratum(
+        row="I1",
+        where="lst:innerfuncattn, the steps below eq. inner_function_V",
+        printed="only the indices of the top k are used; keys start at zero",
+        meant="values weighted by their scores, or straight-through; keys that differ",
+        printed_evidence=f"no gradient (None) for {' and '.join(none)}; V = x ∘ w with one w for "
+        f"all tokens, to {one_row:.1e}",
+        meant_evidence="smallest of the two's largest gradients: "
+        + ", ".join(f"{kind} {size:.1e}" for kind, size in alive.items()),
+        printed_option="--option I.retrieval=literal --option I.key_init=zeros",
+        meant_option="--option I.retrieval=softmax, the default, =sigmoid or =straight-through",
+        fails=sorted(none) == sorted(retrieval) and one_row < 1e-12,
+        holds=min(alive.values()) > 1e-4,
+    )
+
+
+def i2() -> Erratum:
+    """A table of values with a row for each head."""
+    n_heads, n_values = 1, 2
+    index = torch.tensor([n_values - 1])
+    past = refusal(IndexError, lambda: F.embedding(index, torch.zeros(n_heads, 8)))
+    large = {heads: heads - values for heads, values in ((12, 6), (32, 16))}
+    layer = seeded(lambda: InnerFunctionAttention(8, n_heads, n_values=n_values))
+    rows = layer.value_rows.shape[0]
+    x = drawn(4, 32, 8)
+    grad = torch.autograd.grad(layer(x), layer.value_rows, drawn(4, 32, 8, seed=1))[0]
+    reached = int(grad.any(-1).sum())
+    return Erratum(
+        row="I2",
+        where="lst:innerfuncattn",
+        printed="Embedding(n_heads, d_model)",
+        meant="n_v rows",
+        printed_evidence=f"1 head, n_v = 2: value 1 gives {past}; of 12 heads' and 32 heads' rows "
+        f"(n_v = 6, 16) {large[12]} and {large[32]} are never read",
+        meant_evidence=f"{rows} rows for n_v = {n_values}, {reached} of them with a gradient",
+        printed_option=None,
+        meant_option="--option I.n_values=…",
+        fails=past is not None,
+        holds=rows == n_values == reached,
+        note="hidden by I1: zero keys tie, one row is taken throughout, and the error may not show",
+    )
+
+
+def i3() -> Erratum:
+    """An equation whose shapes do not meet, and which has no top k."""
+    b, t, d, n_v, d_retrieval = 1, 6, 8, 3, 4
+    x, W_q = drawn(b, t, d), drawn(d, d_retrieval, seed=1)
+    keys, W_V = drawn(n_v, d_retrieval, seed=2), drawn(n_v, d, seed=3)
+    scores = x @ W_q @ keys.T
+    shapes = refusal(RuntimeError, lambda: scores @ W_V.T)
+    soft = x * (scores @ W_V)
+    hard = x * W_V[scores.argmax(-1)]
+    apart = gap(soft, hard)
+    layers = (
+        seeded(lambda: SoftSumAttention(d, n_values=n_v)),
+        seeded(lambda: InnerFunctionAttention(d, n_values=n_v, k=1, retrieval="straight-through")),
+    )
+    # Twice the input doubles a choice's values and quadruples a quadratic form's.
+    powers = [(f.values(2 * x).norm() / f.values(x).norm()).log2().item() for f in layers]
+    return Erratum(
+        row="I3",
+        where="eq. inner_function_V, against the steps below it",
+        printed="V = (x W_vQ θ_vKᵀ) W_Vᵀ × x, W_V of n_v × d_model",
+        meant="the top k rows of W_V by these scores, times x",
+        printed_evidence=f"[{t} {n_v}] @ [{d} {n_v}]: {shapes}; with W_V for W_Vᵀ it sums all "
+        f"rows, off the top 1 by {apart:.1e}, and V grows as x to the power {powers[0]:.2f}",
+        meant_evidence=f"the top 1 grows as x to the power {powers[1]:.2f}",
+        printed_option="--model lab.layers.printed:SoftSumAttention, with W_V for W_Vᵀ",
+        meant_option="--option I.k=…",
+        fails=shapes is not None and apart > 0.1 and abs(powers[0] - 2) < 1e-9,
+        holds=abs(powers[1] - 1) < 1e-9,
+    )
+
+
+def i4() -> Erratum:
+    """d_innerV is the width of a query in one place, of a value in another."""
+    d, width = 128, 64
+    clash = refusal(RuntimeError, lambda: torch.ones(2, d) * torch.ones(2, width))
+    by_query = seeded(lambda: InnerFunctionAttention(d, d_retrieval=width))
+    by_value = seeded(lambda: InnerFunctionAttention(d, value_map="linear", d_value=width))
+    shapes = [tuple(f.value_rows.shape) for f in (by_query, by_value)]
+    counts = [sum(p.numel() for p in f.parameters()) for f in (by_query, by_value)]
+    y = [f(drawn(1, 3, d)).isfinite().all().item() for f in (by_query, by_value)]
+    return Erratum(
+        row="I4",
+        where="tab:multi_query_associative_recall:model against § Effect of Modules",
+        printed="d_innerV = d_model / 2: the listing's retrieval width, the text's '64 dimensions "
+        "for each V'",
+        meant="not decided; both are offered",
+        printed_evidence=f"d_model = 128: as a value's width, x ∘ w of {d} and {width}: {clash}",
+        meant_evidence=f"64 wide queries: values {list(shapes[0])}, {counts[0]:,} parameters; 64 "
+        f"wide values: {list(shapes[1])}, {counts[1]:,}",
+        printed_option="--option I.value_map=linear --option I.d_value=64, a value's width",
+        meant_option="--option I.d_retrieval=64, a query's width; d_model / 2 is the default",
+        fails=clash is not None,
+        holds=all(y) and shapes == [(2, d), (2, width)],
+        note="in all rows of the table n_v · d_innerV = d_model, so it may also be two values side "
+        "by side",
+    )
