@@ -1,0 +1,65 @@
+"""What the comparisons with public modules share."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+M = TypeVar("M", bound=nn.Module)
+
+ROUNDINGS = 64
+"""Behind each number stand sums of tens of terms, whose roundings mostly cancel."""
+
+
+def deviation(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    difference = (actual.double() - expected.double()).abs().max()
+    return (difference / expected.abs().max()).item()
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def drawn(module: M, dtype: torch.dtype = torch.float64) -> M:
+    """Draw all parameters, so that none is where a term of a formula cannot be seen."""
+    for seed, parameter in enumerate(module.parameters()):
+        wide = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
+        parameter.data = wide * normal(*parameter.shape, dtype=dtype, seed=seed)
+    return module.to(dtype)
+
+
+def assert_agree(
+    ours: nn.Module,
+    weights: Mapping[str, Tensor],
+    theirs: nn.Module,
+    run: Callable[[Tensor], Tensor],
+    x: Tensor,
+    roundings: float = ROUNDINGS,
+) -> None:
+    """Hold our module, on their weights, against `run`: values, and all of their gradients.
+
+    Args:
+        ours: called with `weights` in place of its parameters.
+        weights: by the names of ours, made from the parameters of theirs.
+        theirs: whose parameters' gradients are compared.
+        run: calls theirs.
+        x: the input; gradients to it are compared too.
+        roundings: bound on the deviation, in units of x's precision.
+    """
+    missing = {name for name, _ in ours.named_parameters()} - set(weights)
+    assert not missing, f"no weights for {missing}"
+    x = x.requires_grad_()
+    inputs = {"x": x, **dict(theirs.named_parameters())}
+    results = functional_call(ours, dict(weights), (x,)), run(x)
+    weight = normal(*results[0].shape, dtype=x.dtype, seed=1)
+    gradients = [torch.autograd.grad((y * weight).sum(), list(inputs.values())) for y in results]
+    far = {"y": deviation(*results)}
+    for name, a, b in zip(inputs, *gradients, strict=True):
+        far[name] = deviation(a, b)
+    tolerance = roundings * torch.finfo(x.dtype).eps / 2
+    far = {name: value for name, value in far.items() if not value <= tolerance}
+    assert not far, f"deviate by more than {tolerance:.1e}: {far}"

@@ -1,0 +1,33 @@
+"""The optional packages: which are installed, and what is said of one that is not."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from lab import peers
+
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+
+
+@pytest.mark.parametrize("package", peers.PEERS)
+def test_the_version_recorded_is_the_one_installed(package):
+    """The numbers and disagreements recorded in these tests are those versions'."""
+    pins = dict(line.split("==") for line in CONSTRAINTS.read_text().splitlines() if "==" in line)
+    recorded = {name.lower().replace("_", "-"): pin for name, pin in pins.items()}
+    assert peers.version(package) == recorded[peers.PEERS[package].lower()]
+
+
+def test_a_package_that_is_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+    absent = lambda name: None if name == "fla" else find(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
+    for ask in (peers.load, peers.version):
+        with pytest.raises(ValueError, match=r"flash-linear-attention is not installed: `make pe"):
+            ask("fla")
+    assert peers.why_missing("triton") is None
+
+
+def test_a_package_that_nobody_knows():
+    with pytest.raises(ValueError, match="package='flash_attn' must be one of mamba_ssm, fla, "):
+        peers.load("flash_attn.bert")

@@ -1,0 +1,66 @@
+"""The kernels of mamba-ssm and fla: where they run, what they refuse, and what they compute."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.ops.ssd import ssd
+from lab.ops.ssd_backends import resolve_backend
+from lab.ops.ssd_forms import ssd_recurrent
+
+KERNELS = ["mamba_ssm", "fla"]
+INTERPRETED = Path(__file__).with_name("interpreted.py")
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_kernels_in_the_interpreter(backend):
+    """Everything in `interpreted.py`, where the processes' environment lets Triton interpret.
+
+    mamba-ssm's gradients are summed as on a GPU by default, by atomic additions.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "MAMBA_DETERMINISTIC": "0"}
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*pytest_command, str(INTERPRETED), "-k", backend],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 passed" in done.stdout
+    assert "1 xfailed" in done.stdout
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_kernels_on_a_cpu_say_what_they_need(backend, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match=f"backend='{backend}'.* needs CUDA.*TRITON_INTERPRET=1"):
+        resolve_backend(backend, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", KERNELS)
+def test_kernels_on_cuda(backend):
+    generator = torch.Generator().manual_seed(0)
+    b, t, h, p, g, n = 2, 300, 4, 64, 2, 128
+    x, B, C = (torch.randn(b, t, *s, generator=generator) for s in ((h, p), (g, n), (g, n)))
+    dt = torch.rand(b, t, h, generator=generator)
+    A, D = -torch.rand(h, generator=generator), torch.randn(h, generator=generator)
+    state = torch.randn(b, h, p, n, generator=generator)
+    inputs: list[Any] = [z.cuda().requires_grad_() for z in (x, dt, A, B, C, D, state)]
+    exact = [z.detach().double().requires_grad_() for z in inputs]
+    actual = ssd(*inputs[:6], initial_state=inputs[6], backend=backend)
+    expected = ssd_recurrent(*exact)
+    gradients = [
+        torch.autograd.grad(y.square().sum() + state.square().sum(), list(tensors))
+        for (y, state), tensors in ((actual, inputs), (expected, exact))
+    ]
+    for ours, theirs in zip((*actual, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        # TF32 keeps 10 bits of each factor; a few products follow one another.
+        bound = 8 * 2**-10 * theirs.abs().max().item()
+        assert (ours.double() - theirs).abs().max().item() <= bound
