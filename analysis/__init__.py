@@ -4,7 +4,7 @@ One concept a file: `measure(subject) → results`, `describe(result) → Words`
 Figure`. The report shows every entry of `ANALYSES`, in this order, where it applies.
 """
 
-from analysis import baselines, curves, matrices
+from analysis import anatomy, baselines, curves, matrices
 from analysis.base import Analysis
 
-ANALYSES: tuple[Analysis, ...] = (baselines, curves, matrices)
+ANALYSES: tuple[Analysis, ...] = (baselines, curves, anatomy, matrices)

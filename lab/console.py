@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from lab.anatomy import Anatomy, Part
+from lab.errata.erratum import Erratum
 from lab.experiment import AUDIT_ROWS, Plan
+from lab.paper import Compared
 from lab.runs import Run
 from lab.train import Row
 
@@ -135,3 +138,60 @@ def ending(result: dict[str, Any]) -> str:
         f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
         f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
     )
+
+
+def anatomy_table(found: Anatomy) -> Table:
+    """Return a model's parts from tokens to logits, alike neighbours in one row."""
+    table = Table(box=None)
+    for name in ("blocks", "part", ""):
+        table.add_column(name, no_wrap=name == "part")
+    for name in ("parameters each", "active"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(where: str, part: Part) -> None:
+        table.add_row(where, part.name, part.note, f"{part.parameters:,}", f"{part.active:,}")
+
+    add("", found.embedding)
+    first = 0
+    for run in found.unit:
+        last = first + run.times - 1
+        where = str(first) if first == last else f"{first}–{last}"
+        for part in (run.pair.mixer, run.pair.transform):
+            if part is not None:
+                add(where, part)
+                where = ""
+        first += run.times
+    add("", found.head)
+    if found.times > 1:
+        whole = "block 0 stands" if first == 1 else f"blocks 0–{first - 1} stand"
+        table.caption = f"{whole} {found.times} times in a row"
+    return table
+
+
+def count_line(found: Anatomy, compared: Compared | None) -> str:
+    """Return a model's totals in words, beside the paper's where it has one."""
+    line = f"total {found.total:,} parameters, {found.active:,} of them active for a token"
+    if compared is None:
+        return line
+    return f"{line}\nthe paper's {compared.size}: {compared.difference:+.2%}; {compared.because}"
+
+
+def erratum_table(erratum: Erratum) -> Table:
+    """Return what running an erratum gave: each reading, its evidence, and how to train it."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    mark = "✓" if erratum.confirmed else "✗"
+    table.add_row(f"{mark} {erratum.row}", erratum.where, style="bold")
+    for name, said, evidence, option in (
+        ("printed", erratum.printed, erratum.printed_evidence, erratum.printed_option),
+        ("meant", erratum.meant, erratum.meant_evidence, erratum.meant_option),
+    ):
+        table.add_row(f"  {name}", said)
+        table.add_row("", f"→ {evidence}")
+        if option is not None:
+            table.add_row("", option, style="dim")
+    if erratum.note:
+        table.add_row("  note", erratum.note)
+    table.add_row()
+    return table

@@ -3,6 +3,9 @@
 BENCHMARKS = {
     "generator": "lab.bench.generator:generator",
     "step": "lab.bench.step:step",
+    "experts": "lab.bench.experts:experts",
+    "attention": "lab.bench.attention:attention",
+    "ssd": "lab.bench.ssd:ssd",
     "help": "lab.bench.startup:startup",
 }
 """Where each benchmark is; called without arguments, it returns a list of `Ratio`."""

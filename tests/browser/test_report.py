@@ -12,6 +12,8 @@ from lab.config import ModelConfig, TrainConfig
 from lab.runs import Run
 from tasks.mqar import MQAR
 
+FIGURES, MATRIX = 6, 4
+"""Figures of a report on two blocks, and which of them is the first matrix."""
 MEBIBYTE = 2**20
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 DISTINCT = """async (png) => {
@@ -86,7 +88,7 @@ def test_the_page_is_whole_and_quiet(run, visit, width, scheme):
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 22, 26)"}[scheme]
     plots = page.locator(".plot").all()
-    assert len(plots) == 5
+    assert len(plots) == FIGURES
     for plot in plots:
         assert page.evaluate(DISTINCT, base64.b64encode(plot.screenshot()).decode()) > 20
         assert paper in plot.locator(".main-svg").first.get_attribute("style")
@@ -96,14 +98,14 @@ def test_figures_follow_a_change_of_theme(run, visit):
     page = visit(run.path / "report.html")
     page.emulate_media(color_scheme="dark")
     dark = page.locator(".main-svg[style*='rgb(20, 22, 26)']")
-    dark.nth(4).wait_for(state="attached")
+    dark.nth(FIGURES - 1).wait_for(state="attached")
     assert page.complaints == []
 
 
 def test_everything_is_reachable_by_keyboard_and_named(run, visit):
     page = visit(run.path / "report.html")
     reached = []
-    for _ in range(16):
+    for _ in range(3 * FIGURES + 1):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -123,7 +125,7 @@ def test_everything_is_reachable_by_keyboard_and_named(run, visit):
 
 def test_a_cell_names_what_meets_in_it(run, visit):
     page = visit(run.path / "report.html")
-    plot = page.locator(".plot").nth(3)
+    plot = page.locator(".plot").nth(MATRIX)
     plot.scroll_into_view_if_needed()
     box = plot.locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
@@ -196,7 +198,7 @@ def test_hostile_text_stays_text(visit, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(render(subject))
     page = visit(file)
-    plot = page.locator(".plot").nth(3)
+    plot = page.locator(".plot").nth(MATRIX)
     plot.scroll_into_view_if_needed()
     box = plot.locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
@@ -213,10 +215,10 @@ def test_long_sequences_stay_within_budget(visit, tmp_path):
     path = write_report(run)
     text = path.read_text()
     specs = re.findall(r'data-figure="[^"]*">(.*?)</script>', text, re.DOTALL)
-    assert len(specs) == 7
+    assert len(specs) == FIGURES + 2
     assert max(len(spec.encode()) for spec in specs) < 3 * MEBIBYTE
     assert path.stat().st_size < 12 * MEBIBYTE
     page = visit(path)
     assert page.complaints == []
-    shot = base64.b64encode(page.locator(".plot").nth(3).screenshot()).decode()
+    shot = base64.b64encode(page.locator(".plot").nth(MATRIX).screenshot()).decode()
     assert page.evaluate(DISTINCT, shot) > 20

@@ -1,0 +1,73 @@
+"""Masked attention against the unmasked call: what a bias for each key costs.
+
+Both sides read the same q, k, v. The promise is a cost of at most 1.15, so the ratio of unmasked to
+masked time is held to 1/1.15. Forward and backward takes the gradients that the mask's learning
+needs: for the bias too where it has any, as soft and value masks do; an oracle's has none.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lab.bench.ratio import Ratio, seconds_each
+from lab.ops.attention import MASKED, attend
+
+BATCH, SEQ_LEN = 4, 2048
+SHAPES = ((1, 64), (4, 64), (4, 128))
+"""(heads h, width p of each)."""
+TARGET = 1 / 1.15
+LEARNT = ("soft", "value")
+
+
+def attention() -> list[Ratio]:
+    """Time masked attention, forward and with its backward, in fp32 and bf16."""
+    return [
+        _ratio(kind, dtype, n_heads, d_head, backward)
+        for dtype in (torch.float32, torch.bfloat16)
+        for n_heads, d_head in SHAPES
+        for kind in ("soft", "value", "oracle")
+        for backward in (False, True)
+    ]
+
+
+def _ratio(kind: str, dtype: torch.dtype, n_heads: int, d_head: int, backward: bool) -> Ratio:
+    shape = (BATCH, n_heads, SEQ_LEN)
+    q, k, v = (torch.randn(*shape, d_head).to(dtype).requires_grad_() for _ in range(3))
+    bias = _bias(kind, shape, dtype).requires_grad_(kind in LEARNT)
+    ours = _call(lambda: attend(q, k, v, bias), [q, k, v, bias], backward)
+    theirs = _call(
+        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, k, v], backward
+    )
+    ours_s, theirs_s = seconds_each(ours, theirs)
+    name = (
+        f"{kind} mask, T={SEQ_LEN}, h={n_heads}, p={d_head}, {str(dtype).removeprefix('torch.')}, "
+        f"forward{' and backward' if backward else ''}, against no mask"
+    )
+    cost = f"costs {ours_s / theirs_s:.3f} of it"
+    return Ratio(name, 1000 * ours_s, 1000 * theirs_s, "ms", theirs_s / ours_s, TARGET, cost)
+
+
+def _bias(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    """Return biases such as each mask gives."""
+    drawn = torch.randn(shape)
+    if kind == "soft":
+        return F.logsigmoid(drawn).to(dtype)
+    if kind == "value":
+        return torch.exp(-F.softplus(drawn)).to(dtype)
+    return torch.where(drawn > 0, 0.0, MASKED).to(dtype)
+
+
+def _call(work: Callable[[], Tensor], leaves: list[Tensor], backward: bool) -> Callable[[], None]:
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+
+    def forward_only() -> None:
+        with torch.no_grad():
+            work()
+
+    def both_ways() -> None:
+        z = work()
+        torch.autograd.grad(z, wanted, torch.ones_like(z))
+
+    return both_ways if backward else forward_only

@@ -1,0 +1,140 @@
+"""State space duality, forward and backward: the lab's torch backend against public torch forms.
+
+The public forms are timed each at its best chunk length. Where heads share a group, a form that
+knows no groups gets B and C as it takes them fastest: of one group mamba-ssm's minimal form is
+given the one copy, which its einsums broadcast, the others a copy for each head.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lab.bench.peak import peak_mib
+from lab.bench.ratio import Ratio, seconds_each
+from lab.ops.ssd import ssd as lab_ssd
+from lab.ops.ssd_forms import per_head
+from lab.peers import load
+
+ROWS, SEQ_LEN, HEADS, HEAD_DIM, STATE = 4, 2048, 4, 64, 128
+GROUPS = (1, 4)
+CHUNK_LENS = (32, 64, 128)
+TIME_TARGET = MEMORY_TARGET = 2.0
+TOLERANCE = 1e-4
+"""Largest difference allowed, of the largest entry: fp32 sums of thousands of terms."""
+
+Form = Callable[..., Tensor]
+"""(x, dt, A, B, C, chunk_len) → y."""
+
+
+def ssd() -> list[Ratio]:
+    """Measure time and peak memory; the promise is on the fastest public form, and its memory."""
+    ratios = []
+    for g in GROUPS:
+        where = f"SSD, T={SEQ_LEN}, {HEADS} heads, {g} groups"
+        theirs = {name: _best(name, g) for name in FORMS}
+        for name, chunk_len in theirs.items():
+            _check_same(name, chunk_len, g)
+        times = {
+            name: seconds_each(_prepare("lab", 256, g), _prepare(name, chunk_len, g))
+            for name, chunk_len in theirs.items()
+        }
+        fastest = max(times, key=lambda name: times[name][0] / times[name][1])
+        ours_peak = peak_mib(partial(_prepare, "lab", 256, g))
+        for name, (ours, usual) in times.items():
+            promised = name == fastest
+            note = f"chunks of {theirs[name]}" + (", the fastest" if promised else "")
+            what = f"{where}: {name}"
+            target = TIME_TARGET if promised else None
+            ratios.append(Ratio(what, 1e3 * ours, 1e3 * usual, "ms", usual / ours, target, note))
+            peak = peak_mib(partial(_prepare, name, theirs[name], g))
+            target = MEMORY_TARGET if promised else None
+            ratios.append(
+                Ratio(f"{what}, memory", ours_peak, peak, "MiB", peak / ours_peak, target, note)
+            )
+    return ratios
+
+
+def _lab(x, dt, A, B, C, chunk_len):
+    return lab_ssd(x, dt, A, B, C, chunk_len=chunk_len, backend="torch")[0]
+
+
+def _minimal(x, dt, A, B, C, chunk_len):
+    form = load("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
+    if B.shape[2] > 1:
+        B, C = (per_head(z, x.shape[2]) for z in (B, C))
+    return form(x * dt[..., None], dt * A, B, C, chunk_len)[0]
+
+
+def _reference(x, dt, A, B, C, chunk_len):
+    form = load("mamba_ssm.ops.triton.ssd_combined").ssd_chunk_scan_combined_ref
+    return form(x, dt, A, B, C, chunk_len)
+
+
+def _gla(x, dt, A, B, C, chunk_len):
+    form = load("fla.ops.simple_gla.naive").naive_chunk_simple_gla
+    B, C = (per_head(z, x.shape[2]) for z in (B, C))
+    return form(C, B, x * dt[..., None], dt * A, scale=1.0, chunk_size=chunk_len)[0]
+
+
+FORMS: dict[str, Form] = {
+    "mamba-ssm's minimal": _minimal,
+    "mamba-ssm's reference": _reference,
+    "fla's naive": _gla,
+}
+
+
+def _problem(g: int) -> list[Tensor]:
+    """Return x, dt, A, B, C of decays so weak that the whole sequence forgets no more than e^−60.
+
+    mamba-ssm's reference takes exp before it masks, between chunks too: beyond e^88 its gradient
+    is NaN, as it is for Mamba-2's own start.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    x = normal(ROWS, SEQ_LEN, HEADS, HEAD_DIM)
+    dt = 0.02 * normal(ROWS, SEQ_LEN, HEADS).sigmoid()
+    A = -1 - 2 * normal(HEADS).sigmoid()
+    B, C = (normal(ROWS, SEQ_LEN, g, STATE) for _ in range(2))
+    return [z.requires_grad_() for z in (x, dt, A, B, C)]
+
+
+def _prepare(name: str, chunk_len: int, g: int) -> Callable[[], list[Tensor]]:
+    """Return a call of forward and backward: y, and the gradients of x, dt, A, B, C."""
+    forms: dict[str, Form] = {**FORMS, "lab": _lab}
+    form = forms[name]
+    leaves = _problem(g)
+    weights = torch.randn(leaves[0].shape, generator=torch.Generator().manual_seed(1))
+
+    def call() -> list[Tensor]:
+        y = form(*leaves, chunk_len)
+        return [y.detach(), *torch.autograd.grad(y, leaves, weights)]
+
+    # What is imported, and what a library sets up, at its first call is not to be counted.
+    x, dt, A, B, C = leaves
+    first = slice(CHUNK_LENS[0])
+    form(x[:, first], dt[:, first], A, B[:, first], C[:, first], CHUNK_LENS[0])
+    return call
+
+
+def _best(name: str, g: int) -> int:
+    """Return the chunk length at which a form is fastest, each measured beside the lab's."""
+    ours = _prepare("lab", 256, g)
+
+    def ratio(chunk_len: int) -> float:
+        mine, theirs = seconds_each(ours, _prepare(name, chunk_len, g))
+        return theirs / mine
+
+    return min(CHUNK_LENS, key=ratio)
+
+
+def _check_same(name: str, chunk_len: int, g: int) -> None:
+    """Hold a form's numbers against the lab's: a speed of other numbers would mean nothing."""
+    ours, theirs = _prepare("lab", 256, g)(), _prepare(name, chunk_len, g)()
+    for what, mine, other in zip(("y", "x", "dt", "A", "B", "C"), ours, theirs, strict=True):
+        error = ((mine - other).abs().max() / other.abs().max()).item()
+        assert error <= TOLERANCE, f"{name}: {what} is off by {error:.1e} of its largest"

@@ -1,0 +1,102 @@
+"""`lab model` and `lab errata` as a user meets them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.cli import app
+from lab.errata import ERRATA
+from lab.models import ARCHITECTURES
+
+
+def lab(*words: str):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_is_shown_at_the_papers_size(name):
+    result = lab("model", name)
+    assert result.exit_code == 0, result.output
+    assert "active for a token" in result.output
+    assert "the paper's 320M" in result.output
+
+
+def test_the_larger_size_as_json_with_a_figure(tmp_path):
+    drawing = tmp_path / "cheems.html"
+    result = lab("model", "cheems", "--size", "1.3B", "--json", "--figure", str(drawing))
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert abs(found["paper"]["difference"]) < 0.01
+    assert found["total"] == round(1.3e9 * (1 + found["paper"]["difference"]))
+    assert found["active"] < found["total"]
+    assert found["times"] == 3
+    assert "InnerFunctionAttention" in drawing.read_text()
+
+
+def test_a_stack_takes_sizes_and_options():
+    result = lab(
+        *(
+            "model",
+            "AM*2",
+            "--d-model",
+            "16",
+            "--vocab-size",
+            "10",
+            "--option",
+            "M.d_ff=4",
+            "--json",
+        )
+    )
+    assert result.exit_code == 0, result.output
+    per_block = 4 * 16 * 16 + 2 * 16 * 4 + 2 * 16
+    assert json.loads(result.stdout)["total"] == 10 * 16 + 2 * per_block + 16
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["chems"], "'chems'"),
+        (["cheems", "--size", "7B"], "size='7B' must be one of 320M, 1.3B"),
+        (["cheems", "--size", "320M", "--d-model", "64"], "sets d_model too"),
+        (["AM", "--size", "320M"], "only of an architecture"),
+        (["AM", "--n-layers", "3"], "n_layers=3"),
+        (["cheems", "--n-layers", "0"], "n_layers=0"),
+        (["cheems", "--option", "S.d_sate=3"], "did you mean 'd_state'"),
+        (["llama", "--option", "S.d_state=3"], "meets no layer"),
+        (["AM", "--d-model", "15", "--n-heads", "2"], "15"),
+    ],
+)
+def test_bad_input_is_answered_in_a_line(words, said):
+    result = lab("model", *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_figure_that_cannot_be_written(tmp_path):
+    result = lab("model", "AM", "--figure", str(tmp_path / "none" / "at.html"))
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+
+
+def test_some_errata_by_row():
+    result = lab("errata", "r2", "C4", "--json")
+    assert result.exit_code == 0, result.output
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["row"] for row in found] == ["R2", "C4"]
+    assert all(row["confirmed"] for row in found)
+
+
+def test_every_erratum_prints_its_evidence():
+    result = lab("errata")
+    assert result.exit_code == 0, result.output
+    for row in ERRATA:
+        assert f"✓ {row}" in result.output
+
+
+def test_an_unknown_row():
+    result = lab("errata", "R1", "Q9")
+    assert result.exit_code == 2
+    assert "'Q9' must be one of R1" in result.stderr
+    assert result.stdout == ""
