@@ -11,6 +11,7 @@ in the processor's cache. Axis letters of this file, beside the package's: j hea
 Matrices L, M and CBᵀ lie source-major, as [s t].
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,14 +22,11 @@ from torch.autograd.function import once_differentiable
 
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 
-CHUNK_LEN = 32
+CHUNK_LEN = 64
 """The longest chunk. The matrices' work grows with it, the products with states do not depend on
 it; shorter chunks keep more states, and take more calls."""
 
-ALONE_LEN = 64
-"""The longest sequence that is one chunk: without states to read, longer chunks pay."""
-
-CHUNKS_AT_ONCE = 128
+CHUNKS_AT_ONCE = 64
 """Chunks of all heads and rows whose matrices are computed in one call: more of them spend less
 on calls, fewer stay in cache."""
 
@@ -64,8 +62,7 @@ def ssd_chunked(
     Tensors of unlike precision meet in x's, or fp32 if that is more. chunk_len is an upper bound:
     chunks longer than `CHUNK_LEN` would only cost more.
     """
-    t = x.shape[1]
-    length = min(chunk_len, t if t <= ALONE_LEN else CHUNK_LEN)
+    length = min(chunk_len, CHUNK_LEN, x.shape[1])
     return _uncompiled(x, dt, log_decay, B, C, D, initial_state, length)
 
 
@@ -101,17 +98,17 @@ class _Chunked(torch.autograd.Function):
             z = _chunks(x, dt, log_decay, B, C, span, length)
             c = z.x.shape[0]
             starts = state.new_empty(c, b * g, j * p, n)
-            from_state = torch.empty_like(z.writes)
-            kept = z.left[..., -1:, :].unbind()
+            starts[0] = state
+            _products(z.writes[:-1].mT, z.B[:-1], out=starts[1:])
+            state = z.writes[-1].mT @ z.B[-1]
+            kept = z.left[..., -1, :].unbind()
+            by_head = [*starts.view(c, b, g, j, p * n), state.view(b, g, j, p * n)]
             for i in range(c):
-                starts[i] = state
-                # Before the first token there is nothing to read, or there is a given state.
-                if i == len(states) == 0 and initial_state is None:
-                    from_state[i] = 0
-                else:
-                    torch.bmm(z.C[i], state.mT, out=from_state[i])
-                    state.view(b, g, j, p, n).mul_(kept[i])
-                state.baddbmm_(z.writes[i].mT, z.B[i])
+                by_head[i + 1].addcmul_(by_head[i], kept[i])
+            read = _read(states, initial_state, c)
+            from_state = torch.empty_like(z.writes)
+            from_state[: read.start] = 0
+            _products(z.C[read], starts[read].mT, out=from_state[read])
             states.append(starts)
             out = (z.L * z.scores).mT @ z.values
             out.addcmul_(from_state.view(c, b, g, length, j, p).transpose(3, 4), z.left)
@@ -134,39 +131,44 @@ class _Chunked(torch.autograd.Function):
         dx, d_dt, d_log_decay, dB, dC = (torch.empty_like(z) for z in (x, dt, log_decay, B, C))
         dD = x.new_zeros(g, j, dtype=high)
         dy = torch.zeros_like(x) if dy is None else dy
-        # Its own memory, as it moves in place.
         d_state = torch.zeros_like(states[0][0])
         if d_last is not None:
             d_state.copy_(d_last.reshape(b * g, j * p, n))
-        read_later = d_last is not None
-        for span, starts in reversed(list(zip(_spans(x, length), states, strict=True))):
+        spans = _spans(x, length)
+        for number in reversed(range(len(spans))):
+            span, starts = spans[number], states[number]
             z = _chunks(x, dt, log_decay, B, C, span, length)
             c = z.x.shape[0]
             dy_z = _fold(dy, span, length, g, high)
             dy_h = dy_z.contiguous()
-            reads_h = dy_h * z.left
             reads = _by_group(dy_z, z.left)
-            kept = z.left[..., -1:, :].unbind()
-            # Zero where no state is read: before the first token, or after the last.
-            from_end = torch.zeros_like(z.writes)
-            dB_z, dC_z = torch.zeros_like(z.B), torch.zeros_like(z.C)
-            at_reads = d_state.new_zeros(c, b * g, j, length)
-            through = d_state.new_zeros(c, b, g, j)
+            kept = z.left[..., -1, :].unbind()
+            # The gradients of the states at the chunks' ends.
+            d_ends = torch.empty_like(starts)
+            d_ends[-1] = d_state
+            _products(reads[1:].mT, z.C[1:], out=d_ends[:-1])
+            d_state = reads[0].mT @ z.C[0]
+            by_head = [d_state.view(b, g, j, p * n), *d_ends.view(c, b, g, j, p * n)]
             for i in reversed(range(c)):
-                if read_later:
-                    torch.bmm(z.B[i], d_state.mT, out=from_end[i])
-                    torch.bmm(z.writes[i], d_state, out=dB_z[i])
-                if i == 0 and starts is states[0] and ctx.given_state is None:
-                    break
-                before = starts[i]
-                d_C = torch.bmm(reads_h[i].view(b * h, length, p), before.view(b * h, p, n))
-                d_C = d_C.view(b * g, j, length, n)
-                torch.sum(d_C, 1, out=dC_z[i])
-                torch.sum(d_C.mul_(z.C[i][:, None]), -1, out=at_reads[i])
-                d_state.view(b, g, j, p, n).mul_(kept[i])
-                torch.sum((d_state * before).view(b, g, j, p * n), -1, out=through[i])
-                d_state.baddbmm_(reads[i].mT, z.C[i])
-                read_later = True
+                by_head[i].addcmul_(by_head[i + 1], kept[i])
+
+            # The last state may not be read at all.
+            later = slice(0, c - (d_last is None and number == len(spans) - 1))
+            from_end, dB_z = torch.empty_like(z.writes), torch.empty_like(z.B)
+            from_end[later.stop :], dB_z[later.stop :] = 0, 0
+            _products(z.B[later], d_ends[later].mT, out=from_end[later])
+            _products(z.writes[later], d_ends[later], out=dB_z[later])
+
+            read = _read(states[:number], ctx.given_state, c)
+            d_C = z.B.new_empty(c, b * g, j, length, n)
+            d_C[: read.start] = 0
+            reads_h = (dy_h * z.left).flatten(1, 3)
+            starts_h = starts.view(c, b * h, p, n)
+            _products(reads_h[read], starts_h[read], out=d_C[read].flatten(1, 2))
+            dC_z = d_C.sum(2)
+            at_reads = d_C.mul_(z.C[:, :, None]).sum(-1)
+            through = (d_ends.mul_(starts)).view(c, b, g, j, p * n).sum(-1)
+            through *= z.left[..., -1, 0]
 
             P = (z.values @ dy_h.mT).mul_(z.L)
             d_scores = P.sum(3).flatten(0, 2)
@@ -195,6 +197,17 @@ class _Chunked(torch.autograd.Function):
         if ctx.given_state is not None:
             d_initial = d_state.view(b, h, p, n).to(ctx.given_state)
         return dx, d_dt, d_log_decay, dB, dC, dD, d_initial, None
+
+
+def _read(before: Sequence[Tensor], given: object, c: int) -> slice:
+    """Return which of c chunks read a state: not the sequence's first, unless one was given."""
+    return slice(int(not before and given is None), c)
+
+
+def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Fill `out` with the matrix products of a and b, batches of two axes; of none if there are."""
+    if len(out):
+        torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out.flatten(0, 1))
 
 
 @torch.compiler.disable()
