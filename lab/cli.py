@@ -368,7 +368,10 @@ def bench(
     missed = False
     for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
         module, _, function = home.partition(":")
-        for ratio in getattr(import_module(module), function)():
+        # A benchmark compares with packages that may not be installed.
+        with _usage():
+            ratios = getattr(import_module(module), function)()
+        for ratio in ratios:
             missed |= not ratio.reached
             typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
     if missed:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab import peers
+from lab.bench.mixer import mamba2_weights
 from lab.language_model import Block
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
@@ -115,7 +116,7 @@ def test_mamba2_mixer(n_groups):
     theirs, ours = mamba2(n_groups)
     assert_agree(
         ours,
-        mamba2_weights(theirs, n_groups),
+        mamba2_weights(theirs, ours),
         theirs,
         theirs,
         normal(2, T, D_MODEL, dtype=torch.float32),
@@ -124,7 +125,7 @@ def test_mamba2_mixer(n_groups):
 
 def test_mamba2_decodes_from_a_cache():
     theirs, ours = mamba2(n_groups=2)
-    ours.load_state_dict(mamba2_weights(theirs, 2))
+    ours.load_state_dict(mamba2_weights(theirs, ours))
     cache = mamba2_cache()
     x = normal(2, T, D_MODEL, dtype=torch.float32)
     y, state = ours.prefill(x[:, : T - 4])
@@ -136,7 +137,7 @@ def test_mamba2_decodes_from_a_cache():
 
 def test_mamba2_left_padding():
     theirs, ours = mamba2(n_groups=2)
-    ours.load_state_dict(mamba2_weights(theirs, 2))
+    ours.load_state_dict(mamba2_weights(theirs, ours))
     x = normal(2, T, D_MODEL, dtype=torch.float32)
     keep = torch.arange(T) >= torch.tensor([[0], [5]])
     y, _ = ours.prefill(x, keep=keep)
@@ -146,7 +147,7 @@ def test_mamba2_left_padding():
 def test_mamba2_right_padding_fades_the_state():
     """transformers 5.23.0 masks what a padded token writes, not its decay: dt is softplus(bias)."""
     theirs, ours = mamba2(n_groups=2)
-    ours.load_state_dict(mamba2_weights(theirs, 2))
+    ours.load_state_dict(mamba2_weights(theirs, ours))
     x = normal(2, T, D_MODEL, dtype=torch.float32)
     keep = torch.arange(T).expand(2, T) < T - 6
     exact = ours.prefill(x[:, : T - 6])[1].ssm
@@ -178,23 +179,6 @@ def mamba2(n_groups: int, **options: Any) -> tuple[nn.Module, SSD]:
 def mamba2_cache() -> Any:
     settings = config("mamba2", num_heads=4, head_dim=12, num_hidden_layers=1)
     return peers.load("transformers.cache_utils").DynamicCache(config=settings)
-
-
-def mamba2_weights(theirs: nn.Module, n_groups: int) -> dict[str, Tensor]:
-    """One projection of theirs makes gate, x, B, C and dt, side by side."""
-    d_inner, d_BC, n_heads = 2 * D_MODEL, n_groups * 6, 4
-    parts = theirs.get_parameter("in_proj.weight").split([d_inner, d_inner, d_BC, d_BC, n_heads])
-    projections = zip(("z", "x", "B", "C", "dt"), parts, strict=True)
-    others = {
-        "dt_proj.bias": "dt_bias",
-        "A_log": "A_log",
-        "D": "D",
-        "conv.bias": "conv1d.bias",
-        "norm_weight": "norm.weight",
-        "out_proj.weight": "out_proj.weight",
-    }
-    weights = {f"{name}_proj.weight": part for name, part in projections} | named(theirs, others)
-    return weights | {"conv.weight": theirs.get_parameter("conv1d.weight").squeeze(1)}
 
 
 def doge_experts() -> tuple[nn.Module, CDMoE, dict[str, Tensor]]:
