@@ -63,8 +63,8 @@ def draw(found: Anatomy) -> go.Figure:
     pitch = BOX + GAP
     layers = [part for run in found.unit for part in (run.pair.mixer, run.pair.transform) if part]
     height = (len(layers) + 2) * pitch - GAP
-    drawn = figure(height=round(height) + 64)
-    drawn.update_layout(margin={"l": 8, "r": 8, "t": 56, "b": 8}, hovermode=False)
+    drawn = figure(height=round(height) + 84)
+    drawn.update_layout(margin={"l": 8, "r": 8, "t": 76, "b": 8}, hovermode=False)
     drawn.update_xaxes(visible=False, range=[0, 1], fixedrange=True)
     drawn.update_yaxes(visible=False, range=[-1, height + 1], fixedrange=True)
     _line(drawn, [(STREAM, BOX), (STREAM, height - BOX)])
@@ -96,8 +96,11 @@ def draw(found: Anatomy) -> go.Figure:
 
 def page(found: Anatomy, name: str) -> str:
     """Return the drawing as a page of its own, with what it says."""
-    words = describe(found)
-    return stamped(draw(found), name, words.says).to_html(include_plotlyjs=True)
+    lines = map(html.escape, textwrap.wrap(describe(found).says, width=80))
+    drawn = stamped(draw(found), name, "")
+    return drawn.update_layout(title_subtitle_text="<br>".join(lines)).to_html(
+        include_plotlyjs=True
+    )
 
 
 def short(count: int) -> str:

@@ -284,7 +284,8 @@ def model(
     with _usage():
         built, paper_size = described(name, size, chosen, _assignments(option or []))
     found = anatomy(built)
-    compared = against_paper(name, paper_size, found.total) if paper_size else None
+    own = bool(option) or vocab_size is not None
+    compared = against_paper(name, paper_size, found.total, own) if paper_size else None
     if as_json:
         whole = {"name": name, "total": found.total, "active": found.active}
         typer.echo(json.dumps({**whole, "paper": compared and asdict(compared), **asdict(found)}))
@@ -300,7 +301,7 @@ def model(
         from lab.files import write, writing
 
         drawn = page(found, " ".join(filter(None, (name, paper_size))))
-        with _answering(), writing(figure.parent):
+        with _answering(), writing(figure):
             write(figure, drawn)
         typer.echo(f"figure: {figure}", err=as_json)
 
@@ -362,15 +363,17 @@ def bench(
 ) -> None:
     """Measure every speed claim as a ratio, both sides in one run."""
     from lab.bench import BENCHMARKS
+    from lab.peers import MissingPeerError
 
     if only is not None and only not in BENCHMARKS:
         raise _refusal(f"only={only}: must be one of {', '.join(BENCHMARKS)}", 2)
     missed = False
     for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
         module, _, function = home.partition(":")
-        # A benchmark compares with packages that may not be installed.
-        with _usage():
+        try:
             ratios = getattr(import_module(module), function)()
+        except MissingPeerError as error:
+            raise _refusal(error, 2) from error
         for ratio in ratios:
             missed |= not ratio.reached
             typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))

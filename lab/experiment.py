@@ -110,7 +110,8 @@ def try_out(run: Run) -> None:
     batch = run.task.batch(size=1, seed=run.train.seed)
     try:
         model = run.build()
-        with mixers_checked(model), torch.no_grad():
+        # With gradients, as in training: a backend may have none.
+        with mixers_checked(model):
             score(model, batch, "fp32")
     except RuntimeError as error:
         if "allocate" not in str(error):

@@ -59,15 +59,15 @@ class Block(nn.Module):
         return self._transformed(x), state
 
     def step(
-        self, x: Float[Tensor, "b d"], state: State | None
-    ) -> tuple[Float[Tensor, "b d"], State | None]:
+        self, x: Float[Tensor, "b 1 d"], state: State | None
+    ) -> tuple[Float[Tensor, "b 1 d"], State | None]:
         """Return the residual stream of one further token, and the mixer's state after it."""
         x = self.hook_resid_pre(x)
         if self.mixer is not None and self.norm_mixer is not None:
             assert state is not None
-            y, state = self._decoder().step(self.norm_mixer(x), state)
-            x = x + y
-        return self._transformed(x[:, None])[:, 0], state
+            y, state = self._decoder().step(self.norm_mixer(x)[:, 0], state)
+            x = x + y[:, None]
+        return self._transformed(x), state
 
     def _transformed(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         x = self.hook_resid_mid(x)
@@ -179,7 +179,8 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: for a state of another batch, or a mixer that cannot decode.
         """
-        x, state = self.step_embedded(self.hook_embed(self.embed(tokens)), state)
+        x = self.hook_embed(self.embed(tokens[:, None]))
+        x, state = self.step_embedded(x[:, 0], state)
         return self.head(x), state
 
     def prefill_embedded(
@@ -203,11 +204,11 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Tensor, "b d"], ModelState]:
         """Return `embedded` of one further token a row, and the state after it."""
         check_decoding(x, state)
-        after = []
+        after, x = [], x[:, None]
         for block, carried in zip(self._stack(), state.blocks, strict=True):
             x, carried = block.step(x, carried)
             after.append(carried)
-        return self.norm_final(x), ModelState(state.position + 1, tuple(after))
+        return self.norm_final(x)[:, 0], ModelState(state.position + 1, tuple(after))
 
     @torch.no_grad()
     def generate(
@@ -290,8 +291,7 @@ def _draw(
     """Return a token a row."""
     if temperature == 0:
         return logits.argmax(-1)
-    if top_k is not None:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    chances = (logits / temperature).softmax(-1)
-    return torch.multinomial(chances, 1, generator=generator)[:, 0]
+    # topk, not a bound on the logits: of equal ones as many as asked for.
+    best, tokens = logits.topk(top_k or logits.shape[-1])
+    chances = ((best - best[:, :1]) / temperature).softmax(-1)
+    return tokens.gather(1, torch.multinomial(chances, 1, generator=generator))[:, 0]

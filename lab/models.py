@@ -15,7 +15,7 @@ from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.stack import layer_options, make_layer, parse_stack
+from lab.stack import MAX_BLOCKS, layer_options, make_layer, parse_stack
 from lab.user_mixer import USER_MIXER, answerable, load_class
 
 MIXERS: dict[str, type[nn.Module] | None] = {
@@ -68,6 +68,10 @@ def build(
     Raises:
         ValueError: for an unknown letter or option, or a size out of bounds.
     """
+    if vocab_size < 1:
+        raise ValueError(f"{vocab_size=} must be at least 1")
+    if not 0 < embedding_std < float("inf"):
+        raise ValueError(f"{embedding_std=} must be > 0 and finite")
     if stack in ARCHITECTURES and model is None:
         return ARCHITECTURES[stack](
             vocab_size=vocab_size,
@@ -255,8 +259,8 @@ def _mamba2_mixer(d_model: int, d_state: int) -> dict[str, Any]:
 
 def _build(unit: list[str], n_layers: int, own: Mapping[str, Any], sizes: Sizes) -> LanguageModel:
     """Build n_layers blocks of a repeated unit; the user's options go before the own ones."""
-    if n_layers < 1:
-        raise ValueError(f"{n_layers=} must be at least 1")
+    if not 1 <= n_layers <= MAX_BLOCKS:
+        raise ValueError(f"{n_layers=} must be in 1 … {MAX_BLOCKS}")
     pairs = [unit[i % len(unit)] for i in range(n_layers)]
     letters = set("".join(pairs))
     options = {key: value for key, value in own.items() if key[0] in letters}

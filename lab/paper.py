@@ -47,6 +47,10 @@ OWN: dict[str, dict[str, dict[str, int]]] = {
 """What an architecture has besides `SIZES`. The paper has no sizes of Doge: Cheems's are taken."""
 
 
+MOST = 2**24
+"""Of any one size: more than a model has, and less than torch can count the squares of."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """A model's total beside the paper's.
@@ -64,14 +68,16 @@ class Compared:
     because: str
 
 
-def against_paper(name: str, size: str, total: int) -> Compared:
-    """Return how a total of parameters stands to the paper's."""
+def against_paper(name: str, size: str, total: int, own: bool = False) -> Compared:
+    """Return how a total of parameters stands to the paper's; `own`: with a user's own settings."""
     nominal = NOMINAL[size]
     whose = "and of Doge no size at all" if name == "doge" else "nor which vocabulary"
     because = (
         f"the paper gives no feed-forward width, {whose}; "
         f"d_ff={OWN[name][size]['d_ff']:,} is the multiple of 16 that comes nearest"
     )
+    if own:
+        because = "with settings that are not the paper's"
     return Compared(size, nominal, (total - nominal) / nominal, because)
 
 
@@ -113,9 +119,12 @@ def described(
         options: of layers.
 
     Raises:
-        ValueError: for what cannot be built; a size beside sizes; a size or a number of layers
-            for a stack.
+        ValueError: for a size out of bounds, or what cannot be built; a size beside sizes; a size
+            or a number of layers for a stack.
     """
+    for field, value in given.items():
+        if value > MOST:
+            raise ValueError(f"{field}={value}: must be at most {MOST:,}")
     own = sorted(given.keys() & {"d_model", "n_heads", "n_layers"})
     with torch.device("meta"):
         if name in ARCHITECTURES:

@@ -33,6 +33,10 @@ _SAID_AT_IMPORT = {
 }
 
 
+class MissingPeerError(ValueError):
+    """An optional package is not installed; the message says how to install it."""
+
+
 def load(module: str) -> ModuleType:
     """Return a module of an optional package, by its dotted name.
 
@@ -42,12 +46,13 @@ def load(module: str) -> ModuleType:
         module: dotted name, beginning with a name of `PEERS`.
 
     Raises:
-        ValueError: for a package that is not installed, saying how to, or is not in `PEERS`.
+        MissingPeerError: for a package that is not installed.
+        ValueError: for one that is not in `PEERS`; lists the known.
     """
     package = module.partition(".")[0]
     missing = why_missing(package)
     if missing is not None:
-        raise ValueError(missing)
+        raise MissingPeerError(missing)
     with warnings.catch_warnings(), _mamba_ssm(bare=package == "mamba_ssm"):
         for message, category in _SAID_AT_IMPORT.items():
             warnings.filterwarnings("ignore", message, category)

@@ -13,6 +13,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
+LARGEST = 2**40
+"""More than any size of a layer; beyond 2^63 torch fails in words of its own."""
 MAX_BLOCKS = 1000
 """More is a slip of the pen, and would fill the memory before anything is said."""
 
@@ -130,10 +132,13 @@ def read_as(annotation: Any, value: Any, name: str) -> Any:
         raise ValueError(f"{name}={value}: must be true or false")
     if annotation in (int, float) and isinstance(value, str):
         try:
-            return annotation(value)
+            number = annotation(value)
         except ValueError:
             expected = "a whole number" if annotation is int else "a number"
             raise ValueError(f"{name}={value}: must be {expected}") from None
+        if annotation is int and not -LARGEST <= number <= LARGEST:
+            raise ValueError(f"{name}={value}: must be at most {LARGEST:,}")
+        return number
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if annotation in (int, float, str, bool) and type(value) is not annotation:

@@ -6,7 +6,6 @@ BENCHMARKS = {
     "experts": "lab.bench.experts:experts",
     "attention": "lab.bench.attention:attention",
     "ssd": "lab.bench.ssd:ssd",
-    "mixer": "lab.bench.mixer:mixer",
     "help": "lab.bench.startup:startup",
 }
 """Where each benchmark is; called without arguments, it returns a list of `Ratio`."""

@@ -78,10 +78,16 @@ def _gla(x, dt, A, B, C, chunk_len):
     return form(C, B, x * dt[..., None], dt * A, scale=1.0, chunk_size=chunk_len)[0]
 
 
+def _mamba2_scan(x, dt, A, B, C, chunk_len):
+    form = load("transformers.models.mamba2.modeling_mamba2").mamba2_chunk_scan
+    return form(x, dt, A, B, C, chunk_len)
+
+
 FORMS: dict[str, Form] = {
     "mamba-ssm's minimal": _minimal,
     "mamba-ssm's reference": _reference,
     "fla's naive": _gla,
+    "transformers' slow path": _mamba2_scan,
 }
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
-from lab.errata.erratum import Erratum, refusal
+from lab.errata.erratum import MINIATURE, Erratum, refusal
 from lab.errata.probes import drawn, gap, gradients, seeded
 from lab.hooks import hooks
 from lab.layers.cdmoe import CDMoE
@@ -58,8 +58,8 @@ def c2() -> Erratum:
         refusal(NameError, lambda: eval("Linear(d_ff, d_ff_private)", {"Linear": None, "d_ff": 4})),
         refusal(TypeError, lambda: torch.zeros(2, sqrt(n_experts), 2, 4)),  # type: ignore[arg-type]
     ]
-    keys = torch.zeros(2, isqrt(n_experts), 2, 4)
-    layer = _small()
+    layer = _small(n_experts=n_experts)
+    keys = [tuple(half.shape) for half in (layer.row_keys, layer.column_keys)]
     y, width = layer(drawn(1, 3, 8)), layer.cross_domain.down.out_features
     return Erratum(
         row="C2",
@@ -67,11 +67,13 @@ def c2() -> Erratum:
         printed="Linear(d_ff, d_ff_private); num_keys = math.sqrt(n_experts)",
         meant="Linear(d_ff, d_model); isqrt, or two factors",
         printed_evidence="; ".join(r or "runs" for r in refusals),
-        meant_evidence=f"keys {list(keys.shape)}; φ is {width} wide, as x, and y {list(y.shape)}",
+        meant_evidence=f"{n_experts} experts: row and column keys {list(keys[0])} and "
+        f"{list(keys[1])}; φ is {width} wide, as x, and y {list(y.shape)}",
         printed_option=None,
         meant_option="the state transform E",
         fails=all(refusals),
-        holds=keys.shape[1] == 32 and width == 8 and y.shape == (1, 3, 8),
+        holds=keys == [(2, 32, 3)] * 2 and width == 8 and y.shape == (1, 3, 8),
+        note=MINIATURE,
     )
 
 

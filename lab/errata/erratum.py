@@ -3,6 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MINIATURE = (
+    "the printed evidence is a miniature of the fault, written out in this row: only the meant "
+    "side can turn with the lab's code"
+)
+"""Note of the rows whose printed reading raises an error of Python's or torch's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Erratum:

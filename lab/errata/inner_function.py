@@ -2,9 +2,11 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from lab.errata.erratum import Erratum, refusal
 from lab.errata.probes import drawn, gap, gradients, seeded
+from lab.hooks import hooks
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.printed.attention import SoftSumAttention
 
@@ -38,12 +40,28 @@ def i1() -> Erratum:
     )
 
 
+def _rows_read(n_heads: int, n_values: int) -> int:
+    """Return how many of the printed table's n_heads rows a gradient reaches.
+
+    The layer chooses among n_values keys, as in the listing, and its choices are looked up there.
+    """
+    layer = seeded(lambda: InnerFunctionAttention(2 * n_heads, n_heads, n_values=n_values))
+    indices: list[Tensor] = []
+    with hooks(layer, [("hook_value_indices", lambda chosen, _: indices.append(chosen))]):
+        layer(drawn(8, 64, 2 * n_heads))
+    table = drawn(n_heads, 2 * n_heads, seed=1).requires_grad_()
+    rows = F.embedding(indices[0], table)
+    (grad,) = torch.autograd.grad(rows, table, drawn(*rows.shape, seed=2))
+    return int(grad.any(-1).sum())
+
+
 def i2() -> Erratum:
     """A table of values with a row for each head."""
     n_heads, n_values = 1, 2
     index = torch.tensor([n_values - 1])
     past = refusal(IndexError, lambda: F.embedding(index, torch.zeros(n_heads, 8)))
-    large = {heads: heads - values for heads, values in ((12, 6), (32, 16))}
+    large = {heads: _rows_read(heads, values) for heads, values in ((12, 6), (32, 16))}
+    unread = {heads: heads - read for heads, read in large.items()}
     layer = seeded(lambda: InnerFunctionAttention(8, n_heads, n_values=n_values))
     rows = layer.value_rows.shape[0]
     x = drawn(4, 32, 8)
@@ -55,11 +73,12 @@ def i2() -> Erratum:
         printed="Embedding(n_heads, d_model)",
         meant="n_v rows",
         printed_evidence=f"1 head, n_v = 2: value 1 gives {past}; of 12 heads' and 32 heads' rows "
-        f"(n_v = 6, 16) {large[12]} and {large[32]} are never read",
+        f"(n_v = 6, 16) {unread[12]} and {unread[32]} are never read: a gradient reaches "
+        f"{large[12]} and {large[32]}",
         meant_evidence=f"{rows} rows for n_v = {n_values}, {reached} of them with a gradient",
         printed_option=None,
         meant_option="--option I.n_values=…",
-        fails=past is not None,
+        fails=past is not None and large == {12: 6, 32: 16},
         holds=rows == n_values == reached,
         note="hidden by I1: zero keys tie, one row is taken throughout, and the error may not show",
     )

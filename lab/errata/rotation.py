@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.errata.erratum import Erratum, refusal
+from lab.errata.erratum import MINIATURE, Erratum, refusal
 from lab.errata.probes import drawn, gap, seeded
 from lab.layers.printed.attention import PlainAttention
 from lab.layers.printed.rotation import (
@@ -61,8 +61,9 @@ def r1() -> Erratum:
 
 def r2() -> Erratum:
     """The last matrix of the proof turns the wrong way."""
-    (c, b), (j, i), theta = drawn(2, 2), (7.0, 3.0), 0.3
-    angle = torch.tensor([j * theta, i * theta, (j - i) * theta], dtype=torch.float64)
+    (c, b), (j, i) = drawn(2, 2), (7, 3)
+    # Width 2 has the one frequency θ = 1.
+    angle = torch.tensor([j, i, j - i], dtype=torch.float64)
     (cos_j, cos_i, cos), (sin_j, sin_i, sin) = angle.cos(), angle.sin()
 
     def matrix(*entries: Tensor) -> Tensor:
@@ -74,15 +75,17 @@ def r2() -> Erratum:
     meant = c @ matrix(cos, sin, -sin, cos) @ b
     expanded = c @ (R_j.T @ R_i) @ b
     as_complex = (torch.complex(*c) * torch.complex(*b).conj() * torch.complex(cos, sin)).real
-    errors = [(y - right).abs().item() for y in (printed, meant, expanded, as_complex)]
+    c_j, b_i = (rotate(z.view(1, 1, 1, 2), torch.tensor([m])) for z, m in ((c, j), (b, i)))
+    ours = (c_j * b_i).sum()
+    errors = [(y - right).abs().item() for y in (printed, meant, expanded, as_complex, ours)]
     return Erratum(
         row="R2",
         where="the end of the proof of eq. rope_cb, d = 2",
         printed="⟨f(c, j), f(b, i)⟩ = cᵀ [[cos δ, −sin δ], [sin δ, cos δ]] b, δ = (j − i)θ",
         meant="cᵀ [[cos δ, sin δ], [−sin δ, cos δ]] b",
-        printed_evidence=f"off by {errors[0]:.1e} at j, i, θ = 7, 3, 0.3",
+        printed_evidence=f"off by {errors[0]:.1e} at j, i, θ = 7, 3, 1",
         meant_evidence=f"off by {errors[1]:.1e}; the product before it by {errors[2]:.1e}, "
-        f"g in complex numbers by {errors[3]:.1e}",
+        f"g in complex numbers by {errors[3]:.1e}, the lab's rotation by {errors[4]:.1e}",
         printed_option=None,
         meant_option=ROTARY,
         fails=errors[0] > 0.1,
@@ -149,7 +152,8 @@ def r4() -> Erratum:
         fails=all(refusals),
         # The one pair of width 2 has θ = 1, so nothing rounds but the result.
         holds=error < 2**-22,
-        note="the division is reached by sequences longer than max_position_embeddings alone",
+        note=f"{MINIATURE}. The division, which only sequences longer than "
+        "max_position_embeddings reach, is that of a printed layer",
     )
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
-from lab.errata.erratum import Erratum, refusal
+from lab.errata.erratum import MINIATURE, Erratum, refusal
 from lab.errata.probes import drawn, gap, seeded
 from lab.layers.printed.ssd import Summed, ssd_by_chunk_matrix
 from lab.layers.ssd import SSD
@@ -17,7 +17,7 @@ from lab.ops.ssd_forms import ssd_recurrent
 PROSE = "def split(x):\n    # the first line of a remark,\n    and its second, without a hash\n"
 BODY_BESIDE_ITS_HEAD = "def f(x):\nreturn x\n"
 NAMES = "hidden_states, position_ids"
-MINIATURE = "in miniature"
+SOURCE = "in miniature"
 
 
 def _inputs(t: int, h: int = 2, p: int = 3, g: int = 1, n: int = 4) -> tuple[Tensor, ...]:
@@ -32,10 +32,10 @@ def s1() -> Erratum:
     x = torch.ones(2, 6, 8)
     refusals = {
         "a remark's second line without its hash": refusal(
-            SyntaxError, lambda: compile(PROSE, MINIATURE, "exec")
+            SyntaxError, lambda: compile(PROSE, SOURCE, "exec")
         ),
         "__init__'s body not indented": refusal(
-            IndentationError, lambda: compile(BODY_BESIDE_ITS_HEAD, MINIATURE, "exec")
+            IndentationError, lambda: compile(BODY_BESIDE_ITS_HEAD, SOURCE, "exec")
         ),
         "'bt(hp)->bthp'": refusal(EinopsError, lambda: rearrange(x, "bt(hp)->bthp", h=2)),
         "'...->...1'": refusal(EinopsError, lambda: rearrange(x, "...->...1")),
@@ -62,10 +62,10 @@ def s1() -> Erratum:
         meant_option="the mixer S",
         fails=all(refusals.values()) and spaced,
         holds=error < 1e-12,
-        note="the helper pads to look at the number of axes and then splits what was not padded: "
-        "once it parses, it still refuses T not a multiple of the chunk. Nor is the kernel "
-        "imported, which an except for everything would hide. Patterns without spaces stand in "
-        "lst:innerfuncattn and lst:cdmoe too",
+        note=f"{MINIATURE}. The helper pads to look at the number of axes and then splits what "
+        "was not padded: once it parses, it still refuses T not a multiple of the chunk. Nor is "
+        "the kernel imported, which an except for everything would hide. Patterns without spaces "
+        "stand in lst:innerfuncattn and lst:cdmoe too",
     )
 
 

@@ -12,7 +12,12 @@ from lab.laws.verdict import Errors, Verdict, compared
 
 
 def forms_agree(module: nn.Module, probes: Probes) -> Verdict:
-    """Compiled, the module has the same outputs and gradients as eager."""
+    """Compiled, the module has the same outputs and gradients as eager.
+
+    The other forms have laws of their own: the recurrence of `step` against the chunks of forward,
+    `prefill = step`; the quadratic form, a matrix applied to values, `matrix applies`. Compiling
+    takes seconds: where no compiler is named, this law is not decided.
+    """
     if probes.compiler is None:
         return Verdict("forms agree", "not decided", "no compiler was named")
     # Compiled code is cached by class: a module of the same class, tried before, must neither lend

@@ -32,7 +32,7 @@ def reach(module: nn.Module, inputs: Sequence[Tensor], seeds: int = 3) -> dict[s
     """
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     largest: dict[str, float | None] = dict.fromkeys(parameters)
-    for x in inputs:
+    for x in inputs if parameters else ():
         for seed in range(seeds):
             y = module(draw(x.shape, seed).to(x))
             if not y.requires_grad:

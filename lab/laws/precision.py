@@ -23,8 +23,8 @@ def precision(module: nn.Module, probes: Probes) -> Verdict:
     moved by u times a normal number. Between two of them a module rounds no more than 64 times;
     roundings are as good as independent, and their errors add as a root: 8 times what was measured.
     Angles are no parameter, and lose more the later they stand: what rounding every angle to fp32
-    does is measured too, by rounding what sin and cos are given, and allowed 8 times. In bf16 they
-    are held to fp32 as well (erratum R7).
+    does is measured too, by rounding what sin, cos, polar and a complex exp are given, and allowed
+    8 times. In bf16 they are held to fp32 as well (erratum R7).
 
     Errors are those of tokens, |Δy_t| / |y_t|, and their median and their upper tenth are held to
     the same of the measured ones: a choice that rounding flips moves a few tokens by far, in both.
@@ -32,7 +32,7 @@ def precision(module: nn.Module, probes: Probes) -> Verdict:
     Source: the first-order rule, error ≲ roundings · condition · u.
     """
     law = "precision"
-    if next((p.dtype for p in module.parameters()), torch.float64) != torch.float64:
+    if probes.inputs[0].dtype != torch.float64:
         return Verdict(law, "not decided", "the module does not run in fp64: nothing to hold it to")
     x = longest_input(module, probes.inputs[0], probes.rounding_len)[:, : probes.rounding_len]
     found = []
@@ -86,9 +86,31 @@ def _of_tokens(y: Float[Tensor, "b t d"], reference: Float[Tensor, "b t d"]) -> 
 
 
 class _RoundedAngles(TorchDispatchMode):
-    """Rounds to fp32 whatever sin and cos are given."""
+    """Rounds to fp32 the angles that sin, cos, polar and a complex exponential are given."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.cos.default, torch.ops.aten.sin.default):
-            args = (args[0].float().to(args[0].dtype), *args[1:])
+        operation = func.overloadpacket
+        if operation in _IN_PLACE:
+            args[0].copy_(_rounded(args[0], real=operation is not torch.ops.aten.exp_))
+        elif operation in _ANGLES:
+            i = _ANGLES[operation]
+            angles = _rounded(args[i], real=operation is not torch.ops.aten.exp)
+            args = (*args[:i], angles, *args[i + 1 :])
         return func(*args, **(kwargs or {}))
+
+
+# Where the angles stand among the arguments.
+_ANGLES = {
+    torch.ops.aten.cos: 0,
+    torch.ops.aten.sin: 0,
+    torch.ops.aten.exp: 0,
+    torch.ops.aten.polar: 1,
+}
+_IN_PLACE = (torch.ops.aten.cos_, torch.ops.aten.sin_, torch.ops.aten.exp_)
+
+
+def _rounded(x: Tensor, real: bool) -> Tensor:
+    """Return x with its angles as fp32 has them: the imaginary part, or all where it is real."""
+    if x.is_complex():
+        return torch.complex(x.real, x.imag.float().to(x.imag.dtype))
+    return x.float().to(x.dtype) if real and x.is_floating_point() else x

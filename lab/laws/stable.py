@@ -103,15 +103,14 @@ def _blocks(module: Decoder, probes: Probes, length: int) -> tuple[list[_Size], 
 @torch.no_grad()
 def _whole(module: nn.Module, probes: Probes) -> list[_Size]:
     """Return the sizes of the parts of the longest sequence that there is time for."""
-    longest, length, spent = min(probes.max_len, STATELESS_LEN), 256, 0.0
-    y = torch.empty(0)
-    # Twice the length may cost four times as much.
-    while 4 * spent < probes.seconds:
+    longest, length = min(probes.max_len, STATELESS_LEN), 256
+    while True:
         x = longest_input(module, probes.inputs[0], min(length, longest))
         began = time.monotonic()
         y = module(x)
         spent = time.monotonic() - began
-        if x.shape[1] < length or length >= longest:
+        # Twice the length may cost four times as much.
+        if x.shape[1] < length or length >= longest or 4 * spent >= probes.seconds:
             break
         length *= 2
     part = max(1, y.shape[1] // FEWEST)

@@ -24,8 +24,8 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
 
     A table is any parameter of two axes or more; a row, all but its last axis. Nothing need be
     said of which are looked up: a map's rows all get a gradient from the first token, those of an
-    expert's, a value's or an embedding's table when an input selects them. A parameter without any
-    gradient is left to `gradient reach`.
+    expert's, a value's or an embedding's table when an input selects them. A table without any
+    gradient is left to `gradient reach`, and named; the law does not apply where none has one.
 
     Inputs of many sizes come in rounds that double their number. Were each of the M rows still
     missing selected as often as the rarest one found, at least once in its N tokens, then 16 N / M
@@ -47,6 +47,9 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
         _probe(module, tables, found, probes.inputs[-1], n_new, seed=tokens)
         tokens += n_new
         newest = tokens if _n_reached(found) > before else newest
+        if not _n_reached(found):
+            words = f"no table gets a gradient from {tokens} tokens: a matter of gradient reach"
+            return Verdict(law, "not applicable", words)
         if not _missing(found):
             return Verdict(law, "holds", _counted(found, tokens))
         if tokens - newest >= newest * max(LEAST, EXPECTED / _n_missing(found)):
@@ -113,8 +116,10 @@ def _missing(found: dict[str, Bool[Tensor, "..."]]) -> list[str]:
 
 
 def _counted(found: dict[str, Bool[Tensor, "..."]], tokens: int) -> str:
-    rows = sum(rows.numel() for rows in found.values() if rows.any())
-    return f"{_n_reached(found)} of {rows} rows got a gradient from {tokens} tokens"
+    n_rows = sum(rows.numel() for rows in found.values() if rows.any())
+    without = ", ".join(name for name, rows in found.items() if not rows.any())
+    words = f"{_n_reached(found)} of {n_rows} rows got a gradient from {tokens} tokens"
+    return f"{words}, leaving out {without} without any" if without else words
 
 
 def _named(name: str, rows: Bool[Tensor, "..."]) -> str:

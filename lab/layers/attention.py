@@ -136,7 +136,10 @@ class Attention(nn.Module):
         grouped = "" if self.n_kv_heads == self.n_heads else f" on {self.n_kv_heads} of keys"
         mask = next((name for name, cls in MASKS.items() if type(self.mask) is cls), "no")
         window = "" if self.window is None else f", top {self.window} keys"
-        return f"{self.n_heads} × {p}{grouped}, position {self.position}, {mask} mask{window}"
+        # What "auto" is depends on the inputs.
+        backend = "" if self.backend == "auto" else f", {self.backend}"
+        position = f"position {self.position}"
+        return f"{self.n_heads} × {p}{grouped}, {position}, {mask} mask{window}{backend}"
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return the attention's output."""
@@ -145,9 +148,7 @@ class Attention(nn.Module):
     def start(self, batch: int, position: int = 0) -> AttentionState:
         """Return the state before the first token, which will stand at `position`."""
         weight = self.k.weight
-        p_v = self.out.in_features // self.n_heads
-        p = weight.shape[0] // self.n_kv_heads
-        k, v = (weight.new_zeros(batch, self.n_kv_heads, 0, width) for width in (p, p_v))
+        k, v = (weight.new_zeros(batch, self.n_kv_heads, 0, p) for p in self._cached_widths)
         return AttentionState(k, v, None, torch.full((batch,), position, device=weight.device))
 
     def prefill(
@@ -164,10 +165,12 @@ class Attention(nn.Module):
             keep: False at padding, which no real token reads and which counts no position.
 
         Raises:
-            ValueError: for a state of another batch, a mask of another shape, or a position
-                beyond the dynamic mask's table.
+            ValueError: for a state of another batch or layer, a mask of another shape, or a
+                position outside the dynamic mask's table.
         """
         check_decoding(x, state, keep)
+        if state is not None:
+            self._check_state(state)
         positions = token_positions(x.shape[1], x.device, state, keep)
         q, k = self._rotated(x, positions)
         v = self._head_values(x)
@@ -204,6 +207,18 @@ class Attention(nn.Module):
         """Return the heads' mixed values as an output; attention adds nothing else from x."""
         z = self.hook_z(rearrange(z, "b h t p -> b t h p"))
         return self.out(rearrange(z, "b t h p -> b t (h p)"))
+
+    @property
+    def _cached_widths(self) -> tuple[int, int]:
+        """How wide a head's key is, and its value."""
+        return self.k.out_features // self.n_kv_heads, self.out.in_features // self.n_heads
+
+    def _check_state(self, state: AttentionState) -> None:
+        """Hold a state to this layer's heads and widths."""
+        for field, cached, width in zip("kv", (state.k, state.v), self._cached_widths, strict=True):
+            shape = [state.position.shape[0], self.n_kv_heads, state.k.shape[2], width]
+            if list(cached.shape) != shape:
+                raise ValueError(f"state.{field} is {list(cached.shape)}, must be {shape}")
 
     def _value_vectors(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d_value"]:
         """Return all value heads' values side by side."""

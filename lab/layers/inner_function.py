@@ -26,7 +26,8 @@ class InnerFunctionAttention(Attention):
                           gradient; with zero keys all scores tie and every token takes the same
                           rows (erratum I1)
         softmax           softmax over all n_v scores, at the chosen: a gradient even for k = 1.
-                          With k = n_v the equation's sum over all rows (erratum I3)
+                          With k = n_v a sum over all rows, as the equation's, but by the
+                          softmax of its scores, not by the scores (erratum I3)
         sigmoid           σ(g_i)
         straight-through  1 forward, the gradient of softmax backward
 
@@ -50,7 +51,8 @@ class InnerFunctionAttention(Attention):
         ValueError: also for counts out of range, d_value or fewer n_kv_heads beside "diagonal".
 
     Source: eq. inner_function_V, lst:innerfuncattn. Departs: n_v rows, where the listing has
-        n_heads (erratum I2); hard top k by default, where the equation sums over all (I3).
+        n_heads (erratum I2); hard top k by default, where the equation sums over all, each row
+        times its raw score (I3).
     """
 
     def __init__(

@@ -47,8 +47,17 @@ class DynamicMask(nn.Module, ABC):
 
 
 def _last(positions: Positions) -> int:
-    """Return the furthest position; without a look at the tensor where its shape tells."""
-    return positions.shape[0] - 1 if positions.ndim == 1 else int(positions.max())
+    """Return the furthest position; without a look at the tensor where its shape tells.
+
+    Raises:
+        ValueError: for a position before the first.
+    """
+    if positions.ndim == 1:
+        return positions.shape[0] - 1
+    first, last = torch.stack(positions.aminmax()).tolist()
+    if first < 0:
+        raise ValueError(f"position {first} must be at least 0 for a mask that looks it up")
+    return last
 
 
 class _TableMask(DynamicMask):
@@ -68,7 +77,7 @@ class _TableMask(DynamicMask):
         """Return the biases of the keys' positions, whatever the values.
 
         Raises:
-            ValueError: for a position past the table (erratum D3).
+            ValueError: for a position before the table or past it (erratum D3).
         """
         last, max_seq_len = _last(positions), self.l.shape[-1]
         if last >= max_seq_len:
@@ -111,6 +120,8 @@ class StraightThroughMask(LiteralMask):
 class SoftMask(_TableMask):
     """Masks by degrees: b = log σ(l), so a key's attention is weighted by σ(l) in (0, 1).
 
+    No lower than `MASKED`, where the weight is exactly zero already, so that padding stays below.
+
     Ones at the start make the bias constant, which the softmax cancels, where σ is far from flat
     (db/dl = σ(-1) ≈ 0.27): plain causal attention that can learn.
 
@@ -118,8 +129,8 @@ class SoftMask(_TableMask):
     """
 
     def bias(self, table: Float[Tensor, "h s"]) -> Float[Tensor, "h s"]:
-        """Return log σ(l), below zero."""
-        return F.logsigmoid(table)
+        """Return log σ(l), from `MASKED` to zero."""
+        return F.logsigmoid(table).clamp(min=MASKED)
 
 
 class ValueMask(DynamicMask):
@@ -167,7 +178,7 @@ class OracleMask(DynamicMask):
 
         Raises:
             ValueError: outside `stored`, when its `keep` is of another batch, or for a position
-                past it.
+                before or past it.
         """
         if self.keep is None:
             raise ValueError(

@@ -43,7 +43,7 @@ class PEER(RetrievedExperts):
             each by its own score.
         query_norm: "batch" is the source's BatchNorm of the queries, [h · d_retrieval] channels
             with a gain and a bias. While it trains, what it does to a token depends on all
-            tokens of the batch, later ones too; in evaluation on none.
+            tokens of the batch, later ones and padding too; in evaluation on none.
         backend: of `lab.ops.experts`: "gather", "dense" or "auto".
 
     Raises:

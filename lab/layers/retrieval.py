@@ -41,7 +41,8 @@ class RetrievedExperts(nn.Module, ABC):
         d_retrieval: width of a head's query, both halves together, even; None is about d_model/2.
         key_init: "zeros" lets all scores tie: every token gets the same experts, and until the
             keys move W_eQ gets no gradient.
-        query_norm: "batch" normalises each of a query's channels over all positions.
+        query_norm: "batch" normalises each of a query's channels over all positions while
+            training, padding among them: a mixer's `keep` is not told to what follows it.
         backend: of `lab.ops.experts`, the same values from each.
 
     Raises:
@@ -101,7 +102,8 @@ class RetrievedExperts(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Return the layer's sizes."""
         rows, columns = self.shape
-        return f"{self.n_retrieval_heads} × {self.k} of {rows} × {columns} experts"
+        chosen = f"{self.n_retrieval_heads} × {self.k} of {rows} × {columns} experts"
+        return f"{chosen}, {self.backend}"
 
     @property
     def idle_parameters(self) -> int:

@@ -28,7 +28,9 @@ class RoutedMoE(nn.Module):
         balance_weight · n_experts · Σ_e f_e P_e
 
     with f_e the share of all choices that fell on e and P_e the mean of p_e, over the tokens of a
-    forward pass: balance_weight where all are used alike, at most n_experts times that.
+    forward pass: balance_weight where all are used alike, at most n_experts times that. Padding
+    counts among them, since a mixer's `keep` is not told to what follows it; the output of a
+    token depends on no other.
 
     Hook points: `hook_router_scores` [b t e], p; `hook_expert_indices` [b t k], int64, best first;
     `hook_expert_weights` [b t k], which multiply the experts; `hook_balance_loss`, a scalar,
@@ -100,7 +102,9 @@ class RoutedMoE(nn.Module):
     def extra_repr(self) -> str:
         """Return the layer's sizes."""
         gated = "gated, " if self.gate is not None else ""
-        return f"{self.k} of {self.n_experts} experts, {gated}d_ff {self.up.shape[-1]}"
+        # What "auto" is depends on the inputs.
+        backend = "" if self.backend == "auto" else f", {self.backend}"
+        return f"{self.k} of {self.n_experts} experts, {gated}d_ff {self.up.shape[-1]}{backend}"
 
     @property
     def idle_parameters(self) -> int:

@@ -15,9 +15,10 @@ from lab.layers.convolution import CausalConvolution
 from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.rope import Layout, apply_rotary, rotary_table
 from lab.ops.ssd import ssd, ssd_step
-from lab.ops.ssd_backends import BACKENDS
+from lab.ops.ssd_backends import BACKENDS, resolve_backend
 from lab.ops.ssd_chunked import ssd_chunked
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
+from lab.peers import PEERS, why_missing
 
 Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
@@ -125,6 +126,9 @@ class SSD(nn.Module):
         one_of("groups", groups, get_args(Groups))
         one_of("gate", gate, get_args(Gate))
         one_of("backend", backend, ("auto", *BACKENDS))
+        missing = why_missing(backend) if backend in PEERS else None
+        if missing is not None:
+            raise ValueError(f"{backend=}: {missing}")
         for field, value in (
             ("d_model", d_model),
             ("n_heads", n_heads),
@@ -206,8 +210,15 @@ class SSD(nn.Module):
         )
         return (
             f"{self.n_heads} × {d_head}, state {self.n_groups} × {d_state}, "
-            f"position {self.position}{gate}"
+            f"position {self.position}{gate}, by {self._backend_here}"
         )
+
+    @property
+    def _backend_here(self) -> str:
+        """The backend by name, "auto" as resolved for the device that the layer is on."""
+        if self.backend != "auto":
+            return self.backend
+        return resolve_backend("auto", self.out_proj.weight.device)
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return the mixed sequence, token by token where a hook looks at writes or states."""

@@ -80,7 +80,7 @@ def check_decoding(x: Tensor, state: State | None, keep: Tensor | None = None) -
         ValueError: for a state of another batch, or a mask of another shape or type.
     """
     if state is not None and state.position.shape[0] != x.shape[0]:
-        raise ValueError(f"state is of a batch of {state.position.shape[0]}, x of {x.shape[0]}")
+        raise ValueError(f"state has batch {state.position.shape[0]}, must be x's {x.shape[0]}")
     if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
         raise ValueError(
             f"keep is {keep.dtype} {list(keep.shape)}, must be bool {list(x.shape[:2])}"

@@ -137,14 +137,15 @@ def attention_scores(
     key_bias: Float[Tensor, "b h_kv s"] | None = None,
     keep: Bool[Tensor, "... t s"] | None = None,
 ) -> Float[Tensor, "b h t s"]:
-    """Return q·k/√p + key_bias, and -∞ where a query may not read; at least fp32.
+    """Return q·k/√p + key_bias, and -∞ where a query may not read; at least fp32, autocast or not.
 
     A query reads the causal keys that `keep` marks; if it marks none of them, all of them
     (erratum D3: an empty row would be NaN after the softmax).
     """
     precise = torch.promote_types(q.dtype, torch.float32)
     k = repeat_heads(k, q.shape[1])
-    scores = (q.to(precise) @ k.to(precise).mT) * q.shape[-1] ** -0.5
+    with torch.autocast(q.device.type, enabled=False):
+        scores = (q.to(precise) @ k.to(precise).mT) * q.shape[-1] ** -0.5
     if key_bias is not None:
         scores = scores + repeat_heads(key_bias, q.shape[1])[..., None, :]
     eligible = causal = causal_keep(q.shape[-2], k.shape[-2], q.device)

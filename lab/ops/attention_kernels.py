@@ -8,13 +8,16 @@ is needed on the way back alone.
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128
+"""Queries, and keys, that flex_attention reads or skips together; its own default."""
 
 
 def fold(
@@ -152,7 +155,29 @@ def _compiled_flex() -> Callable[..., object]:
     return torch.compile(flex_attention, dynamic=True)
 
 
+# Few, since decoding asks for one more key each time.
+@lru_cache(maxsize=8)
 def _causal_blocks(n_queries: int, n_keys: int, device: torch.device) -> BlockMask:
+    """Return the causal mask by its blocks, without a matrix of queries and keys.
+
+    A block of queries reads the blocks of keys up to its last query's, and those up to its first
+    query's whole; a block of queries that is not full has none whole, since there flex must look
+    at each place.
+    """
     ahead = n_keys - n_queries
     causal = lambda b, h, t, s: s <= t + ahead  # noqa: E731
-    return create_block_mask(causal, None, None, n_queries, n_keys, device=str(device))
+    # A gradient may later want what a call under inference_mode was the first to ask for.
+    with torch.inference_mode(False):
+        first = torch.arange(0, n_queries, BLOCK, device=device)
+        last = (first + BLOCK - 1).clamp(max=n_queries - 1)
+        read = (last + ahead) // BLOCK + 1
+        whole = torch.where(first + BLOCK <= n_queries, (first + ahead + 1) // BLOCK, 0)
+        blocks = torch.arange(-(-n_keys // BLOCK), device=device)
+        partial = (whole[:, None] + blocks) % len(blocks)
+        return BlockMask.from_kv_blocks(
+            *((read - whole)[None, None].int(), partial[None, None].int()),
+            *(whole[None, None].int(), blocks.expand_as(partial)[None, None].int()),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=causal,
+            seq_lengths=(n_queries, n_keys),
+        )

@@ -13,14 +13,13 @@ Two backends, of the same values and gradients, neither with the chosen rows [b 
 
 "auto" takes the cheaper by a model of one token's time, both halves, forward and backward:
 
-    gather: h k (160 + 0.47 d) ns,    dense: e (4.5 + 0.13 d) ns
+    gather: h k · (row + d · entry),  `GATHER_NS`        dense: e · (row + d · entry),  `DENSE_NS`
 
-with constants, to two digits, of tables that fit a core's caches; 0.13 ns are an entry's 12
-operations at 92 GFLOP/s. Measured on one core of an EPYC with AVX-512, at d 32 to 256, 64 to 16,384
-experts, 8 to 128 of them chosen and 1,024 or 2,048 tokens, it names the faster in all 42 cases:
-dense below about 20 experts for each chosen one at d = 32, 15 at 64, 7 at 256. Larger tables slow
-both, the few chosen rows more. Other machines, GPUs above all, have other constants: name a backend
-there.
+whatever the device: the constants are one CPU core's, an EPYC's with AVX-512, on tables that fit
+its caches. There, at d 32 to 256, 64 to 16,384 experts, 8 to 128 of them chosen and 1,024 or 2,048
+tokens, it names the faster in all 42 cases: dense where the experts for each chosen one are few,
+the fewer the wider the rows. Larger tables slow both, the few chosen rows more. Other machines,
+GPUs above all, have other constants: name a backend there.
 """
 
 from typing import Literal, get_args
@@ -37,13 +36,15 @@ from lab.ops.experts_dense import dense_scores, dense_sum
 Backend = Literal["auto", "gather", "dense"]
 
 GATHER_NS = (160.0, 0.47)
-"""What each chosen row takes, and each of its entries (see the file's docstring)."""
+"""What each chosen row takes, and each of its entries, to two digits."""
 DENSE_NS = (4.5, 0.13)
-"""What each row of the table takes, and each of its entries."""
+"""What each row of the table takes, and each of its entries: 12 operations."""
 
 
 def resolve_experts_backend(backend: str, *, n_experts: int, n_chosen: int, width: int) -> str:
     """Return the backend that a choice of n_chosen of n_experts rows [width] a token runs on.
+
+    "auto" is by the file's model of a CPU core, whatever the device.
 
     Raises:
         ValueError: for an unknown backend.

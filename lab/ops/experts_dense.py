@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 BLOCK_BYTES = 16 * 2**20
-"""What a block's [tokens e] may take, of the budget of 64 MiB: the fastest from 1 to 64 MiB on
-most shapes. A single token's row is computed whatever it takes."""
+"""The budget of a block's [tokens e]: of the powers of two from 1 to 64 MiB, the fastest on most
+shapes. A single token's row is computed whatever it takes."""
 
 
 def dense_scores(

@@ -50,7 +50,7 @@ def routed(
 ) -> Float[Tensor, "tokens d"]:
     """Return the weighted sum of what each token's chosen experts make of it.
 
-    Under autocast the products are in its dtype, as a linear layer's are.
+    Under autocast the products are in its dtype, as a linear layer's are; float64 stays.
 
     Args:
         x: what the experts read.
@@ -149,7 +149,8 @@ def _hidden(
 
 def _product_dtype(x: Tensor) -> torch.dtype:
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if casts else x.dtype
 
 
 def _obstacle(dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:

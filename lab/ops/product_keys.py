@@ -13,6 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+MOST = 2**32
+"""Experts that a grid of keys may have: finding the factors tries numbers up to the root."""
+
 
 def factor(n_experts: int) -> tuple[int, int]:
     """Return the most square (rows, columns) with rows · columns = n_experts, rows ≤ columns.
@@ -24,8 +27,8 @@ def factor(n_experts: int) -> tuple[int, int]:
 
     Source: θ_eK of § Efficient Retrieval Experts; errata C2 and C4.
     """
-    if n_experts < 1:
-        raise ValueError(f"n_experts={n_experts}: must be ≥ 1")
+    if not 1 <= n_experts <= MOST:
+        raise ValueError(f"n_experts={n_experts}: must be in 1 … {MOST:,}")
     rows, columns = _most_square(n_experts)
     if rows == 1 and n_experts > 3:
         near = _nearest(range(n_experts, 0, -1)), _nearest(range(n_experts, 2 * n_experts))

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lab.ops.precision import as_given
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 
 CHUNK_LEN = 64
@@ -123,6 +124,12 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, d_last):  # type: ignore[override]
+        # Backward may be called where autocast is on, too.
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            return _Chunked._backward(ctx, dy, d_last)
+
+    @staticmethod
+    def _backward(ctx, dy, d_last):
         x, dt, log_decay, B, C, D, *states = ctx.saved_tensors
         length, high = ctx.length, states[0].dtype
         b, _, h, p = x.shape
@@ -211,6 +218,7 @@ def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 @torch.compiler.disable()
+@as_given
 def _uncompiled(*arguments):
     """Hide the loop over chunks from torch.compile, which would unroll it for nothing."""
     return _Chunked.apply(*arguments)
@@ -223,7 +231,7 @@ def _high(x: Tensor) -> torch.dtype:
 def _spans(x: Tensor, length: int) -> list[slice]:
     """Return the stretches of tokens to take at once."""
     b, t, h = x.shape[:3]
-    step = length * max(1, CHUNKS_AT_ONCE // (b * h))
+    step = length * max(1, CHUNKS_AT_ONCE // max(1, b * h))
     return [slice(first, min(first + step, t)) for first in range(0, t, step)]
 
 

@@ -1,7 +1,7 @@
 """The slow, obvious forms of state space duality: oracles of `lab.ops.ssd`, and the views that
 analysis takes of it: the matrix it applies, what tokens write, the state after each.
 
-They compute in the dtype they are given; fp64 is what the oracle is for.
+They compute in the dtype they are given, under autocast too; fp64 is what the oracle is for.
 """
 
 import torch
@@ -9,6 +9,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from lab.ops.precision import as_given
 from lab.ops.ssd_decay import segment_sums
 
 
@@ -26,6 +27,7 @@ def ssd_recurrent(
     return read_states(states, x, C, D), states[:, -1]
 
 
+@as_given
 def ssd_quadratic(
     x: Float[Tensor, "b t h p"],
     dt: Float[Tensor, "b t h"],
@@ -64,6 +66,7 @@ def ssd_matrix(
     return matrix_from_decay(dt, dt * A, B, C, D)
 
 
+@as_given
 def matrix_from_decay(
     dt: Float[Tensor, "b t h"],
     log_decay: Float[Tensor, "b t h"],
@@ -81,6 +84,7 @@ def matrix_from_decay(
     return M + D[:, None, None] * torch.eye(t, dtype=M.dtype, device=M.device)
 
 
+@as_given
 def state_writes(
     x: Float[Tensor, "b t h p"], dt: Float[Tensor, "b t h"], B: Float[Tensor, "b t g n"]
 ) -> Float[Tensor, "b t h p n"]:
@@ -102,6 +106,7 @@ def scan_states(
     return torch.stack(states, dim=1)
 
 
+@as_given
 def read_states(
     states: Float[Tensor, "b t h p n"],
     x: Float[Tensor, "b t h p"],

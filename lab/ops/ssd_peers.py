@@ -6,7 +6,6 @@ unless TRITON_F32_DEFAULT=ieee is set before the first one. mamba-ssm's gradient
 fixed order, unless torch.use_deterministic_algorithms is on.
 """
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -90,9 +89,7 @@ def missing(package: str) -> Callable[[torch.device], str | None]:
         absent = peers.why_missing(package) or peers.why_missing("triton")
         if absent is not None or device.type == "cuda":
             return absent
-        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-            return None
-        return "it needs CUDA, or on a CPU, to be checked, Triton's interpreter: TRITON_INTERPRET=1"
+        return "it needs CUDA"
 
     return why
 

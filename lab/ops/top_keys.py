@@ -41,8 +41,9 @@ def top_keys(
     Raises:
         ValueError: for a window below one, or more queries than keys.
 
-    Departs: the authors' later code ranks all keys at once, so a later key can push out an
-        earlier one that an earlier query needs; here every query ranks its own past.
+    Source: the authors' later code, in transformers 5.23.0 (Doge), which puts the causal mask
+        before its top-k, so that every query ranks its own past. Departs: leaves the order of
+        equal biases to topk; here it is defined.
     """
     keep = causal_keep(n_queries, key_bias.shape[-1], key_bias.device)
     rank, floor = ranks_and_floors(key_bias, window, n_queries)

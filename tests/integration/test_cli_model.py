@@ -62,6 +62,17 @@ def test_a_stack_takes_sizes_and_options():
         (["AM", "--size", "320M"], "only of an architecture"),
         (["AM", "--n-layers", "3"], "n_layers=3"),
         (["cheems", "--n-layers", "0"], "n_layers=0"),
+        (["cheems", "--n-layers", "100000"], "n_layers=100000 must be in 1 … 1000"),
+        (["cheems", "--vocab-size", "0"], "vocab_size=0 must be at least 1"),
+        (["AM", "--d-model", "100000000000000"], "d_model=100000000000000: must be at most"),
+        (
+            ["AM", "--option", "M.d_ff=9999999999999999999999"],
+            "M.d_ff=9999999999999999999999: must",
+        ),
+        (
+            ["NE", "--option", "E.n_experts=1000000007000"],
+            "n_experts=1000000007000: must be in 1 …",
+        ),
         (["cheems", "--option", "S.d_sate=3"], "did you mean 'd_state'"),
         (["llama", "--option", "S.d_state=3"], "meets no layer"),
         (["AM", "--d-model", "15", "--n-heads", "2"], "15"),

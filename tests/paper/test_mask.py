@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.errata import ERRATA
 from lab.errata.mask import printed_mask
 from lab.layers.attention import Attention, Mask
 from lab.layers.printed import MaskAfterSoftmaxAttention
 from lab.ops.attention import attend
+from tests.paper.conftest import Run
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -28,7 +28,6 @@ def test_d1_no_gradient_reaches_the_printed_mask():
     # By the equation's product there is a gradient, and round makes it zero.
     (grad,) = torch.autograd.grad((table.round() * drawn(2, 7)).sum(), table)
     assert torch.equal(grad, torch.zeros(2, 7))
-    assert ERRATA["D1"]().confirmed
 
 
 def test_d1_weight_decay_moves_a_gradient_of_zero_and_not_a_missing_one():
@@ -55,7 +54,7 @@ def test_d1_every_other_reading_learns(mask: Mask):
     assert max(grads) > 1e-4
 
 
-def test_d2_masked_after_the_softmax_rows_lose_weight_to_later_keys():
+def test_d2_masked_after_the_softmax_rows_lose_weight_to_later_keys(erratum: Run):
     torch.manual_seed(0)
     layer = MaskAfterSoftmaxAttention(8, 2, max_seq_len=10).double()
     layer.l.data[0, 3] = 0.2
@@ -72,8 +71,7 @@ def test_d2_masked_after_the_softmax_rows_lose_weight_to_later_keys():
     assert sums[:, 0].max() < 0.7
     meant = Attention(8, 2).double().matrix(x).sum(-1)
     torch.testing.assert_close(meant, torch.ones_like(meant), rtol=0, atol=1e-14)
-    found = ERRATA["D2"]()
-    assert found.confirmed
+    found = erratum("D2")
     assert "not causal" in found.printed_evidence
 
 
@@ -99,12 +97,11 @@ def test_d3_left_padding_empties_rows():
     torch.testing.assert_close(y[1:], layer(x[1:]))
 
 
-def test_d3_a_long_sequence_meets_a_short_table(unchecked):
+def test_d3_a_long_sequence_meets_a_short_table(unchecked, erratum: Run):
     with pytest.raises(RuntimeError, match="size of tensor"):
         printed_mask(torch.ones(1, 12), torch.ones(2, 9), 12, 12)
     with pytest.raises(ValueError, match="table of max_seq_len=9"):
         Attention(8, mask="literal", max_seq_len=9)(torch.ones(1, 12, 8))
-    found = ERRATA["D3"]()
-    assert found.confirmed
+    found = erratum("D3")
     assert "sees [0];" in found.printed_evidence
     assert "2 rows NaN" in found.printed_evidence

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.errata import ERRATA
 from lab.layers.attention import Attention
 from lab.layers.printed import DynamicBaseAttention, HeadRotatedAttention
 from lab.layers.printed.rotation import dynamic_base, skewed_rotation
 from lab.ops.rope import rotary_table, rotate
+from tests.paper.conftest import Run
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -29,7 +29,7 @@ def printed_matrix(j: int, n: int, base: float = 10000.0) -> Tensor:
     return torch.block_diag(*blocks, block(j * theta[n // 2], j * theta[n // 2 - 1]))
 
 
-def test_r1_the_printed_matrix_is_not_orthogonal():
+def test_r1_the_printed_matrix_is_not_orthogonal(erratum: Run):
     n, positions = 8, torch.arange(2048)
     x = drawn(1, 5, 1, n)
     turned = skewed_rotation(x, torch.arange(100, 105))[0, :, 0]
@@ -40,8 +40,7 @@ def test_r1_the_printed_matrix_is_not_orthogonal():
     # Columns of one block stay of length one; their product is the sine of the angles' difference.
     assert skew.max() == skew[-1, -2] == pytest.approx(math.sin(700 * (1e-3 - 1e-4)))
     worst = (positions * (1e-3 - 1e-4)).sin().abs().max().item()
-    found = ERRATA["R1"]()
-    assert found.confirmed
+    found = erratum("R1")
     assert f"off the identity by {worst:.1e}" in found.printed_evidence
     right = torch.block_diag(*(block(700 * 10 ** (-m), 700 * 10 ** (-m)) for m in range(4)))
     assert (right.T @ right - torch.eye(n)).abs().max() < 1e-15
@@ -56,7 +55,6 @@ def test_r2_the_last_matrix_of_the_proof_turns_the_wrong_way(j: int, i: int, the
     # What the flipped sign is worth: nothing only for a token with itself.
     off = 2 * math.sin(delta) * (c[1] * b[0] - c[0] * b[1])
     torch.testing.assert_close(printed - right, off)
-    assert ERRATA["R2"]().confirmed
 
 
 def test_r3_layouts_are_a_permutation_apart():
@@ -70,14 +68,12 @@ def test_r3_layouts_are_a_permutation_apart():
         for y, pair in ((neighbours, [2 * m, 2 * m + 1]), (halves, [m, m + n // 2])):
             right = block(float(angle), float(angle)) @ x[0, 3, 0, pair]
             torch.testing.assert_close(y[0, 3, 0, pair], right)
-    assert ERRATA["R3"]().confirmed
 
 
-def test_r4_the_listing_does_not_start():
-    evidence = ERRATA["R4"]().printed_evidence
+def test_r4_the_listing_does_not_start(erratum: Run):
+    evidence = erratum("R4").printed_evidence
     for kind in ("AttributeError", "RuntimeError", "ZeroDivisionError"):
         assert kind in evidence
-    assert ERRATA["R4"]().confirmed
     with pytest.raises(RuntimeError, match="type"):
         _ = torch.ones(1, 3, 1) @ torch.arange(4)[None, None]
     # Only past max_position does the exponent dim/(dim − 2) come into it.
@@ -90,7 +86,7 @@ def test_r4_the_listing_does_not_start():
     )
 
 
-def test_r5_with_as_many_heads_as_tokens_there_are_no_positions():
+def test_r5_with_as_many_heads_as_tokens_there_are_no_positions(erratum: Run):
     t, d = 4, 16
     printed = HeadRotatedAttention(d, t).double()
     blind, seeing = (Attention(d, t, position=p).double() for p in ("none", "rope"))
@@ -99,8 +95,7 @@ def test_r5_with_as_many_heads_as_tokens_there_are_no_positions():
     x = drawn(2, t, d)
     torch.testing.assert_close(printed(x), blind(x), rtol=0, atol=1e-14)
     assert (printed(x) - seeing(x)).abs().max() > 1e-3
-    found = ERRATA["R5"]()
-    assert found.confirmed
+    found = erratum("R5")
     # Broadcasting itself: an axis for t where the one head stood.
     q, cos = torch.ones(2, 1, 6, 8), torch.ones(2, 6, 8)
     assert (q * cos.unsqueeze(2)).shape == (2, 6, 6, 8)
@@ -127,10 +122,9 @@ def test_r6_the_base_follows_the_length():
     positions = torch.arange(12)
     scores = (rotate(q, positions + 3, base) * rotate(k, positions, base)).sum(-1)
     assert scores.std() < 1e-13
-    assert ERRATA["R6"]().confirmed
 
 
-def test_r7_bf16_angles():
+def test_r7_bf16_angles(erratum: Run):
     t, n, low = 2048, 64, torch.bfloat16
     exact = torch.arange(t).double()[:, None] * 1e4 ** (-torch.arange(0, n, 2).double() / n)
     cos = rotary_table(torch.arange(t), n)[0]
@@ -143,7 +137,6 @@ def test_r7_bf16_angles():
     cast = rotary_table(torch.arange(t), n, dtype=low)[0]
     assert (cast.double() - exact.cos()).abs().max() > 1.99
     assert (cos.double() - exact.cos()).abs().max() < 1e-4
-    found = ERRATA["R7"]()
-    assert found.confirmed
+    found = erratum("R7")
     assert f"cos off by {printed:.1e}" in found.printed_evidence
     assert "cos by 2.00" in found.printed_evidence

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from einops import EinopsError, rearrange
 from torch import Tensor
 
-from lab.errata import ERRATA
 from lab.layers.printed.ssd import ssd_by_chunk_matrix
 from lab.layers.ssd import SSD
 from lab.ops.ssd import ssd
 from lab.ops.ssd_forms import ssd_recurrent
+from tests.paper.conftest import Run
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -33,9 +33,8 @@ def test_s1_einops_reads_letters_without_spaces_as_one_name(pattern: str):
         rearrange(torch.ones(2, 6, 8), pattern)
 
 
-def test_s1_the_listings_cannot_run():
-    found = ERRATA["S1"]()
-    assert found.confirmed
+def test_s1_the_listings_cannot_run(erratum: Run):
+    found = erratum("S1")
     errors = found.printed_evidence
     for kind in ("Syntax", "Indentation", "Einops", "Runtime", "Attribute", "Name"):
         assert f"{kind}Error" in errors
@@ -75,7 +74,6 @@ def test_s2_summed_over_the_target_a_chunk_sees_its_future():
     assert moved[:2].abs().max() == 0
     assert moved[2:].abs().min() > 1e-2
     assert torch.equal(run("source", later)[:5], run("source")[:5])
-    assert ERRATA["S2"]().confirmed
 
 
 @pytest.mark.parametrize("t", [1, 3, 8, 11])
@@ -94,20 +92,19 @@ def test_s2_the_source_is_the_recurrence_and_the_target_only_within_a_chunk(t: i
         assert (by["target"] - right).abs().max() > 1e-2
 
 
-def test_s3_tiled_groups_are_other_groups():
+def test_s3_tiled_groups_are_other_groups(erratum: Run):
     x, dt, A, B, C = inputs(9, 4, 2)
     grouped = ssd(x, dt, A, B, C)[0]
     for order, right in (([0, 0, 1, 1], True), ([0, 1, 0, 1], False)):
         assert torch.allclose(ssd(x, dt, A, B[:, :, order], C[:, :, order])[0], grouped) == right
     assert torch.arange(2).repeat(2).tolist() == [0, 1, 0, 1]
     assert torch.arange(2).repeat_interleave(2).tolist() == [0, 0, 1, 1]
-    found = ERRATA["S3"]()
-    assert found.confirmed
+    found = erratum("S3")
     assert "[0, 1, 0, 1]" in found.printed_evidence
     assert "[0, 0, 1, 1]" in found.meant_evidence
 
 
-def test_s4_one_printed_head_halves_at_each_token():
+def test_s4_one_printed_head_halves_at_each_token(erratum: Run):
     layer = SSD(8, 1, d_state=2, dt_init="paper").double()
     assert layer.dt_proj.bias is None
     assert layer.A_log is not None
@@ -117,8 +114,7 @@ def test_s4_one_printed_head_halves_at_each_token():
     keeps = (-dt * layer.A_log.exp()).exp().item()
     assert keeps == pytest.approx(0.5)
     assert keeps**32 == pytest.approx(2.3e-10, rel=0.02)
-    found = ERRATA["S4"]()
-    assert found.confirmed
+    found = erratum("S4")
     assert f"{0.5**32:.1e} after 32" in found.printed_evidence
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab.errata import ERRATA
 from lab.errata.figures import AVERAGES, CEVAL, CEVAL_AVERAGES
 from lab.errata.tables import strictly_best
+from tests.paper.conftest import Run
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,24 @@ from lab.errata.tables import strictly_best
         ("Cheems-1.3B", 52.40, False),
     ],
 )
-def test_t1_averages(model: str, mean: float, sound: bool):
+def test_t1_averages(model: str, mean: float, sound: bool, erratum: Run):
     """Scores and average are rounded to 0.01, so 0.01 may lie between them, no more."""
     scores, printed = AVERAGES[model]
     hundredths = sum(round(100 * score) for score in scores)
     assert len(scores) == 7
     assert hundredths / 700 == pytest.approx(mean, abs=0.005)
     assert (abs(hundredths - 700 * printed) <= 7 + 1e-6) == sound
-    named = f"{model} " in ERRATA["T1"]().printed_evidence
+    named = f"{model} " in erratum("T1").printed_evidence
     assert named == (not sound)
 
 
-def test_t1_mamba2():
+def test_t1_mamba2(erratum: Run):
     assert AVERAGES["Mamba2-1.3B"][1] == 49.07
-    found = ERRATA["T1"]()
-    assert found.confirmed
+    found = erratum("T1")
     assert "Mamba2-1.3B averages 49.15, not 49.07" in found.printed_evidence
 
 
-def test_cdmoe_is_not_best_on_all_tasks():
+def test_cdmoe_is_not_best_on_all_tasks(erratum: Run):
     """Strictly best, tied for best, beaten: of 52 tasks."""
     assert len(CEVAL) == 52
     found = []
@@ -47,7 +46,7 @@ def test_cdmoe_is_not_best_on_all_tasks():
         found.append([sum(f(lead) for lead in leads) for f in (is_ahead, is_level, is_behind)])
     assert found == [[33, 7, 12], [41, 3, 8]]
     assert (strictly_best(0), strictly_best(5)) == (33, 41)
-    assert "33 of 52 tasks zero-shot and 41" in ERRATA["T1"]().printed_evidence
+    assert "33 of 52 tasks zero-shot and 41" in erratum("T1").printed_evidence
 
 
 def is_ahead(lead: float) -> bool:

@@ -1,16 +1,30 @@
 """What the comparisons with public modules share."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lab import peers
+
 M = TypeVar("M", bound=nn.Module)
 
 ROUNDINGS = 64
 """Behind each number stand sums of tens of terms, whose roundings mostly cancel."""
+
+
+def modules(family: str) -> ModuleType:
+    """transformers' module of a family's layers."""
+    return peers.load(f"transformers.models.{family}.modeling_{family}")
+
+
+def config(family: str, d_model: int, **options: Any) -> Any:
+    """transformers' configuration of a family's layers."""
+    configurations = peers.load(f"transformers.models.{family}.configuration_{family}")
+    return getattr(configurations, f"{family.capitalize()}Config")(hidden_size=d_model, **options)
 
 
 def deviation(actual: Tensor, expected: Tensor) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lab import peers
 from lab.layers.ssd import SSD
 from lab.ops.ssd import ssd
+from lab.ops.ssd_backends import BACKENDS
 from lab.ops.ssd_forms import ssd_recurrent
 
 CHUNK = 16
@@ -54,6 +55,8 @@ def _interpreter():
         patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
         properties = SimpleNamespace(multi_processor_count=1)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        for name in ("mamba_ssm", "fla"):
+            patch.setitem(BACKENDS, name, BACKENDS[name]._replace(missing=lambda device: None))
         yield
 
 

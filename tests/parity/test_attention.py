@@ -1,6 +1,5 @@
 """Attention against torch's own and transformers': rotation, shared key heads, the dynamic mask."""
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,26 +10,16 @@ from torch import Tensor, nn
 from lab import peers
 from lab.layers.attention import Attention
 from lab.ops.rope import rotary_table
-from tests.parity.compare import assert_agree, deviation, drawn, normal
+from tests.parity.compare import assert_agree, config, deviation, drawn, modules, normal
 
 D_MODEL, N_HEADS, T = 24, 4, 19
 D_HEAD = D_MODEL // N_HEADS
 
 
-def modules(family: str) -> ModuleType:
-    return peers.load(f"transformers.models.{family}.modeling_{family}")
-
-
-def config(family: str, n_kv_heads: int, **options: Any) -> Any:
+def small(family: str, n_kv_heads: int, **options: Any) -> Any:
     """A small layer's configuration; attention by SDPA, because the eager one rounds to fp32."""
-    configurations = peers.load(f"transformers.models.{family}.configuration_{family}")
-    return getattr(configurations, f"{family.capitalize()}Config")(
-        hidden_size=D_MODEL,
-        num_attention_heads=N_HEADS,
-        num_key_value_heads=n_kv_heads,
-        attn_implementation="sdpa",
-        **options,
-    )
+    heads = {"num_attention_heads": N_HEADS, "num_key_value_heads": n_kv_heads}
+    return config(family, D_MODEL, attn_implementation="sdpa", **heads, **options)
 
 
 def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +46,7 @@ def test_sdpa(n_kv_heads):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_llama(n_kv_heads):
-    theirs = drawn(modules("llama").LlamaAttention(config("llama", n_kv_heads), 0))
+    theirs = drawn(modules("llama").LlamaAttention(small("llama", n_kv_heads), 0))
     table = angles(torch.arange(T))
     assert_agree(
         Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads).double(),
@@ -70,7 +59,7 @@ def test_llama(n_kv_heads):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_jamba_has_no_positions(n_kv_heads):
-    theirs = drawn(modules("jamba").JambaAttention(config("jamba", n_kv_heads), 0))
+    theirs = drawn(modules("jamba").JambaAttention(small("jamba", n_kv_heads), 0))
     assert_agree(
         Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, position="none").double(),
         projections(theirs),
@@ -81,7 +70,7 @@ def test_jamba_has_no_positions(n_kv_heads):
 
 
 def test_llama_decodes_from_a_cache():
-    theirs = drawn(modules("llama").LlamaAttention(config("llama", 2), 0))
+    theirs = drawn(modules("llama").LlamaAttention(small("llama", 2), 0))
     ours = Attention(D_MODEL, N_HEADS, n_kv_heads=2).double()
     ours.load_state_dict(projections(theirs))
     cache = peers.load("transformers.cache_utils").DynamicCache()
@@ -99,7 +88,7 @@ def test_llama_decodes_from_a_cache():
 
 def test_rotary_angles():
     """transformers' θ and angles are fp32: each rounds twice, which an angle multiplies."""
-    theirs = modules("llama").LlamaRotaryEmbedding(config("llama", 2))
+    theirs = modules("llama").LlamaRotaryEmbedding(small("llama", 2))
     positions = torch.arange(0, 4096, 7)
     for a, b in zip(theirs(normal(1), positions[None]), angles(positions), strict=True):
         bound = 4 * 2**-24 * (1 + positions[:, None])
@@ -114,7 +103,7 @@ def test_doge_mask(n_kv_heads, window):
     transformers 5.23.0 adds the causal mask before it ranks, so each query ranks its own past.
     Its norms of queries and keys, which we have not, are left out there.
     """
-    options = config("doge", n_kv_heads, keep_window_size=T if window is None else window)
+    options = small("doge", n_kv_heads, keep_window_size=T if window is None else window)
     theirs = drawn(modules("doge").DogeAttention(options, 0))
     theirs.q_norm = theirs.k_norm = nn.Identity()
     ours = Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, mask="value", window=window)

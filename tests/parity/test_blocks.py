@@ -1,6 +1,5 @@
 """Layers and blocks against transformers': Llama, Mamba-2, Jamba's experts, Doge's experts."""
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lab import peers
-from lab.bench.mixer import mamba2_weights
 from lab.language_model import Block
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
@@ -16,19 +14,11 @@ from lab.layers.mlp import MLP
 from lab.layers.routed import RoutedMoE, imbalance
 from lab.layers.ssd import SSD
 from lab.ops.rope import rotary_table
-from tests.parity.compare import assert_agree, deviation, drawn, normal
+from tests.parity.compare import assert_agree, config, deviation, drawn, modules, normal
+from tests.parity.weights import mamba2_weights
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_FF, T = 24, 4, 2, 20, 19
 SINGLE = 2**-24
-
-
-def modules(family: str) -> ModuleType:
-    return peers.load(f"transformers.models.{family}.modeling_{family}")
-
-
-def config(family: str, **options: Any) -> Any:
-    configurations = peers.load(f"transformers.models.{family}.configuration_{family}")
-    return getattr(configurations, f"{family.capitalize()}Config")(hidden_size=D_MODEL, **options)
 
 
 def attention_sizes(**options: Any) -> dict[str, Any]:
@@ -54,7 +44,7 @@ BLOCK = {
 
 def test_llama_block():
     """In fp32, as its norms are whatever the dtype."""
-    layer = modules("llama").LlamaDecoderLayer(config("llama", **attention_sizes()), 0)
+    layer = modules("llama").LlamaDecoderLayer(config("llama", D_MODEL, **attention_sizes()), 0)
     theirs = drawn(layer, torch.float32)
     mixer = Attention(D_MODEL, N_HEADS, n_kv_heads=N_KV_HEADS)
     cos, sin = rotary_table(torch.arange(T), D_MODEL // N_HEADS)
@@ -86,7 +76,7 @@ def jamba_experts(theirs: nn.Module) -> dict[str, Tensor]:
 def test_jamba_block(backend):
     """Attention without positions, then a router's 2 of 5 experts, weighted by less than one."""
     options = attention_sizes(num_experts=5, num_experts_per_tok=2, expert_layer_offset=0)
-    layer = modules("jamba").JambaAttentionDecoderLayer(config("jamba", **options), 0)
+    layer = modules("jamba").JambaAttentionDecoderLayer(config("jamba", D_MODEL, **options), 0)
     theirs = drawn(layer, torch.float32)
     mixer = Attention(D_MODEL, N_HEADS, n_kv_heads=N_KV_HEADS, position="none")
     experts = RoutedMoE(D_MODEL, n_experts=5, k=2, d_ff=D_FF, gated=True, backend=backend)
@@ -170,21 +160,21 @@ def test_mamba2_limits_dt_in_prefill_alone():
 def mamba2(n_groups: int, **options: Any) -> tuple[nn.Module, SSD]:
     """Their mixer, its weights drawn, and ours of the same sizes; several chunks, and a part."""
     sizes = {"num_heads": 4, "head_dim": 12, "state_size": 6, "num_hidden_layers": 1}
-    settings = config("mamba2", n_groups=n_groups, chunk_size=8, **sizes, **options)
+    settings = config("mamba2", D_MODEL, n_groups=n_groups, chunk_size=8, **sizes, **options)
     theirs = drawn(modules("mamba2").Mamba2Mixer(settings, 0), torch.float32)
     mamba2_options: dict[str, Any] = {"position": "conv", "gate": "norm", "d_inner": 2 * D_MODEL}
     return theirs, SSD(D_MODEL, 4, d_state=6, n_groups=n_groups, chunk_len=8, **mamba2_options)
 
 
 def mamba2_cache() -> Any:
-    settings = config("mamba2", num_heads=4, head_dim=12, num_hidden_layers=1)
+    settings = config("mamba2", D_MODEL, num_heads=4, head_dim=12, num_hidden_layers=1)
     return peers.load("transformers.cache_utils").DynamicCache(config=settings)
 
 
 def doge_experts() -> tuple[nn.Module, CDMoE, dict[str, Tensor]]:
     """Doge's router scores rows and columns itself: our keys are units, our query is its router."""
     options = {"intermediate_size": D_FF, "num_experts": 16, "num_experts_per_tok": 5}
-    theirs = drawn(modules("doge").DogeCDMoE(config("doge", **options)))
+    theirs = drawn(modules("doge").DogeCDMoE(config("doge", D_MODEL, **options)))
     ours = CDMoE(
         D_MODEL,
         n_experts=16,

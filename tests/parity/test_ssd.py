@@ -11,6 +11,7 @@ from torch import Tensor
 from lab import peers
 from lab.ops.ssd import ssd
 from lab.ops.ssd_forms import per_head, ssd_recurrent
+from tests.parity.compare import deviation
 
 CHUNK = 8
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
@@ -137,11 +138,6 @@ def gradients(y: Tensor, state: Tensor | None, inputs: list[Any]) -> tuple[Tenso
             weight = torch.randn(z.shape, generator=generator, dtype=torch.float64)
             loss = loss + (z.double() * weight).sum()
     return torch.autograd.grad(loss, inputs)
-
-
-def deviation(actual: Tensor, exact: Tensor) -> float:
-    """The largest difference, relative to the largest number."""
-    return ((actual.double() - exact.double()).abs().max() / exact.abs().max()).item()
 
 
 @pytest.mark.parametrize("g", [1, 2, 4])

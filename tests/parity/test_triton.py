@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,32 @@ INTERPRETED = Path(__file__).with_name("interpreted.py")
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-def test_kernels_in_the_interpreter(backend):
+def test_kernels_in_the_interpreter(backend, tmp_path):
     """Everything in `interpreted.py`, where the processes' environment lets Triton interpret.
 
     mamba-ssm's gradients are summed as on a GPU by default, by atomic additions.
     """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "MAMBA_DETERMINISTIC": "0"}
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    report = tmp_path / "report.xml"
     done = subprocess.run(
-        [*pytest_command, str(INTERPRETED), "-k", backend],
+        [*pytest_command, str(INTERPRETED), "-k", backend, f"--junitxml={report}"],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
-    assert "1 xfailed" in done.stdout
+    cases = list(ET.parse(report).iter("testcase"))
+    # What is expected to fail is reported as skipped, with a type of its own.
+    skips = [skip.get("type") for case in cases for skip in case.iter("skipped")]
+    assert set(skips) <= {"pytest.xfail"}, done.stdout
+    assert len(cases) > len(skips), done.stdout
 
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_kernels_on_a_cpu_say_what_they_need(backend, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match=f"backend='{backend}'.* needs CUDA.*TRITON_INTERPRET=1"):
+    with pytest.raises(ValueError, match=f"backend='{backend}'.* needs CUDA"):
         resolve_backend(backend, torch.device("cpu"))
 
 

@@ -4,6 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lab.hooks import hook_points, hooks, run_with_cache
 from lab.layers.attention import Attention, Mask, Position
@@ -18,7 +21,7 @@ from lab.ops.attention import (
     repeat_heads,
     resolve_attention_backend,
 )
-from lab.ops.attention_kernels import fold
+from lab.ops.attention_kernels import BLOCK, _causal_blocks, fold
 from lab.ops.rope import Layout, rotate
 from lab.ops.top_keys import causal_keep, top_keys
 
@@ -81,7 +84,8 @@ def test_attend_is_the_explicit_form(
 
 @BIASED
 @pytest.mark.parametrize(
-    ("t", "s", "p", "p_v", "h", "h_kv"), [(17, 17, 3, 11, 3, 3), (5, 17, 8, 4, 6, 3)]
+    ("t", "s", "p", "p_v", "h", "h_kv"),
+    [(17, 17, 3, 11, 3, 3), (5, 17, 8, 4, 6, 3), (140, 300, 4, 4, 2, 1)],
 )
 def test_flex_is_the_explicit_form(
     t: int, s: int, p: int, p_v: int, h: int, h_kv: int, biased: bool, window: int | None
@@ -98,6 +102,54 @@ def test_flex_says_what_a_cpu_lacks():
         attend(q, k, v, bias.requires_grad_(), backend="flex")
     with torch.no_grad():
         assert attend(q, k, v, bias, backend="flex").isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("t", "s"),
+    [(1, 1), (1, 300), (127, 127), (128, 128), (129, 129), (384, 384), (140, 300), (256, 511)],
+)
+def test_the_causal_blocks_are_those_of_the_matrix(t: int, s: int):
+    """For forward and backward alike: which blocks are read, and which without a look inside."""
+    ahead = s - t
+    mine = _causal_blocks(t, s, torch.device("cpu"))
+    right = create_block_mask(lambda b, h, t, s: s <= t + ahead, None, None, t, s, device="cpu")
+    assert (mine.seq_lengths, mine.BLOCK_SIZE) == (right.seq_lengths, right.BLOCK_SIZE)
+    for side in ("kv", "full_kv", "q", "full_q"):
+        counts, listed = (
+            [getattr(mask, f"{side}_{of}")[0, 0].tolist() for mask in (mine, right)]
+            for of in ("num_blocks", "indices")
+        )
+        assert counts[0] == counts[1]
+        cut = [
+            [sorted(row[:n]) for row, n in zip(*pair, strict=True)]
+            for pair in zip(listed, counts, strict=True)
+        ]
+        assert cut[0] == cut[1]
+
+
+class Largest(TorchDispatchMode):
+    """Records the size of the largest tensor any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.numel = max([self.numel, *(x.numel() for x in tensors)])
+        return out
+
+
+def test_the_causal_blocks_are_built_once_and_without_the_matrix():
+    t, device = 64 * BLOCK, torch.device("cpu")
+    with Largest() as largest, torch.inference_mode():
+        blocks = _causal_blocks(t, t, device)
+    # torch's transposition pads the blocks' matrix by one column.
+    assert 64**2 <= largest.numel <= 64 * 65
+    assert _causal_blocks(t, t, device) is blocks
+    # Else no later gradient could use them.
+    assert not blocks.kv_indices.is_inference()
 
 
 @pytest.mark.parametrize(
@@ -203,6 +255,17 @@ def test_autocast_does_not_lose_the_bias(queries: int):
         fast = attend(q, k, v, bias)
     assert fast.dtype == torch.bfloat16
     assert (fast - right).abs().max() < 2**-7 * v.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_explicit_scores_are_precise_under_autocast(dtype: torch.dtype):
+    q, k, _, bias = (x.to(dtype) for x in inputs(12, 12, 16, 16))
+    scores = attention_scores(q, k, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast, pattern = attention_scores(q, k, bias), attention_pattern(q, k, bias)
+    assert scores.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(cast, scores)
+    assert torch.equal(pattern, attention_pattern(q, k, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -377,6 +440,13 @@ def test_a_hook_puts_a_mask_on_any_attention():
 def test_errors_name_field_value_and_bound(unchecked, options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         Attention(**options)
+
+
+@pytest.mark.parametrize(
+    ("backend", "end"), [("auto", "no mask"), ("sdpa", ", sdpa"), ("flex", ", flex")]
+)
+def test_a_named_backend_is_shown(backend: Backend, end: str):
+    assert Attention(8, backend=backend).extra_repr().endswith(end)
 
 
 def test_a_window_needs_a_bias():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.hooks import run_with_cache
-from lab.layers.attention import Attention, AttentionState
+from lab.layers.attention import Attention, AttentionState, Mask
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import stored
 from lab.layers.state import Decoder, State
@@ -252,9 +252,33 @@ def test_decoding_past_the_table_is_an_error():
         layer.step(torch.ones(1, 8), state)
 
 
+@pytest.mark.parametrize("mask", ["literal", "straight-through", "soft", "oracle"])
+def test_a_position_before_the_table_is_an_error(mask: Mask):
+    """As an index of the table it would be read from the end."""
+    layer = A(8, mask=mask, max_seq_len=5)
+    with told(layer, 1), pytest.raises(ValueError, match="position -3 must be at least 0"):
+        layer.prefill(torch.ones(1, 2, 8), layer.start(1, position=-3))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (A(16, 2), r"state\.k is \[3, 2, 0, 8\], must be \[3, 2, 0, 4\]"),
+        (A(8, 1), r"state\.k is \[3, 1, 0, 8\], must be \[3, 2, 0, 4\]"),
+        (A(8, 2, n_kv_heads=1), r"state\.k is \[3, 1, 0, 4\], must be \[3, 2, 0, 4\]"),
+        (A(8, 2, d_value=20), r"state\.v is \[3, 2, 0, 10\], must be \[3, 2, 0, 4\]"),
+    ],
+)
+def test_a_state_of_another_layer_is_an_error(unchecked, other: Attention, words: str):
+    with pytest.raises(ValueError, match=words):
+        A(8, 2).prefill(torch.ones(3, 4, 8), other.start(3))
+    with pytest.raises(ValueError, match=words):
+        A(8, 2).step(torch.ones(3, 8), other.start(3))
+
+
 def test_a_state_of_another_batch_is_an_error(unchecked):
     layer = A(8)
-    with pytest.raises(ValueError, match="state is of a batch of 2, x of 3"):
+    with pytest.raises(ValueError, match="state has batch 2, must be x's 3"):
         layer.prefill(torch.ones(3, 4, 8), layer.start(2))
     with pytest.raises(ValueError, match=r"keep is torch\.bool \[3, 5\], must be bool \[3, 4\]"):
         layer.prefill(torch.ones(3, 4, 8), keep=torch.ones(3, 5, dtype=torch.bool))

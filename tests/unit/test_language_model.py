@@ -95,6 +95,27 @@ def test_draws_depend_on_the_seed_alone_and_stay_among_the_top(tokens):
     assert torch.equal(narrow, model.generate(tokens, 30))
 
 
+def test_of_equal_tokens_as_many_are_drawn_from_as_asked_for():
+    model = build("AM", vocab_size=VOCAB, d_model=16)
+    model.embed.weight.data[:] = model.embed.weight.data[0].clone()
+    prompt = torch.zeros(64, 1, dtype=torch.long)
+    drawn = model.generate(prompt, 20, temperature=1e-38, top_k=2)[:, 1:]
+    assert len(drawn.unique()) == 2
+
+
+def test_hooks_see_a_step_as_a_sequence_of_one(tokens):
+    model = build("SM AE", vocab_size=VOCAB, d_model=16, options={"S.d_state": 8})
+    seen = {}
+    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
+        model.step(tokens[:, 0], model.start(3))
+    stepped = dict(seen)
+    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
+        model.prefill(tokens[:, :1])
+    assert stepped.keys() == seen.keys()
+    for name in ("hook_embed", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_post"):
+        assert stepped[name] == seen[name] == (3, 1, 16)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -115,9 +136,9 @@ def test_generate_refuses(unchecked, arguments, words):
 def test_a_state_of_another_batch_is_refused(unchecked, tokens):
     model = build("AM", vocab_size=VOCAB, d_model=16)
     state = model.start(2)
-    with pytest.raises(ValueError, match="batch of 2, x of 3"):
+    with pytest.raises(ValueError, match="state has batch 2, must be x's 3"):
         model.prefill(tokens, state)
-    with pytest.raises(ValueError, match="batch of 2, x of 3"):
+    with pytest.raises(ValueError, match="state has batch 2, must be x's 3"):
         model.step(tokens[:, 0], state)
 
 

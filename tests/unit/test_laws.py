@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.language_model import LanguageModel
 from lab.laws import LAWS, Verdict, certify
 
 
-def verdicts(module: nn.Module, lengths: tuple[int, ...] = (1, 2, 5, 16)) -> dict[str, Verdict]:
+def verdicts(
+    module: nn.Module | Callable[[Tensor], Tensor], lengths: tuple[int, ...] = (1, 2, 5, 16)
+) -> dict[str, Verdict]:
     found = certify(module, d_model=8, lengths=lengths, max_len=1024, rounding_len=128)
     return {v.law: v for v in found}
 
@@ -221,3 +224,48 @@ def test_certify_leaves_the_module_as_it_was():
 def test_empty_probes_are_refused(options: dict):
     with pytest.raises(ValueError, match="must be at least 1"):
         certify(nn.Linear(8, 8), d_model=8, **options)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_no_time_is_refused(seconds: float):
+    with pytest.raises(ValueError, match=f"seconds={seconds} must be above 0"):
+        certify(nn.Linear(8, 8), d_model=8, seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"),
+    [
+        (lambda x: x.cumsum(1) / 3, "holds"),
+        (lambda x: x + x.mean(dim=1, keepdim=True), "fails"),
+        (Mixing(off_by_one).forward, "fails"),
+    ],
+    ids=["running sum", "mean of all", "method"],
+)
+def test_functions_are_tried(function: Callable[[Tensor], Tensor], outcome: str):
+    found = verdicts(function)
+    assert list(found) == list(LAWS)
+    assert found["causal"].verdict == outcome
+    assert found["batch-invariant"].verdict == "holds"
+    for law in ("gradient reach", "table reach", "prefill = step", "matrix applies"):
+        assert found[law].verdict == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (
+            LanguageModel([], vocab_size=5, d_model=8),
+            "LanguageModel .* it raised RuntimeError: .*indices",
+        ),
+        (nn.Linear(7, 8), "Linear .* it raised RuntimeError: mat1 and mat2"),
+        (lambda x, y: x + y, "function .* it raised TypeError: .* argument: 'y'"),
+        (lambda x: (x, None), r"given \[3, 1, 8\] of floats, it returned tuple"),
+        (lambda x: x.sum(-1), r"returned \[3, 1\]"),
+        (lambda x: x.mT, r"returned \[3, 8, 1\]"),
+    ],
+    ids=["tokens", "width", "arguments", "tuple", "axes", "order"],
+)
+def test_what_does_not_map_sequences_is_refused(module: Callable, words: str, unchecked):
+    # The types' check would speak first.
+    with pytest.raises(ValueError, match=words):
+        certify(module, d_model=8)

@@ -85,6 +85,41 @@ def test_rounding_is_allowed(function: Callable[[Tensor], Tensor]):
     assert judge("precision", Mixing(function)).verdict == "holds"
 
 
+def by_cos_and_sin(angles: Tensor) -> Tensor:
+    return torch.complex(angles.cos(), angles.sin())
+
+
+def in_place(angles: Tensor) -> Tensor:
+    return torch.complex(angles.clone().cos_(), angles.clone().sin_())
+
+
+def by_polar(angles: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def by_exponential(angles: Tensor) -> Tensor:
+    return torch.complex(torch.zeros_like(angles), angles).exp()
+
+
+def by_exponential_in_place(angles: Tensor) -> Tensor:
+    return torch.complex(torch.zeros_like(angles), angles).exp_()
+
+
+@pytest.mark.parametrize(
+    "rotation", [by_cos_and_sin, in_place, by_polar, by_exponential, by_exponential_in_place]
+)
+def test_angles_in_fp32_are_allowed_however_they_turn(rotation: Callable[[Tensor], Tensor]):
+    def turn(x: Tensor) -> Tensor:
+        kind = torch.promote_types(x.dtype, torch.float32)
+        rates = torch.tensor([1.0, 0.3, 0.05, 0.02], dtype=kind)
+        turned = rotation(torch.arange(x.shape[1]).to(kind)[:, None] * rates)
+        pairs = torch.view_as_complex(x.to(kind).unflatten(-1, (4, 2)))
+        return torch.view_as_real(pairs * turned).flatten(-2).to(x.dtype)
+
+    found = judge("precision", Mixing(turn), rounding_len=8192)
+    assert found.verdict == "holds", found
+
+
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
@@ -178,6 +213,12 @@ def test_the_constant_state_is_stable_to_64k(options: dict):
     found = judge("stable", SSD(8, 2, d_state=4, **options), max_len=65_536)
     assert found.verdict == "holds"
     assert found.evidence.startswith("after 65536 tokens")
+
+
+def test_one_pass_is_read_whatever_the_time():
+    found = judge("stable", Mixing(torch.tanh), seconds=0.0)
+    assert found.verdict == "holds"
+    assert found.evidence.startswith("after 256 tokens")
 
 
 def test_attention_is_stable_for_the_time_given(monkeypatch):

@@ -84,3 +84,25 @@ def test_factored_experts_are_all_reachable():
 
 def test_what_has_no_table_has_none_to_reach():
     assert judge(nn.Identity()).verdict == "not applicable"
+
+
+class Unused(nn.Module):
+    """A module beside a table that it does not use."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module, self.spare = module, nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+
+def test_tables_without_any_gradient_are_left_to_gradient_reach():
+    found = judge(Unused(nn.Identity()))
+    assert found.verdict == "not applicable"
+    assert found.evidence == ("no table gets a gradient from 64 tokens: a matter of gradient reach")
+    found = judge(Unused(nn.Linear(8, 8)))
+    assert found.verdict == "holds"
+    assert found.evidence == (
+        "8 of 8 rows got a gradient from 64 tokens, leaving out spare without any"
+    )

@@ -87,6 +87,19 @@ def test_soft_mask_weighs_attention_by_sigma():
     torch.testing.assert_close(masked.matrix(x), weighed, rtol=0, atol=1e-12)
 
 
+def test_soft_mask_stays_above_padding():
+    mask = SoftMask(1, 4, 3).double()
+    mask.l.data = torch.tensor([[-1e6, -3000.0, -1.0]], dtype=torch.float64)
+    bias = mask(drawn(1, 1, 3, 4), torch.arange(3))[0, 0]
+    assert bias[:2].tolist() == [MASKED, MASKED]
+    assert MASKED < bias[2] < 0
+    layer = Attention(8, mask="soft", max_seq_len=8).double()
+    layer.get_parameter("mask.l").data.fill_(-3000.0)
+    x, left = drawn(1, 4, 8), torch.tensor([[False, False, True, True]])
+    padded = layer.prefill(x, keep=left)[0][:, 2:]
+    torch.testing.assert_close(padded, layer(x[:, 2:]), rtol=0, atol=1e-11)
+
+
 def test_value_mask_learns_in_two_steps():
     """A is alive at the start; dt wakes when A has moved."""
     mask = ValueMask(2, 4, 99).double()

@@ -94,6 +94,12 @@ def test_gradient_reach(options, dead):
     } == dead
 
 
+@pytest.mark.parametrize("k", [1, 6])
+def test_the_chosen_backend_is_shown(k):
+    layer = small(k=k)
+    assert layer.extra_repr().endswith(f"experts, {layer.backend}")
+
+
 def test_hook_points():
     layer, seen = small(), {}
     with hooks(layer, [(None, lambda tensor, point: seen.update({point.name: tensor}))]):
@@ -150,7 +156,7 @@ def test_default_sizes_fit(d_model):
     ("options", "words"),
     [
         ({"n_experts": 13}, "n_experts=13: .* prime; near numbers that factor: 12 = 3 × 4 and 15"),
-        ({"n_experts": 0}, "n_experts=0: must be ≥ 1"),
+        ({"n_experts": 0}, "n_experts=0: must be in 1 …"),
         ({"k": 13}, "k=13: must be in 1 … n_experts=12"),
         ({"k": 0}, "k=0: must be in 1 … n_experts=12"),
         ({"d_retrieval": 5}, "d_retrieval=5: must be ≥ 2 and even"),

@@ -44,7 +44,7 @@ def test_factor_loses_no_expert():
 @pytest.mark.parametrize(
     ("n_experts", "words"),
     [
-        (0, "n_experts=0: must be ≥ 1"),
+        (0, "n_experts=0: must be in 1 …"),
         (5, "n_experts=5: .* prime; near numbers that factor: 4 = 2 × 2 and 6 = 2 × 3"),
         (1021, "n_experts=1021: .* 1020 = 30 × 34 and 1023 = 31 × 33"),
     ],

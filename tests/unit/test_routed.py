@@ -83,6 +83,20 @@ def test_autocast_multiplies_in_its_dtype(backend):
     assert 1e-4 < error < 0.03
 
 
+def test_autocast_leaves_float64_alone():
+    x, weights, indices, experts = draw((13, 8, 16, 3, 2), gated=True, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = routed(x, weights, indices, experts, F.silu)
+    assert torch.equal(y, routed(x, weights, indices, experts, F.silu))
+
+
+@pytest.mark.parametrize(
+    ("backend", "end"), [("auto", "d_ff 8"), ("loop", ", loop"), ("grouped_mm", ", grouped_mm")]
+)
+def test_a_named_backend_is_shown(backend, end):
+    assert RoutedMoE(8, d_ff=8, backend=backend).extra_repr().endswith(end)
+
+
 def small(**options) -> RoutedMoE:
     torch.manual_seed(0)
     return RoutedMoE(8, **{"n_experts": 5, "k": 2, "d_ff": 6, **options}).double()

@@ -1,0 +1,52 @@
+"""The SSD layer in every variant, small and in fp64."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.layers.ssd import SSD
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def layer(**options: Any) -> SSD:
+    torch.manual_seed(0)
+    defaults: dict[str, Any] = {"d_state": 6, "n_groups": 2, "chunk_len": 4}
+    return SSD(12, 4, **(defaults | options)).double()
+
+
+def moved(**options: Any) -> SSD:
+    """Return the layer with noise on its parameters, so that it forgets, skips and gates."""
+    mixer = layer(**options)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(torch.randn_like(parameter) / 2)
+    return mixer
+
+
+POSITIONS, GATES = ("rope", "conv", "decay", "none"), ("none", "silu", "norm")
+VARIANTS: list[dict[str, Any]] = [
+    *(
+        {"position": position, "n_groups": g, "gate": gate}
+        for position, g, gate in product(POSITIONS, (1, 2, 4), GATES)
+    ),
+    {"rope_layout": "interleaved", "rope_base": 100.0},
+    {"groups": "tiled"},
+    {"groups": "tiled", "position": "conv", "gate": "norm"},
+    {"dt_init": "paper"},
+    {"dt_init": "paper", "position": "none"},
+    {"skip": False},
+    {"position": "conv", "skip": False, "conv_width": 1},
+    {"position": "conv", "conv_width": 2, "d_state": 5},
+    {"position": "conv", "conv_width": 7},
+    {"d_inner": 24, "position": "conv", "gate": "norm"},
+    {"d_inner": 8},
+]
+every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
+HOOKS = ["dt", "log_decay", "B_pre", "B_rot", "C_pre", "C_rot", "ssm_write", "ssm_state", "ssm_out"]
