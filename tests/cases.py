@@ -1,18 +1,14 @@
 """The layers, readings, backends and architectures that every law runs on: a new one is a line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lab.language_model import LanguageModel, ModelState
-from lab.laws import LAWS, Outcome, Reach
-from lab.layers.attention import Attention, AttentionState
+from lab.laws import Outcome, Reach
+from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.inner_function import InnerFunctionAttention
-from lab.layers.mask import stored
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
 from lab.layers.printed import (
@@ -25,144 +21,7 @@ from lab.layers.printed import (
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.layers.state import State
-from lab.models import ARCHITECTURES
-
-Kind = Literal["mixer", "transform", "model", "printed"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A module from [b t d_model] to the same shape, and how laws turn out on it.
-
-    Attributes:
-        name: of the test.
-        build: makes it.
-        dead: its parameters that learn nothing; the law of gradients fails by them.
-        verdicts: of laws that neither hold nor are what a module of its kind has (`expected`).
-        kind: what it can be asked; a printed reading shows its matrix, and does not decode.
-        d_model: width d.
-        lengths: of the probes.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    dead: Mapping[str, Reach] = field(default_factory=dict)
-    verdicts: Mapping[str, Outcome] = field(default_factory=dict)
-    kind: Kind = "mixer"
-    d_model: int = 8
-    lengths: tuple[int, ...] = (1, 2, 5, 16)
-
-    def make(self) -> nn.Module:
-        """Return the module with the same weights each time."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return self.build()
-
-
-class Told(nn.Module):
-    """An attention with the oracle mask, told to keep every third position and the fifth."""
-
-    relative = False
-
-    def __init__(self, mixer: Attention):
-        super().__init__()
-        self.mixer = mixer
-
-    def keep(self, x: Tensor) -> Tensor:
-        positions = torch.arange(4096, device=x.device)
-        return ((positions % 3 == 1) | (positions == 4)).expand(x.shape[0], -1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with stored(self.mixer, self.keep(x)):
-            return self.mixer(x)
-
-    def start(self, batch: int, position: int = 0) -> State:
-        return self.mixer.start(batch, position)
-
-    def prefill(
-        self, x: Tensor, state: AttentionState | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        with stored(self.mixer, self.keep(x)):
-            return self.mixer.prefill(x, state, keep)
-
-    def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, State]:
-        with stored(self.mixer, self.keep(x)):
-            return self.mixer.step(x, state)
-
-    def matrix(self, x: Tensor) -> Tensor:
-        with stored(self.mixer, self.keep(x)):
-            return self.mixer.matrix(x)
-
-    def values(self, x: Tensor) -> Tensor:
-        return self.mixer.values(x)
-
-    def project(self, x: Tensor, z: Tensor) -> Tensor:
-        return self.mixer.project(x, z)
-
-
-class Embedded(nn.Module):
-    """A language model from the embedded tokens to the last norm, which no table ends."""
-
-    relative = True
-
-    def __init__(self, model: LanguageModel):
-        super().__init__()
-        self.model = model.requires_grad_()
-        for outside in (model.embed, model.head):
-            outside.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model.embedded(x)
-
-    def start(self, batch: int, position: int = 0) -> ModelState:
-        return self.model.start(batch, position)
-
-    def prefill(
-        self, x: Tensor, state: ModelState | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, ModelState]:
-        return self.model.prefill_embedded(x, state, keep)
-
-    def step(self, x: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-        return self.model.step_embedded(x, state)
-
-
-def moved(module: nn.Module) -> nn.Module:
-    """Return the module with noise on its parameters, so that masks mask and gates gate."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) / 2)
-    return module
-
-
-def architecture(name: str, **sizes: int) -> nn.Module:
-    """Return an architecture at its smallest, every block of its unit in it."""
-    options = {} if name in ("doge", "llama") else {"S.chunk_len": 4}
-    return Embedded(
-        ARCHITECTURES[name](vocab_size=8, d_model=8, n_heads=2, d_ff=8, options=options, **sizes)
-    )
-
-
-def expected(case: Case) -> dict[str, Outcome]:
-    """Return how each law turns out on a case that is right but for what it says of itself."""
-    outcomes: dict[str, Outcome] = dict.fromkeys(LAWS, "holds")
-    # The type checks of the tests are not for torch.compile to look into: see test_compiled.
-    outcomes["forms agree"] = "not decided"
-    for law in NOT_OF_KIND[case.kind]:
-        outcomes[law] = "not applicable"
-    if case.dead:
-        outcomes["gradient reach"] = "fails"
-    return {**outcomes, **case.verdicts}
-
-
-DECODING = ("prefill = step", "relative", "padding")
-NOT_OF_KIND: dict[Kind, tuple[str, ...]] = {
-    "mixer": (),
-    "transform": (*DECODING, "matrix applies"),
-    "model": ("matrix applies",),
-    "printed": DECODING,
-}
-"""Laws that do not apply: what has no state, and no matrix."""
+from tests.case import Case, Told, architecture, moved
 
 NO_CHOICE: dict[str, Reach] = {"value_query.weight": "none", "value_keys": "none"}
 ZERO_KEYS: dict[str, Reach] = {"value_query.weight": "zero"}
@@ -184,6 +43,12 @@ MIXERS = [
     Case("attention", lambda: A(8)),
     Case("attention 2 heads", lambda: A(8, 2)),
     Case("attention grouped heads", lambda: A(8, 4, n_kv_heads=2)),
+    Case("attention one key head", lambda: A(8, 4, n_kv_heads=1)),
+    Case(
+        "attention grouped value window",
+        lambda: moved(A(16, 4, n_kv_heads=2, mask="value", window=3)),
+        d_model=16,
+    ),
     Case("attention interleaved", lambda: A(8, 2, rope_layout="interleaved", rope_base=100.0)),
     Case("attention no position", lambda: A(9, 3, position="none"), d_model=9),
     Case("attention wide values", lambda: A(8, 2, d_value=20)),
@@ -261,6 +126,11 @@ MIXERS = [
         verdicts={"stable": "fails"},
     ),
     Case("ssd convolution", lambda: SSD(8, 2, d_state=3, position="conv", chunk_len=4)),
+    Case(
+        "ssd convolution of groups",
+        lambda: SSD(8, 4, d_state=4, n_groups=2, position="conv", chunk_len=3),
+    ),
+    Case("ssd wide", lambda: SSD(8, 2, d_state=4, d_inner=16, chunk_len=4)),
     Case("ssd convolution of one", lambda: SSD(8, d_state=2, position="conv", conv_width=1)),
     Case("ssd gate", lambda: SSD(8, 2, d_state=4, gate="silu", chunk_len=4)),
     Case("ssd gated norm", lambda: SSD(8, 4, d_state=4, n_groups=2, gate="norm", chunk_len=4)),

@@ -6,7 +6,8 @@ import torch
 from lab.laws import certify, in_double, reach
 from lab.laws.probes import draw
 from lab.layers.state import Decoder
-from tests.cases import CASES, Case, expected
+from tests.case import Case, expected
+from tests.cases import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,0 +1,151 @@
+"""What a case of the laws is, and the adapters that make mixers and models one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lab.language_model import LanguageModel, ModelState
+from lab.laws import LAWS, Outcome, Reach
+from lab.layers.attention import Attention, AttentionState
+from lab.layers.mask import stored
+from lab.layers.state import State
+from lab.models import ARCHITECTURES
+
+Kind = Literal["mixer", "transform", "model", "printed"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module from [b t d_model] to the same shape, and how laws turn out on it.
+
+    Attributes:
+        name: of the test.
+        build: makes it.
+        dead: its parameters that learn nothing; the law of gradients fails by them.
+        verdicts: of laws that neither hold nor are what a module of its kind has (`expected`).
+        kind: what it can be asked; a printed reading shows its matrix, and does not decode.
+        d_model: width d.
+        lengths: of the probes.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    dead: Mapping[str, Reach] = field(default_factory=dict)
+    verdicts: Mapping[str, Outcome] = field(default_factory=dict)
+    kind: Kind = "mixer"
+    d_model: int = 8
+    lengths: tuple[int, ...] = (1, 2, 5, 16)
+
+    def make(self) -> nn.Module:
+        """Return the module with the same weights each time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.build()
+
+
+class Told(nn.Module):
+    """An attention with the oracle mask, told to keep every third position and the fifth."""
+
+    relative = False
+
+    def __init__(self, mixer: Attention):
+        super().__init__()
+        self.mixer = mixer
+
+    def keep(self, x: Tensor) -> Tensor:
+        positions = torch.arange(4096, device=x.device)
+        return ((positions % 3 == 1) | (positions == 4)).expand(x.shape[0], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with stored(self.mixer, self.keep(x)):
+            return self.mixer(x)
+
+    def start(self, batch: int, position: int = 0) -> State:
+        return self.mixer.start(batch, position)
+
+    def prefill(
+        self, x: Tensor, state: AttentionState | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        with stored(self.mixer, self.keep(x)):
+            return self.mixer.prefill(x, state, keep)
+
+    def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, State]:
+        with stored(self.mixer, self.keep(x)):
+            return self.mixer.step(x, state)
+
+    def matrix(self, x: Tensor) -> Tensor:
+        with stored(self.mixer, self.keep(x)):
+            return self.mixer.matrix(x)
+
+    def values(self, x: Tensor) -> Tensor:
+        return self.mixer.values(x)
+
+    def project(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.mixer.project(x, z)
+
+
+class Embedded(nn.Module):
+    """A language model from the embedded tokens to the last norm, which no table ends."""
+
+    relative = True
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        self.model = model.requires_grad_()
+        for outside in (model.embed, model.head):
+            outside.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.embedded(x)
+
+    def start(self, batch: int, position: int = 0) -> ModelState:
+        return self.model.start(batch, position)
+
+    def prefill(
+        self, x: Tensor, state: ModelState | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        return self.model.prefill_embedded(x, state, keep)
+
+    def step(self, x: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        return self.model.step_embedded(x, state)
+
+
+def moved(module: nn.Module) -> nn.Module:
+    """Return the module with noise on its parameters, so that masks mask and gates gate."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) / 2)
+    return module
+
+
+def architecture(name: str, **sizes: int) -> nn.Module:
+    """Return an architecture at its smallest, every block of its unit in it."""
+    options = {} if name in ("doge", "llama") else {"S.chunk_len": 4}
+    return Embedded(
+        ARCHITECTURES[name](vocab_size=8, d_model=8, n_heads=2, d_ff=8, options=options, **sizes)
+    )
+
+
+def expected(case: Case) -> dict[str, Outcome]:
+    """Return how each law turns out on a case that is right but for what it says of itself."""
+    outcomes: dict[str, Outcome] = dict.fromkeys(LAWS, "holds")
+    # The type checks of the tests are not for torch.compile to look into: see test_compiled.
+    outcomes["forms agree"] = "not decided"
+    for law in NOT_OF_KIND[case.kind]:
+        outcomes[law] = "not applicable"
+    if case.dead:
+        outcomes["gradient reach"] = "fails"
+    return {**outcomes, **case.verdicts}
+
+
+DECODING = ("prefill = step", "relative", "padding")
+NOT_OF_KIND: dict[Kind, tuple[str, ...]] = {
+    "mixer": (),
+    "transform": (*DECODING, "matrix applies"),
+    "model": ("matrix applies",),
+    "printed": DECODING,
+}
+"""Laws that do not apply: what has no state, and no matrix."""
