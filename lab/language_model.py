@@ -64,7 +64,8 @@ class Block(nn.Module):
         """Return the residual stream of one further token, and the mixer's state after it."""
         x = self.hook_resid_pre(x)
         if self.mixer is not None and self.norm_mixer is not None:
-            assert state is not None
+            if state is None:
+                raise ValueError("state is of another model: it has none for this mixer")
             y, state = self._decoder().step(self.norm_mixer(x)[:, 0], state)
             x = x + y[:, None]
         return self._transformed(x), state
@@ -190,9 +191,9 @@ class LanguageModel(nn.Module):
         keep: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d"], ModelState]:
         """Return `embedded` of t further tokens, and the state after them."""
-        check_decoding(x, state, keep)
+        check_decoding(x, state, keep, ModelState)
         position = next_position(x, state, keep)
-        before = (None,) * len(self.blocks) if state is None else state.blocks
+        before = self._carried(state)
         after = []
         for block, carried in zip(self._stack(), before, strict=True):
             x, carried = block.prefill(x, carried, keep)
@@ -203,9 +204,9 @@ class LanguageModel(nn.Module):
         self, x: Float[Tensor, "b d"], state: ModelState
     ) -> tuple[Float[Tensor, "b d"], ModelState]:
         """Return `embedded` of one further token a row, and the state after it."""
-        check_decoding(x, state)
+        check_decoding(x, state, kind=ModelState)
         after, x = [], x[:, None]
-        for block, carried in zip(self._stack(), state.blocks, strict=True):
+        for block, carried in zip(self._stack(), self._carried(state), strict=True):
             x, carried = block.step(x, carried)
             after.append(carried)
         return self.norm_final(x)[:, 0], ModelState(state.position + 1, tuple(after))
@@ -275,6 +276,13 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """Return how many numbers the model holds, frozen ones included, tied ones once."""
         return sum(p.numel() for p in self.parameters())
+
+    def _carried(self, state: ModelState | None) -> tuple[State | None, ...]:
+        if state is None:
+            return (None,) * len(self.blocks)
+        if len(state.blocks) != len(self.blocks):
+            raise ValueError(f"state has {len(state.blocks)} blocks, must be {len(self.blocks)}")
+        return state.blocks
 
     def _stack(self) -> list[Block]:
         blocks = list(self.blocks)

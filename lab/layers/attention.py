@@ -168,7 +168,7 @@ class Attention(nn.Module):
             ValueError: for a state of another batch or layer, a mask of another shape, or a
                 position outside the dynamic mask's table.
         """
-        check_decoding(x, state, keep)
+        check_decoding(x, state, keep, AttentionState)
         if state is not None:
             self._check_state(state)
         positions = token_positions(x.shape[1], x.device, state, keep)

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.ops.attention import MASKED
+from lab.ops.precision import own_precision
 
 Positions = Int[Tensor, " s"] | Int[Tensor, "b s"]
 """Where keys stand: [s] for 0 … s-1 in every row, [b s] for anywhere."""
@@ -156,7 +157,7 @@ class ValueMask(DynamicMask):
         In bf16 many of them would be equal, and a window would keep whichever stands later.
         """
         high = torch.promote_types(v.dtype, torch.float32)
-        with torch.autocast(v.device.type, enabled=False):
+        with own_precision(v):
             flat = rearrange(v, "b h s p -> b s (h p)").to(high)
             dt = F.softplus(F.linear(flat, self.dt.weight.to(high)))
             return rearrange(torch.exp(self.A.to(high) * dt), "b s h -> b h s")

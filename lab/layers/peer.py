@@ -1,6 +1,7 @@
 """PEER, parameter efficient expert retrieval: single-neuron experts and nothing else."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -16,7 +17,7 @@ from lab.ops.experts import Backend
 ScoreActivation = Literal["softmax", "relu", "sigmoid"]
 
 SCORE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda scores: scores.softmax(-1),
+    "softmax": partial(torch.softmax, dim=-1),
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
 }

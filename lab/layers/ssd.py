@@ -250,7 +250,7 @@ class SSD(nn.Module):
         Raises:
             ValueError: for a state of another batch or layer, or a mask of another shape.
         """
-        check_decoding(x, state, keep)
+        check_decoding(x, state, keep, SSDState)
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
         inputs, tail = self._inputs(x, state, keep)
@@ -266,7 +266,7 @@ class SSD(nn.Module):
         Raises:
             ValueError: for a state of another batch or layer.
         """
-        check_decoding(x, state)
+        check_decoding(x, state, kind=SSDState)
         x = x[:, None]
         inputs, tail = self._inputs(x, state)
         z, ssm = self._step(inputs, state.ssm)
@@ -315,6 +315,8 @@ class SSD(nn.Module):
         )
         B, C = self.hook_B_pre(B), self.hook_C_pre(C)
         tail = self._no_tail(values) if state is None else state.conv
+        if self.conv is None and tail.shape[1]:
+            raise ValueError(f"state.conv is {tail.shape[1]} wide, must be 0: nothing convolves")
         if self.conv is not None:
             joint = torch.cat([values, B.flatten(-2), C.flatten(-2)], dim=-1)
             joint, tail = self.conv(joint, tail, keep)

@@ -73,12 +73,19 @@ def next_position(
     return counted if start is None else start.position + counted
 
 
-def check_decoding(x: Tensor, state: State | None, keep: Tensor | None = None) -> None:
+def check_decoding(
+    x: Tensor, state: State | None, keep: Tensor | None = None, kind: type = tuple
+) -> None:
     """Hold a state and a padding mask to the tokens x [b t …] they come with.
 
+    Args:
+        kind: the class that the state must be of.
+
     Raises:
-        ValueError: for a state of another batch, or a mask of another shape or type.
+        ValueError: for a state of another layer or batch, or a mask of another shape or type.
     """
+    if state is not None and not isinstance(state, kind):
+        raise ValueError(f"state is of {type(state).__name__}, must be of {kind.__name__}")
     if state is not None and state.position.shape[0] != x.shape[0]:
         raise ValueError(f"state has batch {state.position.shape[0]}, must be x's {x.shape[0]}")
     if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):

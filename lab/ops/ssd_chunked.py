@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lab.ops.precision import as_given
+from lab.ops.precision import as_given, own_precision
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 
 CHUNK_LEN = 64
@@ -125,7 +125,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy, d_last):  # type: ignore[override]
         # Backward may be called where autocast is on, too.
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+        with own_precision(ctx.saved_tensors[0]):
             return _Chunked._backward(ctx, dy, d_last)
 
     @staticmethod

@@ -142,6 +142,17 @@ def test_a_state_of_another_batch_is_refused(unchecked, tokens):
         model.step(tokens[:, 0], state)
 
 
+def test_a_state_of_another_model_is_refused(unchecked, tokens):
+    model = build("SM AM", vocab_size=VOCAB, d_model=16)
+    for stack, words in (("AM AM", "must be of SSDState"), ("SM", "state has 1 blocks, must be 2")):
+        state = build(stack, vocab_size=VOCAB, d_model=16).start(3)
+        with pytest.raises(ValueError, match=words):
+            model.prefill(tokens, state)
+    state = build("SM NM", vocab_size=VOCAB, d_model=16).start(3)
+    with pytest.raises(ValueError, match="of another model"):
+        model.step(tokens[:, 0], state)
+
+
 def test_a_mixer_without_a_state_is_named():
     model = LanguageModel([Block(8, nn.Identity(), None)], vocab_size=VOCAB, d_model=8)
     with pytest.raises(ValueError, match="Identity cannot decode"):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lab.hooks import hooks
+from lab.layers.attention import Attention
 from lab.layers.ssd import SSD, SSDState
 from lab.layers.state import Decoder
 from tests.ssd_variants import HOOKS, POSITIONS, every_variant, layer, moved, normal
@@ -181,3 +182,15 @@ def test_refuses_the_tail_of_another_convolution(unchecked):
     for call in (mixer.prefill, lambda x, state: mixer.step(x[:, 0], state)):
         with pytest.raises(ValueError, match=r"tail is \[2, 2, 36\], must be \[2, 3, 36\]"):
             call(normal(2, 5, 12), other.start(2))
+
+
+def test_refuses_the_state_of_another_mixer(unchecked):
+    mixer, x = layer(), normal(2, 5, 12)
+    other = Attention(12, 2).double().start(2)
+    for call in (mixer.prefill, lambda x, state: mixer.step(x[:, 0], state)):
+        with pytest.raises(ValueError, match="state is of AttentionState, must be of SSDState"):
+            call(x, other)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"state.conv is 3 wide, must be 0"):
+            call(x, layer(position="conv").start(2))
+    with pytest.raises(ValueError, match="state is of SSDState, must be of AttentionState"):
+        Attention(12, 2).double().prefill(x, mixer.start(2))  # type: ignore[arg-type]
