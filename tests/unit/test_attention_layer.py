@@ -1,0 +1,156 @@
+"""The attention layer: torch's own, grouped heads, positions, hooks, what is refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.hooks import hook_points, hooks, run_with_cache
+from lab.layers.attention import Attention, Mask, Position
+from lab.layers.mask import stored
+from lab.ops.attention import MASKED, Backend, attention_pattern
+from lab.ops.rope import Layout, rotate
+from lab.ops.top_keys import top_keys
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_layer_is_torchs_attention():
+    layer, x = Attention(12, 3, position="none").double(), drawn(2, 10, 12)
+    q, k, v = (m(x).view(2, 10, 3, 4).transpose(1, 2) for m in (layer.q, layer.k, layer.v))
+    z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(layer(x), layer.out(z.transpose(1, 2).reshape(2, 10, 12)))
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("mask", ["none", "value"])
+def test_grouped_heads_are_repeated_ones(mask: Mask, n_kv_heads: int):
+    """Query head i reads key head i // (4 / n_kv_heads): an attention of repeated weights."""
+    layer = Attention(
+        16, 4, n_kv_heads=n_kv_heads, mask=mask, window=3 if mask == "value" else None
+    )
+    assert layer.k.weight.shape == (4 * n_kv_heads, 16)
+    layer, x = layer.double(), drawn(2, 9, 16)
+    z = []
+    q = layer.q(x).unflatten(-1, (4, 4))
+    k, v = (f(x).unflatten(-1, (n_kv_heads, 4)) for f in (layer.k, layer.v))
+    bias = drawn(2, n_kv_heads, 9)
+    if layer.mask is not None:
+        nn.init.ones_(layer.get_parameter("mask.A"))
+        bias = layer.mask(v.transpose(1, 2), torch.arange(9))
+        assert bias.shape == (2, n_kv_heads, 9)
+    for i in range(4):
+        j = i // (4 // n_kv_heads)
+        turned_q, turned_k = (rotate(y, torch.arange(9)).transpose(1, 2) for y in (q, k))
+        key_bias = None if layer.mask is None else bias[:, [j]]
+        keep = None if layer.mask is None else top_keys(bias[:, [j]], 3, 9)
+        pattern = attention_pattern(turned_q[:, [i]], turned_k[:, [j]], key_bias, keep)
+        z.append(pattern @ v[:, :, j][:, None])
+    right = layer.out(torch.cat(z, dim=1).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), right, rtol=0, atol=1e-12)
+    applied = layer.project(x, layer.matrix(x) @ layer.values(x))
+    torch.testing.assert_close(applied, right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_shifting_positions_changes_nothing(layout: Layout):
+    """Rotary positions are relative: behind seven keys that a mask removes, the same output."""
+    shifted = Attention(8, 2, mask="oracle", rope_layout=layout, rope_base=50.0).double()
+    x = drawn(2, 9, 8)
+    longer = torch.cat([drawn(2, 7, 8, seed=1), x], dim=1)
+    keep = (torch.arange(16) >= 7).expand(2, 16)
+    with stored(shifted, keep):
+        later = shifted(longer)[:, 7:]
+        # Control: keys alone moved by one position.
+        slip = ("hook_rot_k", lambda k, _: k.roll(1, dims=1))
+        with hooks(shifted, [slip]):
+            wrong = shifted(longer)[:, 7:]
+    with stored(shifted, keep[:, 7:]):
+        here = shifted(x)
+    torch.testing.assert_close(later, here, rtol=0, atol=1e-12)
+    assert (wrong - here).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("position", "same"), [("none", True), ("rope", False)])
+def test_without_positions_the_past_is_a_set(position: Position, same: bool):
+    layer, x = Attention(8, 2, position=position).double(), drawn(1, 6, 8)
+    swapped = x[:, [1, 0, 2, 3, 4, 5]]
+    assert torch.allclose(layer(x)[:, 2:], layer(swapped)[:, 2:], atol=1e-12) == same
+
+
+HOOKS = {
+    "hook_q": (2, 7, 2, 4),
+    "hook_k": (2, 7, 2, 4),
+    "hook_v": (2, 7, 2, 4),
+    "hook_rot_q": (2, 7, 2, 4),
+    "hook_rot_k": (2, 7, 2, 4),
+    "hook_dynamic_mask": (2, 2, 1, 7),
+    "hook_attn_scores": (2, 2, 7, 7),
+    "hook_pattern": (2, 2, 7, 7),
+    "hook_z": (2, 7, 2, 4),
+}
+
+
+@pytest.mark.parametrize("mask", ["none", "soft", "value"])
+def test_hooks_see_every_tensor_and_change_nothing(mask: Mask):
+    layer, x = Attention(8, 2, mask=mask).double(), drawn(2, 7, 8)
+    y, cache = run_with_cache(layer, x)
+    assert {name: tuple(tensor.shape) for name, tensor in cache.items()} == HOOKS
+    torch.testing.assert_close(y, layer(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(cache["hook_pattern"], layer.matrix(x), rtol=0, atol=0)
+    assert set(hook_points(layer)) == set(HOOKS)
+
+
+@pytest.mark.parametrize("name", list(HOOKS))
+def test_a_replacement_has_effect(name: str):
+    layer, x = Attention(8, 2, mask="value").double(), drawn(2, 7, 8)
+    nn.init.ones_(layer.get_parameter("mask.A"))
+    with hooks(layer, [(name, lambda tensor, _: tensor.roll(1, dims=-1).nan_to_num(neginf=0.0))]):
+        changed = layer(x)
+    assert (changed - layer(x)).abs().max() > 1e-4
+
+
+def test_a_hook_puts_a_mask_on_any_attention():
+    layer, x = Attention(8, 2).double(), drawn(2, 7, 8)
+
+    def remove_third(bias: Tensor, _: object) -> Tensor:
+        bias = bias.clone()
+        bias[..., 2] = MASKED
+        return bias
+
+    with hooks(layer, [("hook_dynamic_mask", remove_third)]):
+        assert not layer.matrix(x)[..., 3:, 2].any()
+        fast = layer(x)
+        explicit = layer.project(x, layer.matrix(x) @ layer.values(x))
+    torch.testing.assert_close(fast, explicit, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_model": 9, "n_heads": 2}, "d_model=9 must be a positive multiple of n_heads=2"),
+        ({"d_model": 8, "n_heads": 0}, "n_heads=0"),
+        ({"d_model": 16, "n_heads": 8, "n_kv_heads": 3}, "n_kv_heads=3 must divide n_heads=8"),
+        ({"d_model": 8, "n_heads": 2, "n_kv_heads": 0}, "n_kv_heads=0 must divide n_heads=2"),
+        ({"d_model": 8, "backend": "xla"}, "backend='xla' must be one of auto, sdpa, flex"),
+        ({"d_model": 8, "n_heads": 2, "d_value": 3}, "d_value=3 must be a positive multiple"),
+        ({"d_model": 9, "n_heads": 3}, "must be even for position='rope'"),
+        ({"d_model": 8, "position": "alibi"}, "position='alibi' must be one of rope, none"),
+        ({"d_model": 8, "rope_layout": "thirds"}, "must be one of half, interleaved"),
+        ({"d_model": 8, "mask": "hard"}, "must be one of none, literal, straight-through, soft"),
+        ({"d_model": 8, "window": 4}, "window=4 needs a mask"),
+        ({"d_model": 8, "mask": "value", "window": 0}, "window=0 must be at least 1"),
+    ],
+)
+def test_errors_name_field_value_and_bound(unchecked, options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        Attention(**options)
+
+
+@pytest.mark.parametrize(
+    ("backend", "end"), [("auto", "no mask"), ("sdpa", ", sdpa"), ("flex", ", flex")]
+)
+def test_a_named_backend_is_shown(backend: Backend, end: str):
+    assert Attention(8, backend=backend).extra_repr().endswith(end)
