@@ -6,13 +6,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from lab.laws.probes import draw
+
 M = TypeVar("M", bound=nn.Module)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     """Return normal numbers in fp64 that depend on shape and seed alone."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return draw(shape, seed)
 
 
 def seeded(build: Callable[[], M], seed: int = 0) -> M:

@@ -11,7 +11,8 @@ from lab.hooks import HookPoint
 from lab.layers.choices import one_of
 from lab.layers.mask import MASKS, Positions
 from lab.layers.state import check_decoding, next_position, token_positions
-from lab.ops.attention import PADDED, Backend, attend, attention_scores, repeat_heads
+from lab.ops.attention import PADDED, Backend, attend, attention_scores
+from lab.ops.attention_kernels import repeat_heads
 from lab.ops.rope import Layout, apply_rotary, rotary_table
 from lab.ops.top_keys import top_keys
 

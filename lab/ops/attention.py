@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lab.ops.attention_kernels import cpu_flash, flex, fold
+from lab.ops.attention_kernels import cpu_flash, flex, fold, repeat_heads
 from lab.ops.precision import own_precision
 from lab.ops.top_keys import causal_keep, ranks_and_floors, top_keys
 
@@ -123,13 +123,6 @@ def attend(
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return z[..., :d_value]
-
-
-def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
-    """Return x [b h_kv …] with each head as often as query heads read it: [b h …]."""
-    if x.shape[1] == n_heads:
-        return x
-    return x.repeat_interleave(n_heads // x.shape[1], dim=1)
 
 
 def attention_scores(

@@ -20,6 +20,13 @@ BLOCK = 128
 """Queries, and keys, that flex_attention reads or skips together; its own default."""
 
 
+def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
+    """Return x [b h_kv …] with each head as often as query heads read it: [b h …]."""
+    if x.shape[1] == n_heads:
+        return x
+    return x.repeat_interleave(n_heads // x.shape[1], dim=1)
+
+
 def fold(
     q: Float[Tensor, "b h t p"], k: Float[Tensor, "b h_kv s p"], bias: Float[Tensor, "b h_kv s"]
 ) -> tuple[Tensor, Tensor]:
@@ -69,7 +76,7 @@ _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 
 def _rows(bias: Float[Tensor, "b h_kv s"], n_heads: int) -> Float[Tensor, "b h 1 s"]:
-    return bias.repeat_interleave(n_heads // bias.shape[1], dim=1)[:, :, None]
+    return repeat_heads(bias, n_heads)[:, :, None]
 
 
 class _Biased(torch.autograd.Function):

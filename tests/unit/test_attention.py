@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lab.ops.attention import (
     LARGEST_KEEP,
@@ -15,11 +13,11 @@ from lab.ops.attention import (
     attend,
     attention_pattern,
     attention_scores,
-    repeat_heads,
     resolve_attention_backend,
 )
-from lab.ops.attention_kernels import BLOCK, _causal_blocks, fold
+from lab.ops.attention_kernels import BLOCK, _causal_blocks, fold, repeat_heads
 from lab.ops.top_keys import causal_keep, top_keys
+from tests.largest import Largest
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -121,20 +119,6 @@ def test_the_causal_blocks_are_those_of_the_matrix(t: int, s: int):
             for pair in zip(listed, counts, strict=True)
         ]
         assert cut[0] == cut[1]
-
-
-class Largest(TorchDispatchMode):
-    """Records the size of the largest tensor any operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.numel = max([self.numel, *(x.numel() for x in tensors)])
-        return out
 
 
 def test_the_causal_blocks_are_built_once_and_without_the_matrix():

@@ -1,8 +1,6 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lab.ops import experts_dense
 from lab.ops.experts import (
@@ -12,6 +10,7 @@ from lab.ops.experts import (
     naive_expert_sum,
     resolve_experts_backend,
 )
+from tests.largest import Largest
 
 SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 2, 4, 7), (2, 5, 8, 3, 2, 4)]
 """b, t, d, h, k, e; the last with more choices than experts."""
@@ -182,20 +181,6 @@ def test_an_unknown_backend():
     for form, left in ((expert_scores, x), (expert_sum, weights)):
         with pytest.raises(ValueError, match="backend='sparse' must be one of auto, gather, dense"):
             form(left, table, indices, "sparse")
-
-
-class Largest(TorchDispatchMode):
-    """Records the size of the largest tensor any operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        self.numel = max([self.numel, *(t.numel() for t in tensors)])
-        return out
 
 
 def test_chosen_rows_are_never_materialised():
