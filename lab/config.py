@@ -132,6 +132,7 @@ class Runtime(_Config):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     max_minutes: float | None = option(None, "stop, resumably, after this many minutes")
     checkpoint_every: int = option(200, "steps between checkpoints")
+    history: bool = option(True, "keep the weights of some 30 to 50 steps: how training went")
 
     def __post_init__(self):
         _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "≥ 1")

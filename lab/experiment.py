@@ -13,6 +13,7 @@ import torch
 from lab.config import Runtime, TrainConfig
 from lab.device import bf16_pays, choose_device
 from lab.files import locked
+from lab.history import Pace
 from lab.runs import Run
 from lab.train import DivergedError, Row, State, evaluate, fit, score
 from lab.user_mixer import mixers_checked
@@ -76,7 +77,7 @@ def carry_out(
         if done is not None and done["stopped"] in ("solved", "budget"):
             return done
         state = run.load(device)
-        run.rewind_metrics(state.step)
+        run.rewind(state.step)
         precision = run.train.precision
         if precision == "auto":
             precision = "bf16" if bf16_pays(device) else "fp32"
@@ -127,9 +128,15 @@ def _train(
     began = time.monotonic()
     if _solved(run.last_evaluation(), state.step, run.train):
         return Ending("solved")
+    pace = Pace()
+    # As if it had not been interrupted.
+    for before in run.metrics():
+        pace.due(before["step"], before["accuracy"])
     with interrupts() as interrupted:
         for row in fit(run.task, state, run.train, precision):
             told(row)
+            if pace.due(row.step, row.accuracy) and runtime.history:
+                run.keep(state)
             number = interrupted()
             late = (
                 runtime.max_minutes is not None

@@ -3,8 +3,9 @@
     config.json      task, model, training: enough to train again
     metrics.jsonl    one row a step
     checkpoint/      step-N folders: weights and optimiser as safetensors, state.json with digests
+    history/         weights kept along the way, for analysis
     result.json      how it ended
-    report.html      what analysis made of it
+    analysis.json    what analysis measured, report.html what it made of it
 
 Files are written under a temporary name and renamed, so that none is ever half there; metrics.jsonl
 alone grows by lines. Nothing is unpickled on load.
@@ -21,7 +22,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from lab import checkpoint
+from lab import checkpoint, history
 from lab.config import ModelConfig, TrainConfig
 from lab.files import FORMAT, RunError, read_json, write, write_json, writing
 from lab.models import LanguageModel, build
@@ -128,7 +129,7 @@ class Run:
         for line in file.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 row = json.loads(line)
-                if isinstance(row, dict) and {"step", "seconds"} <= row.keys():
+                if isinstance(row, dict) and {"step", "loss", "accuracy", "seconds"} <= row.keys():
                     rows.append(row)
         return rows
 
@@ -137,10 +138,15 @@ class Run:
         evaluated = [row for row in self.metrics() if "test_accuracy" in row]
         return evaluated[-1] if evaluated else {}
 
-    def rewind_metrics(self, step: int) -> None:
-        """Drop the rows after a step: they will be computed again."""
+    def rewind(self, step: int) -> None:
+        """Drop the rows and the kept weights of later steps: those will be taken again.
+
+        Raises:
+            RunError: when the folder cannot be written.
+        """
         kept = [row for row in self.metrics() if row["step"] <= step]
         with writing(self.path):
+            history.rewind(self.path, step)
             write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
     @contextlib.contextmanager
@@ -194,6 +200,38 @@ class Run:
                 f"{self.path}: no checkpoint of step {step}; has {list(saved) or 'none'}"
             )
         return checkpoint.restore(saved[step], state)
+
+    def keep(self, state: State) -> None:
+        """Keep the weights after this step, for analysis; those that are not finite are not kept.
+
+        Raises:
+            RunError: when they cannot be written; nothing half-written stays.
+        """
+        with writing(self.path):
+            history.save(self.path, state.step, state.model)
+
+    def steps(self) -> list[int]:
+        """Return the steps whose weights there are: 0, the kept ones and the checkpoints'."""
+        return sorted({0, *history.saved(self.path), *self.checkpoints()})
+
+    def weights(self, step: int) -> LanguageModel:
+        """Return the model as it was after a step, in evaluation mode, on the CPU.
+
+        Raises:
+            RunError: when there are no such weights, they cannot be read or do not fit, or the
+                model cannot be built.
+        """
+        if step not in self.steps():
+            has = ", ".join(map(str, self.steps()))
+            raise RunError(f"{self.path}: no weights of step {step}; has {has}")
+        if step in self.checkpoints():
+            return self.load("cpu", step).model.eval()
+        try:
+            model = self.build().eval()
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from error
+        kept = history.saved(self.path)
+        return history.restore(kept[step], model) if step in kept else model
 
     def result(self) -> dict[str, Any] | None:
         """Return result.json, or None while there is none.
