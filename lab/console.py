@@ -1,14 +1,14 @@
 """What a training run shows while it goes and when it ends. Progress goes to stderr."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab.anatomy import Anatomy, Part
@@ -81,6 +81,23 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
         yield on_plan, on_row
 
 
+@contextmanager
+def counting(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """Show a live bar over things done one after the other; yields what is told each beginning."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        shown = bar.add_task("", total=len(names), completed=-1)
+
+        def on_begin(name: str) -> None:
+            bar.update(shown, advance=1, description=name)
+
+        yield on_begin
+        bar.update(shown, completed=len(names), description="done")
+
+
 def _cost(times: list[float], steps_left: int) -> str:
     each = median(times[i] for i in MEASURED_STEPS)
     return (
@@ -114,6 +131,17 @@ def _cell(value: object) -> str:
     if value is None:
         return "—"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def comparison_table(runs: list[dict[str, Any]]) -> Table:
+    """Return runs beside each other, as `lab compare` puts them in its page."""
+    names = ("name", "model", "accuracy", "mechanism", "steps", "rows_per_second", "parameters")
+    table = Table(box=None)
+    for name in names:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for run in runs:
+        table.add_row(*(_cell(run[name]) for name in names))
+    return table
 
 
 def result_table(result: dict[str, Any]) -> Table:
