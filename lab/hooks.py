@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 HookFn = Callable[[Tensor, "HookPoint"], Tensor | None]
@@ -13,6 +15,10 @@ NamesFilter = str | list[str] | Callable[[str], bool] | None
 """Which points to keep: one name, several, a predicate, or None for all."""
 
 
+def _uncompiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compiler.disable(fn))
+
+
 class HookPoint(nn.Module):
     """An identity module that gives a tensor a name.
 
@@ -20,29 +26,65 @@ class HookPoint(nn.Module):
     it to; without hooks the point costs one call.
     """
 
-    name: str = ""
+    def __init__(self):
+        super().__init__()
+        self.name = ""
+        # Compiled code asks anew for what it has read of a module. It reads this; torch's own
+        # hooks it would skip where they came later, and keep where they are gone.
+        self.hooked = False
+        self._fns: dict[tuple[bool, int], HookFn] = {}
 
     @property
     def active(self) -> bool:
         """Whether a hook is attached."""
-        return bool(self._forward_hooks)
+        return self.hooked or bool(self._forward_hooks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` as it is."""
+        """Return `x` as it is, or what the hooks make of it."""
+        return self._through_hooks(x) if self.hooked else x
+
+    def add_hook(self, fn: HookFn, *, last: bool = False) -> Callable[[], None]:
+        """Attach a hook, and return what takes it off.
+
+        Args:
+            fn: acts on what the hooks before it left.
+            last: act after those that come later too, to meet what passes on in the end.
+        """
+        key = last, max((number for _, number in self._fns), default=0) + 1
+        self._fns[key] = fn
+        self.hooked = True
+
+        def remove() -> None:
+            self._fns.pop(key, None)
+            self.hooked = bool(self._fns)
+
+        return remove
+
+    @_uncompiled
+    def _through_hooks(self, x: Tensor) -> Tensor:
+        for _, fn in sorted(self._fns.items(), key=lambda item: item[0]):
+            replaced = fn(x, self)
+            x = x if replaced is None else replaced
         return x
 
 
 def hook_points(model: nn.Module) -> dict[str, HookPoint]:
-    """Return the model's points by dotted name."""
-    points = {n: m for n, m in model.named_modules() if isinstance(m, HookPoint)}
+    """Return the model's points by dotted name, compiled shells left out of it."""
+    points = {
+        n.replace(f"{_SHELL}.", ""): m for n, m in model.named_modules() if isinstance(m, HookPoint)
+    }
     for name, point in points.items():
         point.name = name
     return points
 
 
+_SHELL = "_orig_mod"
+"""What torch.compile's module calls the one that it wraps."""
+
+
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside a compiled one: torch.compile skips hooks that come later."""
-    inner = getattr(model, "_orig_mod", model)
+    """Return the module inside a compiled one."""
+    inner = getattr(model, _SHELL, model)
     assert isinstance(inner, nn.Module)
     return inner
 
@@ -73,9 +115,11 @@ def matching(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint
 def hooks(model: nn.Module, fwd_hooks: list[tuple[NamesFilter, HookFn]]) -> Iterator[nn.Module]:
     """Attach hooks for the length of a `with` block; they come off on any exception too.
 
+    They act in compiled code as well, which is compiled anew where a point has its first hook:
+    broken up there, so that torch.compile(fullgraph=True) refuses.
+
     Args:
-        model: any module that holds hook points; a compiled one is unwrapped, and must then be
-            called through what this yields.
+        model: any module that holds hook points, compiled or not; yielded without its shell.
         fwd_hooks: pairs of (name, names or predicate; function of tensor and point).
 
     Raises:
@@ -85,15 +129,20 @@ def hooks(model: nn.Module, fwd_hooks: list[tuple[NamesFilter, HookFn]]) -> Iter
     with ExitStack() as stack:
         for names_filter, fn in fwd_hooks:
             for point in matching(model, names_filter).values():
-
-                def call(
-                    module: nn.Module, args: tuple[Tensor], output: Tensor, fn: HookFn = fn
-                ) -> Tensor | None:
-                    assert isinstance(module, HookPoint)
-                    return fn(output, module)
-
-                stack.callback(point.register_forward_hook(call).remove)
+                stack.callback(point.add_hook(fn))
         yield model
+
+
+def run_with_hooks(
+    model: nn.Module, tokens: Tensor, fwd_hooks: list[tuple[NamesFilter, HookFn]]
+) -> Tensor:
+    """Run the model once with hooks, and return its logits [b t v].
+
+    Raises:
+        ValueError: for a name that matches no point.
+    """
+    with hooks(model, fwd_hooks) as model:
+        return model(tokens)
 
 
 class _StopError(Exception):

@@ -267,6 +267,12 @@ class LanguageModel(nn.Module):
         """See `lab.hooks.run_with_cache`."""
         return hooks.run_with_cache(self, tokens, names_filter, stop_at_layer)
 
+    def run_with_hooks(
+        self, tokens: Int[Tensor, "b t"], fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
+    ) -> Float[Tensor, "b t v"]:
+        """See `lab.hooks.run_with_hooks`."""
+        return hooks.run_with_hooks(self, tokens, fwd_hooks)
+
     def hooks(
         self, fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
     ) -> AbstractContextManager[nn.Module]:

@@ -49,6 +49,15 @@ class Batch:
     roles: Tensor
     links: Mapping[str, Tensor]
 
+    def __getitem__(self, rows: slice) -> "Batch":
+        """Return some of the rows."""
+        return Batch(
+            self.inputs[rows],
+            self.targets[rows],
+            self.roles[rows],
+            Links(lambda: {name: link[rows] for name, link in self.links.items()}),
+        )
+
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same rows on another device."""
         return Batch(

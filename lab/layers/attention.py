@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -192,11 +193,18 @@ class Attention(nn.Module):
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
 
-    def matrix(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t s"]:
-        """Return the attention pattern; quadratic, for analysis."""
+    def matrix(
+        self, x: Float[Tensor, "b s d"], rows: slice | None = None
+    ) -> Float[Tensor, "b h t s"]:
+        """Return the attention pattern, or some of its rows; quadratic, for analysis."""
+        first, last, _ = (rows or slice(None)).indices(x.shape[1])
         positions = token_positions(x.shape[1], x.device)
         q, k = self._rotated(x, positions)
-        return self._pattern(q, k, self._key_bias(self._head_values(x), positions))
+        bias = self._key_bias(self._head_values(x), positions)
+        # The rows' queries stand at the last of the keys, as in decoding.
+        bias = None if bias is None else bias[..., :last]
+        pattern = self._pattern(q[:, :, first:last], k[:, :, :last], bias)
+        return F.pad(pattern, (0, x.shape[1] - last))
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
         """Return what the matrix mixes, for each query head."""

@@ -158,8 +158,8 @@ def balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
     ...     loss = cross_entropy(model(tokens))
     >>> loss = sum(losses, start=loss)  # doctest: +SKIP
 
-    One scalar a layer and pass, in the order of the layers; none where nothing routes. A compiled
-    model is looked into, but must itself not be called: compiled code skips hooks.
+    One scalar a layer and pass, in the order of the layers; none where nothing routes. It works
+    in compiled code too (`lab.hooks`).
     """
     losses: list[Tensor] = []
     names = [name for name in hook_points(model) if name.split(".")[-1] == BALANCE_HOOK]

@@ -273,10 +273,12 @@ class SSD(nn.Module):
         y = self.project(x, rearrange(z, "b t h p -> b h t p"))
         return y[:, 0], SSDState(ssm, tail, state.position + 1)
 
-    def matrix(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t s"]:
-        """Return M̃, with dt on its columns and D on its diagonal; quadratic, for analysis."""
+    def matrix(
+        self, x: Float[Tensor, "b s d"], rows: slice | None = None
+    ) -> Float[Tensor, "b h t s"]:
+        """Return M̃, dt on its columns, D on its diagonal, or some rows; quadratic, for analysis."""
         _, dt, log_decay, B, C = self._inputs(x)[0]
-        return matrix_from_decay(dt, log_decay, B, C, self.D)
+        return matrix_from_decay(dt, log_decay, B, C, self.D, rows)
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
         """Return what the matrix mixes, convolved where the position is a convolution."""

@@ -5,6 +5,7 @@ They compute in the dtype they are given, under autocast too; fp64 is what the o
 """
 
 import torch
+import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
@@ -68,20 +69,29 @@ def ssd_matrix(
 
 @as_given
 def matrix_from_decay(
-    dt: Float[Tensor, "b t h"],
-    log_decay: Float[Tensor, "b t h"],
-    B: Float[Tensor, "b t g n"],
-    C: Float[Tensor, "b t g n"],
+    dt: Float[Tensor, "b s h"],
+    log_decay: Float[Tensor, "b s h"],
+    B: Float[Tensor, "b s g n"],
+    C: Float[Tensor, "b s g n"],
     D: Float[Tensor, " h"] | None = None,
+    rows: slice | None = None,
 ) -> Float[Tensor, "b h t s"]:
-    """Return `ssd_matrix` for log-decays ≤ 0 that need not be dt·A."""
-    t, h = dt.shape[1:]
-    L = segment_sums(rearrange(log_decay, "b t h -> b h t")).exp()
-    scores = einsum(per_head(C, h), per_head(B, h), "b t h n, b s h n -> b h t s")
-    M = L * scores * rearrange(dt, "b s h -> b h 1 s")
-    if D is None:
-        return M
-    return M + D[:, None, None] * torch.eye(t, dtype=M.dtype, device=M.device)
+    """Return `ssd_matrix`, or some of its rows, for log-decays ≤ 0 that need not be dt·A."""
+    s, h = dt.shape[1:]
+    first, last, _ = (rows or slice(None)).indices(s)
+    a = rearrange(log_decay, "b s h -> b h s")
+    # A segment that begins before the rows is two sums, up to the first row and from there on.
+    before = F.pad(a[..., 1:first].flip(-1).cumsum(-1).flip(-1), (0, min(first, 1)))
+    since = a[..., first:last].cumsum(-1)
+    outside = since[..., :, None] + before[..., None, :]
+    L = torch.cat([outside, segment_sums(a[..., first:last])], dim=-1).exp()
+    scores = einsum(
+        per_head(C[:, first:last], h), per_head(B[:, :last], h), "b t h n, b s h n -> b h t s"
+    )
+    M = L * scores * rearrange(dt[:, :last], "b s h -> b h 1 s")
+    if D is not None:
+        M[..., first:].diagonal(dim1=-2, dim2=-1).add_(D[:, None])
+    return F.pad(M, (0, s - last))
 
 
 @as_given

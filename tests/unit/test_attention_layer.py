@@ -1,5 +1,7 @@
 """The attention layer: torch's own, grouped heads, positions, hooks, what is refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,6 +54,35 @@ def test_grouped_heads_are_repeated_ones(mask: Mask, n_kv_heads: int):
     torch.testing.assert_close(layer(x), right, rtol=0, atol=1e-12)
     applied = layer.project(x, layer.matrix(x) @ layer.values(x))
     torch.testing.assert_close(applied, right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rows", [slice(0, 5), slice(4, 9), slice(6, 7), slice(9, None), slice(3, 3)]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"position": "none", "n_kv_heads": 1},
+        {"rope_layout": "interleaved", "d_value": 8},
+        {"mask": "value", "n_kv_heads": 2, "window": 3},
+        {"mask": "value", "window": 1},
+        {"mask": "soft", "window": 4},
+        {"mask": "straight-through"},
+        {"mask": "literal"},
+        {"mask": "oracle"},
+    ],
+    ids=str,
+)
+def test_some_rows_of_the_matrix_are_those_of_the_whole(options: dict, rows: slice):
+    layer, x = Attention(16, 4, **options).double(), drawn(2, 13, 16)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    keep = torch.arange(13) % 3 != torch.tensor([[0], [1]])
+    with stored(layer, keep) if options.get("mask") == "oracle" else nullcontext():
+        some, whole = layer.matrix(x, rows=rows), layer.matrix(x)
+    torch.testing.assert_close(some, whole[:, :, rows], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -25,6 +25,17 @@ def test_layer_applies_its_matrix_and_every_parameter_learns(options):
         assert parameter.grad.all(), name
 
 
+@every_variant
+@pytest.mark.parametrize(
+    "rows", [slice(0, 5), slice(4, 9), slice(6, 7), slice(9, None), slice(3, 3)]
+)
+def test_some_rows_of_the_matrix_are_those_of_the_whole(options, rows):
+    mixer, x = moved(**options), normal(2, 13, 12)
+    some = mixer.matrix(x, rows=rows)
+    # Decays are summed in another order: fp64's rounding.
+    torch.testing.assert_close(some, mixer.matrix(x)[:, :, rows], rtol=1e-9, atol=1e-12)
+
+
 def rates(mixer: SSD) -> Tensor:
     """Return A."""
     assert mixer.A_log is not None
