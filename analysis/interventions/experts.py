@@ -1,0 +1,133 @@
+"""Interventions on a layer of experts: taking some out, or putting others in."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from analysis.interventions.places import Indices, block_at, indices, paired, within
+from lab.hooks import HookPoint, unwrap
+from lab.layers.retrieval import RetrievedExperts
+from lab.layers.routed import RoutedMoE
+
+Experts = RetrievedExperts | RoutedMoE
+"""CDMoE and PEER; routed experts, shared ones beside them or not."""
+
+
+def experts_at(model: nn.Module, layer: int) -> Experts:
+    """Return a block's layer of experts.
+
+    Raises:
+        ValueError: for a layer that the model has not, or one without experts.
+    """
+    mlp = block_at(model, layer).mlp
+    mlp = None if mlp is None else unwrap(mlp)
+    if not isinstance(mlp, Experts):
+        name = "no state transform" if mlp is None else type(mlp).__name__
+        raise ValueError(
+            f"{layer=}: {name} has no experts; CDMoE, PEER, RoutedMoE and SharedExpertMoE have"
+        )
+    return mlp
+
+
+@contextmanager
+def knock_out_experts(model: nn.Module, layer: int, experts: Indices) -> Iterator[nn.Module]:
+    """Let some experts add nothing: w_e = 0 wherever they are chosen.
+
+    They are chosen as before, nobody comes in their place, and the weights of others stay, also
+    where a router normalised them. What all tokens share, φ, is no expert here.
+
+    Args:
+        model: a language model.
+        layer: index of the block.
+        experts: rows of its tables, or MLPs behind its router.
+
+    Raises:
+        ValueError: for a layer without experts, or an expert that it has not.
+    """
+    mlp = experts_at(model, layer)
+    out = indices("experts", experts)
+    within("experts", out, len(mlp.down), "number of experts")
+    chosen: list[Tensor] = []
+
+    def note(tensor: Tensor, point: HookPoint) -> None:
+        chosen.append(tensor)
+
+    def silence(weights: Tensor, point: HookPoint) -> Tensor:
+        return weights.masked_fill(torch.isin(chosen.pop(), out.to(weights.device)), 0.0)
+
+    with ExitStack() as stack:
+        stack.callback(mlp.hook_expert_indices.add_hook(note, last=True))
+        stack.callback(mlp.hook_expert_weights.add_hook(silence))
+        yield model
+
+
+@contextmanager
+def transplant_experts(
+    source: nn.Module,
+    target: nn.Module,
+    layer: int,
+    experts: Indices,
+    into: Indices | None = None,
+) -> Iterator[nn.Module]:
+    """Copy experts of one model into another: all that they compute, not what chooses them.
+
+    Of CDMoE and PEER the rows of `down` and `up`; of routed experts those of `gate` too. Keys and
+    router stay, so an expert is chosen where the one before it was: an expert's product keys are
+    also its neighbours'. Afterwards the rows are what they were, bit for bit; what was learned
+    meanwhile in them is gone.
+
+    Args:
+        source: the model that gives; may be the target itself.
+        target: the model that takes; it is what is yielded.
+        layer: index of the block, in both.
+        experts: of the source.
+        into: slots of the target [as many], each once; None: the same.
+
+    Raises:
+        ValueError: for a layer without experts, an expert or slot that is not there, a slot named
+            twice, or layers of different kinds or widths.
+    """
+    giver, taker = experts_at(source, layer), experts_at(target, layer)
+    given = indices("experts", experts)
+    slots = given if into is None else indices("into", into)
+    paired(experts=given, into=slots)
+    within("experts", given, len(giver.down), "number of experts")
+    name = "experts" if into is None else "into"
+    within(name, slots, len(taker.down), "number of experts")
+    found, times = slots.unique(return_counts=True)
+    if (times > 1).any():
+        raise ValueError(f"into names slot {found[times > 1][0]} twice: it holds one expert")
+    if type(giver) is not type(taker) or _widths(giver) != _widths(taker):
+        raise ValueError(
+            f"{layer=}: the source's {type(giver).__name__} has experts of {_widths(giver)}, "
+            f"the target's {type(taker).__name__} of {_widths(taker)}"
+        )
+    theirs = _tables(giver)
+    coming = {name: theirs[name].detach()[given] for name in theirs}
+    before = {name: table.detach()[slots] for name, table in _tables(taker).items()}
+    with ExitStack() as stack:
+        stack.callback(_write, taker, slots, before)
+        _write(taker, slots, coming)
+        yield target
+
+
+def _tables(mlp: Experts) -> dict[str, nn.Parameter]:
+    """Return the parameters that have a row an expert."""
+    tables = {"down": mlp.down, "up": mlp.up}
+    if isinstance(mlp, RoutedMoE) and mlp.gate is not None:
+        tables["gate"] = mlp.gate
+    return tables
+
+
+def _widths(mlp: Experts) -> dict[str, list[int]]:
+    """Return how large an expert is."""
+    return {name: list(table.shape[1:]) for name, table in _tables(mlp).items()}
+
+
+@torch.no_grad()
+def _write(mlp: Experts, slots: Int[Tensor, " n"], rows: dict[str, Tensor]) -> None:
+    for name, table in _tables(mlp).items():
+        table[slots] = rows[name].to(table)

@@ -1,0 +1,91 @@
+"""Where an intervention acts: the layer, the positions, the heads, each held to its bounds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from lab.hooks import unwrap
+from lab.language_model import Block, LanguageModel
+
+Indices = Tensor | np.ndarray | Sequence[int]
+"""Integers from 0 on, in one dimension."""
+
+
+def language_model(model: nn.Module) -> LanguageModel:
+    """Return the language model, out of its compiled shell.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    inner = unwrap(model)
+    if not isinstance(inner, LanguageModel):
+        raise ValueError(f"model is of {type(inner).__name__}, must be a LanguageModel")
+    return inner
+
+
+def block_at(model: nn.Module, layer: int) -> Block:
+    """Return a block.
+
+    Raises:
+        ValueError: for a layer that the model has not.
+    """
+    blocks = language_model(model).blocks
+    if not 0 <= layer < len(blocks):
+        raise ValueError(f"{layer=} must be in 0 … {len(blocks) - 1}: the model's blocks")
+    block = unwrap(blocks[layer])
+    assert isinstance(block, Block)
+    return block
+
+
+def mixer_at(model: nn.Module, layer: int) -> nn.Module:
+    """Return a block's sequence mixer.
+
+    Raises:
+        ValueError: for a layer that the model has not, or one without a mixer.
+    """
+    mixer = block_at(model, layer).mixer
+    if mixer is None:
+        raise ValueError(f"{layer=} has no mixer")
+    return unwrap(mixer)
+
+
+def indices(field: str, given: Indices) -> Int[Tensor, " n"]:
+    """Return integers as a tensor.
+
+    Raises:
+        ValueError: for other numbers or shapes, or integers below 0.
+    """
+    found = torch.as_tensor(given)
+    if found.numel() == 0:
+        found = found.long()
+    integral = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if found.ndim != 1 or not integral:
+        raise ValueError(f"{field} is {found.dtype} {list(found.shape)}, must be integers [n]")
+    if found.numel() and found.min() < 0:
+        raise ValueError(f"{field} holds {int(found.min())}, must be at least 0")
+    return found.long().cpu()
+
+
+def within(field: str, found: Int[Tensor, " n"], size: int, what: str) -> None:
+    """Hold indices to what there is.
+
+    Raises:
+        ValueError: for one past the last.
+    """
+    if found.numel() and found.max() >= size:
+        raise ValueError(f"{field} holds {int(found.max())}, must be below {size}, the {what}")
+
+
+def paired(**fields: Int[Tensor, " _"]) -> None:
+    """Hold lists that are read side by side to one length.
+
+    Raises:
+        ValueError: for lists of different lengths.
+    """
+    lengths = {name: len(found) for name, found in fields.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"{said}: must be equally many, one beside the other")

@@ -1,0 +1,261 @@
+"""Interventions at hook points: a tensor's entries replaced by others, or taken away."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from analysis.interventions.places import (
+    Indices,
+    indices,
+    language_model,
+    mixer_at,
+    paired,
+    within,
+)
+from lab.hooks import HookPoint, NamesFilter, hooks, matching
+from lab.layers.attention import Attention
+from lab.layers.choices import one_of
+
+Ablation = Literal["zero", "mean", "resample"]
+
+POINT_AXES: dict[str, tuple[str, ...]] = {
+    "hook_embed": ("b t d",),
+    **dict.fromkeys(("hook_resid_pre", "hook_resid_mid", "hook_resid_post"), ("b t d",)),
+    **dict.fromkeys(
+        ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_z"), ("b t h p",)
+    ),
+    "hook_dynamic_mask": ("b h 1 t",),
+    **dict.fromkeys(("hook_attn_scores", "hook_pattern"), ("b h t s",)),
+    **dict.fromkeys(("hook_value_scores", "hook_value_indices"), ("b t n",)),
+    **dict.fromkeys(("hook_dt", "hook_log_decay"), ("b t h",)),
+    **dict.fromkeys(("hook_B_pre", "hook_B_rot", "hook_C_pre", "hook_C_rot"), ("b t h n",)),
+    **dict.fromkeys(("hook_ssm_write", "hook_ssm_state"), ("b t h p n",)),
+    "hook_ssm_out": ("b t h p",),
+    "hook_subkey_scores": ("b t h k",),
+    # Of retrieval heads, or of a router.
+    **dict.fromkeys(
+        ("hook_expert_scores", "hook_expert_indices", "hook_expert_weights"), ("b t h k", "b t k")
+    ),
+    "hook_router_scores": ("b t e",),
+    "hook_balance_loss": ("",),
+}
+"""The axes of what passes a hook point, by the last part of its name; two where layers differ.
+
+b are rows, t positions: of a pattern the targets, of a dynamic mask the keys. h are heads: of k, v
+and the mask those of keys and values, of B and C groups, of experts retrieval heads.
+"""
+
+
+@contextmanager
+def patch(
+    model: nn.Module,
+    name: str,
+    source: Tensor,
+    *,
+    rows: Indices | None = None,
+    positions: Indices | None = None,
+    heads: Indices | None = None,
+) -> Iterator[nn.Module]:
+    """Put a tensor, or some entries of it, in place of what passes a hook point.
+
+    >>> _, clean = model.run_with_cache(batch.inputs, name)  # doctest: +SKIP
+    >>> with patch(model, name, clean[name], positions=[7]):  # doctest: +SKIP
+    ...     restored = scored(model, corrupt).accuracy
+
+    Args:
+        model: a language model.
+        name: of the point; `POINT_AXES` says which axes of it are positions and heads.
+        source: of the same shape as what it replaces, another run's cache say.
+        rows: of the batch; None: all. With positions, [n], the row of each of them.
+        positions: along t; None: all.
+        heads: along h; None: all.
+
+    Raises:
+        ValueError: for a name that matches no point, an axis that the point has not, lists of
+            different lengths; while it runs, for what is out of bounds, or a source of another
+            shape.
+    """
+    place = _Place.of(rows, positions, heads)
+    place.check(model, name)
+
+    def replace(tensor: Tensor, point: HookPoint) -> Tensor:
+        if source.shape != tensor.shape:
+            raise ValueError(
+                f"source is {list(source.shape)}, must be {list(tensor.shape)} as at {point.name}"
+            )
+        return torch.where(place.marks(tensor, point.name), source.to(tensor), tensor)
+
+    with hooks(model, [(name, replace)]):
+        yield model
+
+
+@contextmanager
+def ablate(
+    model: nn.Module,
+    name: NamesFilter,
+    how: Ablation = "zero",
+    *,
+    rows: Indices | None = None,
+    positions: Indices | None = None,
+    heads: Indices | None = None,
+    seed: int = 0,
+) -> Iterator[nn.Module]:
+    """Take away what passes hook points, or what is of this row in it.
+
+        zero       0
+        mean       the mean over all rows of the batch, at each position by itself
+        resample   what passes in another row, at the same position; each row gets one other row,
+                   the same at all points, and gives to one
+
+    Scores of −∞ stay under zero and mean: no token reads ahead. A zeroed row of a pattern mixes
+    nothing.
+
+    Args:
+        model: a language model.
+        name: of points: one, several, or a predicate.
+        how: what comes in place.
+        rows: of the batch; None: all. With positions, [n], the row of each of them.
+        positions: along t (`POINT_AXES`); None: all.
+        heads: along h; None: all.
+        seed: of who gives to whom.
+
+    Raises:
+        ValueError: as `patch`, and for an unknown `how`; while it runs, for a batch of one row,
+            which has no mean or other row, and for zeros or means of indices.
+    """
+    one_of("how", how, get_args(Ablation))
+    place = _Place.of(rows, positions, heads)
+    place.check(model, name)
+
+    def replace(tensor: Tensor, point: HookPoint) -> Tensor:
+        if how != "resample" and not tensor.is_floating_point():
+            raise ValueError(f"{how=} at {point.name}: indices have no {how}; resample, or patch")
+        if how != "zero" and (tensor.ndim == 0 or len(tensor) < 2):
+            raise ValueError(f"{how=} at {point.name}: needs at least 2 rows of a batch")
+        if how == "zero":
+            other = torch.zeros_like(tensor)
+        elif how == "mean":
+            other = tensor.mean(0, keepdim=True)
+        else:
+            other = tensor[derangement(len(tensor), seed).to(tensor.device)]
+        marks = place.marks(tensor, point.name)
+        if how != "resample":
+            marks = marks & ~torch.isneginf(tensor) & ~torch.isneginf(other)
+        return torch.where(marks, other, tensor)
+
+    with hooks(model, [(name, replace)]):
+        yield model
+
+
+@contextmanager
+def override_mask(
+    model: nn.Module, layer: int, bias: Float[Tensor, "*axes t"]
+) -> Iterator[nn.Module]:
+    """Put a bias of each key in place of the dynamic mask's, or where there was no mask.
+
+    Args:
+        model: a language model.
+        layer: index of the block, of attention or IFA.
+        bias: added to the scores of the keys, [t], [h_kv t] or [b h_kv t];
+            `lab.ops.attention.MASKED` takes a key away.
+
+    Raises:
+        ValueError: for another mixer than attention, a bias that is not finite; while it runs,
+            for another shape.
+    """
+    mixer = mixer_at(model, layer)
+    if not isinstance(mixer, Attention):
+        raise ValueError(f"{layer=}: {type(mixer).__name__} has no place for a dynamic mask")
+    if not bias.isfinite().all():
+        raise ValueError("bias must be finite; lab.ops.attention.MASKED takes a key away")
+
+    def replace(tensor: Tensor, point: HookPoint) -> Tensor:
+        b, h, _, t = tensor.shape
+        if bias.ndim > 3 or tuple(bias.shape) != (b, h, t)[-bias.ndim :]:
+            raise ValueError(
+                f"bias is {list(bias.shape)}, must be {[t]}, {[h, t]} or {[b, h, t]} as the keys"
+            )
+        return bias.to(tensor).expand(b, h, t)[:, :, None]
+
+    with hooks(model, [(f"blocks.{layer}.mixer.hook_dynamic_mask", replace)]):
+        yield model
+
+
+def derangement(n: int, seed: int) -> Int[Tensor, " n"]:
+    """Return for each of n ≥ 2 rows another one, each taken once: a cycle in random order."""
+    order = np.random.default_rng(seed).permutation(n)
+    other = np.empty_like(order)
+    other[order] = np.roll(order, 1)
+    return torch.from_numpy(other)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Entries of what passes a hook point, by rows, positions and heads; None: all."""
+
+    rows: Int[Tensor, " n"] | None
+    positions: Int[Tensor, " n"] | None
+    heads: Int[Tensor, " m"] | None
+
+    @classmethod
+    def of(cls, rows: Indices | None, positions: Indices | None, heads: Indices | None) -> "_Place":
+        given = {"rows": rows, "positions": positions, "heads": heads}
+        place = cls(**{k: None if v is None else indices(k, v) for k, v in given.items()})
+        if place.rows is not None and place.positions is not None:
+            paired(rows=place.rows, positions=place.positions)
+        return place
+
+    @property
+    def restricted(self) -> dict[str, Int[Tensor, " _"]]:
+        """The indices that are given, by the name of the argument."""
+        return {name: found for name in _LETTERS if (found := getattr(self, name)) is not None}
+
+    def check(self, model: nn.Module, name: NamesFilter) -> None:
+        """Hold what is restricted to the axes that the points have."""
+        for point in matching(language_model(model), name):
+            for field in self.restricted:
+                forms = _forms(point)
+                if not any(_LETTERS[field] in form for form in forms):
+                    raise ValueError(_lacking(field, point, forms))
+
+    def marks(self, tensor: Tensor, point: str) -> Bool[Tensor, "*axes"]:
+        """Return True at the entries, of a shape that broadcasts to the tensor's."""
+        marks = torch.ones((), dtype=torch.bool)
+        if not self.restricted:
+            return marks.to(tensor.device)
+        forms = [form for form in _forms(point) if len(form) == tensor.ndim]
+        for field, found in self.restricted.items():
+            if not forms or _LETTERS[field] not in forms[0]:
+                raise ValueError(_lacking(field, point, forms))
+            axis = forms[0].index(_LETTERS[field])
+            within(field, found, tensor.shape[axis], f"{field} at {point}")
+        sizes = dict(zip(forms[0], tensor.shape, strict=True))
+        groups: list[tuple[str, ...]] = [(field,) for field in self.restricted]
+        if {"rows", "positions"} <= self.restricted.keys():
+            groups.append(("rows", "positions"))
+        for fields in groups:
+            letters = [_LETTERS[field] for field in fields]
+            flags = torch.zeros([sizes[letter] for letter in letters], dtype=torch.bool)
+            flags[tuple(self.restricted[field] for field in fields)] = True
+            marks = marks & flags.view([sizes[a] if a in letters else 1 for a in forms[0]])
+        return marks.to(tensor.device)
+
+
+_LETTERS = {"rows": "b", "positions": "t", "heads": "h"}
+"""The letter in `POINT_AXES` of what each argument restricts."""
+
+
+def _forms(point: str) -> list[list[str]]:
+    """Return the axes that a point may have; none for one that is not in the table."""
+    return [axes.split() for axes in POINT_AXES.get(point.rpartition(".")[2], ())]
+
+
+def _lacking(field: str, point: str, forms: list[list[str]]) -> str:
+    axes = " or ".join(f"[{' '.join(form)}]" for form in forms) or "axes that nobody named"
+    return f"{field}: {point} has {axes}, no axis {_LETTERS[field]}"
