@@ -1,0 +1,76 @@
+"""Every notebook asks, runs from top to bottom, and answers; its two files hold the same."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(HOME.glob("*.ipynb"))
+SECONDS = 120
+"""What a cell may take; a whole notebook is to stay below it on an idle machine."""
+
+jupytext = import_module("jupytext")
+nbformat = import_module("nbformat")
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory) -> Path:
+    """One folder for all, so that notebooks find the runs of others."""
+    return tmp_path_factory.mktemp("notebooks")
+
+
+def test_there_are_eight():
+    assert [int(path.name.split("_")[0]) for path in NOTEBOOKS] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_asks_and_answers_and_is_stripped(path):
+    cells = nbformat.read(path, as_version=4).cells
+    first, last = cells[0], cells[-1]
+    assert first.cell_type == last.cell_type == "markdown"
+    assert first.source.startswith("# ")
+    assert "?" in first.source
+    assert last.source.startswith("## Answer")
+    for cell in cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_its_two_files_hold_the_same(path):
+    paired = jupytext.read(path.with_suffix(".py"))
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.metadata["jupytext"]["formats"] == "ipynb,py:percent"
+    assert [(cell.cell_type, cell.source) for cell in paired.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path, workplace, monkeypatch):
+    # A process of its own: let it not take the other tests' core.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(path, as_version=4)
+    client = import_module("nbclient").NotebookClient(
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(workplace)}},
+    )
+    client.execute()
+    drawn = [
+        output
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "application/vnd.plotly.v1+json" in output.get("data", {})
+    ]
+    assert drawn
+    printed = "".join(
+        output.get("text", "") + "".join(output.get("data", {}).get("text/plain", ""))
+        for output in notebook.cells[-2].outputs
+    )
+    assert re.search(r"\d", printed), "the cell before the answer shows its numbers"
