@@ -4,7 +4,53 @@ One concept a file: `measure(subject) → results`, `describe(result) → Words`
 Figure`. The report shows every entry of `ANALYSES`, in this order, where it applies.
 """
 
-from analysis import anatomy, baselines, curves, matrices
+from analysis import (
+    anatomy,
+    baselines,
+    curves,
+    dynamic_mask,
+    dynamics,
+    errors,
+    expert_knockout,
+    expert_map,
+    expert_roles,
+    expert_training,
+    experts,
+    frequencies,
+    heads,
+    matrices,
+    mechanism,
+    recall,
+    rollout,
+    state_rank,
+    state_space,
+    value_usage,
+)
 from analysis.base import Analysis
 
-ANALYSES: tuple[Analysis, ...] = (baselines, curves, anatomy, matrices)
+ANALYSES: dict[str, Analysis] = {
+    "baselines": baselines,
+    "curves": curves,
+    "mechanism": mechanism,
+    "recall": recall,
+    "errors": errors,
+    "matrices": matrices,
+    "heads": heads,
+    "rollout": rollout,
+    "frequencies": frequencies,
+    "state_space": state_space,
+    "state_rank": state_rank,
+    "dynamic_mask": dynamic_mask,
+    "value_usage": value_usage,
+    "experts": experts,
+    "expert_roles": expert_roles,
+    "expert_map": expert_map,
+    "expert_knockout": expert_knockout,
+    "expert_training": expert_training,
+    "dynamics": dynamics,
+    "anatomy": anatomy,
+}
+"""Every analysis by name, in the order of the report."""
+
+QUICK = ("baselines", "curves", "mechanism", "recall", "matrices", "anatomy")
+"""Those that end a training: they take a moment."""

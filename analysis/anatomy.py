@@ -7,7 +7,17 @@ from collections import Counter
 import plotly.graph_objects as go
 
 from analysis.base import Subject, Words
-from analysis.style import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION, figure, stamped
+from analysis.figures.style import (
+    BLUE,
+    GREEN,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    figure,
+    stamped,
+)
 from lab.anatomy import Anatomy, Part, anatomy
 
 TITLE = "The model"
@@ -26,6 +36,9 @@ COLORS = {
 
 BOX, GAP = 58.0, 18.0
 """Height of a box, and of the space above it, px."""
+
+NOTE = 46
+"""Characters of a layer's note in its box: as many as a phone has room for."""
 
 STREAM, LEFT, RIGHT = 0.05, 0.14, 0.84
 """Where the residual stream runs, and the boxes' ends, as shares of the width."""
@@ -119,7 +132,7 @@ def _box(drawn: go.Figure, left: float, low: float, part: Part) -> None:
     held = f"{short(part.parameters)} parameters"
     if part.active < part.parameters:
         held += f", {short(part.active)} active"
-    note = textwrap.wrap(part.note, width=70)[:1]
+    note = textwrap.wrap(part.note, width=NOTE, max_lines=1, placeholder=" …")
     lines = [f"<b>{html.escape(part.name)}</b>", *map(html.escape, note), held]
     _label(drawn, (LEFT + RIGHT) / 2, low + BOX / 2, "<br>".join(lines))
 

@@ -1,4 +1,4 @@
-"""What an analysis is: a module that measures a run, draws what it found, and says it in words."""
+"""What an analysis is: a module that measures a model on rows, draws what it found, says it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,37 +6,90 @@ from typing import Any, Protocol, runtime_checkable
 
 import plotly.graph_objects as go
 
+from analysis.memory import check
+from lab.files import RunError
 from lab.models import LanguageModel
 from lab.runs import Run
-from tasks.base import Batch
+from tasks.base import Batch, Task
+
+TOKENS = 32_768
+"""Tokens of the rows that an analysis looks at, unless it is told how many rows."""
+MOST_ROWS = 256
+"""Rows that are enough, however short: intervals are then narrower than what they are about."""
+FEWEST_ROWS = 4
+
+
+class NotApplicableError(Exception):
+    """An analysis has nothing to measure on this subject; the message says why."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is analysed.
+    """What is analysed: a model, and rows to look at it on.
 
     Attributes:
-        run: the run folder.
-        model: at its newest checkpoint, on the CPU; with its initial weights when there is none.
-        step: of these weights.
-        checkpointed: whether they were read from a checkpoint.
-        batch: the first row of the test split, tensors [1 t].
-        baselines: test accuracy in [0, 1] of chance, of each shortcut and of the oracle, by name.
+        task: what the rows are of.
+        model: in evaluation mode, on the device of the rows.
+        batch: rows of the test split, tensors [b t].
+        seed: of the rows, of resampling and of placebos.
+        step: training steps behind the weights; None where nobody counted.
+        run: the run folder they come from; None for a model from elsewhere.
     """
 
-    run: Run
+    task: Task
     model: LanguageModel
-    step: int
-    checkpointed: bool
     batch: Batch
-    baselines: dict[str, float]
+    seed: int = 0
+    step: int | None = None
+    run: Run | None = None
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        *,
+        step: int | None = None,
+        rows: int | None = None,
+        memory: int | None = None,
+    ) -> "Subject":
+        """Return what is analysed of a run.
+
+        Args:
+            run: the run.
+            step: whose weights, one of `run.steps()`; None takes the newest checkpoint's.
+            rows: of the test split; None: about 32,768 tokens' worth, 4 to 256.
+            memory: bytes that looking at them may take; None: what is free.
+
+        Raises:
+            RunError: when there is no checkpoint, or the weights cannot be read.
+            ValueError: for rows below 1, or more than memory holds.
+        """
+        if step is None:
+            if not run.checkpoints():
+                known = ", ".join(map(str, run.steps()))
+                raise RunError(f"{run.path}: has no checkpoint; give a step whose weights: {known}")
+            step = max(run.checkpoints())
+        if rows is None:
+            rows = min(MOST_ROWS, max(FEWEST_ROWS, TOKENS // run.task.seq_len))
+        model = run.weights(step)
+        check(model, rows, run.task.seq_len, memory)
+        return cls(
+            task=run.task,
+            model=model,
+            batch=run.task.batch(split="test", size=rows, seed=run.train.seed),
+            seed=run.train.seed,
+            step=step,
+            run=run,
+        )
 
     @property
     def name(self) -> str:
         """The task and the stack, the mixer's class in place of the latter's U."""
+        if self.run is None:
+            return self.task.name
         config = self.run.model
         mixer = f" ({config.model})" if config.model else ""
-        return f"{self.run.task.name} · {config.stack}{mixer}"
+        return f"{self.task.name} · {config.stack}{mixer}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +119,11 @@ class Analysis(Protocol):
         ...
 
     def measure(self, subject: Subject, /) -> Sequence[Any]:
-        """Return a result a figure, frozen dataclasses; none where the analysis does not apply."""
+        """Return a result a figure: frozen dataclasses that `analysis.record.plain` takes.
+
+        Raises:
+            NotApplicableError: where there is nothing to measure.
+        """
         ...
 
     def describe(self, result: Any, /) -> Words:

@@ -1,18 +1,18 @@
 """How good is it? Test accuracy beside chance, shortcuts and the oracle."""
 
 import html
-import math
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from analysis.base import Subject, Words
-from analysis.style import MUTED, figure, percent
+from analysis.base import NotApplicableError, Subject, Words
+from analysis.figures.style import MUTED, figure, percent
+from analysis.measures.intervals import wilson
+from lab import experiment
+from lab.runs import Run
 from tasks.base import IGNORE
 
 TITLE = "Verdict"
-Z95 = 1.959963984540054
-"""The normal distribution's 97.5 % point."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Standing:
     Attributes:
         stopped: solved, budget, diverged, interrupted; "unfinished" while there is no result.
         steps: training steps taken.
+        solved_at: accuracy that counts as solved.
         accuracy: share of the test split's scored positions answered right; None if unknown.
         interval: 95 % Wilson interval of the accuracy.
         scored: how many positions of the test split are scored.
@@ -31,6 +32,7 @@ class Standing:
 
     stopped: str
     steps: int
+    solved_at: float
     accuracy: float | None
     interval: tuple[float, float] | None
     scored: int
@@ -39,53 +41,43 @@ class Standing:
 
 
 def measure(subject: Subject) -> list[Standing]:
-    """Return the standing."""
+    """Return the standing.
+
+    Raises:
+        NotApplicableError: for a model that no run trained.
+    """
     run = subject.run
+    if run is None:
+        raise NotApplicableError("no run to read the result of")
     result, rows = run.result() or {}, run.metrics()
-    right, scored = result.get("accuracy"), scored_positions(subject)
+    right, scored, rules = result.get("accuracy"), scored_positions(run), scores(run)
     return [
         Standing(
             stopped=result.get("stopped", "unfinished"),
             steps=result.get("steps", rows[-1]["step"] if rows else 0),
+            solved_at=run.train.solved_at,
             accuracy=right,
             interval=None if right is None else wilson(right, scored),
             scored=scored,
-            names=tuple(subject.baselines),
-            scores=tuple(subject.baselines.values()),
+            names=tuple(rules),
+            scores=tuple(rules.values()),
         )
     ]
 
 
-def scored_positions(subject: Subject) -> int:
+def scores(run: Run) -> dict[str, float]:
+    """Return the test accuracy in [0, 1] of chance, of each shortcut and of the oracle, by name."""
+    return (run.result() or {}).get("baselines") or experiment.baselines(run.task, run.train.seed)
+
+
+def scored_positions(run: Run) -> int:
     """Return how many positions of the test split are scored; rows of a mixture differ in it."""
-    train = subject.run.train
-    return sum(
-        int(
-            (
-                subject.run.task.batch(
-                    split="test",
-                    start=start,
-                    size=min(train.batch_size, train.test_rows - start),
-                    seed=train.seed,
-                ).targets
-                != IGNORE
-            ).sum()
-        )
-        for start in range(0, train.test_rows, train.batch_size)
-    )
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share among `count` independent trials.
-
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-
-    Source: Wilson, J. Am. Stat. Assoc. 22 (1927), 209.
-    """
-    square = Z95**2 / count
-    middle = share + square / 2
-    half = Z95 * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
+    train, count = run.train, 0
+    for start in range(0, train.test_rows, train.batch_size):
+        size = min(train.batch_size, train.test_rows - start)
+        batch = run.task.batch(split="test", start=start, size=size, seed=train.seed)
+        count += int((batch.targets != IGNORE).sum())
+    return count
 
 
 def headline(standing: Standing) -> str:
@@ -99,6 +91,8 @@ def headline(standing: Standing) -> str:
         opening = f"Solved after {steps}"
     elif standing.stopped == "interrupted":
         opening = f"Interrupted after {steps}"
+    elif standing.accuracy >= standing.solved_at:
+        opening = f"Solved, after all of its {steps}"
     else:
         opening = f"Not solved within {steps}"
     right = percent(standing.accuracy)

@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Subject, Words
-from analysis.style import MUTED, figure, percent
+from analysis import baselines
+from analysis.base import NotApplicableError, Subject, Words
+from analysis.figures.style import MUTED, figure, percent
 
 TITLE = "Training"
 POINTS = 1000
@@ -44,21 +45,25 @@ class Curve:
 
 
 def measure(subject: Subject) -> list[Curve]:
-    """Return the curve of the loss and that of the accuracy; none before the first step."""
-    rows = subject.run.metrics()
-    if not rows:
-        return []
+    """Return the curve of the loss and that of the accuracy.
+
+    Raises:
+        NotApplicableError: before the first step, or for a model that no run trained.
+    """
+    rows = [] if subject.run is None else subject.run.metrics()
+    if subject.run is None or not rows:
+        raise NotApplicableError("no training step on record")
     window = math.ceil(len(rows) / POINTS)
     starts = np.arange(0, len(rows), window)
     ends = np.minimum(starts + window, len(rows))
     steps = np.array([row["step"] for row in rows])[ends - 1]
     tested = [row for row in rows if "test_loss" in row]
     test_steps = np.array([row["step"] for row in tested], dtype=np.int64)
-    scores = subject.baselines
+    scores = baselines.scores(subject.run)
     shortcuts = [name for name in scores if name not in ("chance", "oracle")]
     best = max(shortcuts, key=scores.__getitem__, default=None)
     references = {
-        "loss": {"uniform guess": math.log(subject.run.task.vocab_size)},
+        "loss": {"uniform guess": math.log(subject.task.vocab_size)},
         "accuracy": {
             "oracle": scores["oracle"],
             **({} if best is None else {best: scores[best]}),

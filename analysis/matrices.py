@@ -1,20 +1,22 @@
 """Where does each position look? Every mixer's matrix [h t s] on one test row."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
-from torch import nn
 
-from analysis import style
-from analysis.base import Subject, Words
-from analysis.mixing import Links, Mass, layer_matrices, mass, row_links
-from analysis.style import percent
-from lab.layers.attention import Attention
-from lab.layers.ssd import SSD
+from analysis.base import NotApplicableError, Subject, Words
+from analysis.figures import style
+from analysis.figures.style import percent
+from analysis.links import Links, Mass, mass_of_blocks, row_links
+from analysis.mixing import Mixer, mixers
+from analysis.record import drawn
+from lab.laws import MatrixMixer
 
 TITLE = "What each layer mixes, on the first test row"
 SIDE = 512
@@ -39,11 +41,11 @@ class Picture:
         signed: whether anything is negative.
     """
 
-    weights: Float[np.ndarray, "h t s"]
-    pool: int
-    first: tuple[int, int]
-    bound: float
-    signed: bool
+    weights: Float[np.ndarray, "h t s"] = drawn()
+    pool: int = 1
+    first: tuple[int, int] = (0, 0)
+    bound: float = 1.0
+    signed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,45 +77,75 @@ class Mixing:
     role_names: tuple[str, ...]
 
 
+@torch.no_grad()
 def measure(subject: Subject) -> list[Mixing]:
-    """Return each mixer's matrix on the subject's row; of a large one also a crop."""
-    batch, links = subject.batch, row_links(subject.batch)
+    """Return each mixer's matrix on the subject's first row; of a large one also a crop.
+
+    Raises:
+        NotApplicableError: for a model without mixers.
+    """
+    batch = subject.batch[:1]
+    links = row_links(batch)
     results = []
-    for layer, mixer, matrix in layer_matrices(subject.model, batch):
+    for mixer in mixers(subject.model, batch):
+        offered = isinstance(mixer.module, MatrixMixer)
+        shown, found = _seen(mixer, links) if offered else (None, None)
         whole = Mixing(
-            layer=layer,
-            mixer=type(mixer).__name__,
-            form=_form(mixer),
-            picture=None if matrix is None else picture(matrix),
-            mass=None if matrix is None else mass(matrix, links),
+            layer=mixer.layer,
+            mixer=mixer.kind,
+            form=mixer.form,
+            picture=shown,
+            mass=found,
             cropped=False,
             links=links,
-            tokens=batch.inputs[0].numpy(),
-            roles=batch.roles[0].numpy(),
-            role_names=subject.run.task.role_names,
+            tokens=batch.inputs[0].cpu().numpy(),
+            roles=batch.roles[0].cpu().numpy(),
+            role_names=subject.task.role_names,
         )
         results.append(whole)
-        if matrix is not None and whole.picture is not None and whole.picture.pool > 1:
-            crop = _crop(matrix, whole.picture, links)
-            results.append(replace(whole, picture=crop, cropped=True))
+        if shown is not None and shown.pool > 1:
+            results.append(replace(whole, picture=_crop(mixer, shown, links), cropped=True))
+    if not results:
+        raise NotApplicableError("no block has a sequence mixer")
     return results
 
 
-def picture(matrix: Float[np.ndarray, "h t s"]) -> Picture:
-    """Return what is drawn of a matrix: all of it, pooled until its cells are pixels.
+def _seen(mixer: Mixer, links: Links) -> tuple[Picture, Mass]:
+    """Return what is drawn of a mixer's matrix on its first row, and where its mass lies.
+
+    The matrix is met by blocks of rows: a long one is never whole in memory.
+    """
+    seq_len = mixer.x.shape[1]
+    pool = pooling(len(mixer.matrix(0, slice(0, 1))), seq_len)
+    parts: list[np.ndarray] = []
+
+    def met() -> Iterator[tuple[slice, np.ndarray]]:
+        for rows, tensor in mixer.blocks(0, pool):
+            block = _below_diagonal(tensor.cpu().numpy(), rows.start)
+            parts.append(pooled(block, pool))
+            yield rows, block
+
+    found = mass_of_blocks(met(), links)
+    return picture(np.concatenate(parts, axis=1), pool), found
+
+
+def picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture:
+    """Return what is drawn of a matrix that is pooled already.
 
     Colours of signed values end at the 99.5 % quantile of magnitudes. Those of attention end
     where nine rows of ten have their largest entry: in a long row most entries are near zero.
     """
-    n_heads, seq_len, _ = matrix.shape
-    pool = math.ceil(seq_len / (SIDE // _across(n_heads)))
-    weights = pooled(matrix, pool)
     size, signed = np.abs(weights), bool((weights < 0).any())
     if signed:
         bound = float(np.nanquantile(size, 0.995))
     else:
         bound = float(np.quantile(np.nanmax(size, axis=-1), 0.9))
     return Picture(weights, pool, (0, 0), bound or 1.0, signed)
+
+
+def pooling(heads: int, seq_len: int) -> int:
+    """Return how many entries across a cell stands for: it should not be below a pixel."""
+    return math.ceil(seq_len / (SIDE // _across(heads)))
 
 
 def pooled(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarray, "h high wide"]:
@@ -345,19 +377,26 @@ def _inside(
     return (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
 
 
-def _crop(matrix: Float[np.ndarray, "h t s"], whole: Picture, links: Links) -> Picture:
-    """Return the window in which most queries meet their value; without pairs, the last one."""
-    n_heads, seq_len, _ = matrix.shape
-    side = min(seq_len, CROP // _across(n_heads))
-    corners = sorted({*range(0, seq_len - side, max(1, side // 4)), seq_len - side}, reverse=True)
-    row = column = seq_len - side
-    if len(links.values):
-        row, column = max(
-            ((r, c) for r in corners for c in corners),
-            key=lambda f: _inside(links.queries, links.values, f, (side, side)).sum(),
-        )
-    weights = matrix[:, row : row + side, column : column + side]
+def _crop(mixer: Mixer, whole: Picture, links: Links) -> Picture:
+    """Return the window of a mixer's matrix in which most queries meet their value."""
+    seq_len = mixer.x.shape[1]
+    side = min(seq_len, CROP // _across(len(whole.weights)))
+    row, column = _corner(seq_len, side, links)
+    rows = slice(row, row + side)
+    block = _below_diagonal(mixer.matrix(0, rows).cpu().numpy(), row)
+    weights = block[:, :, column : column + side]
     return replace(whole, weights=weights, pool=1, first=(row, column))
+
+
+def _corner(seq_len: int, side: int, links: Links) -> tuple[int, int]:
+    """Return the corner of the window that holds most pairs; without pairs, of the last one."""
+    corners = sorted({*range(0, seq_len - side, max(1, side // 4)), seq_len - side}, reverse=True)
+    if not len(links.values):
+        return seq_len - side, seq_len - side
+    return max(
+        ((r, c) for r in corners for c in corners),
+        key=lambda f: _inside(links.queries, links.values, f, (side, side)).sum(),
+    )
 
 
 def _across(heads: int) -> int:
@@ -365,10 +404,6 @@ def _across(heads: int) -> int:
     return 2 if heads in (2, 4) else min(heads, 3)
 
 
-def _form(mixer: nn.Module) -> str:
-    """Name the matrix that a mixer offers."""
-    if isinstance(mixer, Attention):
-        return "pattern A, rows sum to 1"
-    if isinstance(mixer, SSD):
-        return "M̃ = L∘CBᵀ·dt + D"
-    return "matrix(x), y = M · values"
+def _below_diagonal(rows: Float[np.ndarray, "h t s"], first: int = 0) -> Float[np.ndarray, "h t s"]:
+    """Return a copy of rows first, first + 1, … with NaN where nothing may look."""
+    return np.where(np.tri(*rows.shape[1:], k=first, dtype=bool), rows, np.float32(np.nan))

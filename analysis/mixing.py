@@ -1,126 +1,110 @@
-"""A mixer seen as one matrix: read off a model on one row, and where its mass lies."""
+"""A mixer seen as one matrix: read off a model, whole or by blocks of rows."""
 
-import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lab.files import RunError
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
+from lab.layers.attention import Attention
+from lab.layers.mask import OracleMask, stored
+from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel
-from lab.train import score
-from tasks.base import IGNORE, Batch
+from lab.train import score, stored_positions
+from tasks.base import Batch
+
+BLOCK_ENTRIES = 2**22
+"""Entries of a matrix that are in memory at once, where a mixer can give a few of its rows."""
 
 
 @dataclass(frozen=True)
-class Links:
-    """Positions of one row that belong together.
+class Mixer:
+    """A block's sequence mixer, and what it was given.
 
     Attributes:
-        queries: the scored positions q.
-        keys: where each query's key was stored; empty when the task names no pairs.
-        values: where its value was; likewise.
+        layer: index of the block.
+        module: the mixer; it offers a matrix if it is a `MatrixMixer`.
+        x: the mixer's input [b t d], the normed residual stream.
+        keep: what its oracle mask keeps; None where it has none.
     """
 
-    queries: Int[np.ndarray, " q"]
-    keys: Int[np.ndarray, " pairs"]
-    values: Int[np.ndarray, " pairs"]
+    layer: int
+    module: nn.Module
+    x: Float[Tensor, "b t d"]
+    keep: Bool[Tensor, "b t"] | None = None
 
+    @property
+    def kind(self) -> str:
+        """The mixer's class."""
+        return type(self.module).__name__
 
-@dataclass(frozen=True)
-class Mass:
-    """Where the mass |M_ij| / Σ_j |M_ij| of a matrix lies: means over rows, one a head.
+    @property
+    def form(self) -> str:
+        """Which matrix this is, in a few words."""
+        if isinstance(self.module, Attention):
+            return "pattern A, rows sum to 1"
+        if isinstance(self.module, SSD):
+            return "M̃ = L∘CBᵀ·dt + D"
+        return "matrix(x), y = M · values"
 
-    Attributes:
-        on_value: from queries to their value; empty when the task names no pairs.
-        on_key: from queries to their key; likewise.
-        written: from values to their key; likewise.
-        on_previous: from every position to the one before it.
-        uniform_value: what `on_value` would be if every row were uniform: the mean 1/(q + 1).
-        uniform_written: likewise for `written`.
-        uniform_previous: likewise for `on_previous`.
-    """
+    def matrix(self, row: int, rows: slice | None = None) -> Float[Tensor, "h t s"]:
+        """Return the matrix of one row of the batch, or some of its rows (target positions).
 
-    on_value: Float[np.ndarray, " asked"]
-    on_key: Float[np.ndarray, " asked"]
-    written: Float[np.ndarray, " asked"]
-    on_previous: Float[np.ndarray, " heads"]
-    uniform_value: float
-    uniform_written: float
-    uniform_previous: float
+        Raises:
+            RunError: when a mixer that is not the lab's own raises.
+        """
+        assert isinstance(self.module, MatrixMixer)
+        x = self.x[row : row + 1]
+        if isinstance(self.module, Attention | SSD):
+            keep = None if self.keep is None else self.keep[row : row + 1]
+            with nullcontext() if keep is None else stored(self.module, keep):
+                return self.module.matrix(x, rows)[0].float()
+        try:
+            matrix = self.module.matrix(x)[0].float()
+        # A user's mixer may raise anything.
+        except Exception as error:
+            where = f"{self.kind}.matrix"
+            raise RunError(f"{where} raised {type(error).__name__}: {error}") from error
+        return matrix if rows is None else matrix[:, rows]
+
+    def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
+        """Yield the matrix of one row of the batch by blocks of target positions, first to last.
+
+        Args:
+            row: of the batch.
+            multiple: of which a block's height is one, but for the last.
+        """
+        seq_len = self.x.shape[1]
+        whole = None if isinstance(self.module, Attention | SSD) else self.matrix(row)
+        heads = len(self.matrix(row, slice(0, 1)) if whole is None else whole)
+        height = multiple * max(1, BLOCK_ENTRIES // (seq_len * heads * multiple))
+        for first in range(0, seq_len, height):
+            rows = slice(first, min(seq_len, first + height))
+            yield rows, self.matrix(row, rows) if whole is None else whole[:, rows]
 
 
 @torch.no_grad()
-def layer_matrices(
-    model: LanguageModel, batch: Batch
-) -> list[tuple[int, nn.Module, Float[np.ndarray, "h t s"] | None]]:
-    """Return (block, mixer, matrix or None) of each block with a mixer, on a batch of one row.
+def mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
+    """Return every block's mixer with its input on a batch; blocks without one are left out.
 
-    The mixer's input is the normed residual stream, met on its way; no layer is changed.
+    The inputs are met on their way; no layer is changed.
     """
-    found: list[tuple[int, nn.Module, Float[np.ndarray, "h t s"] | None]] = []
+    found: list[Mixer] = []
 
     def look(residual: Tensor, point: HookPoint) -> None:
         layer = int(point.name.split(".")[1])
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        if isinstance(block.mixer, MatrixMixer) and block.norm_mixer is not None:
-            try:
-                matrix = block.mixer.matrix(block.norm_mixer(residual))[0]
-            # A user's mixer may raise anything.
-            except Exception as error:
-                where = f"{type(block.mixer).__name__}.matrix"
-                raise RunError(f"{where} raised {type(error).__name__}: {error}") from error
-            found.append((layer, block.mixer, _below_diagonal(matrix.float().numpy())))
-        elif block.mixer is not None:
-            found.append((layer, block.mixer, None))
+        if block.mixer is not None and block.norm_mixer is not None:
+            told = any(isinstance(module, OracleMask) for module in block.mixer.modules())
+            keep = stored_positions(batch) if told else None
+            found.append(Mixer(layer, block.mixer, block.norm_mixer(residual), keep))
 
     with model.hooks([(lambda name: name.endswith("hook_resid_pre"), look)]):
         score(model, batch, "fp32")
     return found
-
-
-def row_links(batch: Batch) -> Links:
-    """Return the links of a batch's first row, without padding."""
-    names = ("query_pos", "key_pos", "value_pos")
-    if not set(names) <= batch.links.keys():
-        scored = (batch.targets[0] != IGNORE).nonzero()[:, 0].numpy()
-        return Links(scored, scored[:0], scored[:0])
-    query, key, value = (batch.links[name][0].numpy() for name in names)
-    real = query >= 0
-    return Links(query[real], key[real], value[real])
-
-
-def mass(matrix: Float[np.ndarray, "h t s"], links: Links) -> Mass:
-    """Measure where the mass of a matrix lies; a row without any counts as zero."""
-    size = np.abs(np.nan_to_num(matrix))
-    share = size / np.maximum(size.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
-    later = np.arange(1, matrix.shape[1])
-    queries = links.queries if len(links.values) else links.queries[:0]
-
-    def mean(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        chosen = share[:, rows, columns]
-        return chosen.mean(-1) if chosen.size else np.zeros(0, share.dtype)
-
-    def uniform(rows: np.ndarray) -> float:
-        return float((1 / (rows + 1)).mean()) if rows.size else math.nan
-
-    return Mass(
-        on_value=mean(queries, links.values),
-        on_key=mean(queries, links.keys),
-        written=mean(links.values, links.keys),
-        on_previous=mean(later, later - 1),
-        uniform_value=uniform(links.queries),
-        uniform_written=uniform(links.values),
-        uniform_previous=uniform(later),
-    )
-
-
-def _below_diagonal(matrix: Float[np.ndarray, "h t s"]) -> Float[np.ndarray, "h t s"]:
-    """Return a copy with NaN above the diagonal, where nothing may look."""
-    rows, columns = matrix.shape[1:]
-    return np.where(np.tri(rows, columns, dtype=bool), matrix, np.float32(np.nan))

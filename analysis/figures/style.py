@@ -14,6 +14,9 @@ ORANGE, VERMILLION, PURPLE, YELLOW = "#E69F00", "#D55E00", "#CC79A7", "#F0E442"
 MUTED = "#808691"
 """A grey for lines and bars that stands out on light and on dark; too faint for text."""
 
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+"""Markers that go with the first colours, so that colour never stands alone."""
+
 WIDTH = 600
 """Nominal width of a figure, px; the page keeps its ratio to the height."""
 

@@ -6,14 +6,18 @@ import re
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
-from analysis.report import render, subject_of, write_report
+from analysis import ANALYSES
+from analysis.base import Subject
+from analysis.examination import Examination, examine
+from analysis.report import render, write_both
 from lab.config import ModelConfig, TrainConfig
 from lab.runs import Run
 from tasks.mqar import MQAR
 
-FIGURES, MATRIX = 6, 4
-"""Figures of a report on two blocks, and which of them is the first matrix."""
+MATRIX = "#matrices-1"
+"""The first matrix of a report."""
 MEBIBYTE = 2**20
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 DISTINCT = """async (png) => {
@@ -31,7 +35,7 @@ DISTINCT = """async (png) => {
 def trained(path, task, **model) -> Run:
     """A run folder as training leaves it, without the training."""
     train = TrainConfig(max_steps=4, batch_size=4, test_rows=8, eval_every=2)
-    run = Run(path, task, ModelConfig(**{"stack": "AM SM", "d_model": 16, **model}), train)
+    run = Run(path, task, ModelConfig(**{"stack": "IE SM", "d_model": 16, **model}), train)
     run.claim()
     rows = [
         {"step": step, "loss": 5 / step, "accuracy": step / 8, "seconds": 0.5}
@@ -42,18 +46,43 @@ def trained(path, task, **model) -> Run:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (run.path / "metrics.jsonl").write_text(lines)
     state = run.load()
-    state.step = 4
+    for state.step in range(1, 5):
+        with torch.no_grad():
+            for weight in state.model.parameters():
+                weight.mul_(1.05)
+        run.keep(state)
     run.save(state)
     ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
     run.write_result({**ended, "baselines": {}})
     return run
 
 
+def examined(run: Run) -> Examination:
+    return examine(Subject.of(run, rows=8))
+
+
+def figures(examination: Examination) -> int:
+    """How many figures the report has."""
+    return sum(
+        ANALYSES[name].draw(result) is not None
+        for name, results in examination.results.items()
+        for result in results
+    )
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Run:
-    run = trained(tmp_path_factory.mktemp("runs") / "run", MQAR(seq_len=32, vocab_size=64))
-    write_report(run)
-    return run
+    """A run whose model has something for nearly every analysis."""
+    options = {"I.mask": "soft", "I.n_values": 4, "E.n_experts": 64, "E.k": 4}
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return trained(path, MQAR(seq_len=32, vocab_size=64), options=options)
+
+
+@pytest.fixture(scope="module")
+def examination(run) -> Examination:
+    found = examined(run)
+    write_both(run, found)
+    return found
 
 
 @pytest.fixture
@@ -79,7 +108,7 @@ def visit(browser):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_is_whole_and_quiet(run, visit, width, scheme):
+def test_the_page_is_whole_and_quiet(run, examination, visit, width, scheme):
     page = visit(run.path / "report.html", width, scheme)
     assert page.complaints == []
     outside = [url for url in page.calls if not url.startswith(("data:", "blob:"))]
@@ -88,31 +117,32 @@ def test_the_page_is_whole_and_quiet(run, visit, width, scheme):
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 22, 26)"}[scheme]
     plots = page.locator(".plot").all()
-    assert len(plots) == FIGURES
+    assert len(plots) == figures(examination) > 15
     for plot in plots:
         assert page.evaluate(DISTINCT, base64.b64encode(plot.screenshot()).decode()) > 20
         assert paper in plot.locator(".main-svg").first.get_attribute("style")
 
 
-def test_figures_follow_a_change_of_theme(run, visit):
+def test_figures_follow_a_change_of_theme(run, examination, visit):
     page = visit(run.path / "report.html")
     page.emulate_media(color_scheme="dark")
     dark = page.locator(".main-svg[style*='rgb(20, 22, 26)']")
-    dark.nth(FIGURES - 1).wait_for(state="attached")
+    dark.nth(figures(examination) - 1).wait_for(state="attached")
     assert page.complaints == []
 
 
-def test_everything_is_reachable_by_keyboard_and_named(run, visit):
+def test_everything_is_reachable_by_keyboard_and_named(run, examination, visit):
     page = visit(run.path / "report.html")
     reached = []
-    for _ in range(3 * FIGURES + 1):
+    for _ in range(len(examination.results) + 3 * figures(examination)):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
-                "(({ id, dataset }) => id || `${dataset.save}.${dataset.format}`)"
+                "(({ id, hash, dataset }) => id || hash || `${dataset.save}.${dataset.format}`)"
                 "(document.activeElement)"
             )
         )
+    assert {f"#{name}" for name in examination.results} <= set(reached)
     for plot in page.locator(".plot").all():
         name = plot.get_attribute("id")
         assert {name, f"{name}.png", f"{name}.svg"} <= set(reached)
@@ -123,9 +153,9 @@ def test_everything_is_reachable_by_keyboard_and_named(run, visit):
     assert page.locator("details pre").is_visible()
 
 
-def test_a_cell_names_what_meets_in_it(run, visit):
+def test_a_cell_names_what_meets_in_it(run, examination, visit):
     page = visit(run.path / "report.html")
-    plot = page.locator(".plot").nth(MATRIX)
+    plot = page.locator(MATRIX)
     plot.scroll_into_view_if_needed()
     box = plot.locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
@@ -144,17 +174,17 @@ def test_a_cell_names_what_meets_in_it(run, visit):
     assert int(i) - int(j) == int(lag)
 
 
-def test_a_figure_can_be_saved(run, visit):
+def test_a_figure_can_be_saved(run, examination, visit):
     page = visit(run.path / "report.html")
     with page.expect_download() as download:
         page.locator("[data-save][data-format=svg]").first.click()
     saved = download.value.path().read_text()
     assert "Test accuracy against rules" in saved
-    assert "mqar · AM SM · step 4 · seed 0" in saved
+    assert "mqar · IE SM · step 4 · seed 0" in saved
     assert page.complaints == []
 
 
-def test_tampered_numbers_are_flagged(run, visit, tmp_path):
+def test_tampered_numbers_are_flagged(run, examination, visit, tmp_path):
     untouched = (run.path / "report.html").read_text()
     assert visit(run.path / "report.html").locator("#alarm").is_hidden()
     forged = {"accuracy": ("50.0 %", "93.0 %"), "loss": ("1.250", "0.125"), "steps": ("4", "400")}
@@ -175,7 +205,7 @@ def test_tampered_numbers_are_flagged(run, visit, tmp_path):
 def test_a_result_that_the_metrics_deny_is_flagged(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
     run.write_result({**(run.result() or {}), "accuracy": 0.99})
-    page = visit(write_report(run))
+    page = visit(write_both(run, examine(Subject.of(run), ["baselines"])))
     assert "accuracy is shown as 99.0 %" in page.locator("#alarm").text_content()
 
 
@@ -193,12 +223,11 @@ class Hostile(MQAR):
 def test_hostile_text_stays_text(visit, tmp_path):
     harmless = trained(tmp_path / "<b onclick=x>&amp;", MQAR(seq_len=16, vocab_size=32))
     run = replace(harmless, task=Hostile(seq_len=16, vocab_size=32))
-    subject = subject_of(run)
-    assert HOSTILE in subject.baselines
+    found = examined(run)
     file = tmp_path / "report.html"
-    file.write_text(render(subject))
+    file.write_text(render(run, found))
     page = visit(file)
-    plot = page.locator(".plot").nth(MATRIX)
+    plot = page.locator(MATRIX)
     plot.scroll_into_view_if_needed()
     box = plot.locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
@@ -212,13 +241,14 @@ def test_hostile_text_stays_text(visit, tmp_path):
 
 def test_long_sequences_stay_within_budget(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=2048, vocab_size=4096), d_model=8)
-    path = write_report(run)
+    found = examine(Subject.of(run, rows=2))
+    path = write_both(run, found)
     text = path.read_text()
     specs = re.findall(r'data-figure="[^"]*">(.*?)</script>', text, re.DOTALL)
-    assert len(specs) == FIGURES + 2
+    assert len(specs) == figures(found)
     assert max(len(spec.encode()) for spec in specs) < 3 * MEBIBYTE
     assert path.stat().st_size < 12 * MEBIBYTE
     page = visit(path)
     assert page.complaints == []
-    shot = base64.b64encode(page.locator(".plot").nth(MATRIX).screenshot()).decode()
+    shot = base64.b64encode(page.locator(MATRIX).screenshot()).decode()
     assert page.evaluate(DISTINCT, shot) > 20

@@ -1,6 +1,7 @@
 """The main job, as `make mqar` runs it: recall is learned, and the mechanism is there to see."""
 
-from analysis.mixing import layer_matrices, mass, row_links
+from analysis.links import mass, row_links
+from analysis.mixing import mixers
 from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
 from lab.experiment import carry_out
 from lab.runs import Run
@@ -23,9 +24,7 @@ def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
 
     state = run.load()
     batch = run.task.batch(split="test", size=1)
-    (_, _, first), (_, _, second) = layer_matrices(state.model, batch)
-    assert first is not None
-    assert second is not None
+    first, second = (mixer.matrix(0).detach().numpy() for mixer in mixers(state.model, batch))
     links = row_links(batch)
     assert mass(first, links).written[0] > 0.5
     assert mass(second, links).on_value[0] > 0.5

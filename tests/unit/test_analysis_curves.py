@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis import curves
-from analysis.base import Subject
+from analysis import baselines, curves
+from analysis.base import NotApplicableError, Subject
 from analysis.curves import Curve, describe, draw
 from lab.config import ModelConfig, TrainConfig
 from lab.runs import Run
@@ -25,8 +25,16 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(Run, "metrics", lambda run: rows())
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     batch = run.task.batch(size=1)
-    baselines = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
-    return curves.measure(Subject(run, run.build(), 25, True, batch, baselines))
+    scores = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
+    monkeypatch.setattr(baselines, "scores", lambda run: scores)
+    return curves.measure(Subject(run.task, run.build(), batch, step=25, run=run))
+
+
+def test_without_steps_there_is_no_curve(tmp_path):
+    run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
+    for of in (run, None):
+        with pytest.raises(NotApplicableError, match="no training step on record"):
+            curves.measure(Subject(run.task, run.build(), run.task.batch(size=1), run=of))
 
 
 def test_long_curves_are_means_of_equal_runs(measured):

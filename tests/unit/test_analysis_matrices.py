@@ -2,17 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from analysis import matrices
+from analysis import matrices, mixing
+from analysis.links import Links, mass
 from analysis.matrices import Mixing, describe, draw, picture, pooled
-from analysis.mixing import Links, mass
+from analysis.mixing import Mixer
 
 
 def lower(matrix: np.ndarray) -> np.ndarray:
     return np.where(np.tri(*matrix.shape[1:], dtype=bool), matrix, np.nan)
 
 
-def mixing(matrix: np.ndarray, links: Links) -> Mixing:
+def mixed(matrix: np.ndarray, links: Links) -> Mixing:
     seq_len = matrix.shape[1]
     return Mixing(
         layer=0,
@@ -52,14 +55,39 @@ def test_pooling_keeps_a_single_bright_cell(sign):
     assert np.nansum(np.abs(found)) == 1
 
 
-def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(monkeypatch):
+class Shown(nn.Module):
+    """A mixer whose matrix is given."""
+
+    def __init__(self, weights: np.ndarray):
+        super().__init__()
+        self.weights = torch.from_numpy(np.nan_to_num(weights))
+
+    def matrix(self, x):
+        return self.weights[None].expand(len(x), -1, -1, -1)
+
+    def values(self, x):
+        return x[:, None]
+
+    def project(self, x, z):
+        return z[:, 0]
+
+
+@pytest.mark.parametrize("entries", [64 * 64, 4 * 64 * 3, 1])
+def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(
+    monkeypatch, entries
+):
     monkeypatch.setattr(matrices, "SIDE", 16)
     monkeypatch.setattr(matrices, "CROP", 8)
-    matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)))
+    monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
+    matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))
     links = Links(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
-    whole = picture(matrix)
-    assert (whole.pool, whole.weights.shape) == (4, (1, 16, 16))
-    crop = matrices._crop(matrix, whole, links)
+    mixer = Mixer(0, Shown(matrix), torch.zeros(1, 64, 1))
+    whole, found = matrices._seen(mixer, links)
+    assert whole.pool == 4
+    np.testing.assert_array_equal(whole.weights, pooled(matrix, 4))
+    for name, expected in vars(mass(matrix, links)).items():
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6)
+    crop = matrices._crop(mixer, whole, links)
     row, column = crop.first
     assert crop.pool == 1
     assert row <= 40 < 41 < row + 8
@@ -73,7 +101,7 @@ def test_colours_are_symmetric_where_anything_is_negative():
     signed = positive.copy()
     signed[0, 4, 4] = -2.0
     assert picture(signed).signed
-    drawn = draw(mixing(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
+    drawn = draw(mixed(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
     assert drawn is not None
     colors = drawn.to_dict()["layout"]["coloraxis"]
     assert colors["cmin"] == -colors["cmax"]
@@ -87,17 +115,17 @@ def test_words_say_what_the_layer_does():
     recall[0, links.queries, links.values] = 1
     bind[0, links.values] = 0
     bind[0, links.values, links.keys] = 1
-    assert describe(mixing(recall, links)).says.startswith(
+    assert describe(mixed(recall, links)).says.startswith(
         "It recalls: query rows put 100.0 % (uniform: 17.1 %)"
     )
-    assert describe(mixing(bind, links)).says.startswith("It binds each value to its key")
-    assert describe(mixing(uniform, links)).says.startswith("No recall shows")
+    assert describe(mixed(bind, links)).says.startswith("It binds each value to its key")
+    assert describe(mixed(uniform, links)).says.startswith("No recall shows")
 
 
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
 def test_every_head_has_a_square_panel(heads, across):
     matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
-    drawn = draw(mixing(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
+    drawn = draw(mixed(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
     assert drawn is not None
     figure = drawn.to_dict()
     maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]

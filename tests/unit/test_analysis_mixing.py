@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.mixing import Links, layer_matrices, mass, row_links
+from analysis.links import Links, mass, mass_of_blocks, row_links
+from analysis.mixing import Mixer, mixers
+from lab.files import RunError
 from lab.laws import MatrixMixer
 from lab.models import Block, build
 from tasks.mqar import MQAR
@@ -67,43 +69,131 @@ def test_a_row_of_zeros_counts_as_no_mass():
     assert found.on_value[0] == 0
 
 
+@pytest.mark.parametrize("height", [1, 3, 8])
+def test_mass_by_blocks_is_the_mass(height):
+    matrix = planted()
+    slices = [slice(first, min(8, first + height)) for first in range(0, 8, height)]
+    found, whole = mass_of_blocks([(s, matrix[:, s]) for s in slices], LINKS), mass(matrix, LINKS)
+    for name in ("on_value", "on_key", "written", "on_previous"):
+        np.testing.assert_allclose(getattr(found, name), getattr(whole, name))
+    assert found.uniform_previous == whole.uniform_previous
+
+
 @pytest.mark.parametrize("stack", ["AM", "SM", "IM"])
+@torch.no_grad()
 def test_the_matrix_is_what_the_layer_applies(stack):
     model = build(stack, vocab_size=32, d_model=16, n_heads=2)
-    batch = TASK.batch(split="test", size=1)
+    batch = TASK.batch(split="test", size=3)
     before = model(batch.inputs)
-    [(layer, mixer, matrix)] = layer_matrices(model, batch)
-    assert layer == 0
-    assert matrix is not None
-    assert matrix.shape == (2, 16, 16)
-    upper = ~np.tri(16, dtype=bool)
-    assert np.isnan(matrix[:, upper]).all()
-    assert not np.isnan(matrix[:, ~upper]).any()
+    [mixer] = mixers(model, batch)
+    assert mixer.layer == 0
     block = model.blocks[0]
     assert isinstance(block, Block)
     assert block.mixer is not None
     assert block.norm_mixer is not None
-    assert isinstance(mixer, MatrixMixer)
+    assert isinstance(mixer.module, MatrixMixer)
     x = block.norm_mixer(model.embed(batch.inputs))
-    applied = mixer.project(x, torch.from_numpy(np.nan_to_num(matrix))[None] @ mixer.values(x))
+    torch.testing.assert_close(mixer.x, x)
+    matrix = torch.stack([mixer.matrix(row) for row in range(3)])
+    assert matrix.shape == (3, 2, 16, 16)
+    assert not matrix.triu(1).any()
+    applied = mixer.module.project(x, matrix @ mixer.module.values(x))
     torch.testing.assert_close(applied, block.mixer(x), rtol=1e-4, atol=1e-5)
     assert torch.equal(model(batch.inputs), before)
 
 
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [
+        ("AM", {}),
+        ("AM", {"A.n_kv_heads": 1, "A.mask": "value", "A.window": 3}),
+        ("AM", {"A.mask": "soft", "A.position": "none"}),
+        ("AM", {"A.mask": "oracle"}),
+        ("IM", {"I.n_values": 3}),
+        ("SM", {"S.d_state": 4, "S.n_groups": 2}),
+        ("SM", {"S.d_state": 4, "S.position": "conv", "S.gate": "norm"}),
+        ("SM", {"S.d_state": 4, "S.position": "none"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("entries", "multiple"), [(2**22, 1), (3 * 2 * 16, 1), (7 * 2 * 16, 4), (1, 5)]
+)
+@torch.no_grad()
+def test_blocks_are_the_rows_of_the_matrix(stack, options, entries, multiple, monkeypatch):
+    monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", entries)
+    model = build(stack, vocab_size=32, d_model=16, n_heads=2, options=options)
+    mixer = mixers(model, TASK.batch(split="test", size=2))[0]
+    blocks, last = [], 0
+    for rows, block in mixer.blocks(1, multiple):
+        assert rows.start == last
+        assert rows.start % multiple == 0
+        assert block.shape == (2, rows.stop - rows.start, 16)
+        assert block.numel() <= entries or len(block[0]) <= multiple
+        blocks.append(block)
+        last = rows.stop
+    assert last == 16
+    torch.testing.assert_close(torch.cat(blocks, dim=1), mixer.matrix(1))
+
+
+@torch.no_grad()
 def test_an_oracle_mask_is_told_what_to_keep():
     model = build("AM", vocab_size=32, d_model=16, options={"A.mask": "oracle"})
-    [(_, _, matrix)] = layer_matrices(model, TASK.batch(split="test", size=1))
-    assert matrix is not None
-    assert (matrix[0, 15, 8:] == 0).all()
+    batch = TASK.batch(split="test", size=2)
+    [mixer] = mixers(model, batch)
+    for row in range(2):
+        assert not mixer.matrix(row)[0, 15, 8:].any()
+
+
+class Own(nn.Module):
+    """A mixer of one's own, which gives whole matrices only."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.asked = 0
+
+    def matrix(self, x):
+        self.asked += 1
+        return torch.ones(len(x), 1, x.shape[1], x.shape[1]).tril()
+
+    def values(self, x):
+        return x[:, None]
+
+    def project(self, x, z):
+        return z[:, 0]
+
+    def forward(self, x):
+        return self.project(x, self.matrix(x) @ self.values(x))
+
+
+class Wrong(Own):
+    """Its matrix raises."""
+
+    def matrix(self, x):
+        raise KeyError("mine")
+
+
+def test_a_mixer_of_ones_own_is_asked_for_its_matrix_once(monkeypatch):
+    monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", 16)
+    mixer = Mixer(0, Own(8), torch.zeros(1, 16, 8))
+    blocks = [block for _, block in mixer.blocks(0)]
+    assert [len(block[0]) for block in blocks] == [1] * 16
+    torch.testing.assert_close(torch.cat(blocks, dim=1), torch.ones(1, 16, 16).tril())
+    assert mixer.module.asked == 1
+
+
+def test_a_mixer_that_raises_is_named():
+    with pytest.raises(RunError, match=r"Wrong.matrix raised KeyError: 'mine'"):
+        Mixer(0, Wrong(8), torch.zeros(1, 16, 8)).matrix(0)
 
 
 def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):
     monkeypatch.setattr("lab.models.load_class", lambda path: Opaque)
     model = build("UM NM AM", vocab_size=32, d_model=16, model="tests:Opaque")
-    found = layer_matrices(model, TASK.batch(split="test", size=1))
-    assert [(i, type(m).__name__, w is None) for i, m, w in found] == [
-        (0, "Opaque", True),
-        (2, "Attention", False),
+    found = mixers(model, TASK.batch(split="test", size=1))
+    assert [(m.layer, m.kind, isinstance(m.module, MatrixMixer)) for m in found] == [
+        (0, "Opaque", False),
+        (2, "Attention", True),
     ]
 
 

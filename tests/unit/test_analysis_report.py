@@ -2,13 +2,15 @@
 
 import json
 import re
+from importlib import import_module
 
 import pytest
 
-from analysis import ANALYSES
-from analysis.base import Analysis
+from analysis import ANALYSES, QUICK
+from analysis.base import Analysis, Subject
+from analysis.examination import examine
 from analysis.provenance import commit, data_hash
-from analysis.report import write_report
+from analysis.report import render
 from lab.config import ModelConfig, TrainConfig
 from lab.runs import Run
 from tasks import TASKS
@@ -22,21 +24,24 @@ def claimed(path, **options) -> Run:
     return run
 
 
+def page_of(run: Run) -> str:
+    """Return the quick report on a run's initial weights."""
+    return render(run, examine(Subject.of(run, step=0), QUICK, lenient=True))
+
+
 def test_a_run_that_has_not_begun(tmp_path):
-    run = claimed(tmp_path / "run")
-    path = write_report(run)
-    assert path == run.path / "report.html"
-    page = path.read_text()
+    page = page_of(claimed(tmp_path / "run"))
     assert "This run has not ended: 0 steps on record" in page
-    assert "There is no checkpoint" in page
+    assert "the model with its initial weights" in page
     assert "Training batches" not in page
+    assert "no training step on record" in page
 
 
 def test_a_diverged_run_has_no_accuracy(tmp_path):
     run = claimed(tmp_path / "run")
     ended = {"accuracy": None, "loss": None, "steps": 3, "stopped": "diverged"}
     run.write_result({**ended, "seconds": 1.0, "baselines": {}})
-    assert "Training diverged after 3 steps" in write_report(run).read_text()
+    assert "Training diverged after 3 steps" in page_of(run)
 
 
 def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
@@ -52,14 +57,15 @@ def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
             "baselines": {},
         }
     )
-    page = write_report(run).read_text()
+    page = page_of(run)
     record = re.search(r'id="record">(.*?)</script>', page)
     assert record
     assert json.loads(record[1])["scored"] == scored
 
 
 def test_an_analysis_is_its_file_and_a_line():
-    for analysis in ANALYSES:
+    for name, analysis in ANALYSES.items():
+        assert import_module(f"analysis.{name}") is analysis
         assert isinstance(analysis, Analysis)
         assert analysis.__doc__
 
@@ -81,4 +87,6 @@ def test_blocks_without_halves(tmp_path, stack):
     task = TASKS["mqar"](seq_len=16, vocab_size=32)
     run = Run(tmp_path / "run", task, ModelConfig(stack=stack, d_model=8), TrainConfig(test_rows=8))
     run.claim()
-    assert ("What each layer mixes" in write_report(run).read_text()) == (stack == "AN")
+    page = page_of(run)
+    assert ('<section class="analysis" id="matrices">' in page) == (stack == "AN")
+    assert ("no block has a sequence mixer" in page) == (stack == "NM")

@@ -53,6 +53,8 @@ const template = () => (dark.matches ? themes.dark : themes.light);
 /* The page shows a figure's title as text, and a saved figure brings its own. */
 function draw({ place, spec }) {
   const layout = { ...structuredClone(spec.layout), template: template(), autosize: true };
+  const { margin } = layout.template.layout;
+  layout.margin = { ...margin, ...layout.margin };
   layout.margin.t -= spec.head;
   for (const name of ["title", "width", "height"]) delete layout[name];
   return Plotly.react(place, spec.data, layout, { displayModeBar: false, responsive: true });
@@ -81,15 +83,15 @@ function span(first, pool, length) {
   return pool === 1 ? `${first}` : `${first}–${last}`;
 }
 
-function cellText(point, { tokens, roles, pool }) {
+function cellText(point, { tokens, roles, pool, value: name = "value" }) {
   const i = Math.round(point.y - (pool - 1) / 2), j = Math.round(point.x - (pool - 1) / 2);
   const value = point.z.toPrecision(3);
   if (pool > 1) {
     const [rows, columns] = [span(i, pool, tokens.length), span(j, pool, tokens.length)];
-    return `rows i = ${rows}, columns j = ${columns}\nlargest entry ${value}`;
+    return `rows i = ${rows}, columns j = ${columns}\nlargest ${name} ${value}`;
   }
   return `i = ${i}: ${roles[i]}, token ${tokens[i]}\n` +
-    `j = ${j}: ${roles[j]}, token ${tokens[j]}\ni − j = ${i - j}, value ${value}`;
+    `j = ${j}: ${roles[j]}, token ${tokens[j]}\ni − j = ${i - j}, ${name} ${value}`;
 }
 
 function showTip({ points, event }, meta) {
@@ -119,7 +121,8 @@ for (const button of document.querySelectorAll("[data-save]")) {
   button.addEventListener("click", () => save(figure, button.dataset.format));
 }
 
-checkHeadlines();
+/* Only a run's own page has numbers to hold to their record. */
+if (document.getElementById("record")) checkHeadlines();
 drawAll().then(() => {
   figures.forEach(listen);
   dark.addEventListener("change", drawAll);

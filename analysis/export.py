@@ -1,0 +1,107 @@
+"""Figures as files: PNG and SVG drawn by Chromium, HTML that opens with no network."""
+
+import asyncio
+import importlib.util
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import kaleido
+import plotly.graph_objects as go
+from choreographer.browsers.chromium import Chromium
+from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
+
+from lab.files import write
+
+IMAGES: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
+SUFFIXES = (*IMAGES, ".html")
+SCALE = 2.0
+"""Pixels of a PNG by pixel of the layout: sharp in print."""
+
+
+class BrowserError(RuntimeError):
+    """There is no Chromium to draw an image, or it does not start."""
+
+
+def save(figure: go.Figure, path: Path | str, *, scale: float = SCALE) -> None:
+    """Write a figure as the kind of file that the path's suffix names, whole or not at all.
+
+    Args:
+        figure: at the width and height of its layout.
+        path: ends in .png, .svg or .html.
+        scale: pixels of a PNG by pixel of the layout.
+
+    Raises:
+        ValueError: for another suffix, or a scale that is not above 0.
+        BrowserError: for an image without a Chromium that can draw it.
+        OSError: when the file cannot be written.
+    """
+    save_all({Path(path): figure}, scale=scale)
+
+
+def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None:
+    """Write figures as `save` does, with one start of the browser for all; it takes seconds.
+
+    Raises:
+        ValueError: for another suffix, or a scale that is not above 0; nothing is written then.
+        BrowserError: for an image without a Chromium that can draw it.
+        OSError: when a file cannot be written.
+    """
+    if scale <= 0:
+        raise ValueError(f"scale={scale}: must be > 0")
+    for path in figures:
+        if path.suffix.lower() not in SUFFIXES:
+            raise ValueError(
+                f"path={path}: must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            )
+    images = {path: figure for path, figure in figures.items() if path.suffix.lower() in IMAGES}
+    for path, figure in figures.items():
+        if path not in images:
+            write(path, figure.to_html(include_plotlyjs=True, config={"displaylogo": False}))
+    if not images:
+        return
+    # A notebook's thread has an event loop already, beside which no second one can run.
+    with ThreadPoolExecutor(1) as pool:
+        drawn = pool.submit(_draw, images, scale).result()
+    for path, image in drawn.items():
+        write(path, image)
+
+
+def browser() -> str | None:
+    """Return the Chromium that draws: BROWSER_PATH, the system's, playwright's, or None."""
+    return Chromium.find_browser(skip_local=False) or _playwrights()
+
+
+def _playwrights() -> str | None:
+    """Return the Chromium that `make browser` has playwright bring where the system has none."""
+    if importlib.util.find_spec("playwright") is None:
+        return None
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+def _draw(figures: Mapping[Path, go.Figure], scale: float) -> dict[Path, bytes]:
+    """Draw figures in one browser."""
+    path = browser()
+    try:
+        return asyncio.run(_drawn(figures, scale, path))
+    except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError) as error:
+        why = "none was found" if path is None else f"{path} is none, or does not start"
+        raise BrowserError(f"images are drawn by Chromium: {why}; run `make browser`") from error
+
+
+async def _drawn(
+    figures: Mapping[Path, go.Figure], scale: float, path: str | None
+) -> dict[Path, bytes]:
+    images = {}
+    # Without mathjax=False the page would ask the network for it.
+    async with kaleido.Kaleido(mathjax=False, path=path) as drawing:
+        for file, figure in figures.items():
+            kind = IMAGES[file.suffix.lower()]
+            size = scale if kind == "png" else 1
+            images[file] = await drawing.calc_fig(figure, opts={"format": kind, "scale": size})
+    return images

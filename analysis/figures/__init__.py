@@ -1,0 +1,1 @@
+"""How figures look, and those that an analysis shares or keeps apart for their length."""

@@ -1,0 +1,110 @@
+"""Positions of a row that belong together, and where a matrix joins them."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tasks.base import IGNORE, Batch
+
+PAIR_LINKS = ("query_pos", "key_pos", "value_pos")
+"""What a task of stored pairs links."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Positions of one row that belong together.
+
+    Attributes:
+        queries: the scored positions q.
+        keys: where each query's key was stored; empty when the task names no pairs.
+        values: where its value was; likewise.
+    """
+
+    queries: Int[np.ndarray, " q"]
+    keys: Int[np.ndarray, " pairs"]
+    values: Int[np.ndarray, " pairs"]
+
+
+@dataclass(frozen=True)
+class Mass:
+    """Where the mass |M_ij| / Σ_j |M_ij| of a matrix lies: means over rows, one a head.
+
+    Attributes:
+        on_value: from queries to their value; empty when the task names no pairs.
+        on_key: from queries to their key; likewise.
+        written: from values to their key; likewise.
+        on_previous: from every position to the one before it.
+        uniform_value: what `on_value` would be if every row were uniform: the mean 1/(q + 1).
+        uniform_written: likewise for `written`.
+        uniform_previous: likewise for `on_previous`.
+    """
+
+    on_value: Float[np.ndarray, " asked"]
+    on_key: Float[np.ndarray, " asked"]
+    written: Float[np.ndarray, " asked"]
+    on_previous: Float[np.ndarray, " heads"]
+    uniform_value: float
+    uniform_written: float
+    uniform_previous: float
+
+
+def row_links(batch: Batch, row: int = 0) -> Links:
+    """Return the links of a row of a batch, without padding."""
+    if not has_pairs(batch):
+        scored = (batch.targets[row] != IGNORE).nonzero()[:, 0].cpu().numpy()
+        return Links(scored, scored[:0], scored[:0])
+    query, key, value = (batch.links[name][row].cpu().numpy() for name in PAIR_LINKS)
+    real = query >= 0
+    return Links(query[real], key[real], value[real])
+
+
+def mass(matrix: Float[np.ndarray, "h t s"], links: Links) -> Mass:
+    """Measure where the mass of a matrix lies; a row without any counts as zero."""
+    return mass_of_blocks([(slice(0, matrix.shape[1]), matrix)], links)
+
+
+def mass_of_blocks(
+    blocks: Iterable[tuple[slice, Float[np.ndarray, "h t s"]]], links: Links
+) -> Mass:
+    """Measure where the mass of a matrix lies that comes by blocks of rows."""
+    paired = links.queries if len(links.values) else links.queries[:0]
+    found: dict[str, list[np.ndarray]] = {name: [] for name in ("value", "key", "write", "before")}
+    seq_len = 0
+    for rows, block in blocks:
+        size = np.abs(np.nan_to_num(block))
+        share = size / np.maximum(size.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
+        later = np.arange(max(1, rows.start), rows.stop)
+        seq_len = rows.stop
+        for name, targets, sources in (
+            ("value", paired, links.values),
+            ("key", paired, links.keys),
+            ("write", links.values, links.keys),
+            ("before", later, later - 1),
+        ):
+            here = (targets >= rows.start) & (targets < rows.stop)
+            found[name].append(share[:, targets[here] - rows.start, sources[here]])
+
+    def mean(name: str) -> np.ndarray:
+        cells = np.concatenate(found[name], axis=-1)
+        return cells.mean(-1) if cells.size else np.zeros(0, cells.dtype)
+
+    def uniform(rows: np.ndarray) -> float:
+        return float((1 / (rows + 1)).mean()) if rows.size else math.nan
+
+    return Mass(
+        on_value=mean("value"),
+        on_key=mean("key"),
+        written=mean("write"),
+        on_previous=mean("before"),
+        uniform_value=uniform(links.queries),
+        uniform_written=uniform(links.values),
+        uniform_previous=uniform(np.arange(1, seq_len)),
+    )
+
+
+def has_pairs(batch: Batch) -> bool:
+    """Whether the task's links say where a query's key and value were stored."""
+    return set(PAIR_LINKS) <= batch.links.keys()

@@ -1,0 +1,1 @@
+"""What analyses measure with: numbers and readings of a model, without a figure."""

@@ -1,0 +1,66 @@
+"""How sure a number is: 95 % intervals."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+Z95 = 1.959963984540054
+"""The normal distribution's 97.5 % point."""
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share among `count` independent trials.
+
+        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+
+    Source: Wilson, J. Am. Stat. Assoc. 22 (1927), 209.
+    """
+    square = Z95**2 / count
+    middle = share + square / 2
+    half = Z95 * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
+
+
+def bootstrap(
+    values: Shaped[np.ndarray, "n ..."],
+    rng: np.random.Generator,
+    rounds: int = 1000,
+    statistic: Callable[[np.ndarray], Any] = np.mean,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a statistic: of values drawn again, with replacement.
+
+    Args:
+        values: what was measured; a statistic of several quantities gets rows of them.
+        rng: draws.
+        rounds: resamples; 1000 fix the ends to about a twentieth of the interval's width.
+        statistic: from values of any number to one number; NaN where it is undefined.
+        groups: of each value, its row of the batch say: whole groups are drawn, since positions
+            of one row are not independent. None: each value is a group.
+
+    Returns:
+        the 2.5 % and 97.5 % quantiles; NaN twice where there are fewer than two groups, of which
+        nothing is known but their mean.
+
+    Source: Efron 1979; for groups Davison and Hinkley 1997, § 3.8.
+    """
+    if groups is None:
+        index = [np.array([i]) for i in range(len(values))]
+    else:
+        order = np.argsort(groups, kind="stable")
+        index = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+    if len(index) < 2 or len(values) < 2:
+        return math.nan, math.nan
+    found = np.empty(rounds)
+    for i in range(rounds):
+        drawn = rng.integers(len(index), size=len(index))
+        # Each value its own group needs no lists, and may be many.
+        again = drawn if groups is None else np.concatenate([index[g] for g in drawn])
+        found[i] = statistic(values[again])
+    if np.isnan(found).all():
+        return math.nan, math.nan
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return float(low), float(high)

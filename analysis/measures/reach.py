@@ -1,0 +1,212 @@
+"""Why an answer is out of reach: hidden by a dynamic mask, or below its rivals by decay.
+
+Axis letter of this file, beside the package's: w wrong answer.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from analysis.links import has_pairs
+from analysis.measures.causes import Asked
+from analysis.scoring import scored
+from lab.hooks import HookPoint
+from lab.layers.attention import Attention
+from lab.layers.ssd import SSD
+from lab.models import Block, LanguageModel
+from lab.train import score, stored_positions
+from tasks.base import Batch
+
+FAR = math.log(1000)
+"""How far below the row's largest bias a masked key is, nats: a thousandth of its weight."""
+READS = 2.0
+"""How much larger an SSD head's weights on the right value than on others make it a reader."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The SSD head that weights the right values most, beside other pairs' values.
+
+    Attributes:
+        layer: index of the block.
+        head: of its mixer.
+        contrast: mean |M| from queries to their value, over that to another pair's.
+    """
+
+    layer: int
+    head: int
+    contrast: float
+
+
+@torch.no_grad()
+def masked(model: LanguageModel, batch: Batch, asked: Asked) -> Bool[np.ndarray, " w"]:
+    """Whether some layer's dynamic mask hides the key or value from every head.
+
+    It does where the bias is `FAR` below the largest one that the query may look at, or the key
+    outside the window.
+    """
+    hidden = np.zeros(len(asked), bool)
+
+    def look(bias: Tensor, point: HookPoint) -> None:
+        block = model.blocks[int(point.name.split(".")[1])]
+        assert isinstance(block, Block)
+        assert isinstance(block.mixer, Attention)
+        b = bias[:, :, 0].double().cpu().numpy()
+        for source in (asked.keys, asked.values):
+            hidden[:] |= out_of_sight(b, block.mixer.window, asked, source)
+
+    names = masks(model)
+    if names and has_pairs(batch):
+        with model.hooks([(names, look)]):
+            score(model, batch, "fp32")
+    return hidden
+
+
+def out_of_sight(
+    bias: Float[np.ndarray, "b h s"],
+    window: int | None,
+    asked: Asked,
+    sources: Int[np.ndarray, " w"],
+) -> Bool[np.ndarray, " w"]:
+    """Whether a mask's bias hides a source from a query, in every head."""
+    hidden = np.zeros(len(asked), bool)
+    largest = np.maximum.accumulate(bias, axis=-1)
+    place = np.arange(bias.shape[-1])
+    for part in asked.blocks(bias[0].size):
+        some, source = asked[part], sources[part]
+        mine = bias[some.rows, :, np.maximum(source, 0)]
+        out = mine < largest[some.rows, :, some.positions] - FAR
+        if window is not None:
+            row = bias[some.rows]
+            # Of equal biases the later key stays.
+            ahead = (row > mine[..., None]) | (
+                (row == mine[..., None]) & (place > source[:, None, None])
+            )
+            ahead &= place <= some.positions[:, None, None]
+            out |= ahead.sum(-1) >= window
+        hidden[part] = out.all(1) & (source >= 0)
+    return hidden
+
+
+@torch.no_grad()
+def lifted(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
+    """Return what is answered at scored positions once no mask hides a stored key or value."""
+    stored = stored_positions(batch)[:, None, None]
+
+    def lift(bias: Tensor, point: HookPoint) -> Tensor:
+        return torch.where(stored, bias.amax(-1, keepdim=True), bias)
+
+    with model.hooks([(masks(model), lift)]):
+        return scored(model, batch).answers
+
+
+@torch.no_grad()
+def decayed(
+    model: LanguageModel,
+    batch: Batch,
+    everyone: Asked,
+    placebo: Int[np.ndarray, " q"],
+    wrong: Asked,
+    rivals: Int[np.ndarray, "n w"],
+) -> tuple[Reader | None, Bool[np.ndarray, "n w"]]:
+    """Whether decay alone puts a rival above the right value, in the SSD head that reads most.
+
+        |M_t,value| < |M_t,rival| although |C_t·B_value| dt_value ≥ |C_t·B_rival| dt_rival
+
+    Args:
+        model: any.
+        batch: rows with pairs.
+        everyone: all scored positions, by which the reader is found.
+        placebo: for each of them a position of another pair's value, −1 for none.
+        wrong: the errors.
+        rivals: positions that hold what was answered, −1 for none; n sets of them.
+    """
+    readers: list[tuple[float, int, int, Bool[np.ndarray, "n w"]]] = []
+    seen: dict[str, Tensor] = {}
+
+    def look(tensor: Tensor, point: HookPoint) -> None:
+        layer, _, name = point.name.removeprefix("blocks.").partition(".mixer.hook_")
+        seen[name] = tensor
+        if name != "C_rot":
+            return
+        block = model.blocks[int(layer)]
+        assert isinstance(block, Block)
+        assert isinstance(block.mixer, SSD)
+        edges = Weights.of(block.mixer, seen)
+        known = (everyone.values >= 0) & (placebo >= 0)
+        on_value, on_other = (
+            np.prod(edges.at(everyone[known], sources[known]), axis=0).mean(0)
+            for sources in (everyone.values, placebo)
+        )
+        contrast = on_value / np.maximum(on_other, np.finfo(np.float64).tiny)
+        head = int(contrast.argmax())
+        mine = edges.at(wrong, wrong.values)[..., head]
+        flips = []
+        for rival in rivals:
+            theirs = edges.at(wrong, rival)[..., head]
+            below = (mine.prod(0) < theirs.prod(0)) & (mine[0] >= theirs[0])
+            flips.append(below & (wrong.values >= 0) & (rival >= 0))
+        readers.append((float(contrast[head]), int(layer), head, np.stack(flips)))
+        seen.clear()
+
+    names = [
+        f"blocks.{i}.mixer.hook_{name}"
+        for i, block in enumerate(model.blocks)
+        if isinstance(block, Block) and isinstance(block.mixer, SSD)
+        for name in ("dt", "log_decay", "B_rot", "C_rot")
+    ]
+    nobody = np.zeros(rivals.shape, bool)
+    known = (everyone.values >= 0) & (placebo >= 0)
+    if not names or not known.any():
+        return None, nobody
+    with model.hooks([(names, look)]):
+        score(model, batch, "fp32")
+    contrast, layer, head, flips = max(readers, key=lambda reader: reader[0])
+    if contrast < READS:
+        return None, nobody
+    return Reader(layer, head, contrast), flips
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Entries of an SSD mixer's matrix, without D, edge by edge."""
+
+    C: Float[Tensor, "b t g n"]
+    B: Float[Tensor, "b t g n"]
+    dt: Float[Tensor, "b t h"]
+    total: Float[Tensor, "b t h"]
+    groups: Int[np.ndarray, " h"]
+
+    @classmethod
+    def of(cls, mixer: SSD, seen: dict[str, Tensor]) -> "Weights":
+        """Read them off what passed a mixer's hooks."""
+        head, each = np.arange(mixer.n_heads), mixer.n_heads // mixer.n_groups
+        groups = head // each if mixer.groups == "interleaved" else head % mixer.n_groups
+        total = seen["log_decay"].double().cumsum(1)
+        return cls(seen["C_rot"], seen["B_rot"], seen["dt"], total, groups)
+
+    def at(self, asked: Asked, sources: Int[np.ndarray, " w"]) -> Float[np.ndarray, "two w h"]:
+        """Return |C·B| dt and the decay exp Σ a, of each edge and head."""
+        rows, targets, source = (
+            torch.from_numpy(part).to(self.B.device)
+            for part in (asked.rows, asked.positions, np.maximum(sources, 0))
+        )
+        raw = (self.C[rows, targets] * self.B[rows, source]).sum(-1).abs().double()
+        size = raw[:, torch.from_numpy(self.groups).to(raw.device)] * self.dt[rows, source]
+        decay = (self.total[rows, targets] - self.total[rows, source]).exp()
+        return torch.stack([size, decay]).cpu().numpy()
+
+
+def masks(model: LanguageModel) -> list[str]:
+    """Return the hook points of the model's dynamic masks."""
+    return [
+        f"blocks.{i}.mixer.hook_dynamic_mask"
+        for i, block in enumerate(model.blocks)
+        if isinstance(block, Block)
+        and isinstance(block.mixer, Attention)
+        and block.mixer.mask is not None
+    ]

@@ -1,0 +1,206 @@
+"""An SSD layer's recurrence on rows of a batch, in numbers: memory, rank, content and decay.
+
+    h_t = exp(a_t) h_{t−1} + dt_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
+
+    y = M̃ x + D x,  M̃_ij = L_ij (C_i·B_j) dt_j,  L_ij = exp Σ_{k=j+1..i} a_k
+
+Here M̃ is without D, where `Mixer.matrix` has D on its diagonal.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from analysis.base import NotApplicableError, Subject
+from analysis.mixing import BLOCK_ENTRIES, Mixer, mixers
+from lab.hooks import run_with_cache
+from lab.layers.ssd import SSD
+from lab.ops.ssd_forms import per_head
+from tasks.base import Batch
+
+HELD = 0.9
+"""The share of a row's magnitudes that an effective context holds."""
+ENTRIES = 2**26
+"""Entries of matrices that are looked at in all, which says how many rows of the batch are."""
+MOST_ROWS = 64
+ROUNDING = 1e-7
+HOOKS = ["hook_dt", "hook_log_decay", "hook_B_rot", "hook_C_rot", "hook_ssm_out"]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What one SSD layer does to the rows of a batch.
+
+    Attributes:
+        mixer: the layer and its input.
+        dt: > 0.
+        log_decay: a, ≤ 0.
+        B, C: as they are multiplied, rotated or convolved; of a group or a head each.
+        values: x, convolved where the position is a convolution.
+        reads: h_t C_t, the output before D, gate and projection.
+    """
+
+    mixer: Mixer
+    dt: Float[Tensor, "b t h"]
+    log_decay: Float[Tensor, "b t h"]
+    B: Float[Tensor, "b t g n"]
+    C: Float[Tensor, "b t g n"]
+    values: Float[Tensor, "b t h p"]
+    reads: Float[Tensor, "b t h p"]
+
+    @classmethod
+    def of(cls, mixer: Mixer) -> "Recurrence":
+        """Return what an SSD mixer does to its input."""
+        module = mixer.module
+        assert isinstance(module, SSD)
+        seen = run_with_cache(module, mixer.x, HOOKS)[1]
+        dt, log_decay, B, C, mixed = (seen[name] for name in HOOKS)
+        if module.groups == "tiled":
+            B, C = (z.repeat(1, 1, module.n_heads // module.n_groups, 1) for z in (B, C))
+        values = module.values(mixer.x).transpose(1, 2)
+        reads = mixed if module.D is None else mixed - module.D[:, None] * values
+        return cls(mixer, dt, log_decay, B, C, values, reads)
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads there are."""
+        return self.dt.shape[-1]
+
+    @property
+    def half_lives(self) -> Float[Tensor, " h"]:
+        """ln 2 / mean(−a), tokens; ∞ for a head that never forgets."""
+        return math.log(2) / -self.log_decay.double().mean((0, 1))
+
+    @property
+    def writes(self) -> Float[Tensor, "b t h"]:
+        """‖dt_t x_t ⊗ B_t‖, the Frobenius norm of what a token adds to the state."""
+        return self.dt * self.values.norm(dim=-1) * per_head(self.B, self.n_heads).norm(dim=-1)
+
+    def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
+        """Yield M̃ of one row of the batch by blocks of target positions, as `Mixer.blocks` does."""
+        module = self.mixer.module
+        assert isinstance(module, SSD)
+        for rows, matrix in self.mixer.blocks(row, multiple):
+            if module.D is not None:
+                matrix[..., rows.start :].diagonal(dim1=-2, dim2=-1).sub_(module.D[:, None])
+            yield rows, matrix
+
+    def contexts(self, row: int) -> Int[Tensor, "h t"]:
+        """Return each position's effective context, tokens in [1, i + 1].
+
+        The smallest window of latest tokens, the own one included, that holds `HELD` of
+        Σ_j |M̃_ij|; 0 where that sum is 0.
+        """
+        found = []
+        for rows, matrix in self.blocks(row):
+            # Sums of thousands, of which a tenth is told from a little more.
+            before = matrix.abs().double().cumsum(-1)
+            # A window that holds the share exactly is one, however the sums were rounded.
+            dropped = (before <= (1 - HELD + ROUNDING) * before[..., -1:]).sum(-1)
+            width = torch.arange(rows.start + 1, rows.stop + 1, device=matrix.device) - dropped
+            found.append(torch.where(before[..., -1] > 0, width, 0))
+        return torch.cat(found, dim=-1)
+
+    def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
+        """Return those of the block M̃[i ≥ split, j < split], largest first; k its largest rank.
+
+        The block is a product of two thin factors, C_i exp(Σ_{split..i} a) and
+        B_j dt_j exp(Σ_{j+1..split−1} a), so that the singular values are those of R₁ R₂ᵀ, from
+        the factors' QR decompositions, in fp64.
+        """
+        a = self.log_decay.double()
+        until = a[:, 1:split].flip(1).cumsum(1).flip(1)
+        until = F.pad(until, (0, 0, 0, 1))
+        left = a[:, split:].cumsum(1).exp()[..., None] * per_head(self.C[:, split:], self.n_heads)
+        weight = (until.exp() * self.dt[:, :split])[..., None]
+        right = weight * per_head(self.B[:, :split], self.n_heads)
+        upper, lower = (
+            torch.linalg.qr(factor.double().transpose(1, 2), mode="r").R for factor in (left, right)
+        )
+        return torch.linalg.svdvals(upper @ lower.mT)
+
+    def content_and_decay(self, row: int) -> Float[Tensor, "h 3"]:
+        """Return what var log|M_ij| over j < i is made of, M = L ∘ CBᵀ, as shares that add up to 1.
+
+        They are var log|C_i·B_j|, var log L_ij and twice their covariance, which may be
+        negative, each over var log|M_ij|. Entries of exactly 0 are left out. NaN where nothing
+        varies.
+        """
+        past = self.log_decay[row].double().cumsum(0).T
+        some = slice(row, row + 1)
+        B, C = (per_head(z[some], self.n_heads)[0].transpose(0, 1) for z in (self.B, self.C))
+        place = torch.arange(past.shape[1], device=past.device)
+        sums = past.new_zeros(6, self.n_heads)
+        for rows in place.split(max(1, BLOCK_ENTRIES // past.numel())):
+            scores = (C[:, rows] @ B.mT).abs()
+            decay = past[:, rows, None] - past[:, None]
+            kept = (place < rows[:, None]) & (scores > 0)
+            content = torch.where(kept, scores, 1.0).double().log()
+            decay = torch.where(kept, decay, 0.0)
+            parts = (kept, content, decay, content**2, decay**2, content * decay)
+            sums += torch.stack([part.sum((1, 2), dtype=torch.float64) for part in parts])
+        count, *rest = sums
+        c, d, cc, dd, cd = (part / count for part in rest)
+        parts = torch.stack([cc - c * c, dd - d * d, 2 * (cd - c * d)], dim=-1)
+        return parts / parts.sum(-1, keepdim=True)
+
+
+def recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], Batch]:
+    """Return a subject's SSD layers, those of its run's initial weights, and the rows looked at.
+
+    There are no initial ones without a run, or when they are the subject's own.
+
+    Raises:
+        NotApplicableError: for a model without SSD.
+    """
+    n_heads = sum(m.n_heads for m in subject.model.modules() if isinstance(m, SSD))
+    if not n_heads:
+        raise NotApplicableError("no block has an SSD mixer")
+    size, seq_len = subject.batch.inputs.shape
+    batch = subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
+    models = [subject.model]
+    if subject.run is not None and subject.step != 0:
+        models.append(subject.run.weights(0).to(batch.inputs.device))
+    found = [
+        [Recurrence.of(m) for m in mixers(model, batch) if isinstance(m.module, SSD)]
+        for model in models
+    ]
+    return found[0], found[1] if len(found) > 1 else [], batch
+
+
+def names(found: Sequence[Recurrence]) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
+    """Return the layers of all heads, and their indices in those."""
+    counts = [layer.n_heads for layer in found]
+    heads = np.concatenate([np.arange(n) for n in counts])
+    return np.repeat([layer.mixer.layer for layer in found], counts), heads
+
+
+def joined(
+    found: Sequence[Recurrence], measured: Callable[[Recurrence], Float[Tensor, "h ..."]]
+) -> Float[np.ndarray, "h ..."]:
+    """Return a quantity of all layers' heads."""
+    return torch.cat([measured(layer) for layer in found]).double().cpu().numpy()
+
+
+def rank(values: Float[Tensor, "... k"], sides: tuple[int, int]) -> Int[Tensor, "..."]:
+    """Return how many singular values are above σ_max · max(sides) · ε of fp32, numpy's threshold.
+
+    ε is fp32's, whatever the values come in: B, C and the decays are computed in it.
+    """
+    least = values.amax(-1, keepdim=True) * max(sides) * torch.finfo(torch.float32).eps
+    return (values > least).sum(-1)
+
+
+def effective_rank(values: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
+    """Return exp H(σ / Σσ), in [1, k]; NaN where all are 0.
+
+    Source: Roy and Vetterli 2007.
+    """
+    share = values / values.sum(-1, keepdim=True)
+    return torch.special.entr(share).sum(-1).exp()

@@ -1,0 +1,74 @@
+"""What a model answers at the scored positions of a batch, right now: hooks in place act."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lab.models import LanguageModel
+from lab.ops.cross_entropy import linear_argmax
+from lab.train import score
+from tasks.base import IGNORE, Batch
+
+PART_ENTRIES = 2**24
+"""Logits that are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scored positions of a batch, row by row, and what the model made of them.
+
+    Attributes:
+        rows: row of the batch.
+        positions: in the row.
+        targets: the right answers.
+        hidden: the last hidden states.
+        head: the output embedding.
+    """
+
+    rows: Int[Tensor, " q"]
+    positions: Int[Tensor, " q"]
+    targets: Int[Tensor, " q"]
+    hidden: Float[Tensor, "q d"]
+    head: Float[Tensor, "v d"]
+
+    @cached_property
+    def answers(self) -> Int[Tensor, " q"]:
+        """The token of the highest logit."""
+        return linear_argmax(self.hidden, self.head)
+
+    @property
+    def right(self) -> Bool[Tensor, " q"]:
+        """Whether the answer is the target."""
+        return self.answers == self.targets
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers."""
+        return self.right.double().mean().item()
+
+    @cached_property
+    def losses(self) -> Float[Tensor, " q"]:
+        """The cross-entropy of each position, nats."""
+        size = max(1, PART_ENTRIES // len(self.head))
+        parts = [
+            torch.nn.functional.cross_entropy(hidden @ self.head.T, targets, reduction="none")
+            for hidden, targets in zip(
+                self.hidden.split(size), self.targets.split(size), strict=True
+            )
+        ]
+        return torch.cat(parts)
+
+    def logits(self, tokens: Int[Tensor, "q k"]) -> Float[Tensor, "q k"]:
+        """Return the logits of k tokens a position."""
+        return torch.einsum("qd,qkd->qk", self.hidden, self.head[tokens])
+
+
+@torch.no_grad()
+def scored(model: LanguageModel, batch: Batch) -> Scored:
+    """Run a model on a batch, in fp32, and return what it answers where answers are scored."""
+    hidden, head, targets = score(model, batch, "fp32")
+    rows, positions = (batch.targets != IGNORE).nonzero(as_tuple=True)
+    return Scored(rows, positions, targets, hidden, head)
