@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PEERS := .venv/.peers
+NOTEBOOKS := .venv/.notebooks
 
 .PHONY: install peers mqar test check format lint types arch verify bench notebooks gpu browser clean
 
@@ -27,11 +28,17 @@ $(PEERS): $(INSTALLED)
 		--constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
 	touch $@
 
+# What runs notebooks.
+$(NOTEBOOKS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[notebooks]"
+	touch $@
+
 # The main job: train on hard MQAR, then print the verdict and the path of its report.
 mqar: install
 	$(BIN)/lab mqar --seq-len 64 --vocab-size 256 --out runs/mqar
 
-test: peers browser
+test: peers browser $(NOTEBOOKS)
 	$(BIN)/pytest -n 2
 
 check: format lint types arch
@@ -51,6 +58,9 @@ arch: install
 # The thorough property-based profile: random, thousands of examples.
 verify: install
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
+
+notebooks: $(NOTEBOOKS)
+	$(BIN)/jupyter lab --notebook-dir notebooks
 
 bench: peers
 	$(BIN)/lab bench
