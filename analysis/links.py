@@ -67,7 +67,7 @@ def mass(matrix: Float[np.ndarray, "h t s"], links: Links) -> Mass:
 
 
 def mass_of_blocks(
-    blocks: Iterable[tuple[slice, Float[np.ndarray, "h t s"]]], links: Links
+    blocks: Iterable[tuple[slice, Float[np.ndarray, "h _ s"]]], links: Links
 ) -> Mass:
     """Measure where the mass of a matrix lies that comes by blocks of rows."""
     paired = links.queries if len(links.values) else links.queries[:0]

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analysis import matrices
 from analysis.base import NotApplicableError, Subject, Words
+from analysis.figures import pictures
 from analysis.figures.style import percent
 from analysis.links import row_links
 from analysis.mixing import Mixer, mixers
@@ -57,7 +57,7 @@ class Rollout:
     on_self: Float[np.ndarray, " rows"]
     uniform_self: float
     rows: int
-    shown: matrices.Mixing = drawn()
+    shown: pictures.Mixing = drawn()
 
 
 @torch.no_grad()
@@ -128,15 +128,15 @@ def rollout(layers: Sequence[Mixer], row: int) -> Float[Tensor, "t s"]:
     return below
 
 
-def _shown(subject: Subject, rolled: Float[np.ndarray, "t s"]) -> matrices.Mixing:
-    """Return the first row's rollout as `matrices.draw` takes it."""
+def _shown(subject: Subject, rolled: Float[np.ndarray, "t s"]) -> pictures.Mixing:
+    """Return the first row's rollout as `pictures.draw` takes it."""
     causal = np.where(np.tri(len(rolled), dtype=bool), rolled, np.float32(np.nan))[None]
-    pool = matrices.pooling(1, len(rolled))
-    return matrices.Mixing(
+    pool = pictures.pooling(1, len(rolled))
+    return pictures.Mixing(
         layer=0,
         mixer="Rollout",
         form="Π (½ I + ½ Ā)",
-        picture=matrices.picture(matrices.pooled(causal, pool), pool),
+        picture=pictures.picture(pictures.pooled(causal, pool), pool),
         mass=None,
         cropped=False,
         links=row_links(subject.batch),
@@ -181,4 +181,4 @@ def _layers(depth: int) -> str:
 
 def draw(found: Rollout) -> go.Figure | None:
     """Draw R of the first row, row 0 on top."""
-    return matrices.draw(found.shown)
+    return pictures.draw(found.shown)

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis import matrices
 from analysis.base import Subject, Words
+from analysis.figures import pictures
 from analysis.figures.dots import LINES, Panel, dots
 from analysis.figures.style import percent
 from analysis.links import row_links
@@ -106,7 +106,7 @@ class Magnitudes:
     floor: float
     median: float
     below: float
-    shown: matrices.Mixing = drawn()
+    shown: pictures.Mixing = drawn()
 
 
 Result = Memory | Roles | Magnitudes
@@ -187,12 +187,12 @@ def _roles(found: Sequence[Recurrence], batch: Batch, role_names: tuple[str, ...
 
 def _magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
     seq_len = layer.dt.shape[1]
-    pool = matrices.pooling(layer.n_heads, seq_len)
+    pool = pictures.pooling(layer.n_heads, seq_len)
     place, parts = np.arange(seq_len), []
     for rows, block in layer.blocks(0, pool):
         causal = place <= place[rows, None]
         parts.append(
-            matrices.pooled(np.where(causal, block.cpu().numpy(), np.float32(np.nan)), pool)
+            pictures.pooled(np.where(causal, block.cpu().numpy(), np.float32(np.nan)), pool)
         )
     weights = np.concatenate(parts, axis=1)
     size = np.abs(weights)
@@ -204,14 +204,14 @@ def _magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
     )
     floor = min(max(largest - DECADES, smallest), largest - 1)
     logs = np.log10(np.maximum(size, np.float32(10**floor)))
-    picture = matrices.Picture(logs, pool, (0, 0), largest, signed=False)
+    picture = pictures.Picture(logs, pool, (0, 0), largest, signed=False)
     return Magnitudes(
         layer=layer.mixer.layer,
         largest=largest,
         floor=floor,
         median=median,
         below=float((entries < 10**floor).mean()),
-        shown=matrices.Mixing(
+        shown=pictures.Mixing(
             layer=layer.mixer.layer,
             mixer="SSD",
             form="log₁₀|M̃|, without D",
@@ -370,7 +370,7 @@ def _decades(*values: np.ndarray) -> tuple[float, float]:
 
 
 def _draw_magnitudes(found: Magnitudes) -> go.Figure | None:
-    figure = matrices.draw(found.shown)
+    figure = pictures.draw(found.shown)
     if figure is None:
         return None
     ticks = np.arange(np.ceil(found.floor), np.floor(found.largest) + 1)

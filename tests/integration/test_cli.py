@@ -70,7 +70,8 @@ def test_train_resume_and_list(tmp_path):
     assert result["stopped"] == "budget"
     assert result["baselines"]["oracle"] == 1.0
     assert {p.name for p in out.iterdir()} == {
-        *("config.json", "metrics.jsonl", "checkpoint", "history", "result.json", "report.html"),
+        *("config.json", "metrics.jsonl", "checkpoint", "history", "result.json"),
+        *("analysis.json", "report.html"),
     }
     again = lab(command)
     assert json.loads(again.stdout) == result

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from analysis import matrices, mixing
+from analysis.figures import pictures
+from analysis.figures.pictures import Mixing, draw, picture, pooled
 from analysis.links import Links, mass
-from analysis.matrices import Mixing, describe, draw, picture, pooled
+from analysis.matrices import describe
 from analysis.mixing import Mixer
 
 
@@ -76,7 +78,7 @@ class Shown(nn.Module):
 def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(
     monkeypatch, entries
 ):
-    monkeypatch.setattr(matrices, "SIDE", 16)
+    monkeypatch.setattr(pictures, "SIDE", 16)
     monkeypatch.setattr(matrices, "CROP", 8)
     monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
     matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))

@@ -1,0 +1,157 @@
+"""`lab analyze` and `lab compare` as a user meets them: files, options, refusals in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.cli import app
+
+SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
+
+
+def lab(*words: str):
+    return CliRunner().invoke(app, list(words))
+
+
+def one_line(result) -> str:
+    """Return the single line an error is answered with."""
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    command = f"mqar {SMALL} --max-steps 8 --out {out}"
+    assert lab(*command.split()).exit_code == 0
+    return out
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_everything_is_written_and_what_does_not_apply_is_said(run):
+    result = lab("analyze", str(run), "--rows", "8")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [f"{run}/analysis.json", f"{run}/report.html"]
+    assert "state_space: does not apply, no block has an SSD mixer" in result.stderr
+    recorded = json.loads((run / "analysis.json").read_text())
+    assert {"mechanism", "heads", "dynamics"} <= set(recorded["analyses"])
+    assert (recorded["rows"], recorded["step"]) == (8, 8)
+
+
+def test_one_analysis_of_other_weights_on_stdout(run):
+    result = lab("analyze", str(run), "--only", "matrices", "--step", "4", "--rows", "2", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told == json.loads((run / "analysis.json").read_text())
+    assert list(told["analyses"]) == ["matrices"]
+    assert told["step"] == 4
+    assert "the model after step 4, not its last" in (run / "report.html").read_text()
+
+
+def test_figures_are_saved(run, tmp_path):
+    figures = tmp_path / "figures"
+    options = ("--only", "curves", "--only", "anatomy", "--figures", str(figures))
+    result = lab("analyze", str(run), *options, "--format", "html")
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in figures.iterdir()}
+    assert names == {"curves-1.html", "curves-2.html", "anatomy-1.html"}
+    assert "Plotly.newPlot" in (figures / "curves-1.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--only matrix", "only=matrix: must be one of baselines, curves"),
+        ("--only experts", "only=experts: no block"),
+        ("--rows 0", "rows=0: must be ≥ 1"),
+        ("--rows 99999999", "rows=99999999 of 16 tokens take about"),
+        ("--rows 64 --memory 0.0001", "not even one row fits"),
+        ("--memory -1", "memory=-1.0: must be > 0"),
+        ("--step 5", "step=5: must be one of 0, 1, 2, 3, 4"),
+        ("--format pdf", "format=pdf: must be png, svg or html"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(run, options, line):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    result = lab("analyze", str(run), *options.split())
+    assert line in one_line(result)
+    assert result.exit_code == 2
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def without_checkpoint(run: Path) -> None:
+    shutil.rmtree(run / "checkpoint")
+
+
+def newer(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "format": 2}))
+
+
+def halved(name: str):
+    def spoil(run: Path) -> None:
+        (file,) = run.rglob(name)
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (without_checkpoint, "has no checkpoint; give a step whose weights: 0, 1, 2"),
+        (newer, "format 2 is newer than this lab's 1"),
+        (halved("config.json"), "is no run folder"),
+        (halved("result.json"), "result.json cannot be read"),
+        (halved("model.safetensors"), "truncated or changed"),
+        (halved("state.json"), "is incomplete"),
+        (halved("step-00000004.safetensors"), "truncated, or no weights"),
+    ],
+)
+def test_a_broken_run_is_one_line_and_nothing_is_written(run, spoil, line):
+    spoil(run)
+    for name in ("analysis.json", "report.html"):
+        (run / name).unlink()
+    result = lab("analyze", str(run), "--rows", "2")
+    assert line in one_line(result)
+    assert result.exit_code == 1
+    assert not (run / "analysis.json").exists()
+    assert not (run / "report.html").exists()
+
+
+def test_runs_side_by_side(run, trained, tmp_path):
+    page = tmp_path / "compare.html"
+    result = lab("compare", str(run), str(trained), "--out", str(page), "--rows", "4", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert [row["steps"] for row in told["runs"]] == [8, 8]
+    assert told["same_row"]
+    assert page.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "code"),
+    [
+        (["RUN"], "runs=1: must be at least 2 to compare", 2),
+        (["RUN", "nowhere"], "nowhere is no run folder", 1),
+        (["RUN", "RUN", "--rows", "0"], "rows=0: must be ≥ 1", 2),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(run, tmp_path, words, line, code):
+    page = tmp_path / "page.html"
+    chosen = [str(run) if word == "RUN" else word for word in words]
+    result = lab("compare", *chosen, "--out", str(page))
+    assert line in one_line(result)
+    assert result.exit_code == code
+    assert not page.exists()
