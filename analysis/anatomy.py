@@ -59,7 +59,7 @@ def describe(found: Anatomy) -> Words:
     says = f"{_counted(blocks, 'block')}, {short(found.total)} parameters"
     if found.active < found.total:
         says += f", {short(found.active)} of them used by a token"
-    says += f"; {count / found.total:.0%} of all are in {_named(largest, found)}."
+    says += f"; {100 * count / found.total:.0f} % of all are in {_named(largest, found)}."
     return Words(
         title="The stack, from tokens to logits",
         says=says,

@@ -11,10 +11,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis import baselines, matrices, mechanism
+from analysis import baselines, dynamics, matrices, mechanism
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures.style import MUTED, SYMBOLS, figure, percent
 from analysis.measures.intervals import wilson
+from analysis.measures.paths import Onsets
 from analysis.page import Shown, filled, shown_as, stamp
 from analysis.record import drawn, plain
 from lab.files import RunError, write, writing
@@ -62,17 +63,34 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class Order:
+    """When things change in runs that differ in nothing but the seed.
+
+    Attributes:
+        names: the runs'.
+        onsets: when, run by run; None where that cannot be followed.
+        missing: why it cannot; empty where it can.
+    """
+
+    names: tuple[str, ...]
+    onsets: Onsets | None
+    missing: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs beside each other.
 
     Attributes:
         runs: in the order given.
+        orders: one for each configuration that was trained from several seeds.
         task: the task's name where all have the same, else None.
         same_row: whether matrices are of the same row for all.
         references: chance and oracle of the one task; empty where tasks differ.
     """
 
     runs: tuple[Compared, ...]
+    orders: tuple[Order, ...]
     task: str | None
     same_row: bool
     references: dict[str, float]
@@ -95,6 +113,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
         runs=tuple(
             _compared(subject, name, runs[0]) for subject, name in zip(subjects, names, strict=True)
         ),
+        orders=tuple(_order(group) for group in _seeds(dict(zip(names, subjects, strict=True)))),
         task=runs[0].task.name if same else None,
         same_row=same,
         references=references,
@@ -105,11 +124,15 @@ def same_rows(runs: Sequence[Run], rows: int | None = None) -> list[Subject]:
     """Return the subjects of runs: where all have one task, on the first run's rows.
 
     Raises:
-        ValueError: for fewer than two runs.
+        ValueError: for fewer than two runs, or one given twice.
         RunError: when weights cannot be read.
     """
     if len(runs) < LEAST:
         raise ValueError(f"runs={len(runs)}: must be at least {LEAST} to compare")
+    folders = [run.path.resolve() for run in runs]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise ValueError(f"{folder.name}: is given twice, must be given once")
     subjects = [Subject.of(run, rows=rows) for run in runs]
     if any(run.task != runs[0].task for run in runs):
         return subjects
@@ -171,6 +194,38 @@ def _differs(run: Run, first: Run) -> dict[str, Any]:
     }
 
 
+def _seeds(subjects: dict[str, Subject]) -> list[dict[str, Subject]]:
+    """Return the subjects by name, in groups of one configuration and several seeds."""
+    groups: dict[str, dict[int, tuple[str, Subject]]] = {}
+    for name, subject in subjects.items():
+        config = _run(subject).config()
+        train = dict(config["train"])
+        seed = train.pop("seed")
+        key = json.dumps([config["task"], config["model"], train], sort_keys=True)
+        groups.setdefault(key, {}).setdefault(seed, (name, subject))
+    return [dict(by_seed.values()) for by_seed in groups.values() if len(by_seed) > 1]
+
+
+def _order(group: dict[str, Subject]) -> Order:
+    names = tuple(group)
+    try:
+        return Order(names, dynamics.across(list(group.values())), "")
+    except NotApplicableError as error:
+        return Order(names, None, str(error))
+
+
+def show_order(order: Order) -> Shown:
+    """Return in which order things change over seeds, or why that is not known, for a page."""
+    runs = ", ".join(order.names)
+    if order.onsets is None:
+        title = f"{runs} · Not followed"
+        says = f"{order.missing[:1].upper()}{order.missing[1:]}."
+        return shown_as(Words(title, says, "", says), None, runs)
+    words = dynamics.describe(order.onsets)
+    words = replace(words, title=f"{runs} · {words.title}")
+    return shown_as(words, dynamics.draw(order.onsets), runs)
+
+
 def describe_accuracy(found: Comparison) -> Words:
     """Put who is best in words, by intervals."""
     known = [run for run in found.runs if run.accuracy is not None]
@@ -183,6 +238,10 @@ def describe_accuracy(found: Comparison) -> Words:
     assert best.interval is not None
     rivals = [run for run in known if run is not best and run.interval is not None]
     level = [run.name for run in rivals if run.interval and run.interval[1] >= best.interval[0]]
+    chance = found.references.get("chance")
+    if chance is not None and best.interval[0] <= chance:
+        says = f"No run is sure to stand above chance, {percent(chance)}."
+        return Words(title, says, reading, f"Dots of test accuracy. {says}")
     says = f"{best.name} is most often right, {percent(best.accuracy or 0.0)}"
     if level:
         says += f"; {', '.join(level)} cannot be told from it."
@@ -301,6 +360,7 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
         title=title,
         found=found,
         figures=[accuracies, curves],
+        orders=[show_order(order) for order in found.orders],
         grid=grid(subjects, names),
     )
 

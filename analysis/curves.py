@@ -91,6 +91,10 @@ def describe(curve: Curve) -> Words:
         says = f"No evaluation yet; the last training batch stands at {value}."
         return Words(title, says, reading, f"Line of {curve.quantity} by step. {says}")
     last = curve.test[-1]
+    if len(curve.test) == 1:
+        says = f"The test {curve.quantity} stands at {_value(curve, last)} after step "
+        says += f"{curve.test_steps[-1]:,}; it was evaluated once."
+        return Words(title, says, reading, f"Line of {curve.quantity} by step. {says}")
     says = f"The test {curve.quantity} goes from {_value(curve, curve.test[0])} "
     says += f"(step {curve.test_steps[0]:,}) to {_value(curve, last)} "
     says += f"(step {curve.test_steps[-1]:,})"

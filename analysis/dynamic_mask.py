@@ -9,9 +9,10 @@ from analysis.base import Words
 from analysis.figures import masks as mask_figures
 from analysis.figures.masks import PANELS
 from analysis.figures.style import percent
-from analysis.measures.mask_heads import Estimate, Head
+from analysis.measures.estimates import SURE, Estimate
+from analysis.measures.mask_heads import Head
 from analysis.measures.mask_history import History
-from analysis.measures.mask_results import Effect, Selection, Trajectory, Values, measure
+from analysis.measures.mask_results import Effect, Kept, Selection, Trajectory, Values, measure
 from analysis.measures.masking import LIGHT
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
@@ -21,6 +22,7 @@ NOTES = {
     "nothing": "does next to nothing",
     "noise": "takes noise",
     "answers": "takes answers",
+    "keys": "takes keys",
     "both": "takes noise and answers",
     "neither": "takes neither",
     "undecided": "undecided",
@@ -30,12 +32,14 @@ NAMED = 3
 """Most heads that a sentence names."""
 
 
-def describe(result: Values | Selection | Effect | Trajectory | History) -> Words:
+def describe(result: Values | Selection | Kept | Effect | Trajectory | History) -> Words:
     """Put a result in words."""
     if isinstance(result, Values):
         return _values_in_words(result)
     if isinstance(result, Selection):
         return _selection_in_words(result)
+    if isinstance(result, Kept):
+        return _kept_in_words(result)
     if isinstance(result, Effect):
         return _effect_in_words(result)
     if isinstance(result, Trajectory):
@@ -103,6 +107,28 @@ def _selection_in_words(selection: Selection) -> Words:
     return Words(title, says, reading_, f"Bars of the kept share by role of the key. {says}")
 
 
+def _kept_in_words(kept: Kept) -> Words:
+    rows = []
+    for head in _most(kept.heads, lambda head: 1 - head.kept):
+        low, high = (
+            np.unravel_index(place, head.kept_by_band.shape)
+            for place in (np.nanargmin(head.kept_by_band), np.nanargmax(head.kept_by_band))
+        )
+        ends = [
+            f"{percent(float(head.kept_by_band[place]))} ({kept.role_names[place[0]]} at "
+            f"{kept.bands[place[1]]}–{kept.bands[place[1] + 1] - 1})"
+            for place in (low, high)
+        ]
+        rows.append(f"{head.name} keeps from {ends[0]} to {ends[1]}")
+    says = f"{_sentence('; '.join(rows))}."
+    reading_ = (
+        "The share of the keys of a role, in a band of positions, that is kept, over all later "
+        f"queries; empty where no key has the role.{_shown(len(kept.heads))}"
+    )
+    alt = f"Heat maps of the kept share by role and band. {says}"
+    return Words("Share of keys kept, by role and band of positions", says, reading_, alt)
+
+
 def _effect_in_words(effect: Effect) -> Words:
     title = "What masking does to the attention on the answer"
     rows = [_verdict(head) for head in _most(effect.heads, lambda head: head.moved)]
@@ -116,13 +142,23 @@ def _effect_in_words(effect: Effect) -> Words:
         f"{_sentence('; '.join(rows))}. Of {percent(effect.accuracy.value)} right answers "
         f"(chance {percent(effect.accuracy.chance)}), biases at zero change {', '.join(most)}."
     )
+    if harmful := _harmful(effect):
+        says += f" So whatever they take, the masks of {_layers(harmful)} do harm."
     reading_ = (
         "A⁰ is the attention of the same queries and keys without bias and window; lost is A⁰'s "
         "mass on masked keys, by chance the share of keys masked. A mask takes noise when the "
-        f"answer's value gains by it, and answers too when some of those values are masked. "
+        f"answer's value gains by it, and answers too when some of those values are masked; keys "
+        "when stored values lose their own key, to which they attend more than evenly without it. "
+        f"A layer's masks do harm where the answers gain without them, p < {SURE} with the number "
+        "of layers in account. "
         f"{_beyond_in_words(effect)}"
     )
     return Words(title, says, reading_, f"Pairs of dots, a line a head. {says}")
+
+
+def _harmful(effect: Effect) -> list[int]:
+    """Return the layers without whose masks more answers are right."""
+    return [layer for layer, p in zip(effect.layers, effect.harm, strict=True) if p < SURE]
 
 
 def _verdict(head: Head) -> str:
@@ -135,6 +171,9 @@ def _verdict(head: Head) -> str:
     word = {
         "noise": f"{head.name} takes noise: answers get",
         "answers": f"{head.name} takes answers: they get",
+        "keys": f"{head.name} takes keys: stored values give their own "
+        f"{percent(pairs.key.value)} of their attention, without the mask "
+        f"{percent(pairs.key.chance)} (evenly {percent(pairs.key_uniform)}); answers get",
         "both": f"{head.name} takes both noise and answers: answers get",
         "neither": f"{head.name} moves attention among other keys: answers get",
         "undecided": f"in {head.name} it is not decided what the mask takes: answers get",
@@ -192,7 +231,12 @@ def _trajectory_in_words(trajectory: Trajectory) -> Words:
             f"{of_head[at].max():.3g}"
             for at in dict.fromkeys((far, len(steps) - 1))
         )
-        says += "."
+        bands = trajectory.by_band[-1, i]
+        says += (
+            f"; at the end the means of its {len(bands)} equal bands of positions go from "
+            f"{bands.min():.3g} (band {bands.argmin() + 1}) to {bands.max():.3g} "
+            f"(band {bands.argmax() + 1})."
+        )
     reading_ = (
         "Rows are kept steps, the first below; they lie closer around a jump. "
         + ("A literal or straight-through mask closes where l < ½." if trajectory.table else "")
@@ -229,7 +273,7 @@ def _history_in_words(past: History) -> Words:
     return Words(title, says, reading_, f"Lines of drift and gradient by step. {says}")
 
 
-def draw(result: Values | Selection | Effect | Trajectory | History) -> go.Figure | None:
+def draw(result: Values | Selection | Kept | Effect | Trajectory | History) -> go.Figure | None:
     """Draw a result; of many heads those that the masks act on most."""
     if isinstance(result, Values):
         some = _sharpest(result.lightest)
@@ -237,12 +281,17 @@ def draw(result: Values | Selection | Effect | Trajectory | History) -> go.Figur
         bias, spread = result.bias[some], result.spread[some]
         return mask_figures.positions(names, result.role_names, bias, spread, result.width)
     if isinstance(result, Selection):
-        found = [result.heads[i] for i in _sharpest([head.kept for head in result.heads])]
+        found = _open(result)
         names = [f"{head.name} · {head.reading}" for head in found]
         kept = np.stack([head.kept_by_role for head in found])
         weights = np.stack([head.weight_by_role for head in found])
         overall = [head.kept for head in found]
         return mask_figures.bars(names, result.role_names, kept, weights, overall)
+    if isinstance(result, Kept):
+        found = _open(result)
+        kept = np.stack([head.kept_by_band for head in found])
+        names = [head.name for head in found]
+        return mask_figures.places(names, result.role_names, result.bands, kept)
     if isinstance(result, Effect):
         return _draw_effect(result)
     if isinstance(result, Trajectory):
@@ -263,9 +312,17 @@ def _draw_effect(effect: Effect) -> go.Figure | None:
         names=[head.name for head, _ in found],
         without=np.array([pairs.answer.chance for _, pairs in found]),
         masked=np.array([pairs.answer.value for _, pairs in found]),
-        half_widths=np.array([(p.answer.high - p.answer.low) / 2 for _, p in found]),
-        notes=[NOTES[head.verdict] for head, _ in found],
+        ends=np.array([(pairs.answer.low, pairs.answer.high) for _, pairs in found]),
+        notes=[
+            NOTES[head.verdict] + (", does harm" if head.layer in _harmful(effect) else "")
+            for head, _ in found
+        ],
     )
+
+
+def _open(result: Selection | Kept) -> list[Head]:
+    """Return the heads that keep least, as many as have a panel."""
+    return [result.heads[i] for i in _sharpest([head.kept for head in result.heads])]
 
 
 def _sharpest(values: Sequence[float]) -> list[int]:

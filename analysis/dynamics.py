@@ -8,12 +8,18 @@ import plotly.graph_objects as go
 from analysis.base import Words
 from analysis.figures.style import percent
 from analysis.figures.training import draw_onsets, draw_paths
+from analysis.measures.change_points import FALSE_ALARMS
 from analysis.measures.paths import Onset, Onsets, Path, Paths, across, changes, in_order, measure
 from analysis.measures.trajectories import Series
 
 __all__ = ["TITLE", "across", "describe", "draw", "measure"]
 
 TITLE = "Training dynamics"
+DATED = (
+    "A move is one of a tenth or more, in shares of 1 or nats; it has a time where its two levels "
+    f"stand out as those of {FALSE_ALARMS:.0%} of random walks, and of white noise, do."
+).replace("%", " %")
+"""What a change is, for the reader."""
 
 
 def describe(result: Paths | Onsets) -> Words:
@@ -21,28 +27,38 @@ def describe(result: Paths | Onsets) -> Words:
     return _paths_in_words(result) if isinstance(result, Paths) else _onsets_in_words(result)
 
 
-def draw(result: Paths | Onsets) -> go.Figure:
-    """Draw the quantities by step, or the order in which they change."""
-    return draw_paths(result) if isinstance(result, Paths) else draw_onsets(result)
+def draw(result: Paths | Onsets) -> go.Figure | None:
+    """Draw the quantities by step, or the order in which they change, if any does."""
+    if isinstance(result, Paths):
+        return draw_paths(result)
+    return draw_onsets(result) if in_order(result.onsets) else None
 
 
 def _paths_in_words(result: Paths) -> Words:
-    moved = [path for path in result.paths if path.change is not None]
+    dated = [path for path in result.paths if path.change is not None]
+    vague = [path for path in result.paths if path.change is None and path.moved]
     last = f"step {result.steps[-1]:,}"
     count = len(result.paths)
-    says = f"None of {count} quantities changes by a tenth up to {last}."
-    if moved:
-        many = f"All {count}" if len(moved) == count else f"{len(moved)} of {count}"
-        verb = "changes" if len(moved) == 1 else "change"
-        says = f"{many} quantities {verb} by {last}: {', '.join(map(_moved, moved))}."
+    if dated:
+        many = f"All {count}" if len(dated) == count else f"{len(dated)} of {count}"
+        verb = "changes" if len(dated) == 1 else "change"
+        says = f"{many} quantities {verb} by {last}: {_listed(list(map(_moved, dated)))}"
+    else:
+        verb = "changes at a time that can be told" if vague else "moves by a tenth"
+        says = f"None of {count} quantities {verb} up to {last}"
+    if vague:
+        says += f"; {_listed(list(map(_moved, vague)))}, but when cannot be said"
     rows = "1 test row" if result.rows == 1 else f"{result.rows} test rows"
     reading = f"The weights of {len(result.steps)} steps, each on the same {rows}. Thick: the layer"
     reading += " that changes most; thin: the others. Diamond and band: where it changes, which is"
     reading += " the split into two levels of least squared distance over log(1 + step), and its"
     reading += " bracket. Dotted: chance, or a uniform guess or row. The loss is said to change"
-    reading += " where e^−loss does, the geometric mean of the right answers' probabilities."
+    reading += " where e^−loss does, the geometric mean of the right answers' probabilities. "
+    reading += DATED
     names = ", ".join(path.lead.quantity for path in result.paths)
-    return Words("Quantities by training step", says, reading, f"Lines of {names} by step. {says}")
+    return Words(
+        "Quantities by training step", f"{says}.", reading, f"Lines of {names} by step. {says}."
+    )
 
 
 def _onsets_in_words(onsets: Onsets) -> Words:
@@ -50,9 +66,10 @@ def _onsets_in_words(onsets: Onsets) -> Words:
     says = _order(onsets.onsets[0]) if runs == 1 else _agreement(onsets.onsets)
     reading = "Dot: half-way from one level to the other. Thick: between which kept steps that is,"
     reading += " rows drawn again included (95 %). Thin: from a tenth of the change to nine tenths."
-    reading += " Where thick lines overlap, the order is not decided."
+    reading += f" Where thick lines overlap, the order is not decided. {DATED}"
     if runs > 1:
-        reading += f" By chance two things come in the same order in all {runs} runs once in "
+        all_runs = "both runs" if runs == 2 else f"all {runs} runs"
+        reading += f" By chance two things come in the same order in {all_runs} once in "
         reading += f"{2 ** (runs - 1)} times."
     title = "In which order things change" + (f", {runs} runs" if runs > 1 else "")
     return Words(title, says, reading, f"Dots on an axis of steps, a row a quantity. {says}")
@@ -60,23 +77,31 @@ def _onsets_in_words(onsets: Onsets) -> Words:
 
 def _order(onsets: Sequence[Onset]) -> str:
     """Say in which order one run's quantities change; those not told apart stand together."""
-    moved = sorted((o for o in onsets if o.change), key=_step)
-    still = [o.quantity for o in onsets if not o.change]
-    if not moved:
-        return f"Nothing changes by a tenth: neither {' nor '.join(still)}."
-    tail = f"; {_listed(still)} {'does' if len(still) == 1 else 'do'} not change" if still else ""
+    dated = sorted((o for o in onsets if o.change), key=_step)
+    still = [o.quantity for o in onsets if not o.moved]
+    vague = [o.quantity for o in onsets if o.moved and not o.change]
+    parts = []
+    if vague:
+        move = "moves" if len(vague) == 1 else "move"
+        parts.append(f"{_listed(vague)} {move}, but when cannot be said")
+    if still and (dated or vague):
+        parts.append(f"{_listed(still)} {'does' if len(still) == 1 else 'do'} not change")
+    if not dated:
+        nothing = f"Nothing moves by a tenth: neither {' nor '.join(still)}"
+        return f"{'; '.join(parts) if vague else nothing}."
+    tail = "".join(f"; {part}" for part in parts)
     groups: list[list[Onset]] = []
-    for onset in moved:
+    for onset in dated:
         if groups and not all(_precedes(earlier, onset) for earlier in groups[-1]):
             groups[-1].append(onset)
         else:
             groups.append([onset])
-    parts = [_spanned(group) for group in groups]
-    if len(parts) > 1:
-        return f"First {', then '.join(parts)}{tail}."
-    if len(moved) > 1:
-        return f"The order is not decided between {parts[0]}{tail}."
-    return f"Only {parts[0]} changes{tail}."
+    spans = [_spanned(group) for group in groups]
+    if len(spans) > 1:
+        return f"First {', then '.join(spans)}{tail}."
+    if len(dated) > 1:
+        return f"The order is not decided between {spans[0]}{tail}."
+    return f"Only {spans[0]} changes{' at one time' if vague else ''}{tail}."
 
 
 def _agreement(runs: Sequence[Sequence[Onset]]) -> str:
@@ -93,7 +118,7 @@ def _agreement(runs: Sequence[Sequence[Onset]]) -> str:
     parts = [f"{first} before {_listed(names)} {often}" for (first, often), names in groups.items()]
     if not parts:
         return "In no run is the order of two changes decided."
-    return f"What comes first: {'; '.join(parts)}. Elsewhere the brackets overlap."
+    return f"What comes first: {'; '.join(parts)}. Elsewhere the order is not decided."
 
 
 def _step(onset: Onset) -> tuple[float, int]:

@@ -1,5 +1,7 @@
 """Which mistakes does it make? Every wrong answer, attributed."""
 
+import math
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -47,7 +49,8 @@ def _of_ledger(ledger: Ledger) -> Words:
         says += "; too few to say more."
     else:
         parts = [
-            f"{percent(cause.share)} {cause.name} (random answers: {percent(cause.chance)})"
+            f"{percent(cause.share)} {cause.name}"
+            + ("" if math.isnan(cause.chance) else f" (random answers: {percent(cause.chance)})")
             for cause in top
         ]
         says += f"{', '.join(parts)}."
@@ -59,7 +62,8 @@ def _of_ledger(ledger: Ledger) -> Words:
     reading = (
         f"Each error goes to the first cause that holds of: {order}. Whiskers are 95 % Wilson "
         "intervals, as if errors were independent. Diamonds: the same rules on random answers, "
-        f"other targets of these rows. Outranked: the right value is among the {TOP} best. "
+        f"other targets of these rows. Outranked: the right value is among the {TOP} best, "
+        "whatever was answered, so that random answers set no level for it or for unknown. "
         f"Where the answer is wrong the right one's median rank is {ledger.rank:,.0f}."
     )
     reading += _evidence(ledger)
@@ -99,7 +103,7 @@ def _bars(ledger: Ledger) -> go.Figure | None:
         hovertemplate="%{y}, random answers: %{x:.1%}<extra></extra>",
     )
     for cause in ledger.causes:
-        furthest = max(cause.interval[1], cause.chance)
+        furthest = np.nanmax([cause.interval[1], cause.chance])
         drawn.add_annotation(
             text=f"<b>{percent(cause.share)}</b> ({cause.count:,})",
             x=furthest,

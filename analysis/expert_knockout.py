@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from analysis import expert_holders
 from analysis.base import Subject, Words
 from analysis.figures import style
 from analysis.figures.style import percent
 from analysis.measures.expert_deletion import retrieving, sites
 from analysis.measures.expert_effects import Change, Deletion, LayerKnockout, Roles, layer_knockout
+from analysis.measures.expert_holders import SHORTLIST, Answers, answers_held
 
 TITLE = "Experts knocked out"
 TOKENS = 4096
@@ -22,6 +24,8 @@ PLANS = ((6, 8, 1.0), (6, 4, 1.0), (6, 3, 0.5), (4, 3, 0.25), (2, 3, 0.25), (2, 
 enough is taken."""
 WORK = 4e8
 """What is cheap enough: tokens × (`seq_len` + 1024) × blocks that run again, over all deletions."""
+MOST_ANSWERS, FEWEST_ANSWERS = 256, 16
+"""Answers whose experts are looked for."""
 SLIGHT = 0.01
 """Change of loss that is next to nothing, nats: the right answers' probability changes by 1 %."""
 FEW = 10
@@ -51,8 +55,10 @@ class Plan(NamedTuple):
     rows: int
 
 
-def measure(subject: Subject) -> list[LayerKnockout | Roles]:
+def measure(subject: Subject) -> list[LayerKnockout | Roles | Answers]:
     """Return each layer's knock-outs, then those by role in all layers.
+
+    Last, which expert holds which answer, in the layer whose experts matter most.
 
     Raises:
         NotApplicableError: for a model without product-key experts.
@@ -62,7 +68,17 @@ def measure(subject: Subject) -> list[LayerKnockout | Roles]:
     rng = np.random.default_rng(subject.seed)
     names = subject.task.role_names
     layers = tuple(layer_knockout(site, names, rng, plan.n_experts) for site in found)
-    return [*layers, Roles(layers)]
+    most = max(layers, key=lambda found: found.everything.loss)
+    rows = subject.batch[: plan.rows]
+    held = answers_held(subject.model, rows, most.layer, rng, affordable(subject, most.layer))
+    return [*layers, Roles(layers), held]
+
+
+def affordable(subject: Subject, layer: int) -> int:
+    """Return how many answers of a layer are looked at: each is a rerun for every one tried."""
+    seq_len, again = subject.task.seq_len, len(subject.model.blocks) - 1 - layer
+    each = SHORTLIST * seq_len * (seq_len + 1024) * max(again, 1)
+    return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, WORK // each)))
 
 
 def planned(subject: Subject) -> Plan:
@@ -88,8 +104,10 @@ def planned(subject: Subject) -> Plan:
     return plans[-1]
 
 
-def describe(result: LayerKnockout | Roles) -> Words:
+def describe(result: LayerKnockout | Roles | Answers) -> Words:
     """Put knock-outs in words."""
+    if isinstance(result, Answers):
+        return expert_holders.describe(result)
     return _layer_words(result) if isinstance(result, LayerKnockout) else _role_words(result)
 
 
@@ -199,8 +217,10 @@ def _role_words(found: Roles) -> Words:
     return Words(title, says, reading, alt)
 
 
-def draw(result: LayerKnockout | Roles) -> go.Figure:
-    """Draw the change of loss, an expert a line, or a role a line."""
+def draw(result: LayerKnockout | Roles | Answers) -> go.Figure:
+    """Draw the change of loss, an expert a line, or a role a line, or an answer a dot."""
+    if isinstance(result, Answers):
+        return expert_holders.draw(result)
     return _draw_layer(result) if isinstance(result, LayerKnockout) else _draw_roles(result)
 
 

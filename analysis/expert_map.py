@@ -18,10 +18,9 @@ from analysis.measures.distributions import (
     joint_counts,
     miller_madow,
     mutual_information,
-    permutation_null,
     shares,
 )
-from analysis.measures.expert_pairs import Choices, choices
+from analysis.measures.expert_pairs import Choices, choices, exchanged
 from analysis.record import drawn
 
 TITLE = "Map of experts"
@@ -29,8 +28,10 @@ SIDE = 128
 """Most cells across a map: a larger grid is drawn as means of square blocks."""
 DECADES = 3
 """How far below the most loaded cell the colours reach, powers of ten."""
-LABELS = 2**17
+LABELS = 2**16
 """Most choices of a layer whose row and column are compared: the null shuffles them often."""
+ROUNDS = 100
+"""Times that token ids exchange their columns."""
 INITIAL = 2**13
 """About how many tokens untrained weights are looked at on."""
 STEPS = [step * 10.0**decade for decade in range(-6, 8) for step in (1, 2, 5)]
@@ -56,7 +57,8 @@ class LoadMap:
         looked_at: choices behind the four numbers that follow, of tokens drawn at random.
         information: I(row; column), plug-in, nats.
         corrected: the same, Miller–Madow.
-        null: 97.5 % quantile of the plug-in value with the columns shuffled over the choices.
+        null: 97.5 % quantile of the plug-in value with the columns of other token ids.
+        ids: different input tokens that the choices compared are of.
         most: the smaller of the entropies of row and column, nats: as large as I can be.
         counts: choices of each expert.
     """
@@ -74,6 +76,7 @@ class LoadMap:
     information: float
     corrected: float
     null: float
+    ids: int
     most: float
     counts: Int[np.ndarray, "rows columns"] = drawn()
 
@@ -102,9 +105,14 @@ def load_map(found: Choices, rng: np.random.Generator) -> LoadMap:
     """
     experts, (rows, columns) = found.experts, found.shape
     counts = np.bincount(experts.ravel(), minlength=rows * columns).reshape(rows, columns)
-    compared = found.sample(LABELS // experts.shape[1], rng).ravel()
-    row, column = np.divmod(compared, columns)
-    joint = joint_counts(row, column)
+    compared = found.sample(LABELS // experts.shape[1], rng)
+    row, column = np.divmod(compared.experts, columns)
+    joint = joint_counts(row.ravel(), column.ravel())
+    # Which of another token's columns meets which row is left to chance as well.
+    null = [
+        mutual_information(joint_counts(row.ravel(), rng.permuted(other, axis=1).ravel()))
+        for other in (column[exchanged(compared.ids, rng)] for _ in range(ROUNDS))
+    ]
     return LoadMap(
         layer=found.layer,
         kind=found.kind,
@@ -115,10 +123,11 @@ def load_map(found: Choices, rng: np.random.Generator) -> LoadMap:
         used=int((counts > 0).sum()),
         constant=bool((np.sort(experts, axis=1) == np.sort(experts[0])).all()),
         zero_keys=found.zero_keys,
-        looked_at=len(row),
+        looked_at=row.size,
         information=mutual_information(joint),
         corrected=miller_madow(joint),
-        null=float(np.quantile(permutation_null(row, column, rng), 0.975)),
+        null=float(np.quantile(null, 0.975)),
+        ids=len(np.unique(compared.ids)),
         most=float(min(entropy(joint.sum(1)), entropy(joint.sum(0)))),
         counts=counts,
     )
@@ -155,19 +164,23 @@ def _words(found: LoadMap) -> Words:
         f"multiples of 1/{rows * columns:,}, logarithmic, the darkest end {10**DECADES:,} times "
         f"below the most loaded and beyond; empty cells were never chosen. Bars are the shares of "
         f"the keys, the largest {heaviest}, the dotted lines uniform. I(row; column) is over "
-        f"{found.looked_at:,} choices as if independent, shuffled: 97.5 % quantile with columns "
-        f"shuffled over them; with Miller–Madow's correction it is {found.corrected:.3f} nats."
+        f"{found.looked_at:,} choices, {found.corrected:.3f} nats with Miller–Madow's correction; "
+        f"shuffled: 97.5 % quantile where each of {found.ids:,} token ids has another's columns, "
+        "since tokens of one id choose much alike."
     )
     alt = f"Heat map of {title}, with a bar for each row key and each column key. {says}"
     return Words(title, says, reading, alt)
 
 
 def _joint(found: LoadMap) -> str:
-    """Say whether row and column are chosen independently, or that these rows do not tell."""
+    """Say whether the row key tells of the column key beyond what so few token ids make of it."""
     value = f"I(row; column) = {found.information:.3f} of at most {found.most:.2f} nats"
     value += f" (shuffled: {found.null:.3f})"
     if found.information <= found.null:
-        return f"row and column keys are independent as far as these choices tell, {value}"
+        return (
+            f"that the row key tells of the column key does not show beyond the chance of "
+            f"{found.ids:,} token ids, {value}"
+        )
     return f"the row key tells of the column key, {value}"
 
 

@@ -11,7 +11,7 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.experts import faces, number
 from analysis.figures.style import MUTED, figure, percent
 from analysis.measures.chosen_experts import Chosen, chosen_experts, expert_layers
-from analysis.measures.expert_load import STANDING, Load, load
+from analysis.measures.expert_load import STANDING, Load, load, overlap_uniform
 from lab.runs import Run
 
 TITLE = "Experts over training"
@@ -21,6 +21,8 @@ TOKENS = 2048
 """Tokens that each of them is looked at on, in whole rows."""
 DIP = 0.8
 """How low the effective experts of a step are, beside an earlier one and the last, to be named."""
+COALITION = 0.1
+"""Share of the choices from which on standing experts are named a coalition."""
 SETTLED = 0.5
 """Share of the last choices from which on a layer is said to have found its experts."""
 
@@ -37,9 +39,14 @@ class Course:
         effective: e^H of the choices, 1 … n_experts.
         used: share of the experts that are chosen, in [0, 1].
         standing: share of the choices on experts that at least 90 % of the tokens choose.
+        membership: |A_t ∩ A_last| / |A_t ∪ A_last| of the most loaded experts, as many as a token
+            chooses; 1 at the last step.
         saturation: |topk_t ∩ topk_last| / k, mean over tokens and heads; 1 at the last step.
         effective_uniform: e^H of uniform random choice, a layer.
         used_uniform: experts it uses, a layer.
+        standing_uniform: load on standing experts under random choice, a layer.
+        standing_chance: the most that it came to in a thousand draws, a layer.
+        membership_uniform: of two random sets, a layer.
         saturation_uniform: k/N, a layer.
     """
 
@@ -50,9 +57,13 @@ class Course:
     effective: Float[np.ndarray, "layers steps"]
     used: Float[np.ndarray, "layers steps"]
     standing: Float[np.ndarray, "layers steps"]
+    membership: Float[np.ndarray, "layers steps"]
     saturation: Float[np.ndarray, "layers steps"]
     effective_uniform: Float[np.ndarray, " layers"]
     used_uniform: Float[np.ndarray, " layers"]
+    standing_uniform: Float[np.ndarray, " layers"]
+    standing_chance: Float[np.ndarray, " layers"]
+    membership_uniform: Float[np.ndarray, " layers"]
     saturation_uniform: Float[np.ndarray, " layers"]
 
 
@@ -73,10 +84,12 @@ def measure(subject: Subject) -> list[Course]:
     few = replace(subject, batch=subject.batch[:rows])
     last = _choices(few, subject.run, steps[-1])
     loads: list[list[Load]] = []
+    members: list[list[float]] = []
     alike: list[list[float]] = []
     for step in steps:
         now = last if step == steps[-1] else _choices(few, subject.run, step)
         loads.append([load(chosen, subject.seed) for chosen in now])
+        members.append([membership(*pair) for pair in zip(now, last, strict=True)])
         alike.append([saturation(*pair) for pair in zip(now, last, strict=True)])
     end = loads[-1]
 
@@ -92,9 +105,18 @@ def measure(subject: Subject) -> list[Course]:
             effective=course([[one.choices.effective for one in at] for at in loads]),
             used=course([[one.choices.used for one in at] for at in loads]),
             standing=course([[one.standing_share for one in at] for at in loads]),
+            membership=course(members),
             saturation=course(alike),
             effective_uniform=np.array([one.uniform.effective for one in end]),
             used_uniform=np.array([one.uniform.used for one in end]),
+            standing_uniform=np.array([one.standing_uniform for one in end]),
+            standing_chance=np.array([one.standing_chance for one in end]),
+            membership_uniform=np.array(
+                [
+                    overlap_uniform(one.n_experts, min(one.n_heads * one.k, one.n_experts))
+                    for one in end
+                ]
+            ),
             saturation_uniform=np.array([one.k / one.n_experts for one in end]),
         )
     ]
@@ -115,6 +137,19 @@ def saturation(now: Chosen, last: Chosen) -> float:
     return float(same.any(-1).mean())
 
 
+def membership(now: Chosen, last: Chosen) -> float:
+    """Return the Jaccard index of the experts that lead now and at last, in [0, 1]."""
+    one, other = _leading(now), _leading(last)
+    return len(one & other) / len(one | other)
+
+
+def _leading(chosen: Chosen) -> set[int]:
+    """Return the most loaded experts, as many as a token chooses, or all that are used."""
+    counts = np.bincount(chosen.indices.ravel(), minlength=chosen.n_experts)
+    first = np.argsort(-counts, kind="stable")[: chosen.indices[0].size]
+    return set(first[counts[first] > 0].tolist())
+
+
 def _choices(subject: Subject, run: Run, step: int) -> list[Chosen]:
     return chosen_experts(run.weights(step).to(subject.batch.inputs.device), subject.batch)
 
@@ -125,8 +160,8 @@ def describe(course: Course) -> Words:
     # How training began says nothing of what it did: of zero keys all layers begin alike.
     after = course.effective[:, 1:]
     worst = int((after / course.effective_uniform[:, None]).min(axis=1).argmin())
-    effective, standing = course.effective[worst], course.standing[worst]
-    lowest, peak = 1 + int(after[worst].argmin()), 1 + int(standing[1:].argmax())
+    effective = course.effective[worst]
+    lowest = 1 + int(after[worst].argmin())
     says = f"Layer {course.layers[worst]} has {number(effective[0])} effective experts at step "
     says += f"{first:,}"
     if effective[lowest] < DIP * min(effective[:lowest].max(), effective[-1]):
@@ -135,11 +170,7 @@ def describe(course: Course) -> Words:
         f" and {number(effective[-1])} at step {last:,} (random choice: "
         f"{number(course.effective_uniform[worst])} of {course.n_experts[worst]:,})"
     )
-    if standing[peak] > 0:
-        says += (
-            f"; standing experts hold most, {percent(standing[peak])} of its choices, at step "
-            f"{course.steps[peak]:,}, and {percent(standing[-1])} at the end"
-        )
+    says += _coalition(course, worst)
     random = f"(random choice: {percent(course.saturation_uniform[worst])})"
     alike = course.saturation[worst]
     # From here on it stays settled.
@@ -154,14 +185,16 @@ def describe(course: Course) -> Words:
             f"; at step {course.steps[-2]:,} only {percent(alike[-2])} of its last choices are in "
             f"place {random}."
         )
-    same = course.standing[:, 0] >= STANDING
+    same = course.standing[:, 0] >= np.maximum(STANDING, course.standing_chance + 1e-9)
     if same.any():
         which = "every layer" if same.all() else f"{same.sum()} of {len(same)} layers"
         says = f"At step {first:,} nearly every token takes the same experts in {which}. {says}"
     reading = (
         f"Each on {course.tokens:,} tokens, at steps that were kept; the axis is logarithmic, with "
         "step 0 at its left end. Effective experts are e^H of the choices. Standing experts are "
-        f"chosen by at least {round(100 * STANDING)} % of the tokens. Settled is the share of a "
+        f"chosen by at least {round(100 * STANDING)} % of the tokens; a coalition is where they "
+        f"hold {round(100 * COALITION)} % of the choices, unlike by chance. Most loaded are as "
+        "many experts as a token chooses; overlap is |A ∩ B| / |A ∪ B|. Settled is the share of a "
         "token's experts that it also has at the last step. Dashed: uniform random choice."
     )
     alt = "Lines by training step: " + "; ".join(
@@ -173,20 +206,49 @@ def describe(course: Course) -> Words:
     return Words("Use of the experts by training step", says, reading, alt + ".")
 
 
+def _coalition(course: Course, layer: int) -> str:
+    """Say when standing experts came to hold much of a layer's choices, and when no more."""
+    standing, steps = course.standing[layer], course.steps
+    peak = 1 + int(standing[1:].argmax())
+    there = standing >= max(COALITION, course.standing_chance[layer] + 1e-9)
+    if not there[peak]:
+        return ""
+    gone = np.flatnonzero(~there)
+    formed = int(gone[gone < peak].max(initial=-1)) + 1
+    left = int(gone[gone > peak].min(initial=len(steps)))
+    since = f"forms by step {steps[formed]:,}" if formed else f"is there from step {steps[0]:,}"
+    until = (
+        f"is gone by step {steps[left]:,}"
+        if left < len(steps)
+        else f"holds {percent(standing[-1])} at the end"
+    )
+    return (
+        f"; a coalition of standing experts {since}, holds most, {percent(standing[peak])} of the "
+        f"choices (random choice: {percent(course.standing_uniform[layer])}), at step "
+        f"{steps[peak]:,}, and {until}; the most loaded experts of step {steps[peak]:,} and of the "
+        f"last overlap by {percent(course.membership[layer, peak])} (chance: "
+        f"{percent(course.membership_uniform[layer])})"
+        if peak < len(steps) - 1
+        else f"; a coalition of standing experts {since} and {until} (random choice: "
+        f"{percent(course.standing_uniform[layer])})"
+    )
+
+
 def draw(course: Course) -> go.Figure:
-    """Draw four panels over the training steps: effective, used, standing, settled."""
+    """Draw panels over the training steps: effective, used, standing, most loaded, settled."""
     panels = (
         ("effective experts", course.effective, course.effective_uniform),
         ("experts used", course.used, course.used_uniform),
-        ("load on standing experts", course.standing, np.zeros(len(course.layers))),
+        ("load on standing experts", course.standing, course.standing_uniform),
+        ("most loaded, overlap with the last step", course.membership, course.membership_uniform),
         ("choices settled", course.saturation, course.saturation_uniform),
     )
     chart = make_subplots(
         rows=len(panels),
         cols=1,
         shared_xaxes=True,
-        vertical_spacing=0.06,
-        figure=figure(height=700),
+        vertical_spacing=0.05,
+        figure=figure(height=840),
     )
     looks = faces(course.layers.tolist())
     zero = 0.5 * course.steps[course.steps > 0].min()
@@ -250,4 +312,4 @@ def draw(course: Course) -> go.Figure:
         showgrid=False,
     )
     chart.update_xaxes(title_text="training step", row=len(panels), col=1)
-    return chart.update_layout(margin_t=116, legend_y=1.045)
+    return chart.update_layout(margin_t=116, legend_y=1.037)

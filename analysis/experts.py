@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from analysis.base import Subject, Words
 from analysis.figures.style import BLUE, GREEN, MUTED, PURPLE, VERMILLION, figure, percent
@@ -53,6 +53,7 @@ class Comparison:
         layers: index of each layer's block.
         shares: in [0, 1]; NaN where a layer has no such share.
         uniform: the same under random choice.
+        stands_out: whether standing experts hold more of a layer than random choice gives them.
         margins: median margin between the k-th and the next score, in standard deviations of all
             experts' scores; NaN where k is all experts.
     """
@@ -61,6 +62,7 @@ class Comparison:
     layers: Int[np.ndarray, " layers"]
     shares: Float[np.ndarray, "names layers"]
     uniform: Float[np.ndarray, "names layers"]
+    stands_out: Bool[np.ndarray, " layers"]
     margins: Float[np.ndarray, " layers"]
 
 
@@ -80,7 +82,7 @@ def comparison(loads: Sequence[Load]) -> Comparison:
     rows = {
         "experts used": [(one.choices.used, one.uniform.used) for one in loads],
         "load on a token's worth of experts": [(one.choices.top, one.uniform.top) for one in loads],
-        "load on standing experts": [(one.standing_share, 0.0) for one in loads],
+        "load on standing experts": [(one.standing_share, one.standing_uniform) for one in loads],
         "choices repeated by another head": [(one.twice, one.twice_uniform) for one in loads],
         "overlap of two heads": [(one.overlap, one.overlap_uniform) for one in loads],
         "choices decided by a tie": [(one.tied, 0.0) for one in loads],
@@ -91,6 +93,7 @@ def comparison(loads: Sequence[Load]) -> Comparison:
         layers=np.array([one.layer for one in loads]),
         shares=table[..., 0],
         uniform=table[..., 1],
+        stands_out=np.array([one.stands_out for one in loads]),
         margins=np.array([one.margin for one in loads]),
     )
 
@@ -157,12 +160,17 @@ def _of_comparison(result: Comparison) -> Words:
     )
     parts = []
     if standing.max() > 0:
-        layer = int(standing.argmax())
-        parts.append(
-            f"standing experts, each chosen by at least {round(100 * STANDING)} % of the tokens, "
-            f"hold {percent(standing[layer])} of layer {result.layers[layer]}'s choices (random "
-            "choice: none)"
+        by_chance = result.uniform[known["load on standing experts"]]
+        layer = int((standing - by_chance + result.stands_out).argmax())
+        held = (
+            f"{percent(standing[layer])} of layer {result.layers[layer]}'s choices (random choice: "
+            f"{percent(by_chance[layer])})"
         )
+        who = f"standing experts, each chosen by at least {round(100 * STANDING)} % of the tokens, "
+        if result.stands_out[layer]:
+            parts.append(f"{who}hold {held}")
+        else:
+            parts.append(f"{who}hold no more than by chance, {held}")
     else:
         parts.append("no layer has standing experts")
     if not np.isnan(overlap).all():

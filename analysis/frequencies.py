@@ -9,15 +9,24 @@ import plotly.graph_objects as go
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import frequencies as frequency_figures
 from analysis.figures.style import percent
-from analysis.measures.atlas import Curves, Spectrum, Use, answers, curves, spectrum, use
-from analysis.measures.bands import Bands, measure_bands
+from analysis.measures.atlas import (
+    FEWEST,
+    Curves,
+    Spectrum,
+    Use,
+    answers,
+    curves,
+    half_life,
+    spectrum,
+    use,
+)
+from analysis.measures.bands import PLACEBOS, Bands, measure_bands
 from analysis.measures.spectra import Rotation, rotated_mixers, rotations
+from analysis.record import drawn
 
 TITLE = "Rotary frequencies"
 LEANS = 0.1
 """How far a share must be from that of a uniform spectrum for the spectrum to be said to lean."""
-FEWEST = 100
-"""Pairs at a lag, at least, for their mean to be trusted to a tenth of a standard deviation."""
 PREFERS = 0.5
 """How many standard deviations a lag's mean score must stand out to be called preferred."""
 
@@ -61,7 +70,46 @@ class Lags:
     seq_len: int
 
 
-Atlas = Energies | Uses | Lags | Bands
+@dataclass(frozen=True)
+class PairsByLag:
+    """What each frequency adds to the score by lag, in all rotated mixers.
+
+    Attributes:
+        layers: theirs; of each the comparison `telling` is shown.
+        peaks: of each layer where a lag is preferred, that lag and the frequencies behind it.
+    """
+
+    layers: tuple[Curves, ...] = drawn()
+    peaks: tuple["Peak", ...] = ()
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The lag at which a layer's most telling comparison stands out, and by which frequencies.
+
+    Attributes:
+        layer: index of the block.
+        sides: "Q/K" or "C/B".
+        comparison: which of the layer's.
+        lag: tokens.
+        rise: the mean score there above its average, standard deviations of the scores.
+        wavelengths: shortest and longest of those frequencies that together add half of the rise,
+            the fewest that do, tokens.
+        count: how many they are.
+        of: how many frequencies there are.
+    """
+
+    layer: int
+    sides: str
+    comparison: int
+    lag: int
+    rise: float
+    wavelengths: tuple[float, float]
+    count: int
+    of: int
+
+
+Atlas = Energies | Uses | Lags | PairsByLag | Bands
 
 
 def measure(subject: Subject) -> list[Atlas]:
@@ -89,7 +137,35 @@ def measure(subject: Subject) -> list[Atlas]:
     if kinds:
         in_order = tuple(u for name in kinds for layer in used for u in layer if u.edge == name)
         results.append(Uses(in_order, seq_len))
-    return [*results, Lags(by_lag, seq_len), measure_bands(subject)]
+    peaks = tuple(peak for layer in by_lag if (peak := peak_of(layer)) is not None)
+    results += [Lags(by_lag, seq_len), PairsByLag(by_lag, peaks)]
+    return [*results, measure_bands(subject)]
+
+
+def peak_of(layer: Curves) -> Peak | None:
+    """Return where a layer's most telling comparison stands out, if it surely does."""
+    c = layer.telling
+    rise = layer.rise[:, c]
+    height = np.where(
+        layer.pairs >= FEWEST, rise if layer.sides == "Q/K" else np.abs(rise), -np.inf
+    )
+    at = int(height.argmax())
+    if height[at] < PREFERS:
+        return None
+    added = np.sign(rise[at]) * layer.by_pair[at].astype(np.float64)
+    order = np.argsort(-added)
+    count = int((added[order].cumsum() < np.abs(rise[at]) / 2).sum()) + 1
+    waves = layer.wavelengths[order[:count]]
+    return Peak(
+        layer=layer.layer,
+        sides=layer.sides,
+        comparison=c,
+        lag=int(layer.lags[at]),
+        rise=float(rise[at]),
+        wavelengths=(float(waves.min()), float(waves.max())),
+        count=count,
+        of=len(layer.wavelengths),
+    )
 
 
 @singledispatch
@@ -194,6 +270,30 @@ def _(result: Lags) -> Words:
 
 
 @describe.register
+def _(result: PairsByLag) -> Words:
+    title = "What each rotary frequency adds to the score, by lag"
+    comparisons = {layer.layer: layer.rise.shape[1] for layer in result.layers}
+    parts = [
+        f"{_place(peak, peak.comparison, comparisons[peak.layer])}, lag {peak.lag:,} "
+        f"({peak.rise:+.1f} standard deviations): half of it from {peak.count} of {peak.of} "
+        f"frequencies, wavelengths {_range([round(w) for w in peak.wavelengths])}"
+        for peak in result.peaks
+    ]
+    says = f"{'; '.join(_most(parts))}." if parts else "No layer's mean score prefers a lag, so no "
+    says += "" if parts else "frequency is behind one."
+    says = says[0].upper() + says[1:]
+    reading = (
+        "A cell is what a pair of channels adds to the mean score of all pairs of tokens at a lag, "
+        "above what it adds on average, in standard deviations of the scores: a column sums to how "
+        f"far the lag stands out. Lags of fewer than {FEWEST} pairs of tokens are left out; of "
+        "several heads the one is drawn whose score depends most on the lag."
+    )
+    if any(layer.sides == "C/B" for layer in result.layers):
+        reading += " C/B before decay: right of the green line less than half of it is left."
+    return Words(title, says, reading, f"Heat maps, a panel a layer. {says}")
+
+
+@describe.register
 def _(result: Bands) -> Words:
     title = "Accuracy without a third of a mixer's rotary frequencies"
     whole = percent(result.accuracy)
@@ -215,7 +315,9 @@ def _(result: Bands) -> Words:
     reading = (
         f"Dots: the change of accuracy on {result.rows} rows when these pairs of channels are zero "
         "in all heads, with the 95 % interval over rows. Diamonds: as many pairs drawn at random. "
-        "A band matters where its dot is left of all diamonds and its interval below zero."
+        f"A band matters where its dot is left of {PLACEBOS} diamonds and its interval below zero: "
+        "a band no other than random ones does in at most 5 % of cases. Once none can, no more "
+        "diamonds are drawn."
     )
     return Words(title, says, reading, f"Dots of change of accuracy by band. {says}")
 
@@ -223,16 +325,11 @@ def _(result: Bands) -> Words:
 draw.register(Energies, lambda result: frequency_figures.energies(result.layers, result.seq_len))
 draw.register(Uses, lambda result: frequency_figures.uses(result.layers, result.seq_len))
 draw.register(Lags, lambda result: frequency_figures.lags(result.layers))
+draw.register(PairsByLag, lambda result: frequency_figures.pairs_by_lag(result.layers))
 draw.register(Bands, lambda result: frequency_figures.bands(result))
 
 
-def half_life(layer: Curves) -> int | None:
-    """Return the first lag at which a layer's slowest decay has halved, if any has."""
-    halved = (layer.decay <= 0.5).all(1)
-    return int(layer.lags[halved.argmax()]) if halved.any() else None
-
-
-def _place(layer: Spectrum | Use | Curves, comparison: int, of: int) -> str:
+def _place(layer: Spectrum | Use | Curves | Peak, comparison: int, of: int) -> str:
     """Name a comparison in words."""
     kind = "head" if layer.sides == "Q/K" else "group"
     which = "" if of == 1 else f", {kind} {comparison}"

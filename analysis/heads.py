@@ -197,11 +197,12 @@ def describe(result: Scores | Reach) -> Words:
 def labels(scores: Scores) -> list[tuple[int, int]]:
     """Return which (head, pattern) surely hold more than chance, most of the way first.
 
-    Surely: the low end of the interval lies past `matrices.SHOWS` of the way from chance to 1.
+    Surely: the low end of the interval lies past `matrices.SHOWS` of the way from chance to 1. A
+    single row of the batch has no interval, and so no labels.
     """
     excess = (scores.shares - scores.chance) / (1 - scores.chance)
-    low = excess - np.nan_to_num(scores.half_widths) / (1 - scores.chance)
-    # Written so that NaN is no label.
+    # Written so that NaN, which the interval of a single row is, is no label.
+    low = excess - scores.half_widths / (1 - scores.chance)
     order = np.argsort(-np.nan_to_num(excess, nan=-1.0), axis=None)
     pairs = zip(*np.unravel_index(order, excess.shape), strict=True)
     return [(int(h), int(p)) for h, p in pairs if low[h, p] >= matrices.SHOWS]
@@ -218,7 +219,10 @@ def _scores_in_words(scores: Scores) -> Words:
     else:
         excess = np.nan_to_num(scores.shares - scores.chance, nan=-1.0)
         h, p = np.unravel_index(int(excess.argmax()), excess.shape)
-        says = f"No head shows one of these patterns: at most {_label(scores, int(h), int(p))}."
+        known = "No head surely shows one of these patterns"
+        if scores.rows == 1:
+            known = "Undecided, as one row of the batch has no interval"
+        says = f"{known}: at most, {_label(scores, int(h), int(p))}."
     absent = [p for p, c in zip(scores.patterns, scores.chance, strict=True) if np.isnan(c)]
     reading = (
         "Of a head's mass |M|, the share on a kind of position, over those rows of its matrix that "

@@ -14,8 +14,10 @@ The label, from most to least basic:
     induction    some depth between two blocks, 0 < depth < L, has the answer at the value: the
                  clean residual at the values' positions alone restores two thirds or more
     direct       no depth has: at every one the values restore at most a third, and either the
-                 keys or the queries alone restore two thirds or more; or there is no such depth,
-                 the model being one block. A mixer has read key and value in one step
+                 keys or the queries alone restore two thirds or more. A mixer has read key and
+                 value in one step. Of more than nine such depths nine are looked at. Where there
+                 is none, the model being one block, exchanging the two values in its mixer takes
+                 two thirds of the answer or more with them
     mixed        between the thirds: answers that follow keys and positions both, or at its best
                  depth the values restore more than a third and less than two
 
@@ -30,8 +32,11 @@ from jaxtyping import Float
 
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import style
+from analysis.figures.components import components as draw_components
 from analysis.figures.style import percent
 from analysis.links import has_pairs
+from analysis.measures import components
+from analysis.measures.components import COMPONENT_SITES, Components
 from analysis.measures.cues import Cues, Measured, cues
 from analysis.measures.effects import ARMS, SITES, Edited, Restored, baseline, edit, restore
 from analysis.measures.intervals import bootstrap
@@ -74,8 +79,8 @@ class Mechanism:
     rows: int
 
 
-def measure(subject: Subject) -> list[Mechanism | Edited]:
-    """Return the mechanism, and what editing each mixer leaves of recall.
+def measure(subject: Subject) -> list[Mechanism | Edited | Components]:
+    """Return the mechanism, what editing mixers leaves of recall, and what components carry.
 
     Raises:
         NotApplicableError: for a task whose rows store no pairs, or a single one, or whose
@@ -98,20 +103,27 @@ def measure(subject: Subject) -> list[Mechanism | Edited]:
     moved = known.sums(known.clean)[:, 1:]
     answers_move = bootstrap(moved, rng)[0] > 0
     restored = restore(subject.model, pairs, known, rng) if answers_move else None
-    label, reason, evidence = classify(found, restored)
+    edited = edit(subject.model, pairs, known, rng) if answers_move else None
+    label, reason, evidence = classify(found, restored, edited)
     mechanism = Mechanism(
         label, reason, evidence, found.key, found.position, restored, len(pairs.query)
     )
-    edited = edit(subject.model, pairs, known, rng) if answers_move else None
-    return [mechanism] if edited is None else [mechanism, edited]
+    results: list[Mechanism | Edited | Components] = [mechanism]
+    if edited is not None:
+        results.append(edited)
+    if answers_move:
+        results.append(components.measure_components(subject.model, pairs, known, rng))
+    return results
 
 
-def classify(found: Cues, restored: Restored | None) -> tuple[str, str, tuple[Measured, ...]]:
+def classify(
+    found: Cues, restored: Restored | None, edited: Edited | None
+) -> tuple[str, str, tuple[Measured, ...]]:
     """Return label, reason and evidence; the module says what each label means."""
     told: tuple[Measured, ...] = (found.key, found.position)
     label, reason = "undecided", "exchanging two keys does not move the margin for sure"
     if restored is not None:
-        label, reason, carriers = _carrier(restored)
+        label, reason, carriers = _carrier(restored, edited)
         told += carriers
     of_either = found.of_either
     if not found.either.interval[0] > SOME:
@@ -125,11 +137,35 @@ def classify(found: Cues, restored: Restored | None) -> tuple[str, str, tuple[Me
     return label, reason, told
 
 
-def _carrier(restored: Restored) -> tuple[str, str, tuple[Measured, ...]]:
+def _in_one_block(edited: Edited | None) -> tuple[str, str, tuple[Measured, ...]]:
+    """Return label, reason and evidence where there is no depth to look at."""
+    if edited is None:
+        reason = "one block has no depth to look at, and its mixer no matrix to edit"
+        return "undecided", reason, ()
+
+    def left(name: str, share: np.ndarray, ends: np.ndarray) -> Measured:
+        low, high = ends[-1, 0]
+        return Measured(
+            f"left with {name} exchanged", float(share[-1, 0]), (float(low), float(high))
+        )
+
+    values = left("values", edited.left, edited.interval)
+    others = left("other positions", edited.placebo, edited.placebo_interval)
+    if values.interval[1] <= LITTLE and others.interval[0] >= ENOUGH:
+        return (
+            "direct",
+            "the one block reads each value by its key, where it stands",
+            (values, others),
+        )
+    reason = "one block has no depth to look at, and exchanging values does not surely take the "
+    return "undecided", f"{reason}answer with them", (values, others)
+
+
+def _carrier(restored: Restored, edited: Edited | None) -> tuple[str, str, tuple[Measured, ...]]:
     """Return label, reason and evidence of answers that follow the key: who carries it."""
     inner = range(1, len(restored.depths) - 1)
     if not inner:
-        return "direct", "one block reads the key and its value at once", ()
+        return _in_one_block(edited)
 
     def at(site: str, i: int) -> Measured:
         place, j = f"{site} restored after block {restored.depths[i] - 1}", SITES.index(site)
@@ -142,6 +178,12 @@ def _carrier(restored: Restored) -> tuple[str, str, tuple[Measured, ...]]:
         max((at("key", i), at("query", i)), key=lambda found: found.interval[0]) for i in inner
     ]
     told = (value, placebo, at("key", best), at("query", best), at("elsewhere", best))
+    between = int(restored.depths[-1]) - 1
+    depths = (
+        "at any depth"
+        if len(inner) == between
+        else f"at the {len(inner)} of {between} depths tried"
+    )
     if not placebo.interval[1] <= LITTLE:
         return "undecided", "as many other positions restore the answer too", told
     if value.interval[0] >= ENOUGH:
@@ -151,13 +193,45 @@ def _carrier(restored: Restored) -> tuple[str, str, tuple[Measured, ...]]:
     if not value.interval[1] <= LITTLE:
         return "undecided", "how much the value's position carries is not sure", told
     if all(other.interval[0] >= ENOUGH for other in others):
-        return "direct", "no value's position ever carries its key", told
+        return "direct", f"no value's position carries its key {depths}", told
     return "undecided", "no single position carries the answer at every depth", told
 
 
-def describe(result: Mechanism | Edited) -> Words:
-    """Put the mechanism, or what editing leaves, in words."""
+def describe(result: Mechanism | Edited | Components) -> Words:
+    """Put the mechanism, what editing leaves, or what components carry in words."""
+    if isinstance(result, Components):
+        return _components_in_words(result)
     return _mechanism_in_words(result) if isinstance(result, Mechanism) else _edits_in_words(result)
+
+
+def _components_in_words(found: Components) -> Words:
+    title = f"Which component carries the answer, {found.queries} queries of {found.rows} rows"
+
+    def named(n: int, s: int) -> str:
+        low, high = found.interval[n, s]
+        return (
+            f"layer {found.layers[n]}'s {found.components[n]} at the "
+            f"{SPOKEN[COMPONENT_SITES[s]]} {_share(found.share[n, s])} "
+            f"({_share(low)} to {_share(high)}; placebo {_share(found.share[n, -1])})"
+        )
+
+    shown = components.carriers(found)
+    if shown:
+        says = f"By itself restores the answer: {'; '.join(named(n, s) for n, s in shown[:4])}"
+        says += f"; and {len(shown) - 4} more." if len(shown) > 4 else "."
+    else:
+        real = np.nan_to_num(found.share[:, :-1], nan=-np.inf)
+        n, s = np.unravel_index(int(real.argmax()), real.shape)
+        says = f"No single component surely restores a third: at most, {named(int(n), int(s))}."
+    reading = (
+        "What one mixer or state transform of the clean row adds to the residual stream is put "
+        "into rows in which pairs exchanged keys, at one kind of position. 0: the answer stays "
+        "the corrupt row's; 1: it is the clean row's again. Bold: the 95 % interval over rows is "
+        "off 0. Placebo: as many other positions. A chain of components shows one link in each."
+    )
+    if len(set(found.layers.tolist())) < found.n_layers:
+        reading += f" Of {found.n_layers} layers some are left out."
+    return Words(title, says, reading, f"Heat map of restored share by component and site. {says}")
 
 
 def _mechanism_in_words(found: Mechanism) -> Words:
@@ -165,8 +239,16 @@ def _mechanism_in_words(found: Mechanism) -> Words:
     says = f"{found.label.capitalize()}: {found.reason}. "
     told = {measured.name: measured for measured in found.evidence}
     carried = [measured for name, measured in told.items() if "restored" in name]
+    exchanged = [measured for name, measured in told.items() if "exchanged" in name]
     if carried:
         says += f"{_carried(carried)}; "
+    elif exchanged:
+        parts = [
+            f"{measured.name} {_share(measured.value)} ({_share(measured.interval[0])} to "
+            f"{_share(measured.interval[1])})"
+            for measured in exchanged
+        ]
+        says += f"Share of the answer {', '.join(parts)}; "
     key, position = found.follows_key, found.follows_position
     says += (
         f"{percent(key.value)} of answers follow the key, {percent(position.value)} the position."
@@ -227,8 +309,10 @@ def _edits_in_words(found: Edited) -> Words:
     return Words(title, says, reading, f"Dots of what is left, by layer and edit. {says}")
 
 
-def draw(result: Mechanism | Edited) -> go.Figure | None:
-    """Draw the restored shares by depth, or what editing leaves by layer."""
+def draw(result: Mechanism | Edited | Components) -> go.Figure | None:
+    """Draw the restored shares by depth or component, or what editing leaves by layer."""
+    if isinstance(result, Components):
+        return draw_components(result)
     if isinstance(result, Edited):
         return _draw_edits(result)
     return None if result.restored is None else _draw_restored(result.restored)

@@ -5,12 +5,13 @@ import os
 
 from torch import nn
 
-from analysis.mixing import BLOCK_ENTRIES
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
 
+BLOCK_ENTRIES = 2**22
+"""Entries of a matrix that are in memory at once, where a mixer can give a few of its rows."""
 FLOAT = 4
 """Bytes of a number."""
 STREAMS = 24
@@ -23,7 +24,8 @@ def needed(model: LanguageModel, rows: int, seq_len: int) -> int:
     """Return about how many bytes an analysis of rows of this length takes.
 
     Activations grow with rows · T · d. Matrices are met by blocks of rows, unless a mixer that is
-    not the lab's own can only give a whole one: T² a head.
+    not the lab's own can only give a whole one: T² a head. What Python and torch take by themselves
+    comes on top.
     """
     width = max(model.embed.embedding_dim, *(_widest(block) for block in model.blocks))
     activations = rows * seq_len * width * (STREAMS + len(model.blocks))
@@ -48,9 +50,9 @@ def check(model: LanguageModel, rows: int, seq_len: int, limit: int | None = Non
         return
     one = needed(model, 1, seq_len)
     fit = math.floor((bound - one) / max(1, needed(model, 2, seq_len) - one)) + 1
-    advice = f"{fit} rows would fit" if fit >= 1 else "not even one row fits"
+    advice = f"{fit:,} rows would fit" if fit >= 1 else "not even one row fits"
     raise ValueError(
-        f"rows={rows} of {seq_len} tokens take about {_size(asked)}, must be ≤ {_size(bound)} "
+        f"rows={rows} of {seq_len:,} tokens take about {_size(asked)}, must be ≤ {_size(bound)} "
         f"({'free memory' if limit is None else 'memory'}); {advice}"
     )
 

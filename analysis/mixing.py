@@ -1,6 +1,6 @@
 """A mixer seen as one matrix: read off a model, whole or by blocks of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lab.files import RunError
+from analysis.base import NotApplicableError
+from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
@@ -18,8 +19,8 @@ from lab.models import Block, LanguageModel
 from lab.train import score, stored_positions
 from tasks.base import Batch
 
-BLOCK_ENTRIES = 2**22
-"""Entries of a matrix that are in memory at once, where a mixer can give a few of its rows."""
+TOLERANCE = 1e-3
+"""How far, of its largest output, a mixer may be from what its matrix applies."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,52 @@ class Mixer:
         """Return the matrix of one row of the batch, or some of its rows (target positions).
 
         Raises:
-            RunError: when a mixer that is not the lab's own raises.
+            NotApplicableError: when a mixer that is not the lab's own raises.
         """
-        assert isinstance(self.module, MatrixMixer)
-        x = self.x[row : row + 1]
-        if isinstance(self.module, Attention | SSD):
+        module, x = self.module, self.x[row : row + 1]
+        assert isinstance(module, MatrixMixer)
+        if isinstance(module, Attention | SSD):
             keep = None if self.keep is None else self.keep[row : row + 1]
-            with nullcontext() if keep is None else stored(self.module, keep):
-                return self.module.matrix(x, rows)[0].float()
-        try:
-            matrix = self.module.matrix(x)[0].float()
-        # A user's mixer may raise anything.
-        except Exception as error:
-            where = f"{self.kind}.matrix"
-            raise RunError(f"{where} raised {type(error).__name__}: {error}") from error
+            with nullcontext() if keep is None else stored(module, keep):
+                return module.matrix(x, rows)[0].float()
+        matrix = self._answered("matrix", lambda: module.matrix(x))[0].float()
         return matrix if rows is None else matrix[:, rows]
+
+    def prove(self) -> None:
+        """Hold a mixer that is not the lab's own to its matrix, on the first row of the batch.
+
+        Raises:
+            NotApplicableError: when its matrix raises, is not [b h t s], is not finite, or is not
+                what forward applies.
+        """
+        module, x = self.module, self.x[:1]
+        if not isinstance(module, MatrixMixer) or isinstance(module, Attention | SSD):
+            return
+        seq_len = x.shape[1]
+        matrix = self._answered("matrix", lambda: module.matrix(x))
+        if matrix.ndim != 4 or matrix.shape[-2:] != (seq_len, seq_len):
+            raise NotApplicableError(
+                f"{self.kind}.matrix is {list(matrix.shape)}, must be [b h t s], "
+                f"[1 h {seq_len} {seq_len}]"
+            )
+        if not matrix.isfinite().all():
+            raise NotApplicableError(f"{self.kind}.matrix is not finite")
+        y = self._answered("forward", lambda: module(x))
+        applied = self._answered("project", lambda: module.project(x, matrix @ module.values(x)))
+        off, size = (applied - y).abs().max().item(), y.abs().max().item()
+        if off > TOLERANCE * size:
+            raise NotApplicableError(
+                f"{self.kind}.matrix is not what forward applies: project(x, matrix @ values) is "
+                f"off by {off / size:.2g} of its largest output"
+            )
+
+    def _answered(self, name: str, call: Callable[[], Tensor]) -> Tensor:
+        """Return what a mixer's method returns; whatever a user's raises becomes one line."""
+        try:
+            return call()
+        except Exception as error:
+            where = f"{self.kind}.{name}"
+            raise NotApplicableError(f"{where} raised {type(error).__name__}: {error}") from error
 
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
         """Yield the matrix of one row of the batch by blocks of target positions, first to last.
@@ -93,6 +125,10 @@ def mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
     """Return every block's mixer with its input on a batch; blocks without one are left out.
 
     The inputs are met on their way; no layer is changed.
+
+    Raises:
+        NotApplicableError: when the matrix of a mixer that is not the lab's own cannot be had, or
+            is not what it applies.
     """
     found: list[Mixer] = []
 
@@ -107,4 +143,6 @@ def mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
 
     with model.hooks([(lambda name: name.endswith("hook_resid_pre"), look)]):
         score(model, batch, "fp32")
+    for mixer in found:
+        mixer.prove()
     return found

@@ -60,9 +60,13 @@ def shown_as(words: Words, drawn: go.Figure | None, stamp: str) -> Shown:
 
 
 def stamp(subject: Subject) -> str:
-    """Return where a figure comes from: task, stack, step and seed."""
-    weights = f"step {subject.step:,}" if subject.step else "initial weights"
-    return f"{subject.name} · {weights} · seed {subject.seed}"
+    """Return where a figure comes from: task, stack, run, step and seed."""
+    parts = [subject.name]
+    if subject.run is not None:
+        parts.append(subject.run.path.resolve().name)
+    if subject.step is not None:
+        parts.append(f"step {subject.step:,}" if subject.step else "initial weights")
+    return " · ".join([*parts, f"seed {subject.seed}"])
 
 
 def drawings(examination: Examination) -> dict[str, go.Figure]:

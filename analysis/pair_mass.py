@@ -131,14 +131,14 @@ def in_words(found: Masses) -> Words:
     title = f"Mass from queries and values to their pair, means over {rows_of(found.rows)}"
     best = [_highest(found, i) for i in range(3)]
     shows = [
-        found.share[:, i].max() >= chance + SHOWS * (1 - chance)
+        found.interval[:, i, 0].max() >= chance + SHOWS * (1 - chance)
         for i, chance in enumerate(found.chance)
     ]
     look = (
         f"query rows put {best[0]} of their mass on the value they ask for and {best[1]} on its key"
     )
     write = f"value rows put {best[2]} on their key"
-    opening = "Pairs are met" if any(shows) else "No head stands out"
+    opening = "Pairs are met" if any(shows) else "No head surely stands out"
     says = f"{opening}: at most, {look}; {write}."
     reading = (
         "A dot is a head's mean share of Σ_j |M_ij|, the bar its 95 % interval over rows, the "

@@ -14,7 +14,7 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import style
 from analysis.figures.style import percent
 from analysis.links import has_pairs
-from analysis.measures.intervals import bootstrap, wilson
+from analysis.measures.intervals import share_interval
 from analysis.pair_mass import Masses, rows_of
 from analysis.scoring import scored
 from tasks.base import Batch
@@ -130,23 +130,6 @@ def asked(
         if link.shape == query.shape
     }
     return answer[real] == 1, real.nonzero()[0], links
-
-
-def share_interval(
-    right: Bool[np.ndarray, " q"], rows: Int[np.ndarray, " q"], rng: np.random.Generator
-) -> tuple[float, float]:
-    """Return a 95 % interval of the share of right answers: the wider end of two, on each side.
-
-    Resampling whole rows knows that answers of a row hang together, but says 1 … 1 where all are
-    right; Wilson's knows how few they are, but not that they hang together.
-    """
-    share = float(right.mean())
-    # Rows by their counts: the resampled share is a ratio of sums.
-    _, places = np.unique(rows, return_inverse=True)
-    counts = np.stack([np.bincount(places, right), np.bincount(places)], 1).astype(np.float64)
-    ends = bootstrap(counts, rng, statistic=lambda drawn: drawn[:, 0].sum() / drawn[:, 1].sum())
-    low, high = wilson(share, len(right))
-    return float(np.nanmin([low, ends[0]])), float(np.nanmax([high, ends[1]]))
 
 
 def bins(

@@ -9,7 +9,7 @@ from analysis.base import Subject
 from analysis.examination import Examination, examine, record
 from analysis.page import filled, script, shown, stamp
 from analysis.provenance import provenance
-from lab.files import write, write_json, writing
+from lab.files import RunError, write, write_json, writing
 from lab.runs import Run
 
 
@@ -30,6 +30,8 @@ def write_both(run: Run, examination: Examination) -> Path:
     """
     path = run.path / "report.html"
     page, numbers = render(run, examination), record(examination)
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder, must be a file")
     with writing(run.path):
         write_json(path.with_name("analysis.json"), numbers)
         write(path, page)
@@ -56,6 +58,7 @@ def render(run: Run, examination: Examination) -> str:
         record=script(_headlines(run, standing)),
         sections=sections,
         left_out=left_out,
+        partial=len(examination.seconds) < len(ANALYSES),
         config=json.dumps(run.config(), indent=2, ensure_ascii=False),
         provenance=provenance(run),
     )

@@ -23,6 +23,7 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import pictures
 from analysis.figures.style import percent
 from analysis.links import row_links
+from analysis.measures.intervals import bootstrap
 from analysis.mixing import Mixer, mixers
 from analysis.record import drawn
 from lab.laws import MatrixMixer
@@ -33,7 +34,7 @@ PRODUCTS = 2**35
 LONGEST = 4096
 """Tokens of the longest rows: products of matrices grow with their cube."""
 SHOWS = 2.0
-"""How many times what uniform layers would bring to the value must be there to be called recall."""
+"""How many times what uniform layers would bring to the value must surely be there for recall."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Rollout:
         depth: how many layers have a mixer.
         on_value: R from queries to the value they ask for, in [0, 1]: mean over a row's queries,
             a row of the batch an entry; none for a task without pairs.
+        interval: of its mean, 95 % by resampling rows; NaN for fewer than two.
         uniform_value: the same of uniform layers, mean.
         on_self: R from positions to themselves, mean over positions, a row of the batch an entry.
         uniform_self: the same of uniform layers.
@@ -53,6 +55,7 @@ class Rollout:
 
     depth: int
     on_value: Float[np.ndarray, " n"]
+    interval: tuple[float, float]
     uniform_value: float
     on_self: Float[np.ndarray, " rows"]
     uniform_self: float
@@ -97,6 +100,7 @@ def measure(subject: Subject) -> list[Rollout]:
         Rollout(
             depth=len(found),
             on_value=np.array(on_value),
+            interval=bootstrap(np.array(on_value), np.random.default_rng(subject.seed)),
             uniform_value=float(np.mean(uniform_value)) if uniform_value else math.nan,
             on_self=np.array(on_self),
             uniform_self=float(uniform.diagonal().mean()),
@@ -159,12 +163,16 @@ def describe(found: Rollout) -> Words:
         says = f"Through {_layers(found.depth)} {kept}; the task names no pairs to look for."
     else:
         here = float(found.on_value.mean())
-        against = f"{percent(here)} (uniform layers: {percent(found.uniform_value)})"
-        if here >= SHOWS * found.uniform_value:
+        low, high = found.interval
+        ends = "one row" if math.isnan(low) else f"95 %: {percent(low)} to {percent(high)}"
+        against = f"{percent(here)} ({ends}; uniform layers: {percent(found.uniform_value)})"
+        bound = SHOWS * found.uniform_value
+        if low >= bound:
             says = f"Through {_layers(found.depth)} queries reach the value they ask for with "
             says += f"{against}; {kept}."
         else:
-            says = f"No recall shows: queries reach their value with {against}; {kept}."
+            known = "No recall shows" if high < bound else "Whether recall shows is not sure"
+            says = f"{known}: queries reach their value with {against}; {kept}."
     reading = (
         "R_ij says how much of position j is in position i after the last layer, if every head "
         "counts alike and values, gates and state transforms are set aside; its rows sum to 1. "

@@ -15,21 +15,20 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
+from plotly.subplots import make_subplots
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import style
+from analysis.figures.lines import NAMED, add_heads
 from analysis.measures.recurrence import Recurrence, effective_rank, names, rank, recurrences
 from analysis.record import drawn
 
 TITLE = "Rank of the states"
-SPLITS = (0.25, 0.5, 0.75)
+SPLITS = tuple(i / 16 for i in range(1, 16))
 """Where a row is cut in two, as shares of its length."""
-COLOURED = 6
-"""Most heads whose spectra have a colour each."""
 LEAST = 1e-8
 """Where the axis of singular values ends at the latest: below is fp32's rounding."""
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 @dataclass(frozen=True)
@@ -135,14 +134,15 @@ def describe(found: Spectrum) -> Words:
         says += f"; its numerical rank is {found.rank[middle][0]:.3g}."
     else:
         says += f"; the numerical rank is full in {full} of {len(effective)} heads."
-    m, rest = int(found.splits[middle]), "T − m"
+    m = int(found.splits[middle])
     reading = (
         f"Singular values σ of M̃[i ≥ m, j < m] at m = {m}, as shares of the largest, geometric "
         f"mean over {found.rows} rows of the batch: a steep line carries the past in few "
         "directions. At most min(d_state, m, T − m) are not zero. Effective rank is exp H(σ / Σσ); "
-        f"numerical rank counts σ above σ_max · max(m, {rest}) · 1.2e-7."
+        "numerical rank counts σ above σ_max · max(m, T − m) · ε of fp32. Below, effective rank by "
+        "where the row is cut."
     )
-    if len(found.layers) > COLOURED:
+    if len(found.layers) > NAMED:
         reading += " The heads of lowest and highest effective rank are named, the others grey."
     title = f"Spectrum of what SSD carries past token {m}"
     return Words(title, says, reading, f"Lines of falling singular values. {says}")
@@ -161,45 +161,52 @@ def _name(found: Spectrum, head: int) -> str:
 
 
 def draw(found: Spectrum) -> go.Figure:
-    """Draw σ / σ_max by index on a logarithmic axis, a line a head."""
+    """Draw σ / σ_max by index, and effective rank by cut, a line a head."""
     middle = len(found.splits) // 2
     effective = found.effective_rank[middle]
-    named = range(len(effective))
-    if len(effective) > COLOURED:
-        named = [int(np.nanargmin(effective)), int(np.nanargmax(effective))]
-    figure = style.figure(height=400)
-    for head in [h for h in range(len(effective)) if h not in named]:
-        figure.add_scatter(
-            **_line(found, head),
-            line={"color": style.MUTED, "width": 1},
-            opacity=0.5,
-            showlegend=False,
-        )
-    for i, head in enumerate(named):
-        figure.add_scatter(
-            **_line(found, head),
-            line={"width": 2.2, "dash": DASHES[i % len(DASHES)]},
-            name=f"{_name(found, head)}: effective {effective[head]:.3g}",
-        )
+    count = len(effective)
+    figure = make_subplots(
+        rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.6, 0.4], figure=style.figure(560)
+    )
+    labels = [_name(found, head) for head in range(count)]
+    extremes = [int(np.nanargmin(effective)), int(np.nanargmax(effective))]
+    spectra = [values[~np.isnan(values)] for values in found.values]
+    add_heads(
+        figure,
+        labels,
+        [np.arange(1, len(values) + 1) for values in spectra],
+        # Zeros have no place on a logarithmic axis.
+        [np.where(values > 0, values, np.nan) for values in spectra],
+        extremes,
+        "σ %{x}: %{y:.2g}",
+        row=1,
+    )
+    add_heads(
+        figure,
+        labels,
+        [found.splits] * count,
+        list(found.effective_rank.T),
+        extremes,
+        "cut at %{x}: effective rank %{y:.3g}",
+        legend=False,
+        row=2,
+    )
     seen = found.values[np.isfinite(found.values) & (found.values > LEAST)]
     least = max(LEAST, float(seen.min()) if seen.size else LEAST)
-    figure.update_xaxes(title_text="index of the singular value, from 1", showgrid=False)
+    figure.update_xaxes(
+        title_text="index of the singular value, from 1", showgrid=False, row=1, col=1
+    )
+    ends = [0, int(found.splits[0] + found.splits[-1])]
+    figure.update_xaxes(title_text="cut m, tokens", range=ends, row=2, col=1)
     figure.update_yaxes(
         title_text="σ / σ_max",
         type="log",
         range=[np.log10(least) - 0.3, 0.2],
         exponentformat="power",
         dtick=1,
+        row=1,
+        col=1,
     )
+    top = 1.08 * float(np.nanmax(found.effective_rank))
+    figure.update_yaxes(title_text="effective rank", range=[0, top], nticks=5, row=2, col=1)
     return figure.update_layout(margin_t=96)
-
-
-def _line(found: Spectrum, head: int) -> dict[str, object]:
-    values = found.values[head][~np.isnan(found.values[head])]
-    return {
-        "x": np.arange(1, len(values) + 1),
-        # Zeros have no place on a logarithmic axis.
-        "y": np.where(values > 0, values, np.nan),
-        "mode": "lines",
-        "hovertemplate": f"head {_name(found, head)}, σ %{{x}}: %{{y:.2g}}<extra></extra>",
-    }

@@ -8,21 +8,22 @@ M̃ is signed, without D, never softmaxed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Subject, Words
 from analysis.figures import pictures
-from analysis.figures.dots import LINES, Panel, dots
+from analysis.figures.dots import LINES
+from analysis.figures.lines import NAMED
+from analysis.figures.states import draw_contexts, draw_magnitudes, draw_memory, draw_roles
 from analysis.figures.style import percent
 from analysis.links import row_links
 from analysis.measures.recurrence import HELD, Recurrence, joined, names, recurrences
-from analysis.record import drawn
+from analysis.measures.state_results import QUANTITIES, Contexts, Magnitudes, Memory, Roles
 from tasks.base import Batch
 
 TITLE = "What the states keep"
@@ -32,89 +33,13 @@ DECADES = 6
 """How far below the largest magnitude colours end."""
 PICTURED = 4
 """Most layers whose magnitudes are drawn; of more, evenly spaced ones."""
-QUANTITIES = ("dt", "e^a", "write", "read")
-"""Per token: the step; what is kept of the state; ‖dt·B⊗x‖, what is added to it; ‖h C‖, what is
-read from it."""
 
-
-@dataclass(frozen=True)
-class Memory:
-    """How long each head remembers; the same of the initial weights under `initial`.
-
-    Attributes:
-        layers: index of the block, a head an entry.
-        heads: the head's index in its layer.
-        half_life: ln 2 / mean(−a), tokens; ∞ without decay.
-        context: effective context, tokens in [1, i + 1]: mean over positions and rows.
-        positions: about powers of √2 less one, and the last, i.
-        context_at: effective context at those, mean over rows.
-        content, decay, covariance: shares of var log|M_ij| over j < i: var log|C_i·B_j|,
-            var log L_ij and twice their covariance; they add up to 1.
-        uniform_context: of a uniform causal matrix.
-        rows: of the batch.
-        initial: of the run's initial weights; None without a run, or of those themselves.
-    """
-
-    layers: Int[np.ndarray, " h"]
-    heads: Int[np.ndarray, " h"]
-    half_life: Float[np.ndarray, " h"]
-    context: Float[np.ndarray, " h"]
-    content: Float[np.ndarray, " h"]
-    decay: Float[np.ndarray, " h"]
-    covariance: Float[np.ndarray, " h"]
-    positions: Int[np.ndarray, " i"]
-    context_at: Float[np.ndarray, "h i"]
-    uniform_context: float
-    rows: int
-    initial: "Memory | None"
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What each head does at each kind of token: means over tokens of the role; `QUANTITIES`.
-
-    Attributes:
-        layers, heads, rows: as in `Memory`.
-        role_names: the roles that there are on these rows.
-        quantities: names.
-        means: NaN nowhere.
-    """
-
-    layers: Int[np.ndarray, " h"]
-    heads: Int[np.ndarray, " h"]
-    role_names: tuple[str, ...]
-    quantities: tuple[str, ...]
-    means: Float[np.ndarray, "q r h"]
-    rows: int
-
-
-@dataclass(frozen=True)
-class Magnitudes:
-    """log₁₀|M̃| of a layer on the first row.
-
-    Attributes:
-        layer: index of the block.
-        largest: log₁₀ of the largest magnitude.
-        floor: log₁₀ of what smaller ones are shown as.
-        median: log₁₀ of the median magnitude of the cells drawn.
-        below: share of those below the floor, in [0, 1].
-        shown: the picture.
-    """
-
-    layer: int
-    largest: float
-    floor: float
-    median: float
-    below: float
-    shown: pictures.Mixing = drawn()
-
-
-Result = Memory | Roles | Magnitudes
+Result = Memory | Contexts | Roles | Magnitudes
 
 
 @torch.no_grad()
 def measure(subject: Subject) -> list[Result]:
-    """Return memory, roles, and the magnitudes of a few layers.
+    """Return memory, contexts, roles, and the magnitudes of a few layers.
 
     Raises:
         NotApplicableError: for a model without SSD.
@@ -123,15 +48,16 @@ def measure(subject: Subject) -> list[Result]:
     layers = np.arange(len(found))
     if len(found) > PICTURED:
         layers = np.unique(np.linspace(0, len(found) - 1, PICTURED).round().astype(int))
-    memory = _memory(found)
+    memory, contexts = _memory(found)
     return [
-        replace(memory, initial=_memory(before)) if before else memory,
+        replace(memory, initial=_memory(before)[0]) if before else memory,
+        contexts,
         _roles(found, batch, subject.task.role_names),
         *(_magnitudes(found[i], subject) for i in layers.tolist()),
     ]
 
 
-def _memory(found: Sequence[Recurrence]) -> Memory:
+def _memory(found: Sequence[Recurrence]) -> tuple[Memory, Contexts]:
     n_rows, seq_len = found[0].dt.shape[:2]
     layers, heads = names(found)
 
@@ -148,7 +74,8 @@ def _memory(found: Sequence[Recurrence]) -> Memory:
     shares = over_rows(Recurrence.content_and_decay)
     powers = np.round(2 ** (np.arange(2 * seq_len.bit_length()) / 2)).astype(int) - 1
     positions = np.unique([*powers[powers < seq_len], seq_len - 1])
-    return Memory(
+    uniform = np.ceil(HELD * np.arange(1, seq_len + 1) - 1e-6)
+    memory = Memory(
         layers=layers,
         heads=heads,
         half_life=joined(found, lambda layer: layer.half_lives),
@@ -156,12 +83,12 @@ def _memory(found: Sequence[Recurrence]) -> Memory:
         content=shares[:, 0],
         decay=shares[:, 1],
         covariance=shares[:, 2],
-        positions=positions,
-        context_at=context[:, positions],
-        uniform_context=float(np.ceil(HELD * np.arange(1, seq_len + 1) - 1e-6).mean()),
+        uniform_context=float(uniform.mean()),
         rows=n_rows,
         initial=None,
     )
+    at = Contexts(layers, heads, positions, context[:, positions], uniform[positions], n_rows)
+    return memory, at
 
 
 def _roles(found: Sequence[Recurrence], batch: Batch, role_names: tuple[str, ...]) -> Roles:
@@ -227,21 +154,17 @@ def _magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
 
 
 def describe(result: Result) -> Words:
-    """Put memory, roles or magnitudes in words."""
+    """Put memory, contexts, roles or magnitudes in words."""
     if isinstance(result, Memory):
         return _memory_in_words(result)
+    if isinstance(result, Contexts):
+        return _contexts_in_words(result)
     return _roles_in_words(result) if isinstance(result, Roles) else _magnitudes_in_words(result)
 
 
 def _memory_in_words(memory: Memory) -> Words:
     labels = _labels(memory)
-    short, long = int(memory.half_life.argmin()), int(memory.half_life.argmax())
-    if np.isinf(memory.half_life).all():
-        says = "No head forgets: there is no decay"
-    elif len(labels) == 1:
-        says = f"The half-life is {_tokens(memory, 0)}"
-    else:
-        says = f"Half-lives go from {_tokens(memory, short)} to {_tokens(memory, long)}"
+    says = _half_lives(memory)
     far = int(memory.context.argmax())
     says += f"; {'its' if len(labels) == 1 else 'the widest'} effective context is "
     says += f"{memory.context[far]:.3g} tokens"
@@ -256,22 +179,67 @@ def _memory_in_words(memory: Memory) -> Words:
     ).replace("90%", "90 %")
     if memory.initial is not None:
         reading += " Diamonds are the run's weights at step 0."
+    if 0 < np.isinf(memory.half_life).sum() < len(labels):
+        reading += " Heads without decay have no dot for a half-life."
     if len(labels) > LINES:
         reading += " Heads of a layer share a line."
     alt = f"Dot plot of half-life, effective context and decay's share, {len(labels)} heads. {says}"
     return Words("Memory of the SSD heads", says, reading, alt)
 
 
-def _labels(result: Memory | Roles) -> list[str]:
+def _half_lives(memory: Memory) -> str:
+    """Say between which half-lives the heads lie, and how many have none."""
+    labels, finite = _labels(memory), np.flatnonzero(np.isfinite(memory.half_life))
+    if not len(finite):
+        return "No head forgets: there is no decay"
+    few, many = (int(finite[at(memory.half_life[finite])]) for at in (np.argmin, np.argmax))
+    endless = len(labels) - len(finite)
+    if len(labels) == 1:
+        return f"The half-life is {_tokens(memory, few)}"
+    if len(finite) == 1:
+        says = f"The half-life of head {labels[few]} is {_tokens(memory, few)}"
+    else:
+        says = f"Half-lives go from {_tokens(memory, few, labels[few])} to "
+        says += _tokens(memory, many, labels[many])
+    if not endless:
+        return says
+    rest = "the other head keeps" if len(labels) == 2 else f"{endless} heads keep"
+    return f"{says}; {'1 head keeps' if endless == 1 < len(finite) else rest} without end"
+
+
+def _contexts_in_words(contexts: Contexts) -> Words:
+    labels, last = _labels(contexts), contexts.context_at[:, -1]
+    short, long = int(last.argmin()), int(last.argmax())
+    says = f"At the last position, {contexts.positions[-1]:,}, 90 % of a row's magnitudes lie in "
+    if len(labels) == 1:
+        says += f"the latest {last[0]:.3g} tokens"
+    else:
+        says += f"the latest {last[short]:.3g} (head {labels[short]}) to {last[long]:.3g} tokens "
+        says += f"(head {labels[long]})"
+    says += f", beside {contexts.uniform_at[-1]:.3g} of a uniform matrix."
+    reading = (
+        f"Effective context by position, mean over {contexts.rows} rows of the batch: a line that "
+        "levels off has a window of its own, one that runs along the dotted line, a uniform "
+        "matrix's, looks back as far as there is anything."
+    )
+    if len(labels) > NAMED:
+        reading += " The heads of narrowest and widest context at the end are named."
+    alt = f"Lines of effective context by position, {len(labels)} heads. {says}"
+    return Words("Effective context of the SSD heads by position", says, reading, alt)
+
+
+def _labels(result: Memory | Contexts | Roles) -> list[str]:
     return [f"{layer}.{head}" for layer, head in zip(result.layers, result.heads, strict=True)]
 
 
-def _tokens(memory: Memory, head: int) -> str:
+def _tokens(memory: Memory, head: int, label: str = "") -> str:
     """Return a half-life as text, with whose it is and what it was at step 0."""
-    text = f"{memory.half_life[head]:.3g} tokens (head {_labels(memory)[head]}"
-    if memory.initial is None:
-        return f"{text})"
-    return f"{text}; {memory.initial.half_life[head]:.3g} at step 0)"
+    notes = [f"head {label}"] if label else []
+    if memory.initial is not None:
+        before = memory.initial.half_life[head]
+        notes.append(f"{'without end' if np.isinf(before) else f'{before:.3g}'} at step 0")
+    text = f"{memory.half_life[head]:.3g} tokens"
+    return f"{text} ({'; '.join(notes)})" if notes else text
 
 
 def _roles_in_words(roles: Roles) -> Words:
@@ -290,7 +258,10 @@ def _roles_in_words(roles: Roles) -> Words:
         says = f"{name} writes {ratio[head]:.3g} times as much at {roles.role_names[most]} tokens "
         says += f"as at {roles.role_names[least]} ones"
         others = int((ratio >= FAVOURS).sum()) - 1
-        says += f"; so do {others} more heads, by {FAVOURS:g} times or more." if others > 1 else "."
+        if others:
+            does, heads = ("does", "head") if others == 1 else ("do", "heads")
+            says += f"; so {does} {others} other {heads}, by {FAVOURS:g} times or more"
+        says += "."
     reading = (
         "Means over the tokens of each role, on logarithmic axes: dt, the step; 1 − e^a, what is "
         "forgotten of the state at that token; ‖dt·B⊗x‖, what is written to it; ‖h C‖, what is "
@@ -323,71 +294,9 @@ def _magnitudes_in_words(found: Magnitudes) -> Words:
 
 
 def draw(result: Result) -> go.Figure | None:
-    """Draw dots for memory and roles, a heat map a head for magnitudes."""
+    """Draw dots for memory and roles, lines for contexts, a heat map a head for magnitudes."""
     if isinstance(result, Memory):
-        return _draw_memory(result)
-    return _draw_roles(result) if isinstance(result, Roles) else _draw_magnitudes(result)
-
-
-def _draw_memory(memory: Memory) -> go.Figure:
-    sources = [memory] if memory.initial is None else [memory, memory.initial]
-    panels = []
-    half_lives = tuple(
-        np.where(np.isinf(source.half_life), np.nan, source.half_life) for source in sources
-    )
-    if not np.isnan(half_lives).all():
-        panels.append(Panel("half-life,\ntokens", half_lives, _decades(*half_lives), log=True))
-    contexts = tuple(source.context for source in sources)
-    ends = _decades(*contexts, np.array([memory.uniform_context]))
-    chance = memory.uniform_context
-    panels.append(Panel("context,\ntokens", contexts, ends, chance=chance, log=True))
-    shares = tuple(100 * source.decay for source in sources)
-    ends = (-5.0, 1.05 * max(100.0, float(np.nanmax(shares))))
-    panels.append(Panel("var log|M|\nby decay, %", shares, ends))
-    series = ("now", "step 0")[: len(sources)]
-    return dots(memory.layers, memory.heads, panels, series, "uniform")
-
-
-def _draw_roles(roles: Roles) -> go.Figure:
-    titles = ("step\ndt", "forgotten\n1 − e^a", "written\n‖dt·B⊗x‖", "read\n‖h C‖")
-    dt, kept, write, read = roles.means
-    panels = [
-        # Kept is next to 1 in heads that remember, which only 1 − e^a can tell apart.
-        Panel(title, tuple(np.where(means > 0, means, np.nan)), _decades(means), log=True)
-        for title, means in zip(titles, (dt, 1 - kept, write, read), strict=True)
-        if (means > 0).any()
-    ]
-    return dots(roles.layers, roles.heads, panels, roles.role_names, "")
-
-
-def _decades(*values: np.ndarray) -> tuple[float, float]:
-    """Return ends of a logarithmic axis that has some air on both sides."""
-    everything = np.concatenate([np.ravel(v) for v in values])
-    seen = everything[np.isfinite(everything) & (everything > 0)]
-    low, high = (float(seen.min()), float(seen.max())) if seen.size else (1.0, 1.0)
-    air = max(1.15, (high / low) ** 0.08)
-    return low / air, high * air
-
-
-def _draw_magnitudes(found: Magnitudes) -> go.Figure | None:
-    figure = pictures.draw(found.shown)
-    if figure is None:
-        return None
-    ticks = np.arange(np.ceil(found.floor), np.floor(found.largest) + 1)
-    figure.update_traces(
-        hovertemplate="row %{y}, column %{x}: log₁₀|M̃| = %{z:.2f}<extra></extra>",
-        selector={"type": "heatmap"},
-    )
-    return figure.update_layout(
-        coloraxis={
-            # By itself plotly would take the diverging scale: logarithms have both signs.
-            "autocolorscale": False,
-            "colorscale": "cividis",
-            "cmin": found.floor,
-            "cmax": found.largest,
-            "colorbar": {
-                "tickvals": ticks.tolist(),
-                "ticktext": [f"10<sup>{tick:.0f}</sup>" for tick in ticks],
-            },
-        }
-    )
+        return draw_memory(result)
+    if isinstance(result, Contexts):
+        return draw_contexts(result)
+    return draw_roles(result) if isinstance(result, Roles) else draw_magnitudes(result)

@@ -10,6 +10,7 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import values as value_figures
 from analysis.figures.style import percent
 from analysis.figures.values import LAYERS, LINES
+from analysis.measures.estimates import SURE
 from analysis.measures.value_choices import (
     Dependence,
     Past,
@@ -49,7 +50,7 @@ def measure(subject: Subject) -> list[Uses | Past | Swaps]:
     uses = [usage(i, layers[i], met[i], roles, len(names), rng) for i in layers]
     past = []
     if subject.run is not None and len(subject.run.steps()) > 1:
-        past = history(subject.run, subject.batch)
+        past = history(subject.run, subject.batch, rng)
     swaps = measure_swaps(subject, {layer.layer: layer.shares for layer in uses})
     return [Uses(tuple(uses), names), *past, swaps]
 
@@ -78,8 +79,9 @@ def _uses_in_words(uses: Uses) -> Words:
     says = f"{'; '.join(rows)}.".replace("layer", "Layer", 1)
     reading = (
         "A row of a map sums to the values a token takes. e^H: as many values, used evenly, are "
-        "as diverse. I: nats that the role tells of the value, of the H(role) there are; with it "
-        "the 95 % quantile under shuffled roles. " + "; ".join(map(_more, uses.layers[:NAMED]))
+        "as diverse. I: nats that the role tells of the value, of the lesser of their entropies; "
+        "with it the 95 % quantile under shuffled roles. "
+        + "; ".join(map(_more, uses.layers[:NAMED]))
     )
     if len(uses.layers) > LAYERS:
         reading += f". The first {LAYERS} of {len(uses.layers)} layers are shown"
@@ -126,11 +128,25 @@ def _past_in_words(past: Past) -> Words:
     elif past.used[0] < past.used.max():
         first = int(np.argmax(past.used > past.used[0]))
         says += f"; more than at first by step {past.steps[first]:,}"
-    says += f"; {percent(float(past.churn[-1]))} of the tokens change between the last two steps."
-    reading = "The same rows at every step, which are spaced as log₂(step + 1)."
+    says += f"; {_churn(past)}."
+    reading = (
+        "The same rows at every step, which are spaced as log₂(step + 1). Dealt at random: the "
+        "share that would change were the later choices dealt out among the tokens. Whiskers: 95 % "
+        "intervals by resampling rows."
+    )
     if n_values > LINES:
         reading += f" The {LINES} values that are ever used most are shown."
     return Words(title, says, reading, f"Lines of use, evenness and churn by step. {says}")
+
+
+def _churn(past: Past) -> str:
+    """Say how many tokens change at last, beside what choices that know no token would do."""
+    low, high = past.churn_interval[-1]
+    interval = "one row: no interval" if math.isnan(low) else f"[{percent(low)}, {percent(high)}]"
+    return (
+        f"from step {past.steps[-2]:,} to {past.steps[-1]:,} {percent(float(past.churn[-1]))} of "
+        f"the tokens change ({interval}; dealt at random {percent(float(past.churn_dealt[-1]))})"
+    )
 
 
 def _swaps_in_words(swaps: Swaps) -> Words:
@@ -140,23 +156,30 @@ def _swaps_in_words(swaps: Swaps) -> Words:
         if swaps.placebo == 0
         else f"Forcing what is chosen already moves a hidden state by {swaps.placebo:.2g}."
     )
-    worst = min(swaps.swaps, key=lambda swap: swap.change.value)
-    at_random = min(
-        (swap for swap in swaps.swaps if swap.value is None), key=lambda swap: swap.change.value
-    )
-    if worst.change.high < 0:
-        says = f"{_swap(worst, swaps.role_names)} costs most, {_points(worst)}"
-        says += (
-            "."
-            if worst is at_random
-            else f"; dealing the choices out at random {_points(at_random)} in layer "
-            f"{at_random.layer}."
+    seen = [swap for swap in swaps.swaps if swap.change.value < 0 and swap.p < SURE]
+    right, n = swaps.accuracy, len(swaps.swaps)
+    # NaN, the interval of a single row, is not above chance either.
+    if not right.low > right.chance:
+        says = (
+            f"Of the answers {percent(right.value)} are right, not seen to be above chance "
+            f"({percent(right.chance)}): swaps cannot tell which values matter."
         )
+    elif seen:
+        worst = min(seen, key=lambda swap: swap.change.value)
+        says = f"{_swap(worst, swaps.role_names)} costs most, {_points(worst)} (p {worst.p:.2g}, "
+        says += f"the worst of {n})"
+        if worst.value is not None:
+            dealt = next(s for s in swaps.swaps if s.layer == worst.layer and s.value is None)
+            says += f"; dealing its choices out at random {_points(dealt)}"
+        says += "."
     else:
-        says = "No swap is seen to cost accuracy: which value a token takes does not matter here."
+        least = min(swap.p for swap in swaps.swaps)
+        says = f"None of {n} swaps is seen to cost accuracy (least p {least:.2g})."
     reading = (
         f"The accuracy is {percent(swaps.accuracy.value)} on these rows (chance "
-        f"{percent(swaps.accuracy.chance)}); whiskers are 95 % intervals by resampling rows. A "
+        f"{percent(swaps.accuracy.chance)}); whiskers are 95 % intervals by resampling rows, "
+        "each on its own; p is the share of flips of the rows' signs in which the worst of all "
+        f"swaps costs as much, seen below {SURE}. A "
         f"forced value takes over the score, and so the weight, of the one it replaces. {placebo}"
     )
     if swaps.left_out:

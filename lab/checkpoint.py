@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lab.files import FORMAT, RunError, read_json, write, write_json
+from lab.files import FORMAT, RunError, in_one_line, read_json, write, write_json
 from lab.train import DivergedError, State
 
 FILES = ("model", "optimizer")
@@ -43,7 +43,7 @@ def save(run: Path, state: State) -> None:
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         digests = {}
-        for name, tensors in zip(FILES, (_weights(state), _moments(state)), strict=True):
+        for name, tensors in zip(FILES, (state.model.weights(), _moments(state)), strict=True):
             data = safetensors.torch.save(tensors)
             write(temporary / f"{name}.safetensors", data)
             digests[name] = hashlib.sha256(data).hexdigest()
@@ -81,13 +81,8 @@ def restore(home: Path, state: State) -> State:
         _load_moments(state, moments)
         state.step, state.first_loss = told["step"], told["first_loss"]
     except (RuntimeError, KeyError, ValueError) as error:
-        raise RunError(f"checkpoint {home} does not fit its run: {error}") from error
+        raise RunError(f"checkpoint {home} does not fit its run: {in_one_line(error)}") from error
     return state
-
-
-def _weights(state: State) -> dict[str, Tensor]:
-    # Tied tables share memory, which safetensors refuses: each entry gets its own.
-    return {name: w.detach().cpu().clone() for name, w in state.model.state_dict().items()}
 
 
 def _moments(state: State) -> dict[str, Tensor]:

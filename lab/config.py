@@ -71,6 +71,7 @@ class ModelConfig(_Config):
     embedding_std: float = option(1.0, "standard deviation the embedding table is drawn with")
 
     def __post_init__(self):
+        _require(isinstance(self.stack, str), "stack", self.stack, "text, e.g. 'SE*7 IE'")
         _require(self.d_model >= 1, "d_model", self.d_model, "≥ 1")
         _require(self.n_heads >= 1, "n_heads", self.n_heads, "≥ 1")
         _require(

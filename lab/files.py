@@ -75,3 +75,9 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RunError(f"{otherwise}: {path.name} holds no object")
     return content
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error's text in one line of at most 300 characters; torch's have many."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:299]}…"

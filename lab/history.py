@@ -10,7 +10,7 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from lab.files import RunError, write
+from lab.files import RunError, in_one_line, write
 from lab.models import LanguageModel
 
 POWERS = frozenset(round(2 ** (k / 2)) for k in range(128))
@@ -58,8 +58,7 @@ def save(run: Path, step: int, model: LanguageModel) -> None:
     Raises:
         OSError: when they cannot be written; nothing half-written stays.
     """
-    # Tied tables share memory, which safetensors refuses: each entry gets its own.
-    weights = {name: w.detach().cpu().clone() for name, w in model.state_dict().items()}
+    weights = model.weights()
     if not all(w.isfinite().all() for w in weights.values()):
         return
     file = run / "history" / f"step-{step:08d}.safetensors"
@@ -80,7 +79,7 @@ def restore(file: Path, model: LanguageModel) -> LanguageModel:
     except SafetensorError as error:
         raise RunError(f"{file}: truncated, or no weights: {error}; remove it") from error
     except RuntimeError as error:
-        raise RunError(f"{file}: does not fit its run: {error}") from error
+        raise RunError(f"{file}: does not fit its run: {in_one_line(error)}") from error
     return model
 
 

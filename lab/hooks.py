@@ -3,19 +3,35 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
-from typing import cast
+from inspect import signature
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-HookFn = Callable[[Tensor, "HookPoint"], Tensor | None]
-"""A hook: gets the tensor and its point; what it returns, if anything, replaces the tensor."""
+
+@runtime_checkable
+class KeywordHook(Protocol):
+    """A hook that takes its point by keyword, as TransformerLens gives it."""
+
+    def __call__(self, tensor: Tensor, /, *, hook: "HookPoint") -> Tensor | None:
+        """Return what replaces the tensor, if anything."""
+        ...
+
+
+PositionalHook = Callable[[Tensor, "HookPoint"], Tensor | None]
+HookFn = PositionalHook | KeywordHook
+"""A hook: gets the tensor and its point; what it returns, if anything, replaces the tensor.
+
+The point is given as `hook=` to a function that has a parameter of this name.
+"""
 
 NamesFilter = str | list[str] | Callable[[str], bool] | None
 """Which points to keep: one name, several, a predicate, or None for all."""
 
 
-def _uncompiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def uncompiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that torch.compile leaves as it is."""
     return cast(Callable[..., Tensor], torch.compiler.disable(fn))
 
 
@@ -32,7 +48,8 @@ class HookPoint(nn.Module):
         # Compiled code asks anew for what it has read of a module. It reads this; torch's own
         # hooks it would skip where they came later, and keep where they are gone.
         self.hooked = False
-        self._fns: dict[tuple[bool, int], HookFn] = {}
+        self._fns: dict[tuple[bool, int], PositionalHook] = {}
+        self._added = 0
 
     @property
     def active(self) -> bool:
@@ -50,8 +67,10 @@ class HookPoint(nn.Module):
             fn: acts on what the hooks before it left.
             last: act after those that come later too, to meet what passes on in the end.
         """
-        key = last, max((number for _, number in self._fns), default=0) + 1
-        self._fns[key] = fn
+        # Never the key of one that is gone, which may still be taken off again.
+        self._added += 1
+        key = last, self._added
+        self._fns[key] = _by_position(fn)
         self.hooked = True
 
         def remove() -> None:
@@ -60,12 +79,29 @@ class HookPoint(nn.Module):
 
         return remove
 
-    @_uncompiled
+    def remove_hooks(self) -> None:
+        """Take all hooks off."""
+        self._fns.clear()
+        self.hooked = False
+
+    @uncompiled
     def _through_hooks(self, x: Tensor) -> Tensor:
         for _, fn in sorted(self._fns.items(), key=lambda item: item[0]):
             replaced = fn(x, self)
             x = x if replaced is None else replaced
         return x
+
+
+def _by_position(fn: HookFn) -> PositionalHook:
+    """Return a hook that is called as fn(tensor, point)."""
+    try:
+        by_keyword = "hook" in signature(fn).parameters
+    except (TypeError, ValueError):  # written in C, and silent on its parameters
+        by_keyword = False
+    if not by_keyword:
+        return cast(PositionalHook, fn)
+    named = cast(KeywordHook, fn)
+    return lambda tensor, point: named(tensor, hook=point)
 
 
 def hook_points(model: nn.Module) -> dict[str, HookPoint]:

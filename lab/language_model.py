@@ -273,6 +273,20 @@ class LanguageModel(nn.Module):
         """See `lab.hooks.run_with_hooks`."""
         return hooks.run_with_hooks(self, tokens, fwd_hooks)
 
+    def add_hook(self, name: hooks.NamesFilter, fn: hooks.HookFn) -> None:
+        """Attach a hook that stays until `reset_hooks`, to a point, several, or by a predicate.
+
+        Raises:
+            ValueError: for a name that matches no point.
+        """
+        for point in hooks.matching(self, name).values():
+            point.add_hook(fn)
+
+    def reset_hooks(self) -> None:
+        """Take every hook off, those of `with` blocks that are still open as well."""
+        for point in hooks.hook_points(self).values():
+            point.remove_hooks()
+
     def hooks(
         self, fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
     ) -> AbstractContextManager[nn.Module]:
@@ -282,6 +296,10 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """Return how many numbers the model holds, frozen ones included, tied ones once."""
         return sum(p.numel() for p in self.parameters())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of each entry of the state dict on the CPU; tied ones share no memory."""
+        return {name: entry.detach().cpu().clone() for name, entry in self.state_dict().items()}
 
     def _carried(self, state: ModelState | None) -> tuple[State | None, ...]:
         if state is None:

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,25 @@ class Run:
         """Return the rows of metrics.jsonl, oldest first; lines that are no rows are left out.
 
         A run killed while it wrote leaves such a line; its step will be taken again.
+
+        Raises:
+            RunError: when the file cannot be read.
         """
         file = self.path / "metrics.jsonl"
         if not file.exists():
             return []
+        try:
+            lines = file.read_text(errors="replace").splitlines()
+        except OSError as error:
+            raise RunError(f"{file}: cannot be read: {error.strerror}") from error
         rows = []
-        for line in file.read_text(errors="replace").splitlines():
+        for line in lines:
             with contextlib.suppress(json.JSONDecodeError):
                 row = json.loads(line)
-                if isinstance(row, dict) and {"step", "loss", "accuracy", "seconds"} <= row.keys():
+                if isinstance(row, dict) and all(
+                    isinstance(row.get(name), Number)
+                    for name in ("step", "loss", "accuracy", "seconds")
+                ):
                     rows.append(row)
         return rows
 
@@ -243,7 +254,7 @@ class Run:
         if not file.exists():
             return None
         result = read_json(file, f"{file} cannot be read; remove it to conclude the run again")
-        if not {"stopped", "accuracy", "steps", "seconds", "baselines"} <= result.keys():
+        if not _is_result(result):
             raise RunError(f"{file} holds no result; remove it to conclude the run again")
         return result
 
@@ -301,6 +312,18 @@ def table(runs: list[Run]) -> pl.DataFrame:
             }
         )
     return pl.DataFrame(rows, schema=columns)
+
+
+def _is_result(found: dict[str, Any]) -> bool:
+    """Whether an object has what analysis reads of a result."""
+    rules = found.get("baselines")
+    return (
+        {"stopped", "accuracy", "steps", "seconds"} <= found.keys()
+        and isinstance(found["accuracy"], Number | None)
+        and isinstance(rules, dict)
+        and (not rules or {"chance", "oracle"} <= rules.keys())
+        and all(isinstance(score, Number) for score in rules.values())
+    )
 
 
 def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:

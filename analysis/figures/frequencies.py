@@ -9,7 +9,7 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 
 from analysis.figures import style
-from analysis.measures.atlas import ANSWERS, Curves, Spectrum, Use
+from analysis.measures.atlas import ANSWERS, FEWEST, Curves, Spectrum, Use, half_life
 from analysis.measures.bands import Bands
 
 ROW = 18
@@ -141,7 +141,7 @@ def lags(layers: Sequence[Curves]) -> go.Figure:
     unit = units.pop() if len(units) == 1 else "score, logits or C·B"
     named: set[str] = set()
     for i, layer in enumerate(layers):
-        c, head = most_by_lag(layer)
+        c, head = layer.telling, layer.slowest
         row, col = i // across + 1, i % across + 1
         lines = {"all pairs": (layer.score[:, c], layer.decayed[:, head], style.MUTED)}
         for name, carried in layer.carried.items():
@@ -179,6 +179,95 @@ def lags(layers: Sequence[Curves]) -> go.Figure:
         )
     drawn.update_annotations(font_size=11)
     return drawn.update_layout(margin={"t": 124}, legend={"y": 1 + 22 / plot})
+
+
+def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
+    """Draw what each frequency adds to the score by lag, a panel a layer.
+
+    None where no lag has pairs enough; of one batch all layers have equally many.
+    """
+    if not all((layer.pairs >= FEWEST).any() for layer in layers):
+        return None
+    across = min(2, len(layers))
+    down = math.ceil(len(layers) / across)
+    panel, gap = (220, 56)
+    plot = down * panel + (down - 1) * gap
+    drawn = make_subplots(
+        rows=down,
+        cols=across,
+        horizontal_spacing=0.13,
+        vertical_spacing=gap / plot if down > 1 else 0,
+        subplot_titles=[_panel_title(layer) for layer in layers],
+        figure=style.figure(height=78 + plot + 126),
+    )
+    enough = [layer.by_pair[layer.pairs >= FEWEST] for layer in layers]
+    bound = float(np.quantile(np.abs(np.concatenate([z.ravel() for z in enough])), 0.995)) or 1.0
+    for i, layer in enumerate(layers):
+        row, col = i // across + 1, i % across + 1
+        shown = layer.pairs >= FEWEST
+        drawn.add_heatmap(
+            x=edges_of(layer.lags[shown].astype(np.float64)),
+            y=edges_of(layer.wavelengths),
+            z=layer.by_pair[shown].T,
+            coloraxis="coloraxis",
+            hovertemplate="lag %{x:,.0f}, wavelength %{y:,.0f}: %{z:+.3f}<extra></extra>",
+            row=row,
+            col=col,
+        )
+        half = half_life(layer)
+        if half is not None:
+            # On a logarithmic axis lines stand at logarithms only in annotations.
+            axis = "" if i == 0 else str(i + 1)
+            drawn.add_shape(
+                type="line",
+                x0=half,
+                x1=half,
+                y0=0,
+                y1=1,
+                xref=f"x{axis}",
+                yref=f"y{axis} domain",
+                line={"color": style.GREEN, "width": 2},
+            )
+            drawn.add_annotation(
+                text="decay ½",
+                x=math.log10(half),
+                xref=f"x{axis}",
+                xanchor="left",
+                xshift=3,
+                y=1,
+                yref=f"y{axis} domain",
+                yanchor="top",
+            )
+        drawn.update_xaxes(
+            type="log",
+            title_text="lag, tokens" if i >= len(layers) - across else None,
+            tickvals=[4**k for k in range(12)],
+            showgrid=False,
+            row=row,
+            col=col,
+        )
+        drawn.update_yaxes(
+            type="log",
+            title_text="wavelength 2π/θ, tokens" if col == 1 else None,
+            tickvals=[10**k for k in range(1, 10)],
+            tickformat="~s",
+            showgrid=False,
+            row=row,
+            col=col,
+        )
+    drawn.update_layout(
+        coloraxis={"cmin": -bound, "cmax": bound, "colorbar": {"nticks": 7}},
+    )
+    drawn.update_annotations(font_size=11)
+    drawn.add_annotation(
+        text="added to the mean score at the lag, standard deviations",
+        x=0.5,
+        xref="paper",
+        y=0,
+        yref="paper",
+        yshift=-74,
+    )
+    return drawn.update_layout(margin={"t": 78, "b": 126})
 
 
 def bands(result: Bands) -> go.Figure:
@@ -229,17 +318,9 @@ def edges_of(wavelengths: Float[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
     return np.exp(np.concatenate([[log[0] - step[0] / 2], middle, [log[-1] + step[-1] / 2]]))
 
 
-def most_by_lag(layer: Curves) -> tuple[int, int]:
-    """Return the comparison whose score depends most on the lag, and its slowest head."""
-    c = int(np.ptp(layer.rise, axis=0).argmax())
-    heads = np.flatnonzero(layer.groups == c)
-    return c, int(heads[layer.decay[:, heads].sum(0).argmax()])
-
-
 def _panel_title(layer: Curves) -> str:
-    _, head = most_by_lag(layer)
     many = layer.score.shape[1] > 1 or len(layer.groups) > 1
-    return f"layer {layer.layer} · {layer.sides}" + (f", head {head}" if many else "")
+    return f"layer {layer.layer} · {layer.sides}" + (f", head {layer.slowest}" if many else "")
 
 
 def _labels(layer: Spectrum | Use, count: int) -> list[str]:

@@ -3,6 +3,7 @@
 import html
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import plotly.graph_objects as go
@@ -114,14 +115,63 @@ def bars(
     return drawn.update_layout(bargap=0.35)
 
 
+def places(
+    names: Sequence[str],
+    roles: Sequence[str],
+    bands: Sequence[int],
+    kept: Float[np.ndarray, "n roles bands"],
+) -> go.Figure:
+    """Draw each head's kept share by role and band of positions; bands begin at those given."""
+    high = 34 * len(roles) + 40
+    drawn, panels = _panels(names, high, legend=False)
+    labels = [html.escape(name) for name in roles]
+    spans = [
+        f"{first}–{after - 1}" if after - 1 > first else f"{first}"
+        for first, after in pairwise(bands)
+    ]
+    for i, (row, column) in enumerate(panels):
+        drawn.add_heatmap(
+            z=kept[i].astype(np.float32),
+            x=list(range(len(spans))),
+            y=labels,
+            customdata=[spans] * len(labels),
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            hoverongaps=False,
+            hovertemplate="%{y} at %{customdata}: %{z:.1%} kept<extra></extra>",
+            row=row,
+            col=column,
+        )
+    drawn.update_xaxes(showgrid=False, ticks="", tickangle=-45)
+    drawn.update_xaxes(tickvals=list(range(len(spans))), ticktext=spans)
+    drawn.update_yaxes(showgrid=False, ticks="", autorange="reversed")
+    drawn.update_yaxes(automargin="left", col=1)
+    drawn.update_yaxes(showticklabels=False, col=2)
+    _title_below(drawn, panels, "position of the key, tokens")
+    return drawn.update_layout(
+        coloraxis={
+            "colorscale": SEQUENTIAL,
+            "cmin": 0,
+            "cmax": 1,
+            "colorbar": {"nticks": 6, "tickformat": ".0%"},
+        },
+        margin={"b": 122},
+        height=_height(len(names), high, legend=False) + 70,
+    )
+
+
 def dumbbells(
     names: Sequence[str],
     without: Float[np.ndarray, " n"],
     masked: Float[np.ndarray, " n"],
-    half_widths: Float[np.ndarray, " n"],
+    ends: Float[np.ndarray, "n 2"],
     notes: Sequence[str],
 ) -> go.Figure:
-    """Draw the attention on the answer's value without the mask and with it, a line a head."""
+    """Draw the attention on the answer's value without the mask and with it, a line a head.
+
+    The whiskers of the latter go to the ends of its interval; NaN for none.
+    """
     lines = list(range(len(names)))
     drawn = style.figure(height=150 + 34 * len(names))
     for line in lines:
@@ -150,7 +200,14 @@ def dumbbells(
             y=lines,
             mode="markers",
             marker={"symbol": symbol, "color": color, "size": 9, "line": {"width": 2}},
-            error_x={"array": half_widths, "thickness": 1.2, "width": 3}
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": np.nan_to_num(ends[:, 1] - masked),
+                "arrayminus": np.nan_to_num(masked - ends[:, 0]),
+                "thickness": 1.2,
+                "width": 3,
+            }
             if symbol == "circle"
             else None,
             name=series,

@@ -144,7 +144,8 @@ def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) 
         text += f" · layer {series.layer}"
     if series.head is not None:
         text += f" head {series.head}"
-    text += f" · {bracket(change)}" if change else " · no change"
+    still = "moves, at no one time" if path.moved else "no change"
+    text += f" · {bracket(change) if change else still}"
     drawn.add_annotation(
         text=text,
         x=0,

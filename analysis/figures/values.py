@@ -86,7 +86,7 @@ def over_training(past: Past) -> go.Figure:
     n_values = past.shares.shape[1]
     most = np.sort(np.argsort(-past.shares.max(0), kind="stable")[:LINES])
 
-    def line(name: str, y: np.ndarray, row: int, i: int) -> None:
+    def line(name: str, y: np.ndarray, row: int, i: int, ends: np.ndarray | None = None) -> None:
         drawn.add_scatter(
             x=at,
             y=y,
@@ -97,6 +97,16 @@ def over_training(past: Past) -> go.Figure:
             legend="legend" if row == 1 else f"legend{row}",
             text=steps,
             hovertemplate=f"{name}, step %{{text}}: %{{y:.3g}}<extra></extra>",
+            error_y=None
+            if ends is None
+            else {
+                "type": "data",
+                "symmetric": False,
+                "array": np.nan_to_num(ends[:, 1] - y),
+                "arrayminus": np.nan_to_num(y - ends[:, 0]),
+                "thickness": 1,
+                "width": 0,
+            },
             cliponaxis=False,
             row=row,
             col=1,
@@ -106,8 +116,9 @@ def over_training(past: Past) -> go.Figure:
         line(f"value {value}", past.shares[:, value], 1, i)
     line("values used", past.used.astype(float), 2, 0)
     line("e^H, as many used evenly", past.effective, 2, 1)
-    line("changed since the last step shown", past.churn, 3, 0)
+    line("changed since", past.churn, 3, 0, past.churn_interval)
     line("tied at the last place", past.ties, 3, 1)
+    line("changed if dealt at random", past.churn_dealt, 3, 2)
     step_axis(drawn, past.steps)
     drawn.update_xaxes(title_text=None, showticklabels=False, row=1, col=1)
     drawn.update_xaxes(title_text=None, showticklabels=False, row=2, col=1)

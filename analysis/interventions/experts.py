@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from lab.layers.routed import RoutedMoE
 
 Experts = RetrievedExperts | RoutedMoE
 """CDMoE and PEER; routed experts, shared ones beside them or not."""
+
+Numbers = Indices | int | np.integer
+"""Several experts, or one."""
 
 
 def experts_at(model: nn.Module, layer: int) -> Experts:
@@ -33,7 +37,7 @@ def experts_at(model: nn.Module, layer: int) -> Experts:
 
 
 @contextmanager
-def knock_out_experts(model: nn.Module, layer: int, experts: Indices) -> Iterator[nn.Module]:
+def knock_out_experts(model: nn.Module, layer: int, experts: Numbers) -> Iterator[nn.Module]:
     """Let some experts add nothing: w_e = 0 wherever they are chosen.
 
     They are chosen as before, nobody comes in their place, and the weights of others stay, also
@@ -42,13 +46,13 @@ def knock_out_experts(model: nn.Module, layer: int, experts: Indices) -> Iterato
     Args:
         model: a language model.
         layer: index of the block.
-        experts: rows of its tables, or MLPs behind its router.
+        experts: rows of its tables, or MLPs behind its router; one or several.
 
     Raises:
         ValueError: for a layer without experts, or an expert that it has not.
     """
     mlp = experts_at(model, layer)
-    out = indices("experts", experts)
+    out = _numbers("experts", experts)
     within("experts", out, len(mlp.down), "number of experts")
     chosen: list[Tensor] = []
 
@@ -69,8 +73,8 @@ def transplant_experts(
     source: nn.Module,
     target: nn.Module,
     layer: int,
-    experts: Indices,
-    into: Indices | None = None,
+    experts: Numbers,
+    into: Numbers | None = None,
 ) -> Iterator[nn.Module]:
     """Copy experts of one model into another: all that they compute, not what chooses them.
 
@@ -83,7 +87,7 @@ def transplant_experts(
         source: the model that gives; may be the target itself.
         target: the model that takes; it is what is yielded.
         layer: index of the block, in both.
-        experts: of the source.
+        experts: of the source, one or several.
         into: slots of the target [as many], each once; None: the same.
 
     Raises:
@@ -91,8 +95,8 @@ def transplant_experts(
             twice, or layers of different kinds or widths.
     """
     giver, taker = experts_at(source, layer), experts_at(target, layer)
-    given = indices("experts", experts)
-    slots = given if into is None else indices("into", into)
+    given = _numbers("experts", experts)
+    slots = given if into is None else _numbers("into", into)
     paired(experts=given, into=slots)
     within("experts", given, len(giver.down), "number of experts")
     name = "experts" if into is None else "into"
@@ -112,6 +116,10 @@ def transplant_experts(
         stack.callback(_write, taker, slots, before)
         _write(taker, slots, coming)
         yield target
+
+
+def _numbers(field: str, given: Numbers) -> Int[Tensor, " n"]:
+    return indices(field, [int(given)] if isinstance(given, int | np.integer) else given)
 
 
 def _tables(mlp: Experts) -> dict[str, nn.Parameter]:

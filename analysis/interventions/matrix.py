@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 
 from analysis.interventions.places import Indices, indices, mixer_at, paired, within
 from analysis.mixing import BLOCK_ENTRIES
-from lab.hooks import HookPoint
+from lab.hooks import HookPoint, uncompiled
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
+from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import OracleMask
 from lab.layers.ssd import SSD
 from lab.layers.state import Decoder
@@ -227,10 +227,16 @@ class _ByMatrix:
         self.blocked: list[_Edges] = []
         self.edits: list[Edit] = []
         self.swaps: list[Edit] = []
-        self.proven = type(mixer).__module__.startswith("lab.")
+        # Not of their heirs, which may apply anything.
+        self.proven = type(mixer) in (Attention, InnerFunctionAttention, SSD)
         self.proving = False
 
     def __call__(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return self._applied(x)
+
+    # Compiled code, which meets the other forward, has no use for this one's graph.
+    @uncompiled
+    def _applied(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         mixer = self.mixer
         for check in self.checks:
             check(x)
@@ -251,8 +257,11 @@ class _ByMatrix:
         watched = any(isinstance(m, HookPoint) and m.active for m in modules)
         if watched or any(isinstance(m, OracleMask) for m in modules):
             return len(x)
-        entries = getattr(self.mixer, "n_heads", 1) * x.shape[1] ** 2
-        return max(1, BLOCK_ENTRIES // entries)
+        if isinstance(self.mixer, Attention | SSD):
+            n_heads = self.mixer.n_heads
+        else:
+            n_heads = self.mixer.matrix(x[:1]).shape[1]
+        return max(1, BLOCK_ENTRIES // (n_heads * x.shape[1] ** 2))
 
     def _mixed(
         self, x: Float[Tensor, "b t d"], rows: Int[Tensor, " b"]
@@ -291,18 +300,16 @@ class _ByMatrix:
         """Refuse a mixer whose matrix is not what it applies: edits of it would mean nothing."""
         with torch.no_grad():
             self.proving = True
-            y = type(self.mixer).forward(self.mixer, x)
-            self.proving = False
+            try:
+                y = type(self.mixer).forward(self.mixer, x)
+            finally:
+                self.proving = False
             applied = self.mixer.project(x, self.mixer.matrix(x) @ self.mixer.values(x))
             off = ((applied - y).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny)).item()
         if not off <= torch.finfo(y.dtype).eps ** 0.5:
             raise ValueError(
                 f"project(x, matrix(x) @ values(x)) is {off:.2g} of forward(x) away from it"
             )
-
-
-_EDITED: WeakKeyDictionary[nn.Module, _ByMatrix] = WeakKeyDictionary()
-"""The mixers that are being edited, so that edits of one mixer join."""
 
 
 @contextmanager
@@ -312,8 +319,9 @@ def _by_matrix(model: nn.Module, layer: int) -> Iterator[_ByMatrix]:
     name = type(mixer).__name__
     if not isinstance(mixer, MatrixMixer):
         raise ValueError(f"{layer=}: {name} has no matrix, values and project to edit")
-    if mixer in _EDITED:
-        yield _EDITED[mixer]
+    standing = vars(mixer).get("forward")
+    if isinstance(standing, _ByMatrix):
+        yield standing
         return
 
     edited = _ByMatrix(mixer)
@@ -327,16 +335,13 @@ def _by_matrix(model: nn.Module, layer: int) -> Iterator[_ByMatrix]:
 
         return decode
 
-    # Compiled code, which meets the other forward, has no use for this one's graph.
-    stand_ins: dict[str, Callable] = {"forward": torch.compiler.disable(edited)}
+    stand_ins: dict[str, Callable] = {"forward": edited}
     if isinstance(mixer, Decoder):
         stand_ins |= {"prefill": refusing(mixer.prefill), "step": refusing(mixer.step)}
     with ExitStack() as stack:
         for method, stand_in in stand_ins.items():
             stack.callback(_put_back, mixer, method, vars(mixer).get(method))
             setattr(mixer, method, stand_in)
-        stack.callback(_EDITED.pop, mixer)
-        _EDITED[mixer] = edited
         yield edited
 
 

@@ -28,6 +28,8 @@ from tasks.base import Batch
 
 LAGS = 48
 """Lags of a curve, at most, evenly spaced on a logarithmic axis."""
+FEWEST = 100
+"""Pairs at a lag, at least, for their mean to be trusted to a tenth of a standard deviation."""
 EDGES = 4096
 """Edges of a kind that are looked at, at most."""
 ANSWERS = {
@@ -81,6 +83,8 @@ class Curves:
         average: mean score of a causal pair, drawn at random.
         spread: standard deviation of the scores of such pairs.
         carried: by kind of edge, the mean score if what the edges join stood at that lag.
+        wavelengths: 2π/θ, tokens.
+        by_pair: what each frequency adds to `rise`, of the comparison `telling` alone.
     """
 
     layer: int
@@ -94,6 +98,19 @@ class Curves:
     average: Float[np.ndarray, " c"]
     spread: Float[np.ndarray, " c"]
     carried: dict[str, Float[np.ndarray, "l c"]]
+    wavelengths: Float[np.ndarray, " m"]
+    by_pair: Float[np.ndarray, "l m"] = drawn()
+
+    @property
+    def telling(self) -> int:
+        """The comparison whose score depends most on the lag, where a lag has pairs enough."""
+        return telling(self.rise, self.pairs)
+
+    @property
+    def slowest(self) -> int:
+        """The head of that comparison which decays least."""
+        heads = np.flatnonzero(self.groups == self.telling)
+        return int(heads[self.decay[:, heads].sum(0).argmax()])
 
     @property
     def rise(self) -> Float[np.ndarray, "l c"]:
@@ -162,7 +179,10 @@ def curves(
     """Measure how a mixer's scores depend on the lag; `kinds` are edges to carry to all of them."""
     lags = lag_grid(rotation.q.shape[1])
     parts, decay, decayed = by_lag(rotation, lags)
-    at_random = scores(rotation, anywhere(batch, EDGES, rng)).sum(-1)
+    pairs = len(rotation.q) * (rotation.q.shape[1] - lags)
+    at_random = scores(rotation, anywhere(batch, EDGES, rng))
+    average, spread = at_random.sum(-1).mean(0), at_random.sum(-1).std(0)
+    rise = (parts - at_random.mean(0)) / np.maximum(spread, np.finfo(np.float64).tiny)[:, None]
     turns = rotation.turn(torch.from_numpy(lags).to(rotation.q.device))
 
     def carried(edges: Edges) -> Float[np.ndarray, "l c"]:
@@ -174,14 +194,22 @@ def curves(
         sides=rotation.sides,
         groups=rotation.groups,
         lags=lags,
-        pairs=len(rotation.q) * (rotation.q.shape[1] - lags),
+        pairs=pairs,
         score=parts.sum(-1),
         decay=decay,
         decayed=decayed,
-        average=at_random.mean(0),
-        spread=at_random.std(0),
+        average=average,
+        spread=spread,
         carried={name: carried(edges) for name, edges in kinds.items()},
+        wavelengths=2 * np.pi / rotation.theta,
+        by_pair=rise[:, telling(rise.sum(-1), pairs)].astype(np.float32),
     )
+
+
+def telling(rise: Float[np.ndarray, "l c"], pairs: Int[np.ndarray, " l"]) -> int:
+    """Return the comparison whose score depends most on the lag, where a lag has pairs enough."""
+    enough = pairs >= FEWEST
+    return int(np.ptp(rise[enough] if enough.any() else rise, axis=0).argmax())
 
 
 def use(rotation: Rotation, name: str, edges: Edges, rng: np.random.Generator) -> Use:
@@ -247,3 +275,9 @@ def answers(batch: Batch, rng: np.random.Generator) -> dict[str, Edges]:
 def lag_grid(seq_len: int) -> Int[np.ndarray, " l"]:
     """Return lags from 1 to seq_len − 1, dense where they are short."""
     return np.unique(np.geomspace(1, seq_len - 1, LAGS).round().astype(np.int64))
+
+
+def half_life(layer: Curves) -> int | None:
+    """Return the first lag at which a layer's slowest decay has halved, if any has."""
+    halved = (layer.decay <= 0.5).all(1)
+    return int(layer.lags[halved.argmax()]) if halved.any() else None

@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 MOVES = 0.1
-"""The least change that counts as one, in the series' unit: shares of 1, or nats."""
+"""The least range that counts as a move, in the series' unit: shares of 1, or nats."""
 FALSE_ALARMS = 0.01
-"""The share of white-noise series that may pass for a change."""
+"""The share of series of white noise, and of random walks, that may pass for a change."""
 NOISES = 2000
-"""White-noise series that a bound is read off."""
+"""Series of each that a bound is read off."""
 FEWEST = 4
 """Fewest steps that a change can be told from."""
 
@@ -53,7 +53,7 @@ def change_point(
     bound: float,
     resampled: Float[np.ndarray, "r n"] | None = None,
 ) -> Change | None:
-    """Return the change of a series, or None where it does not move.
+    """Return the change of a series, or None where there is none that can be dated.
 
     The split that leaves the least squared distance to the means of its two sides,
 
@@ -64,8 +64,9 @@ def change_point(
     its middle. Its levels are means of all that lies on a side, not the two ends, and it needs
     neither a monotone series nor a smoothing width.
 
-    A series moves if its two levels differ by `MOVES`, and by more standard deviations of what is
-    left around them than white noise does. One that wanders far has moved, too.
+    It is a change if the series `moves`, and its two levels differ by more standard deviations of
+    what is left around them than those of white noise and of random walks do. A series that goes
+    evenly from one end to the other, or wanders, has moved, but at no one time.
 
     Args:
         steps: ascending, ≥ 0.
@@ -82,7 +83,7 @@ def change_point(
     weights = spans(steps)
     [at] = _splits(weights, values[None])
     [[before, after]], [clear] = _levels(weights, values[None], np.array([at]))
-    if not (abs(after - before) >= MOVES and clear > bound):
+    if not (moves(values) and clear > bound):
         return None
     splits = np.array([at]) if resampled is None else _splits(weights, resampled)
     first, last = np.quantile(splits, [0.025, 0.975], method="closest_observation").astype(int)
@@ -100,18 +101,31 @@ def change_point(
     )
 
 
-def noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float:
-    """Return how many standard deviations the two levels of white noise on these steps differ by.
+def moves(values: Float[np.ndarray, " n"]) -> bool:
+    """Whether a series' values lie `MOVES` apart or more; when it does so is another question."""
+    return bool(np.ptp(values) >= MOVES)
 
-    That is, by the best split; all but `FALSE_ALARMS` of such series stay below.
+
+def noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float:
+    """Return how many standard deviations the levels of series without a change differ by.
+
+    That is, those of the best split; all but `FALSE_ALARMS` of two kinds of series stay below it:
+    white noise, what a few rows do to a quantity that stays the same, and random walks along
+    log₂(1 + step), what a quantity does that drifts at all times alike. A drift that is smoother
+    than a walk yet bends is not among them; of a straight one the levels are √12 apart, which is
+    below.
 
     Raises:
         ValueError: for fewer than `FEWEST` steps.
     """
     _check(steps)
     weights, noise = spans(steps), rng.normal(size=(NOISES, len(steps)))
-    _, clear = _levels(weights, noise, _splits(weights, noise))
-    return float(np.quantile(clear, 1 - FALSE_ALARMS))
+    strides = rng.normal(size=(NOISES, len(steps) - 1)) * np.sqrt(np.diff(np.log2(1.0 + steps)))
+    walks = np.pad(strides.cumsum(-1), ((0, 0), (1, 0)))
+    return max(
+        float(np.quantile(_levels(weights, null, _splits(weights, null))[1], 1 - FALSE_ALARMS))
+        for null in (noise, walks)
+    )
 
 
 def spans(steps: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from analysis.base import Subject
 from analysis.measures.effects import share
+from analysis.measures.intervals import share_interval
 from analysis.measures.swapped_keys import answers_at, permuted
-from analysis.recall import share_interval
 from analysis.scoring import scored
 from tasks.base import IGNORE, Batch
 

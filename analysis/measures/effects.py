@@ -1,5 +1,6 @@
 """What interventions do to recall, as a share of what exchanging two keys does."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -111,6 +112,10 @@ class Baseline:
         changes = torch.stack([margins - self.corrupt, self.clean - self.corrupt], -1).double()
         return (changes * valid[:, :, None, None]).sum((1, 2)).cpu().numpy()
 
+    def __getitem__(self, rows: slice) -> "Baseline":
+        """Return those of some rows."""
+        return Baseline(self.clean[rows], self.corrupt[rows], self.valid[rows])
+
 
 def baseline(model: LanguageModel, pairs: Couples) -> Baseline:
     """Measure the margins without intervention."""
@@ -124,13 +129,25 @@ def baseline(model: LanguageModel, pairs: Couples) -> Baseline:
 def share(
     sums: Float[np.ndarray, "b 2"], rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """Return a ratio of sums over rows and its 95 % interval; NaN where nothing divides it."""
-    return _ratio(sums), bootstrap(sums, rng, statistic=_ratio)
+    """Return a ratio of sums over rows and its 95 % interval; NaN where nothing divides it.
+
+    The interval is NaN as soon as one resample has nothing to divide by: without it, the rest would
+    look surer than they are.
+    """
+    drawn: list[float] = []
+
+    def ratio(sums: Float[np.ndarray, "b 2"]) -> float:
+        drawn.append(_ratio(sums))
+        return drawn[-1]
+
+    low, high = bootstrap(sums, rng, statistic=ratio)
+    unsure = bool(np.isnan(drawn).any())
+    return _ratio(sums), (math.nan, math.nan) if unsure else (low, high)
 
 
 def _ratio(sums: Float[np.ndarray, "b 2"]) -> float:
     above, below = sums.sum(0)
-    return float(above / below) if below > 0 else float("nan")
+    return float(above / below) if below > 0 else math.nan
 
 
 def restore(
@@ -152,7 +169,7 @@ def restore(
     ends = np.zeros((len(SITES), len(inner) + 2, 2))
     found[SITES.index("key"), 0] = found[SITES.index("query"), -1] = 1
     ends[SITES.index("key"), 0] = ends[SITES.index("query"), -1] = 1
-    places = {site: marks.nonzero(as_tuple=True) for site, marks in _sites(pairs, rng).items()}
+    places = {site: marks.nonzero(as_tuple=True) for site, marks in places_of(pairs, rng).items()}
     for i, name in enumerate(names, 1):
         for j, site in enumerate(SITES):
             rows, positions = places[site]
@@ -168,7 +185,7 @@ def restore(
     )
 
 
-def _sites(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor, "b t"]]:
+def places_of(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor, "b t"]]:
     """Return the positions of each site."""
     none = torch.zeros_like(pairs.clean.inputs, dtype=torch.bool)
     sites = {
@@ -204,8 +221,7 @@ def edit(
     cost = b * len(layers) * seq_len**2
     passes = kinds if c < kinds or cost * kinds <= MATRIX_ENTRIES * 2 else 1
     rows = min(b, max(4, MATRIX_ENTRIES // (len(layers) * seq_len**2 * passes)))
-    pairs = pairs[:rows]
-    known = Baseline(known.clean[:rows], known.corrupt[:rows], known.valid[:rows])
+    pairs, known = pairs[:rows], known[:rows]
     left = np.zeros((kinds, len(layers)))
     ends = np.zeros((kinds, len(layers), 2))
     followed = np.zeros((2, len(layers)))
@@ -255,7 +271,7 @@ def _edits(
     edges = (arm % 3 < 2)[:, None] & (sources >= 0)
     if edges.any():
         yield block_edges(model, layer, targets[edges], sources[edges], rows=pairs.rows[edges])
-    places = _sites(pairs, rng)["elsewhere"]
+    places = places_of(pairs, rng)["elsewhere"]
     for couple in (arm % 3 == 2).nonzero()[:, 0].tolist():
         first, second = value[:, couple].unbind(-1)
         if arm[couple] >= 3:

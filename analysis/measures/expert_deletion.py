@@ -1,4 +1,4 @@
-"""What a model answers without some of its experts, and which expert holds which fact.
+"""What a model answers without some of its experts.
 
 An expert adds w_e up_e to the residual stream wherever it is chosen, so a deletion is that much
 less behind its block, and only later blocks run again, on the rows that it touches. CDMoE and
@@ -27,9 +27,6 @@ from lab.models import LanguageModel
 from lab.ops.experts import expert_scores, expert_sum
 from lab.train import stored_positions
 from tasks.base import Batch
-
-SHORTLIST = 4
-"""Experts that a row tries for each of its scored positions, unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -244,98 +241,3 @@ def sites(model: LanguageModel, batch: Batch, layers: Collection[int] | None = N
         )
         for layer, module in modules.items()
     ]
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Which expert holds the fact behind each scored position.
-
-    Attributes:
-        layer: index of the block.
-        rows: of the batch.
-        positions: in the row.
-        experts: whose deletion raises the loss most; −1 where no deletion that was tried does.
-        effects: by how much, nats, ≥ 0.
-        seconds: by how much the next one raises it: a fact that one expert holds has none.
-        losses: with all experts.
-        tried: how many experts were deleted for each.
-    """
-
-    layer: int
-    rows: Int[np.ndarray, " q"]
-    positions: Int[np.ndarray, " q"]
-    experts: Int[np.ndarray, " q"]
-    effects: Float[np.ndarray, " q"]
-    seconds: Float[np.ndarray, " q"]
-    losses: Float[np.ndarray, " q"]
-    tried: Int[np.ndarray, " q"]
-
-
-def holders(
-    model: LanguageModel, batch: Batch, layer: int, *, shortlist: int | None = SHORTLIST
-) -> Holding:
-    """Return for each scored position the expert whose deletion from its row raises its loss most.
-
-    >>> facts = holders(model, batch, layer=0)  # doctest: +SKIP
-    >>> batch.inputs[facts.rows, facts.positions], facts.experts  # doctest: +SKIP
-
-    Every effect is of a rerun without the expert; the shortlist alone is to first order.
-
-    Args:
-        model: a language model.
-        batch: rows, of any task.
-        layer: index of a block with product-key experts.
-        shortlist: how many experts a row tries for each of its scored positions, those with the
-            largest `Site.attribution` in the row; None tries all that the row chooses.
-
-    Raises:
-        NotApplicableError: for a model without such experts.
-        ValueError: for a layer that has none, or a shortlist below 1.
-    """
-    if shortlist is not None and shortlist < 1:
-        raise ValueError(f"{shortlist=}: must be ≥ 1, or None for all")
-    site = sites(model, batch, [layer])[0]
-    row_of, expert_of = _shortlisted(site, shortlist)
-    best = torch.zeros_like(site.whole.losses)
-    second, holder = best.clone(), torch.full_like(site.clean.rows, -1)
-    for expert in expert_of.unique():
-        rows = row_of[expert_of == expert]
-        change = site.without(site.choosing(int(expert), rows=rows)).losses - site.whole.losses
-        leads = change > best
-        second = torch.where(leads, best, torch.maximum(second, change))
-        best, holder = torch.where(leads, change, best), torch.where(leads, expert, holder)
-    tried = torch.bincount(row_of, minlength=len(site.indices))[site.clean.rows]
-    return Holding(
-        layer,
-        *(
-            part.cpu().numpy()
-            for part in (site.clean.rows, site.clean.positions, holder, best, second)
-        ),
-        losses=site.whole.losses.cpu().numpy(),
-        tried=tried.cpu().numpy(),
-    )
-
-
-def _shortlisted(
-    site: Site, shortlist: int | None
-) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """Return (row, expert) of what is tried: per row the experts of largest attribution."""
-    n_rows = len(site.indices)
-    keys = site.indices + site.n_experts * torch.arange(n_rows, device=site.indices.device).view(
-        -1, 1, 1, 1
-    )
-    pairs, place = keys.flatten().unique(return_inverse=True)
-    rows = pairs // site.n_experts
-    if shortlist is not None:
-        harm = torch.zeros(len(pairs), dtype=torch.float64, device=pairs.device)
-        harm.index_add_(0, place, site.attribution().flatten().double())
-        # Rows in order, each with its largest first; then the rank within the row.
-        order = harm.argsort(descending=True, stable=True)
-        order = order[rows[order].argsort(stable=True)]
-        sizes = torch.bincount(rows, minlength=n_rows)
-        start = (sizes.cumsum(0) - sizes)[rows[order]]
-        rank = torch.arange(len(order), device=order.device) - start
-        most = shortlist * torch.bincount(site.clean.rows, minlength=n_rows)[rows[order]]
-        pairs = pairs[order[rank < most]]
-        rows = pairs // site.n_experts
-    return rows, pairs % site.n_experts

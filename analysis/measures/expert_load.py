@@ -3,6 +3,7 @@
 The null: each head and token draws its k distinct experts uniformly. An expert is then chosen by
 a head and token with probability k/N, and over n tokens and h heads Binomial(n h, k/N) times, so
 that 1 − (1 − k/N)^(n h) of the experts are used; with k = 1 this is 1 − (1 − 1/N)^m of m draws.
+It serves a token, in whichever head, with probability q = 1 − (1 − k/N)^h.
 """
 
 import math
@@ -20,6 +21,8 @@ STANDING = 0.9
 """Share of the tokens that a standing expert serves; and of the load that makes a collapse."""
 ROUNDS = 40
 """Draws of the null: its 2.5 % and 97.5 % quantiles are then near its ends."""
+STANDING_ROUNDS = 1000
+"""Draws of the null of standing experts: a layer beats all by chance once in a thousand."""
 MOST_RANKS = 160
 """Points of a curve by rank, evenly spaced in its logarithm."""
 PAIR_ENTRIES = 2**24
@@ -82,7 +85,8 @@ class Load:
         uniform: of choices under the null, the mean over draws; `used` exactly.
         standing: experts that at least 90 % of the tokens choose, in whichever head.
         standing_share: share of the choices that they hold.
-        standing_uniform: share of the tokens that choose a given expert under the null.
+        standing_uniform: the same under the null, the mean, exactly.
+        standing_chance: the most it came to in a thousand draws of the null.
         twice: share of a token's h k choices that repeat another head's; NaN for one head.
         twice_uniform: the same under the null.
         overlap: mean Jaccard index |A ∩ B| / |A ∪ B| of the experts of two heads, over tokens and
@@ -105,6 +109,7 @@ class Load:
     standing: int
     standing_share: float
     standing_uniform: float
+    standing_chance: float
     twice: float
     twice_uniform: float
     overlap: float
@@ -116,7 +121,12 @@ class Load:
     @property
     def collapsed(self) -> bool:
         """Whether nearly all load is on experts that nearly all tokens choose, unlike by chance."""
-        return self.standing_share >= STANDING > self.standing_uniform
+        return self.stands_out and self.standing_share >= STANDING
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether standing experts hold more than random choice gives them."""
+        return self.standing_share > self.standing_chance
 
     @property
     def evenness(self) -> float:
@@ -140,8 +150,9 @@ def load(chosen: Chosen, seed: int) -> Load:
     by_token = np.sort(chosen.indices.reshape(tokens, size), axis=-1)
     first = np.diff(by_token, axis=-1, prepend=-1) > 0
     served = np.bincount(by_token[first], minlength=total) / tokens
-    standing = served >= STANDING
+    standing = served * tokens >= _fewest(tokens) - 0.5
     uniform, low, high = null(total, heads, k, tokens, seed)
+    by_chance, most = standing_null(total, heads, k, tokens, seed)
     ranks = _ranks(total)
     several, inclusion = heads > 1, k / total
     distinct = total * (1 - (1 - inclusion) ** heads)
@@ -158,11 +169,12 @@ def load(chosen: Chosen, seed: int) -> Load:
         uniform=uniform,
         standing=int(standing.sum()),
         standing_share=float(counts[standing].sum() / counts.sum()),
-        standing_uniform=1 - (1 - inclusion) ** heads,
+        standing_uniform=by_chance,
+        standing_chance=most,
         twice=float(1 - first.mean()) if several else math.nan,
         twice_uniform=1 - distinct / size if several else math.nan,
         overlap=_overlap(chosen.indices, np.random.default_rng(seed)) if several else math.nan,
-        overlap_uniform=_overlap_uniform(total, k) if several else math.nan,
+        overlap_uniform=overlap_uniform(total, k) if several else math.nan,
         margin=float(np.median(margins)) if margins.size else math.nan,
         tied=float(chosen.tied.mean()),
         ranked=Ranked(ranks, _by_rank(counts, ranks), _by_rank(weighted, ranks), low, high),
@@ -209,6 +221,40 @@ def null(
     return replace(mean, used=1 - (1 - k / total) ** (tokens * heads)), low, high
 
 
+@lru_cache(maxsize=64)
+def standing_null(total: int, heads: int, k: int, tokens: int, seed: int) -> tuple[float, float]:
+    """Return the share of the choices on standing experts under the null: its mean, its most.
+
+        mean = P(1 + B ≥ 0.9 n),  B ~ Binomial(n − 1, q)
+
+    since the token of a choice is served already, and each of the others with probability q.
+    """
+    q, fewest = 1 - (1 - k / total) ** heads, _fewest(tokens)
+    mean = _binomial_tail(tokens - 1, q, fewest - 1)
+    # By Markov's inequality no draw has any then; and a million experts need not be drawn.
+    if mean * tokens * q * total < 1e-6 * fewest:
+        return mean, 0.0
+    rng, most = np.random.default_rng(seed), 0.0
+    for _ in range(STANDING_ROUNDS):
+        served = rng.binomial(tokens, q, size=total)
+        most = max(most, float(served[served >= fewest].sum() / max(1, served.sum())))
+    return mean, most
+
+
+def _fewest(tokens: int) -> int:
+    """Return how many tokens a standing expert serves at least."""
+    return math.ceil(STANDING * tokens - 1e-9)
+
+
+def _binomial_tail(n: int, q: float, fewest: int) -> float:
+    """Return P(B ≥ fewest) of B ~ Binomial(n, q)."""
+    if q >= 1 or fewest <= 0:
+        return 1.0
+    of = np.arange(fewest, n + 1)
+    ways = [math.lgamma(n + 1) - math.lgamma(s + 1) - math.lgamma(n - s + 1) for s in of.tolist()]
+    return min(1.0, float(np.exp(ways + of * math.log(q) + (n - of) * math.log1p(-q)).sum()))
+
+
 def _ranks(total: int) -> Int[np.ndarray, " r"]:
     return np.unique(np.geomspace(1, total, MOST_RANKS).round().astype(np.int64))
 
@@ -232,7 +278,7 @@ def _overlap(indices: Int[np.ndarray, "n h k"], rng: np.random.Generator) -> flo
     return float(np.mean(found))
 
 
-def _overlap_uniform(total: int, k: int) -> float:
+def overlap_uniform(total: int, k: int) -> float:
     """Return the mean Jaccard index of two random sets of k: their overlap is hypergeometric."""
     mean, ways = 0.0, math.comb(total, k)
     for both in range(max(0, 2 * k - total), k + 1):

@@ -6,7 +6,7 @@ Pairs are counted as they occur: a table of experts by experts would not fit a m
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -33,6 +33,7 @@ class Choices:
         shape: row keys and column keys; expert = row · columns + column.
         zero_keys: whether all keys are zero, so that all scores tie.
         experts: of each token, those of all retrieval heads side by side.
+        ids: of the tokens, each one's input.
     """
 
     layer: int
@@ -40,13 +41,15 @@ class Choices:
     shape: tuple[int, int]
     zero_keys: bool
     experts: Int[np.ndarray, "n s"]
+    ids: Int[np.ndarray, " n"]
 
-    def sample(self, most: int, rng: np.random.Generator) -> Int[np.ndarray, "m s"]:
+    def sample(self, most: int, rng: np.random.Generator) -> "Choices":
         """Return the choices of at most so many tokens, at least one, drawn without replacement."""
         most = max(1, most)
         if len(self.experts) <= most:
-            return self.experts
-        return self.experts[rng.choice(len(self.experts), most, replace=False)]
+            return self
+        drawn = rng.choice(len(self.experts), most, replace=False)
+        return replace(self, experts=self.experts[drawn], ids=self.ids[drawn])
 
 
 def choices(model: LanguageModel, batch: Batch) -> list[Choices]:
@@ -55,7 +58,7 @@ def choices(model: LanguageModel, batch: Batch) -> list[Choices]:
     Raises:
         NotApplicableError: for a model without such a layer.
     """
-    found = []
+    found, ids = [], batch.inputs.flatten().cpu().numpy()
     for chosen in chosen_experts(model, batch):
         module = model.blocks[chosen.layer].mlp
         if isinstance(module, RetrievedExperts):
@@ -63,7 +66,7 @@ def choices(model: LanguageModel, batch: Batch) -> list[Choices]:
             keys = (module.row_keys, module.column_keys)
             tied = not any(bool(key.any()) for key in keys)
             experts = chosen.indices.reshape(len(chosen.indices), -1)
-            found.append(Choices(chosen.layer, chosen.kind, (rows, columns), tied, experts))
+            found.append(Choices(chosen.layer, chosen.kind, (rows, columns), tied, experts, ids))
     if not found:
         raise NotApplicableError("no block retrieves experts by product keys")
     return found
@@ -148,12 +151,25 @@ def count_pairs(chosen: Int[np.ndarray, "n s"]) -> Pairs:
     )
 
 
-def shuffled(chosen: Int[np.ndarray, "n s"], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the choices with each of the s shuffled over tokens by itself.
+def exchanged(ids: Int[np.ndarray, " n"], rng: np.random.Generator) -> Int[np.ndarray, " n"]:
+    """Return for each token another to take its place: the ids change places, whole.
 
-    Every expert is chosen as often as before; together with whom is left to chance.
+    All tokens of an id get tokens of one other id, drawn with replacement. Tokens of one id choose
+    much alike, so that n shuffled tokens would pass for n independent ones.
     """
-    return rng.permuted(chosen, axis=0)
+    known, kind, size = np.unique(ids, return_inverse=True, return_counts=True)
+    order = np.argsort(kind, kind="stable")
+    new = rng.permutation(len(known))[kind]
+    return order[(np.cumsum(size) - size)[new] + rng.integers(size[new])]
+
+
+def shuffled(found: Choices, rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
+    """Return the choices with each of the s given by another token id, each by itself.
+
+    Experts keep about the loads they have; together with whom they are chosen is left to chance.
+    """
+    slots = [slot[exchanged(found.ids, rng)] for slot in found.experts.T]
+    return np.stack(slots, axis=1)
 
 
 def coalition(pairs: Pairs) -> Int[np.ndarray, " members"]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 
 Z95 = 1.959963984540054
 """The normal distribution's 97.5 % point."""
@@ -64,3 +64,20 @@ def bootstrap(
         return math.nan, math.nan
     low, high = np.nanquantile(found, [0.025, 0.975])
     return float(low), float(high)
+
+
+def share_interval(
+    right: Bool[np.ndarray, " q"], rows: Int[np.ndarray, " q"], rng: np.random.Generator
+) -> tuple[float, float]:
+    """Return a 95 % interval of the share of right answers: the wider end of two, on each side.
+
+    Resampling whole rows knows that answers of a row hang together, but says 1 … 1 where all are
+    right; Wilson's knows how few they are, but not that they hang together.
+    """
+    share = float(right.mean())
+    # Rows by their counts: the resampled share is a ratio of sums.
+    _, places = np.unique(rows, return_inverse=True)
+    counts = np.stack([np.bincount(places, right), np.bincount(places)], 1).astype(np.float64)
+    ends = bootstrap(counts, rng, statistic=lambda drawn: drawn[:, 0].sum() / drawn[:, 1].sum())
+    low, high = wilson(share, len(right))
+    return float(np.nanmin([low, ends[0]])), float(np.nanmax([high, ends[1]]))

@@ -45,6 +45,8 @@ class Cause:
         interval: 95 % Wilson interval of the share, as if errors were independent.
         chance: the share that it would get if the wrong answers were other targets of the batch,
             drawn at random; of masks, if lifting them gave the value of a pair drawn at random.
+            NaN for the last two causes, which the rank of the right value decides whatever was
+            answered.
         distance: median tokens from the stored value to the query; NaN where unknown.
     """
 
@@ -231,7 +233,7 @@ def _cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Asked) -> Cause:
         count=int(mine.sum()),
         share=float(mine.mean()),
         interval=wilson(float(mine.mean()), mine.size),
-        chance=float((cause[1:] == index).mean()),
+        chance=math.nan if name in (OUTRANKED, UNKNOWN) else float((cause[1:] == index).mean()),
         distance=float(np.median(distance)) if len(distance) else math.nan,
     )
 

@@ -1,6 +1,5 @@
 """What the mask of each head does: whom it keeps, what attention loses by it, whether for good."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,25 +9,14 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from analysis.links import has_pairs
-from analysis.measures.intervals import bootstrap
-from analysis.measures.masking import Seen, answers_at, auroc, readers
-from analysis.scoring import Scored
+from analysis.measures.estimates import Estimate, quotient, ratio
+from analysis.measures.masking import Seen, answers_at, auroc, keys_at, readers
 from lab.ops.attention_kernels import repeat_heads
 from lab.train import stored_positions
 from tasks.base import IGNORE, Batch
 
 MOVES = 0.001
 """The share of its attention that a mask must move to do anything."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number, its 95 % interval over rows of the batch, and what chance makes of it."""
-
-    value: float
-    low: float
-    high: float
-    chance: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +32,10 @@ class Pairs:
         lost_unstored: likewise on keys that no pair stored.
         answer: attention on the answer's value; as chance what it is without the mask, A⁰.
         gained: their difference; chance 0.
+        key: attention of stored values on their own key, the edge by which pairs are bound; as
+            chance what it is without the mask.
+        key_gained: their difference; chance 0.
+        key_uniform: the attention on that key were all keys before a value given the same.
     """
 
     precision: Estimate
@@ -54,6 +46,14 @@ class Pairs:
     lost_unstored: Estimate
     answer: Estimate
     gained: Estimate
+    key: Estimate
+    key_gained: Estimate
+    key_uniform: float
+
+    @property
+    def unbinds(self) -> bool:
+        """Whether values lose their key, which without the mask they attend to more than evenly."""
+        return self.key.chance > self.key_uniform and self.key_gained.high < -MOVES
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,20 @@ class Head:
 
     @property
     def verdict(self) -> str:
-        """What the mask takes: "noise", "answers", "both", "neither", "nothing", or "undecided".
+        """What the mask takes: "noise", "answers", "keys", "both", "neither" or "nothing".
 
         It takes noise where the answers' values have more attention with the mask than without it,
-        answers where they have less, both where they have more but some are masked.
+        answers where they have less, both where they have more but some are masked; keys where
+        values lose theirs, whatever the answers gain; "undecided" where that is not clear.
         """
-        if self.moved < MOVES:
+        unbinds = self.pairs is not None and self.pairs.unbinds
+        if self.moved < MOVES and not unbinds:
             return "nothing"
         if self.pairs is None:
             return "undecided"
         gained = self.pairs.gained
+        if unbinds and gained.high >= -MOVES:
+            return "keys"
         if -MOVES < gained.low <= gained.high < MOVES:
             return "neither"
         if gained.high < 0:
@@ -131,9 +135,12 @@ def heads(
     asking = batch.targets != IGNORE
     asked = asking.sum(1).double()
     stored = stored_positions(batch) if has_pairs(batch) else None
-    answer = answers_at(batch) if has_pairs(batch) else None
+    edges = {"answer": (answers_at(batch), asking)} if has_pairs(batch) else {}
+    if has_pairs(batch):
+        keys = keys_at(batch)
+        edges["key"] = keys, keys >= 0
     kept, eligible = readers(seen.onset, asking)
-    sums = _attention_sums(seen, asking, stored, answer)
+    sums = _attention_sums(seen, asking, stored, edges)
     kept_of_all, eligible_of_all = readers(seen.onset, torch.ones_like(asking))
     by_band = _shares(kept_of_all, eligible_of_all, batch.roles, n_roles, n_bands)
     by_role = _shares(kept_of_all, eligible_of_all, batch.roles, n_roles, 1)[..., 0]
@@ -148,7 +155,8 @@ def heads(
         pairs = None
         if stored is not None:
             counts = (kept[:, head], eligible, stored)
-            pairs = _pairs(bias[:, head], *counts, of_head, asked, rng)
+            storing = edges["key"][1].sum(1).double()
+            pairs = _pairs(bias[:, head], *counts, of_head, asked, storing, rng)
         found.append(
             Head(
                 layer=seen.layer,
@@ -176,6 +184,7 @@ def _pairs(
     stored: Bool[Tensor, "b t"],
     sums: dict[str, Float[Tensor, " b"]],
     asked: Float[Tensor, " b"],
+    storing: Float[Tensor, " b"],
     rng: np.random.Generator,
 ) -> Pairs:
     """Hold one head's kept keys, and what its attention lost, against the stored pairs."""
@@ -189,11 +198,14 @@ def _pairs(
         precision=ratio(right, kept.sum(1), base, rng),
         recall=ratio(right, pairs, share, rng),
         auroc=ratio(ranked, torch.ones_like(ranked), 0.5, rng),
-        hidden=ratio(sums["hidden"], asked, 1 - share, rng),
+        hidden=ratio(sums["hidden_answer"], asked, 1 - share, rng),
         lost_answer=ratio(sums["lost_answer"], sums["lost"], free_answer, rng),
         lost_unstored=ratio(sums["lost_unstored"], sums["lost"], free_unstored, rng),
         answer=ratio(sums["answer"], asked, free_answer, rng),
         gained=ratio(sums["answer"] - sums["free_answer"], asked, 0.0, rng),
+        key=ratio(sums["key"], storing, float(sums["free_key"].sum() / storing.sum()), rng),
+        key_gained=ratio(sums["key"] - sums["free_key"], storing, 0.0, rng),
+        key_uniform=float(sums["uniform_key"].sum() / storing.sum()),
     )
 
 
@@ -201,27 +213,37 @@ def _attention_sums(
     seen: Seen,
     asking: Bool[Tensor, "b t"],
     stored: Bool[Tensor, "b t"] | None,
-    answer: Int[Tensor, "b t"] | None,
+    edges: dict[str, tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]],
 ) -> dict[str, Float[Tensor, "b h_kv"]]:
-    """Sum over each row's asking queries, by key head, what the mask takes, moves and leaves."""
+    """Sum over each row's queries, by key head, what the mask takes, moves and leaves.
+
+    Args:
+        seen: a layer.
+        asking: the scored queries.
+        stored: the keys that hold pairs; None where there are none.
+        edges: by name, the key that each position should read, and the positions that count.
+    """
     n_heads, n_kv_heads = seen.module.n_heads, seen.module.n_kv_heads
     sums: dict[str, Tensor] = {}
     position = torch.arange(asking.shape[1], device=asking.device)
-    for some, at, pattern, free in seen.patterns(asking):
+    everyone = torch.stack([asking, *(of for _, of in edges.values())]).any(0)
+    for some, at, pattern, free in seen.patterns(everyone):
         masked = repeat_heads(seen.onset[some, :, None, : at.stop] <= position[at, None], n_heads)
         lost = free * masked
         of = {"lost": lost.sum(-1), "moved": (pattern - free).abs().sum(-1) / 2}
-        if stored is not None and answer is not None:
+        if stored is not None:
             unstored = ~stored[some, None, None, : at.stop]
-            place = answer[some, None, at, None].clamp(min=0).expand(*free.shape[:3], 1)
             of["lost_unstored"] = (lost * unstored).sum(-1)
             of["free_unstored"] = (free * unstored).sum(-1)
-            of["lost_answer"] = lost.gather(-1, place)[..., 0]
-            of["free_answer"] = free.gather(-1, place)[..., 0]
-            of["answer"] = pattern.gather(-1, place)[..., 0]
-            of["hidden"] = masked.gather(-1, place)[..., 0].to(free.dtype)
+        counts = dict.fromkeys(of, asking)
+        for name, (source, targets) in edges.items():
+            place = source[some, None, at, None].clamp(min=0).expand(*free.shape[:3], 1)
+            on = {"": pattern, "free_": free, "lost_": lost, "hidden_": masked.to(free.dtype)}
+            on["uniform_"] = (free > -1) / (position[at, None] + 1.0)
+            of |= {what + name: edge.gather(-1, place)[..., 0] for what, edge in on.items()}
+            counts |= {what + name: targets for what in on}
         for name, measured in of.items():
-            total = (measured * asking[some, None, at]).double().sum(-1)
+            total = (measured * counts[name][some, None, at]).double().sum(-1)
             known = sums.setdefault(name, total.new_zeros(len(asking), n_kv_heads))
             known[some] += reduce(total, "b (h g) -> b h", "mean", h=n_kv_heads)
     return sums
@@ -252,32 +274,3 @@ def _shares(
     table = rearrange(sums, "h (r n) -> h r n", n=n_bands).cpu().numpy()
     with np.errstate(invalid="ignore"):
         return table[:-1] / table[-1:]
-
-
-def ratio(
-    over: Shaped[Tensor, " b"], under: Shaped[Tensor, " b"], chance: float, rng: np.random.Generator
-) -> Estimate:
-    """Estimate Σ over / Σ under, its interval by resampling rows of the batch."""
-    both = torch.stack([over.double(), under.double()], 1).cpu().numpy()
-    if len(both) > 1 and both[:, 1].any() and not both[:, 0].any():
-        # Nothing but zeros to draw from.
-        return Estimate(0.0, 0.0, 0.0, chance)
-    return Estimate(quotient(both), *bootstrap(both, rng, statistic=quotient), chance)
-
-
-def quotient(both: Float[np.ndarray, "n 2"]) -> float:
-    """Return the quotient of two sums; NaN over zero."""
-    over, under = both.sum(0)
-    return float(over / under) if under else math.nan
-
-
-def accuracy(answered: Scored, chance: float, rng: np.random.Generator) -> Estimate:
-    """Estimate the share of right answers."""
-    return ratio(*per_row(answered, answered.right), chance, rng)
-
-
-def per_row(answered: Scored, values: Shaped[Tensor, " q"]) -> tuple[Tensor, Tensor]:
-    """Return the sum of values and the count of scored positions of each row."""
-    n_rows = int(answered.rows.max()) + 1
-    sums = torch.bincount(answered.rows, values.double(), minlength=n_rows)
-    return sums, torch.bincount(answered.rows, minlength=n_rows)

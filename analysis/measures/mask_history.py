@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from analysis.base import Subject
 from analysis.links import has_pairs
-from analysis.measures.mask_heads import Estimate, accuracy
+from analysis.measures.estimates import Estimate, accuracy
 from analysis.measures.masking import Table, auroc, masked_layers, reading, see
+from analysis.measures.thinning import evenly
 from analysis.record import drawn
 from analysis.scoring import scored
 from lab.hooks import HookPoint
@@ -80,12 +81,6 @@ class Beyond:
     why: str
 
 
-def spread_steps(steps: Sequence[int], most: int = STEPS) -> list[int]:
-    """Return at most so many of a run's steps, the first and the last among them."""
-    chosen = np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int)
-    return [steps[i] for i in chosen]
-
-
 def without_masks(model: LanguageModel, layers: Sequence[int]) -> AbstractContextManager[nn.Module]:
     """Set these layers' biases to zero for a `with` block; a window then keeps the latest keys."""
 
@@ -136,7 +131,7 @@ def learn(model: LanguageModel, batch: Batch) -> tuple[list[Float[np.ndarray, "h
 
 def history(run: Run, batch: Batch) -> History:
     """Follow a run's masks over at most `STEPS` of its steps, on rows of the batch."""
-    steps = spread_steps(run.steps())
+    steps = evenly(run.steps(), STEPS)
     batch = batch.to("cpu")
     start: list[Float[Tensor, " n"]] = []
     values, gradients, drifts = [], [], []
@@ -212,6 +207,6 @@ def beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
         ranked = tuple(
             float(r)
             for seen in see(subject.model, batch)
-            for r in auroc(seen.bias, keep, ~keep).mean(0)
+            for r in auroc(seen.bias, keep, ~keep).nanmean(0)
         )
     return replace(found, accuracy=accuracy(answered, bare.accuracy, rng), auroc=ranked)

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject
-from analysis.measures.mask_heads import Estimate, Head, accuracy, head_name, heads, per_row, ratio
+from analysis.measures.estimates import Estimate, accuracy, per_row, ratio, worst_of_many
+from analysis.measures.mask_heads import Head, head_name, heads
 from analysis.measures.mask_history import Beyond, History, beyond, history, learn, without_masks
 from analysis.measures.masking import Seen, masked_layers, see
 from analysis.record import drawn
@@ -62,6 +63,21 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Where in the row keys are kept: `kept_by_band` of the heads.
+
+    Attributes:
+        role_names: the task's.
+        bands: first position of each band, and the length.
+        heads: as in `Selection`, where it is recorded.
+    """
+
+    role_names: tuple[str, ...]
+    bands: tuple[int, ...]
+    heads: tuple[Head, ...] = drawn()
+
+
+@dataclass(frozen=True)
 class Effect:
     """What attention, and the answers, make of the masks.
 
@@ -70,6 +86,7 @@ class Effect:
         layers: which have a mask.
         removal: of each layer, the accuracy with its biases at zero less that as it is; a window
             then keeps the latest keys.
+        harm: of each layer, p that the largest of these changes is as high where none is a gain.
         beyond: past the length of these rows.
         heads: as in `Selection`.
     """
@@ -77,6 +94,7 @@ class Effect:
     accuracy: Estimate
     layers: tuple[int, ...]
     removal: tuple[Estimate, ...]
+    harm: tuple[float, ...]
     beyond: Beyond
     heads: tuple[Head, ...] = drawn()
 
@@ -102,7 +120,7 @@ class Trajectory:
     values: Float[np.ndarray, "steps n bins"] = drawn()
 
 
-def measure(subject: Subject) -> list[Values | Selection | Effect | Trajectory | History]:
+def measure(subject: Subject) -> list[Values | Selection | Kept | Effect | Trajectory | History]:
     """Return the biases, whom they keep, what they do, and how they came to be where a run tells.
 
     Raises:
@@ -117,11 +135,15 @@ def measure(subject: Subject) -> list[Values | Selection | Effect | Trajectory |
     found = tuple(
         head for layer in seen for head in heads(layer, subject.batch, n_roles, BANDS, rng)
     )
-    results = [
+    results: list[Values | Selection | Kept | Effect | Trajectory | History] = [
         _values(subject, seen, found),
         Selection(found, subject.task.role_names),
         _effect(subject, found, rng),
     ]
+    if min(head.kept for head in found) < 1:
+        seq_len = subject.batch.inputs.shape[1]
+        bands = tuple(-(-band * seq_len // BANDS) for band in range(BANDS + 1))
+        results.insert(2, Kept(subject.task.role_names, bands, found))
     if subject.run is None or len(subject.run.steps()) < 2:
         return results
     past = history(subject.run, subject.batch)
@@ -168,14 +190,17 @@ def _effect(subject: Subject, found: tuple[Head, ...], rng: np.random.Generator)
     """Return what the answers make of the masks, as they are, at zero, and beyond."""
     layers = tuple(masked_layers(subject.model))
     answered = scored(subject.model, subject.batch)
-    removal = []
+    removal, gains = [], []
     for layer in layers:
         with without_masks(subject.model, [layer]):
             bare = scored(subject.model, subject.batch)
         change = bare.right.double() - answered.right.double()
-        removal.append(ratio(*per_row(answered, change), 0.0, rng))
+        sums, counts = per_row(answered, change)
+        removal.append(ratio(sums, counts, 0.0, rng))
+        gains.append(sums.cpu().numpy())
     right = accuracy(answered, subject.task.chance, rng)
-    return Effect(right, layers, tuple(removal), beyond(subject, rng), found)
+    harm = worst_of_many(-np.stack(gains, 1), rng)
+    return Effect(right, layers, tuple(removal), tuple(harm.tolist()), beyond(subject, rng), found)
 
 
 def _trajectories(past: History) -> list[Trajectory]:

@@ -177,7 +177,17 @@ def auroc(
 def answers_at(batch: Batch) -> Int[Tensor, "b t"]:
     """Return where the value is that each position asks for, −1 where it asks for none."""
     query, _, value = (batch.links[name] for name in PAIR_LINKS)
+    return _linked(batch, query, value)
+
+
+def keys_at(batch: Batch) -> Int[Tensor, "b t"]:
+    """Return where the key is that each stored value belongs to, −1 where none is stored."""
+    _, key, value = (batch.links[name] for name in PAIR_LINKS)
+    return _linked(batch, value, key)
+
+
+def _linked(batch: Batch, from_: Int[Tensor, "b n"], to: Int[Tensor, "b n"]) -> Int[Tensor, "b t"]:
     seq_len = batch.inputs.shape[1]
     # Padding, −1, lands in one more column that is cut off.
-    at = torch.full((len(query), seq_len + 1), -1, device=query.device)
-    return at.scatter_(1, query % (seq_len + 1), value)[:, :seq_len]
+    at = torch.full((len(to), seq_len + 1), -1, device=to.device)
+    return at.scatter_(1, from_ % (seq_len + 1), to)[:, :seq_len]

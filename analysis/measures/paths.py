@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from analysis.base import NotApplicableError, Subject
-from analysis.measures.change_points import FEWEST, Change, change_point, noise_bound
+from analysis.measures.change_points import FEWEST, Change, change_point, moves, noise_bound
 from analysis.measures.trajectories import Series, chosen_steps, few_rows, follow
 from lab.runs import Run
 
@@ -18,8 +18,8 @@ class Path:
 
     Attributes:
         series: one a layer; one in all for the model's loss and accuracy.
-        changes: when each changes; None where it does not.
-        leading: which one changes most; the first where none does.
+        changes: when each changes; None where it does not, or when cannot be said.
+        leading: which one changes most; where none does, which one moves most.
     """
 
     series: tuple[Series, ...]
@@ -35,6 +35,11 @@ class Path:
     def change(self) -> Change | None:
         """When that one changes."""
         return self.changes[self.leading]
+
+    @property
+    def moved(self) -> bool:
+        """Whether that one moves at all, be it at no one time."""
+        return moves(self.lead.levels)
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,14 @@ class Onset:
     Attributes:
         quantity: its name.
         layer: the block where it changes most; None for the model as a whole.
-        change: None where it does not change.
+        change: None where it does not change, or when cannot be said.
+        moved: whether its values lie a tenth apart, which tells these two cases apart.
     """
 
     quantity: str
     layer: int | None
     change: Change | None
+    moved: bool
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ def measure(subject: Subject) -> list[Paths | Onsets]:
         RunError: when kept weights cannot be read.
     """
     paths = trace(subject)
-    return [paths, Onsets(("",), (_onsets(paths),), int(paths.steps[-1]))]
+    return [paths, Onsets(("",), (onsets_of(paths),), int(paths.steps[-1]))]
 
 
 def across(subjects: Sequence[Subject | Run]) -> Onsets:
@@ -108,11 +115,12 @@ def across(subjects: Sequence[Subject | Run]) -> Onsets:
         raise ValueError("subjects=[]: must be at least one run")
     given = [Subject.of(one) if isinstance(one, Run) else one for one in subjects]
     traced = [trace(subject) for subject in given]
-    seeds = [f"seed {subject.seed}" for subject in given]
-    folders = [subject.run.path.name for subject in given if subject.run]
+    runs = [subject.run for subject in given if subject.run]
+    seeds = [f"seed {run.train.seed}" for run in runs]
+    folders = [run.path.name for run in runs]
     return Onsets(
         runs=tuple(seeds if len(set(seeds)) == len(seeds) else folders),
-        onsets=tuple(map(_onsets, traced)),
+        onsets=tuple(map(onsets_of, traced)),
         last_step=max(int(paths.steps[-1]) for paths in traced),
     )
 
@@ -128,17 +136,30 @@ def trace(subject: Subject) -> Paths:
         raise NotApplicableError("no run, so no weights of earlier steps")
     steps = chosen_steps(subject.run)
     if len(steps) < FEWEST:
-        raise NotApplicableError(f"weights of {len(steps)} steps are kept, fewer than {FEWEST}")
+        count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+        raise NotApplicableError(f"weights of {count} are kept, fewer than {FEWEST}")
     batch = few_rows(subject)
     bound = noise_bound(steps, np.random.default_rng(subject.seed))
-    followed = follow(subject, batch, steps)
+    return paths_of(follow(subject, batch, steps), steps, len(batch.inputs), bound)
+
+
+def paths_of(
+    followed: Sequence[Series], steps: Int[np.ndarray, " n"], rows: int, bound: float
+) -> Paths:
+    """Return series by quantity, with their changes; see `change_point` for the bound."""
     paths = []
     for quantity in dict.fromkeys(series.quantity for series in followed):
         series = tuple(one for one in followed if one.quantity == quantity)
         changes = tuple(change_point(steps, one.levels, bound, one.resampled) for one in series)
-        sizes = [0.0 if change is None else change.size for change in changes]
-        paths.append(Path(series, changes, int(np.argmax(sizes))))
-    return Paths(steps, len(batch.inputs), tuple(paths))
+        paths.append(Path(series, changes, _leading(series, changes)))
+    return Paths(steps, rows, tuple(paths))
+
+
+def _leading(series: Sequence[Series], changes: Sequence[Change | None]) -> int:
+    """Return which series has the largest change, or without any the widest range."""
+    if any(changes):
+        return int(np.argmax([0.0 if change is None else change.size for change in changes]))
+    return int(np.argmax([np.ptp(one.levels) for one in series]))
 
 
 def changes(runs: Sequence[Sequence[Onset]]) -> list[dict[str, Change]]:
@@ -155,5 +176,8 @@ def in_order(runs: Sequence[Sequence[Onset]]) -> list[str]:
     return sorted(steps, key=lambda name: float(np.median(steps[name])))
 
 
-def _onsets(paths: Paths) -> tuple[Onset, ...]:
-    return tuple(Onset(path.lead.quantity, path.lead.layer, path.change) for path in paths.paths)
+def onsets_of(paths: Paths) -> tuple[Onset, ...]:
+    """Return when each quantity changes in the layer where it does most."""
+    return tuple(
+        Onset(path.lead.quantity, path.lead.layer, path.change, path.moved) for path in paths.paths
+    )

@@ -4,6 +4,8 @@ Axis letter of this file, beside the package's: w wrong answer.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from analysis.links import has_pairs
 from analysis.measures.causes import Asked
+from analysis.measures.masking import masked_layers, onset
 from analysis.scoring import scored
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
@@ -21,8 +24,6 @@ from lab.models import Block, LanguageModel
 from lab.train import score, stored_positions
 from tasks.base import Batch
 
-FAR = math.log(1000)
-"""How far below the row's largest bias a masked key is, nats: a thousandth of its weight."""
 READS = 2.0
 """How much larger an SSD head's weights on the right value than on others make it a reader."""
 
@@ -44,20 +45,13 @@ class Reader:
 
 @torch.no_grad()
 def masked(model: LanguageModel, batch: Batch, asked: Asked) -> Bool[np.ndarray, " w"]:
-    """Whether some layer's dynamic mask hides the key or value from every head.
-
-    It does where the bias is `FAR` below the largest one that the query may look at, or the key
-    outside the window.
-    """
+    """Whether some layer's mask hides the key or value from every head (`masking.onset`)."""
     hidden = np.zeros(len(asked), bool)
 
     def look(bias: Tensor, point: HookPoint) -> None:
-        block = model.blocks[int(point.name.split(".")[1])]
-        assert isinstance(block, Block)
-        assert isinstance(block.mixer, Attention)
-        b = bias[:, :, 0].double().cpu().numpy()
+        first = onset(bias[:, :, 0], _attention(model, point).window).cpu().numpy()
         for source in (asked.keys, asked.values):
-            hidden[:] |= out_of_sight(b, block.mixer.window, asked, source)
+            hidden[:] |= out_of_sight(first, asked, source)
 
     names = masks(model)
     if names and has_pairs(batch):
@@ -67,41 +61,47 @@ def masked(model: LanguageModel, batch: Batch, asked: Asked) -> Bool[np.ndarray,
 
 
 def out_of_sight(
-    bias: Float[np.ndarray, "b h s"],
-    window: int | None,
-    asked: Asked,
-    sources: Int[np.ndarray, " w"],
+    first: Int[np.ndarray, "b h t"], asked: Asked, sources: Int[np.ndarray, " w"]
 ) -> Bool[np.ndarray, " w"]:
-    """Whether a mask's bias hides a source from a query, in every head."""
-    hidden = np.zeros(len(asked), bool)
-    largest = np.maximum.accumulate(bias, axis=-1)
-    place = np.arange(bias.shape[-1])
-    for part in asked.blocks(bias[0].size):
-        some, source = asked[part], sources[part]
-        mine = bias[some.rows, :, np.maximum(source, 0)]
-        out = mine < largest[some.rows, :, some.positions] - FAR
-        if window is not None:
-            row = bias[some.rows]
-            # Of equal biases the later key stays.
-            ahead = (row > mine[..., None]) | (
-                (row == mine[..., None]) & (place > source[:, None, None])
-            )
-            ahead &= place <= some.positions[:, None, None]
-            out |= ahead.sum(-1) >= window
-        hidden[part] = out.all(1) & (source >= 0)
-    return hidden
+    """Whether a source is masked for a query in every head, by its onsets."""
+    since = first[asked.rows, :, np.maximum(sources, 0)]
+    return (since <= asked.positions[:, None]).all(1) & (sources >= 0)
 
 
 @torch.no_grad()
 def lifted(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
-    """Return what is answered at scored positions once no mask hides a stored key or value."""
-    stored = stored_positions(batch)[:, None, None]
+    """Return what is answered at scored positions once no mask hides a stored key or value.
+
+    Their biases are the row's largest, and a window is wider by as many keys as a row stores, so
+    that whatever was inside stays.
+    """
+    stored = stored_positions(batch)
+    more = int(stored.sum(1).max())
+    wide = [layer for layer in masked_layers(model).values() if layer.window is not None]
 
     def lift(bias: Tensor, point: HookPoint) -> Tensor:
-        return torch.where(stored, bias.amax(-1, keepdim=True), bias)
+        largest = bias.amax(-1, keepdim=True)
+        # Of equal biases the later key is inside a window: these are larger by the least there is.
+        above = torch.nextafter(largest, torch.full_like(largest, math.inf))
+        return torch.where(stored[:, None, None], above, bias)
 
-    with model.hooks([(masks(model), lift)]):
+    with ExitStack() as stack:
+        stack.enter_context(model.hooks([(masks(model), lift)]))
+        for layer in wide:
+            stack.enter_context(_widened(layer, more))
         return scored(model, batch).answers
+
+
+@contextmanager
+def _widened(layer: Attention, more: int) -> Iterator[None]:
+    """Let a layer's window keep so many more keys for a `with` block."""
+    window = layer.window
+    assert window is not None
+    layer.window = window + more
+    try:
+        yield
+    finally:
+        layer.window = window
 
 
 @torch.no_grad()
@@ -203,10 +203,9 @@ class Weights:
 
 def masks(model: LanguageModel) -> list[str]:
     """Return the hook points of the model's dynamic masks."""
-    return [
-        f"blocks.{i}.mixer.hook_dynamic_mask"
-        for i, block in enumerate(model.blocks)
-        if isinstance(block, Block)
-        and isinstance(block.mixer, Attention)
-        and block.mixer.mask is not None
-    ]
+    return [f"blocks.{i}.mixer.hook_dynamic_mask" for i in masked_layers(model)]
+
+
+def _attention(model: LanguageModel, point: HookPoint) -> Attention:
+    """Return the layer that a mask's hook point belongs to."""
+    return masked_layers(model)[int(point.name.split(".")[1])]

@@ -75,7 +75,8 @@ class Recurrence:
     @property
     def half_lives(self) -> Float[Tensor, " h"]:
         """ln 2 / mean(−a), tokens; ∞ for a head that never forgets."""
-        return math.log(2) / -self.log_decay.double().mean((0, 1))
+        # |a| = −a, and −0 would make it −∞.
+        return math.log(2) / self.log_decay.double().mean((0, 1)).abs()
 
     @property
     def writes(self) -> Float[Tensor, "b t h"]:

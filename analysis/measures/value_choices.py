@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.measures.distributions import (
@@ -20,7 +20,8 @@ from analysis.measures.distributions import (
     mutual_information,
     permutation_null,
 )
-from analysis.measures.mask_history import spread_steps
+from analysis.measures.intervals import bootstrap
+from analysis.measures.thinning import evenly
 from lab.hooks import HookPoint
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.models import LanguageModel
@@ -34,6 +35,8 @@ SHUFFLES = 100
 """Shuffles behind what chance makes of a mutual information."""
 HISTORY_TOKENS = 2**11
 """Tokens whose choices are followed over training."""
+STEPS = 24
+"""Most steps of a run at which they are."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Dependence:
         corrected: likewise, by Miller and Madow; may be below 0.
         null: mean of I under shuffled labels.
         null_high: its 95 % quantile.
-        bound: H(label), nats: what I is where the label tells the value and the value the label.
+        bound: min(H(label), H(value)), nats: I is no larger, whoever tells the other.
     """
 
     information: float
@@ -120,6 +123,8 @@ class Past:
         effective: e^H of the load.
         ties: share of tokens with a tie at the last place.
         churn: share of tokens whose set of values is another than at the step before; NaN at first.
+        churn_interval: its 95 % interval, by resampling rows; NaN for fewer than two.
+        churn_dealt: what it would be were the step's choices dealt out among the tokens at random.
         zero_keys: whether all keys are zero at the first step.
     """
 
@@ -130,6 +135,8 @@ class Past:
     effective: Float[np.ndarray, " steps"]
     ties: Float[np.ndarray, " steps"]
     churn: Float[np.ndarray, " steps"]
+    churn_interval: Float[np.ndarray, "steps 2"]
+    churn_dealt: Float[np.ndarray, " steps"]
     zero_keys: bool
 
 
@@ -218,18 +225,39 @@ def dependence(
         corrected=miller_madow(counts),
         null=float(null.mean()),
         null_high=float(np.quantile(null, 0.95)),
-        bound=float(entropy(np.bincount(labels))),
+        bound=min(float(entropy(counts.sum(side))) for side in (0, 1)),
     )
 
 
 def churn(before: Int[np.ndarray, "*b k"], after: Int[np.ndarray, "*b k"]) -> float:
     """Return the share of tokens that choose another set of values than before."""
-    return float((np.sort(before, -1) != np.sort(after, -1)).any(-1).mean())
+    return float(changed(before, after).mean())
 
 
-def history(run: Run, batch: Batch) -> list[Past]:
+def changed(
+    before: Int[np.ndarray, "*b k"], after: Int[np.ndarray, "*b k"]
+) -> Bool[np.ndarray, "*b"]:
+    """Return which tokens choose another set of values than before."""
+    return (np.sort(before, -1) != np.sort(after, -1)).any(-1)
+
+
+def churn_if_dealt(before: Int[np.ndarray, "*b k"], after: Int[np.ndarray, "*b k"]) -> float:
+    """Return the churn were the later choices dealt out among the tokens at random, on average.
+
+        1 − Σ_s p_before(s) p_after(s)
+
+    with p the share of tokens that choose the set s.
+    """
+    k, tokens = before.shape[-1], before.size // before.shape[-1]
+    sets = np.concatenate([np.sort(z, -1).reshape(-1, k) for z in (before, after)])
+    kinds, index = np.unique(sets, axis=0, return_inverse=True)
+    then, now = (np.bincount(part, minlength=len(kinds)) for part in np.split(index.ravel(), 2))
+    return float(1 - then @ now / tokens**2)
+
+
+def history(run: Run, batch: Batch, rng: np.random.Generator) -> list[Past]:
     """Follow what tokens of the batch's first rows choose, over the steps of a run."""
-    steps = spread_steps(run.steps())
+    steps = evenly(run.steps(), STEPS)
     rows = batch[: max(1, HISTORY_TOKENS // batch.inputs.shape[1])].to("cpu")
     met: list[dict[int, Choices]] = []
     zero: dict[int, bool] = {}
@@ -238,12 +266,20 @@ def history(run: Run, batch: Batch) -> list[Past]:
         met.append(choices(model, rows))
         layers = value_layers(model)
         zero = zero or {i: not layer.value_keys.any().item() for i, layer in layers.items()}
-    return [_past(layer, steps, [at[layer] for at in met], zero[layer]) for layer in zero]
+    return [_past(layer, steps, [at[layer] for at in met], zero[layer], rng) for layer in zero]
 
 
-def _past(layer: int, steps: Sequence[int], met: Sequence[Choices], zero_keys: bool) -> Past:
+def _past(
+    layer: int,
+    steps: Sequence[int],
+    met: Sequence[Choices],
+    zero_keys: bool,
+    rng: np.random.Generator,
+) -> Past:
     shares = np.stack([loads(at.indices, at.scores.shape[-1]) for at in met])
-    changed = [churn(old.indices, new.indices) for old, new in pairwise(met)]
+    moves = [(old.indices, new.indices) for old, new in pairwise(met)]
+    of_rows = [changed(*move).mean(-1) for move in moves]
+    unknown = (math.nan, math.nan)
     gaps = [margins(at) for at in met]
     return Past(
         layer=layer,
@@ -252,6 +288,8 @@ def _past(layer: int, steps: Sequence[int], met: Sequence[Choices], zero_keys: b
         used=(shares > 0).sum(-1),
         effective=effective_number(shares),
         ties=np.array([float((gap == 0).mean()) if gap.size else 0.0 for gap in gaps]),
-        churn=np.array([math.nan, *changed]),
+        churn=np.array([math.nan, *(float(rows.mean()) for rows in of_rows)]),
+        churn_interval=np.array([unknown, *(bootstrap(rows, rng) for rows in of_rows)]),
+        churn_dealt=np.array([math.nan, *(churn_if_dealt(*move) for move in moves)]),
         zero_keys=zero_keys,
     )

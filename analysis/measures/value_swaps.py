@@ -1,7 +1,8 @@
 """What the answers lose when a value is forced on tokens, or values are dealt out at random."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.base import Subject
-from analysis.measures.mask_heads import Estimate, accuracy, per_row, ratio
-from analysis.measures.mask_history import spread_steps
+from analysis.measures.estimates import Estimate, accuracy, per_row, ratio, worst_of_many
+from analysis.measures.thinning import evenly
 from analysis.measures.value_choices import churn, value_layers
 from analysis.scoring import Scored, scored
 from lab.hooks import HookPoint
@@ -40,6 +41,7 @@ class Swap:
         role: of the tokens it is forced on, index into role_names; None for all.
         moved: share of all tokens that get a value they had not chosen.
         change: accuracy after less accuracy before, in [−1, 1]; chance 0.
+        p: that the worst of all these swaps costs as much where none costs anything.
     """
 
     layer: int
@@ -47,6 +49,7 @@ class Swap:
     role: int | None
     moved: float
     change: Estimate
+    p: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         subject: what is looked at, on its first rows.
         loads: how many tokens choose each value, by layer.
     """
-    layers = spread_steps(list(loads), LAYERS)
+    layers = evenly(list(loads), LAYERS)
     n_groups = 1 + len(subject.task.role_names)
     most = min(MOST, max(1, (PASSES // len(layers) - 2) // n_groups))
     passes = sum(2 + min(most, len(loads[layer])) * n_groups for layer in layers)
@@ -91,7 +94,7 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         (None, torch.ones_like(batch.roles, dtype=torch.bool))
     ]
     groups += [(role, there) for role in roles if (there := batch.roles == role).any()]
-    swaps, placebo = [], 0.0
+    found, changes, placebo = [], [], 0.0
     for layer in layers:
 
         def answer(choose: Choose, layer: int = layer) -> tuple[Scored, float]:
@@ -105,8 +108,12 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         for value, role, choose in tries:
             after, moved = answer(choose)
             change = after.right.double() - before.right.double()
-            estimate = ratio(*per_row(before, change), 0.0, rng)
-            swaps.append(Swap(layer, value, role, moved, estimate))
+            sums, counts = per_row(before, change)
+            estimate = ratio(sums, counts, 0.0, rng)
+            found.append(Swap(layer, value, role, moved, estimate, math.nan))
+            changes.append(sums.cpu().numpy())
+    ps = worst_of_many(np.stack(changes, 1), rng).tolist()
+    swaps = [replace(swap, p=p) for swap, p in zip(found, ps, strict=True)]
     return Swaps(
         accuracy=accuracy(before, subject.task.chance, rng),
         swaps=tuple(swaps),

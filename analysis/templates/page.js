@@ -25,6 +25,9 @@ function recomputed() {
   return numbers;
 }
 
+const UNITS = { accuracy: " %", low: " %", high: " %", loss: " nats", seconds: " s" };
+const NAMES = { low: "the interval's low end", high: "the interval's high end" };
+
 function checkHeadlines() {
   const numbers = recomputed(), wrong = [];
   for (const shown of document.querySelectorAll("[data-headline]")) {
@@ -34,7 +37,8 @@ function checkHeadlines() {
     // Half of the last digit shown, and a little for rounding of the half itself.
     if (Math.abs(parseFloat(text) - numbers[name]) <= 0.501 * 10 ** -decimals) continue;
     shown.classList.add("disagrees");
-    wrong.push(`${name} is shown as ${shown.textContent}, the metrics say ${numbers[name]}`);
+    const said = numbers[name].toPrecision(4) + (UNITS[name] ?? "");
+    wrong.push(`${NAMES[name] ?? name} is shown as ${shown.textContent}, the metrics say ${said}`);
   }
   const alarm = document.getElementById("alarm");
   alarm.textContent = `Numbers on this page disagree: ${wrong.join("; ")}.`;
@@ -50,21 +54,31 @@ const figures = [...document.querySelectorAll("[data-figure]")].map((script) => 
 
 const template = () => (dark.matches ? themes.dark : themes.light);
 
+/* Colours that a figure names are the light theme's: in the dark each becomes its counterpart. */
+const [bright, dim] = [themes.light, themes.dark].map(({ layout }) => layout.colorway);
+const counterpart = new Map(bright.map((color, i) => [color.toLowerCase(), dim[i]]));
+
+function themed(part) {
+  if (!dark.matches) return structuredClone(part);
+  const swap = (color) => counterpart.get(color.toLowerCase()) ?? color;
+  return JSON.parse(JSON.stringify(part).replace(/#[0-9a-f]{6}(?=")/gi, swap));
+}
+
 /* The page shows a figure's title as text, and a saved figure brings its own. */
 function draw({ place, spec }) {
-  const layout = { ...structuredClone(spec.layout), template: template(), autosize: true };
+  const layout = { ...themed(spec.layout), template: template(), autosize: true };
   const { margin } = layout.template.layout;
   layout.margin = { ...margin, ...layout.margin };
   layout.margin.t -= spec.head;
   for (const name of ["title", "width", "height"]) delete layout[name];
-  return Plotly.react(place, spec.data, layout, { displayModeBar: false, responsive: true });
+  return Plotly.react(place, themed(spec.data), layout, { displayModeBar: false, responsive: true });
 }
 
 function save({ place, spec }, format) {
   const { width, height } = spec.layout;
-  const layout = { ...structuredClone(spec.layout), template: template() };
+  const layout = { ...themed(spec.layout), template: template() };
   const options = { format, width, height, filename: place.id, scale: format === "png" ? 3 : 1 };
-  return Plotly.downloadImage({ data: spec.data, layout }, options);
+  return Plotly.downloadImage({ data: themed(spec.data), layout }, options);
 }
 
 async function drawAll() {

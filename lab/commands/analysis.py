@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from lab.runs import Run
 
 GIBIBYTE = 2**30
+MOST_MEMORY = 2**20
+"""GiB that `--memory` may say: a pebibyte, more than any machine has."""
 
 
 def analyze(
@@ -28,7 +30,8 @@ def analyze(
         int | None, typer.Option(help="Whose weights; default: the newest checkpoint's.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(help="Most memory to take, GiB; default: what is free.")
+        float | None,
+        typer.Option(help="Most memory for what is looked at, GiB; default: what is free."),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Save every figure into this folder too.")
@@ -54,6 +57,9 @@ def analyze(
             if f".{kind}" not in SUFFIXES:
                 raise ValueError(f"format={kind}: must be png, svg or html")
             _check_numbers(run, rows, step, memory)
+        if figures is not None:
+            with writing(figures):
+                figures.mkdir(parents=True, exist_ok=True)
         try:
             examination = _examined(run, only, rows, step, memory)
         except NotApplicableError as error:
@@ -64,7 +70,6 @@ def analyze(
             saved = {figures / f"{n}.{kind}": f for n, f in drawings(examination).items()}
             try:
                 with writing(figures):
-                    figures.mkdir(parents=True, exist_ok=True)
                     save_all(saved)
             except BrowserError as error:
                 raise refusal(error, 2) from error
@@ -87,8 +92,8 @@ def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float
     """
     if rows is not None and rows < 1:
         raise ValueError(f"rows={rows}: must be ≥ 1")
-    if memory is not None and not memory > 0:
-        raise ValueError(f"memory={memory}: must be > 0")
+    if memory is not None and not 0 < memory <= MOST_MEMORY:
+        raise ValueError(f"memory={memory}: must be > 0 and ≤ {MOST_MEMORY:,} GiB")
     if step is not None and step not in run.steps():
         raise ValueError(f"step={step}: must be one of {', '.join(map(str, run.steps()))}")
 

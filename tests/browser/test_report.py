@@ -180,7 +180,7 @@ def test_a_figure_can_be_saved(run, examination, visit):
         page.locator("[data-save][data-format=svg]").first.click()
     saved = download.value.path().read_text()
     assert "Test accuracy against rules" in saved
-    assert "mqar · IE SM · step 4 · seed 0" in saved
+    assert "mqar · IE SM · run · step 4 · seed 0" in saved
     assert page.complaints == []
 
 

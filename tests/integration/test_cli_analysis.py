@@ -78,6 +78,7 @@ def test_figures_are_saved(run, tmp_path):
         ("--rows 99999999", "rows=99999999 of 16 tokens take about"),
         ("--rows 64 --memory 0.0001", "not even one row fits"),
         ("--memory -1", "memory=-1.0: must be > 0"),
+        ("--memory inf", "memory=inf: must be > 0 and ≤ 1,048,576 GiB"),
         ("--step 5", "step=5: must be one of 0, 1, 2, 3, 4"),
         ("--format pdf", "format=pdf: must be png, svg or html"),
     ],
@@ -99,6 +100,25 @@ def newer(run: Path) -> None:
     (run / "config.json").write_text(json.dumps({**config, "format": 2}))
 
 
+def spoiled_result(**entries):
+    def spoil(run: Path) -> None:
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps({**result, **entries}))
+
+    return spoil
+
+
+def metrics_folder(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+
+
+def stack_of_3(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["stack"] = 3
+    (run / "config.json").write_text(json.dumps(config))
+
+
 def halved(name: str):
     def spoil(run: Path) -> None:
         (file,) = run.rglob(name)
@@ -115,11 +135,15 @@ def halved(name: str):
         (halved("config.json"), "is no run folder"),
         (halved("result.json"), "result.json cannot be read"),
         (halved("model.safetensors"), "truncated or changed"),
+        (spoiled_result(accuracy="x"), "result.json holds no result"),
+        (spoiled_result(baselines={"chance": None}), "result.json holds no result"),
+        (metrics_folder, "metrics.jsonl: cannot be read"),
+        (stack_of_3, "stack=3: must be text"),
         (halved("state.json"), "is incomplete"),
         (halved("step-00000004.safetensors"), "truncated, or no weights"),
     ],
 )
-def test_a_broken_run_is_one_line_and_nothing_is_written(run, spoil, line):
+def test_a_broken_run_is_one_line_and_nothing_is_written(run, unchecked, spoil, line):
     spoil(run)
     for name in ("analysis.json", "report.html"):
         (run / name).unlink()
@@ -128,6 +152,20 @@ def test_a_broken_run_is_one_line_and_nothing_is_written(run, spoil, line):
     assert result.exit_code == 1
     assert not (run / "analysis.json").exists()
     assert not (run / "report.html").exists()
+
+
+def test_rows_of_metrics_without_numbers_are_no_rows(run):
+    with open(run / "metrics.jsonl", "a") as file:
+        print('{"step": 9, "loss": null, "accuracy": "x", "seconds": 1}', file=file)
+    assert lab("analyze", str(run), "--only", "curves").exit_code == 0
+
+
+def test_a_folder_of_figures_that_cannot_be_is_said_first(run, tmp_path):
+    before = (run / "report.html").stat().st_mtime_ns
+    (tmp_path / "file").write_text("")
+    result = lab("analyze", str(run), "--figures", str(tmp_path / "file"))
+    assert "cannot be written" in one_line(result)
+    assert (run / "report.html").stat().st_mtime_ns == before
 
 
 def test_runs_side_by_side(run, trained, tmp_path):
@@ -144,13 +182,15 @@ def test_runs_side_by_side(run, trained, tmp_path):
     ("words", "line", "code"),
     [
         (["RUN"], "runs=1: must be at least 2 to compare", 2),
+        (["RUN", "RUN"], "run: is given twice", 2),
         (["RUN", "nowhere"], "nowhere is no run folder", 1),
-        (["RUN", "RUN", "--rows", "0"], "rows=0: must be ≥ 1", 2),
+        (["RUN", "OTHER", "--rows", "0"], "rows=0: must be ≥ 1", 2),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(run, tmp_path, words, line, code):
+def test_what_cannot_be_compared_is_one_line(run, trained, tmp_path, words, line, code):
     page = tmp_path / "page.html"
-    chosen = [str(run) if word == "RUN" else word for word in words]
+    named = {"RUN": str(run), "OTHER": str(trained)}
+    chosen = [str(named.get(word, word)) for word in words]
     result = lab("compare", *chosen, "--out", str(page))
     assert line in one_line(result)
     assert result.exit_code == code

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.measures import reach
 from analysis.measures.causes import CAUSES, UNKNOWN, Asked, first_of, redrawn
+from analysis.measures.masking import LIGHT, onset
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])
@@ -17,14 +19,13 @@ def test_out_of_sight_is_a_loop_over_heads_and_keys(window):
     sources = rng.integers(0, positions + 1)
     sources[:5] = -1
     none = np.full(200, -1)
-    found = reach.out_of_sight(
-        bias, window, Asked(rows, positions, none, none, none, none), sources
-    )
+    first = onset(torch.from_numpy(bias), window).numpy()
+    found = reach.out_of_sight(first, Asked(rows, positions, none, none, none, none), sources)
     for i, (b, t, s) in enumerate(zip(rows, positions, sources, strict=True)):
         hidden = []
         for h in range(2):
             row = bias[b, h, : t + 1]
-            out = row[s] < row.max() - np.log(1000)
+            out = row[s] < row.max() + np.log(LIGHT)
             ranked = sorted(range(t + 1), key=lambda j: (-row[j], -j))
             hidden.append(out or (window is not None and s not in ranked[:window]))
         assert found[i] == (s >= 0 and all(hidden))

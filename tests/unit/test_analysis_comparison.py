@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.comparison import (
     Compared,
@@ -18,6 +19,7 @@ from analysis.comparison import (
 )
 from analysis.measures.intervals import wilson
 from analysis.record import plain
+from lab import history
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.runs import Run
@@ -63,7 +65,7 @@ def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -
 
 
 def comparison(*runs: Compared) -> Comparison:
-    return Comparison(runs, "mqar", True, {"oracle": 1.0, "chance": 0.01})
+    return Comparison(runs, (), "mqar", True, {"oracle": 1.0, "chance": 0.01})
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def comparison(*runs: Compared) -> Comparison:
         ((0.89, 0.9), "b is most often right, 90.0 %; a cannot be told from it."),
         ((0.4, None), "a is most often right, 40.0 %; no other run has a result."),
         ((None, None), "None of these runs has a result yet."),
+        ((0.01, 0.008), "No run is sure to stand above chance, 1.0 %."),
     ],
 )
 def test_the_best_is_named_only_as_far_as_intervals_tell(accuracies, says):
@@ -126,6 +129,70 @@ def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
     for name in ("layer-0-1", "layer-0-2", "layer-1-1"):
         assert f'id="{name}"' in page
     assert 'id="layer-1-2"' not in page
+
+
+def planted(path: Path, seed: int, jumps: int, **model) -> Run:
+    """A run whose dynamic mask was moved at a step, and nothing else at any."""
+    options = {"A.mask": "soft"}
+    run = trained(path, MQAR(seq_len=16, vocab_size=32), seed, options=options, **model)
+    for step in (1, 2, 4, 8, 16, 32, 64):
+        weights = run.weights(0)
+        if step >= jumps:
+            with torch.no_grad():
+                weights.get_parameter("blocks.0.mixer.mask.l").sub_(3)
+        history.save(run.path, step, weights)
+    return run
+
+
+def test_over_seeds_the_page_says_in_which_order_things_change(tmp_path):
+    runs = [
+        planted(tmp_path / "a0", seed=0, jumps=8),
+        planted(tmp_path / "wide", seed=0, jumps=8, d_model=32),
+        planted(tmp_path / "a1", seed=1, jumps=16),
+    ]
+    path = tmp_path / "compare.html"
+    [order] = write_comparison(runs, path, rows=4).orders
+    assert order.names == ("a0", "a1")
+    assert order.onsets
+    assert order.onsets.runs == ("seed 0", "seed 1")
+    brackets = []
+    for row in order.onsets.onsets:
+        [mask] = [onset.change for onset in row if onset.quantity == "mask drift"]
+        assert mask
+        brackets.append((mask.low, mask.high))
+    assert brackets == [(4, 8), (8, 16)]
+    page = path.read_text()
+    assert "In which order things change, over seeds" in page
+    assert "a0, a1 · In which order things change, 2 runs" in page
+    assert "In no run is the order of two changes decided." in page
+    assert 'id="order-1"' in page
+    assert 'id="order-2"' not in page
+
+
+@pytest.mark.parametrize(
+    ("seeds", "options"),
+    [((0, 0), [{}, {}]), ((0, 1), [{}, {"d_model": 32}])],
+    ids=["the same seed", "not the seed alone"],
+)
+def test_without_seeds_to_compare_there_is_no_such_section(seeds, options, tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    runs = [
+        trained(tmp_path / name, task, seed, **more)
+        for name, seed, more in zip("ab", seeds, options, strict=True)
+    ]
+    path = tmp_path / "compare.html"
+    assert write_comparison(runs, path, rows=4).orders == ()
+    assert "over seeds" not in path.read_text()
+
+
+def test_seeds_without_kept_weights_say_so(tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    path = tmp_path / "compare.html"
+    runs = [trained(tmp_path / name, task, seed) for seed, name in enumerate("ab")]
+    [order] = write_comparison(runs, path, rows=4).orders
+    assert order.onsets is None
+    assert "weights of 1 step are kept, fewer than 4" in order.missing
+    assert "Weights of 1 step are kept, fewer than 4." in path.read_text()
 
 
 def test_tasks_that_differ_are_compared_each_on_its_own_row(tmp_path):

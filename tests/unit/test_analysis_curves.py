@@ -59,3 +59,11 @@ def test_one_step_without_evaluation_can_be_drawn():
     curve = Curve("loss", one, one / 2, 1, none.astype(int), none, {"uniform guess": 5.5})
     assert describe(curve).says.startswith("No evaluation yet")
     assert len(draw(curve).to_dict()["data"]) == 2
+
+
+def test_one_evaluation_is_no_journey():
+    one = np.array([30])
+    curve = Curve("accuracy", one, one / 60, 1, one, one / 60, {"chance": 0.1})
+    assert describe(curve).says == (
+        "The test accuracy stands at 50.0 % after step 30; it was evaluated once."
+    )

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from analysis import dynamic_mask
 from analysis.base import NotApplicableError, Subject
+from analysis.measures.estimates import Estimate, worst_of_many
 from analysis.measures.mask_heads import heads
-from analysis.measures.mask_history import History, beyond, learn, spread_steps, without_masks
-from analysis.measures.mask_results import Effect, Selection, Trajectory, Values
+from analysis.measures.mask_history import History, beyond, learn, without_masks
+from analysis.measures.mask_results import Effect, Kept, Selection, Trajectory, Values
 from analysis.measures.masking import LIGHT, answers_at, auroc, masked_layers, onset, readers, see
 from analysis.record import plain
 from lab.config import ModelConfig, TrainConfig
@@ -139,6 +141,7 @@ def test_what_a_mask_does_is_the_loop_over_queries_and_keys(mask, window, n_head
     for head in range(n_kv_heads):
         total = dict.fromkeys(("n", "kept", "right", "eligible", "stored", "hidden"), 0)
         lost = lost_answer = lost_unstored = answered = before = moved = 0.0
+        bound, unbound, even = [], [], []
         shares: dict[int, list[bool]] = {role: [] for role in range(4)}
         weights: dict[int, list[float]] = {role: [] for role in range(4)}
         for b in range(3):
@@ -148,6 +151,12 @@ def test_what_a_mask_does_is_the_loop_over_queries_and_keys(mask, window, n_head
                 for s in range(t + 1):
                     shares[int(batch.roles[b, s])].append(not masked[t, s])
                     weights[int(batch.roles[b, s])].append(math.exp(bias[s] - max(bias[: t + 1])))
+                if t in batch.links["value_pos"][b].tolist():
+                    at = batch.links["key_pos"][b, batch.links["value_pos"][b].tolist().index(t)]
+                    group_heads = range(head * group, (head + 1) * group)
+                    bound.append(np.mean([float(with_mask[b, h, t, at]) for h in group_heads]))
+                    unbound.append(np.mean([float(free_of_1[b, h, t, at]) for h in group_heads]))
+                    even.append(1 / (t + 1))
                 if batch.targets[b, t] < 0:
                     continue
                 total["n"] += 1
@@ -184,6 +193,10 @@ def test_what_a_mask_does_is_the_loop_over_queries_and_keys(mask, window, n_head
         assert one.pairs.answer.value == near(answered / n)
         assert one.pairs.answer.chance == near(before / n)
         assert one.pairs.gained.value == near((answered - before) / n)
+        assert one.pairs.key.value == near(float(np.mean(bound)))
+        assert one.pairs.key.chance == near(float(np.mean(unbound)))
+        assert one.pairs.key_gained.value == near(float(np.mean(bound) - np.mean(unbound)))
+        assert one.pairs.key_uniform == near(float(np.mean(even)))
         if lost:
             assert one.pairs.lost_answer.value == near(lost_answer / lost)
             assert one.pairs.lost_unstored.value == near(lost_unstored / lost)
@@ -227,7 +240,7 @@ def test_a_table_that_masks_the_answers_is_said_to_take_them():
     assert found.pairs.answer.value == 0
     assert found.pairs.auroc.value < 0.5
     assert found.verdict == "answers"
-    effect = dynamic_mask.measure(subject(built))[2]
+    [effect] = [r for r in dynamic_mask.measure(subject(built)) if isinstance(r, Effect)]
     assert "Layer 0 takes answers" in dynamic_mask.describe(effect).says
 
 
@@ -236,6 +249,93 @@ def test_a_table_that_masks_fillers_and_half_the_answers_takes_both():
     masked = roles != VALUE
     masked[1] = True
     assert first_head(planted(model("straight-through"), masked)).verdict == "both"
+
+
+@pytest.mark.parametrize(
+    ("free", "change", "verdict"),
+    [
+        (0.5, (-0.5, -0.4), "keys"),
+        (0.5, (-0.01, 0.01), "noise"),
+        (0.5, (0.1, 0.2), "noise"),
+        (0.05, (-0.05, -0.04), "noise"),
+    ],
+    ids=["taken", "unclear", "gained", "less than evenly"],
+)
+def test_a_mask_that_takes_keys_from_their_values_is_not_praised(free, change, verdict):
+    keep = stored_positions(TASK.batch(size=1))[0]
+    found = first_head(planted(model("straight-through"), ~keep))
+    assert found.pairs is not None
+    low, high = change
+    middle = (low + high) / 2
+    pairs = replace(
+        found.pairs,
+        key=Estimate(free + middle, 0.0, 1.0, free),
+        key_gained=Estimate(middle, low, high, 0.0),
+        key_uniform=0.1,
+    )
+    head = replace(found, pairs=pairs)
+    assert head.verdict == verdict
+    # What moves the scored queries alone does not excuse it.
+    idle = replace(head, moved=0.0)
+    assert idle.verdict == ("keys" if verdict == "keys" else "nothing")
+
+
+def test_a_mask_without_which_more_is_right_is_said_to_do_harm():
+    effect = dynamic_mask.measure(subject(model("straight-through")))[2]
+    assert isinstance(effect, Effect)
+    assert "harm." not in dynamic_mask.describe(effect).says
+    gains = np.zeros((64, 2))
+    gains[:, 1] = np.random.default_rng(0).normal(0.3, 0.1, 64)
+    harm = tuple(worst_of_many(-gains, np.random.default_rng(0)).tolist())
+    removal = (effect.removal[0], Estimate(0.3, 0.28, 0.32, 0.0))
+    harmful = replace(effect, harm=harm, removal=removal)
+    says = dynamic_mask.describe(harmful).says
+    assert "So whatever they take, the masks of layer 1 do harm." in says
+    drawn = dynamic_mask.draw(harmful)
+    assert drawn is not None
+    notes = [note["text"] for note in drawn.to_dict()["layout"]["annotations"]]
+    assert [note.endswith(", does harm") for note in notes] == [False, True]
+
+
+def test_whiskers_go_to_the_true_ends():
+    effect = dynamic_mask.measure(subject(model("straight-through")))[2]
+    assert isinstance(effect, Effect)
+    head = effect.heads[0]
+    assert head.pairs is not None
+    pairs = replace(head.pairs, answer=Estimate(0.5, 0.45, 0.7, 0.3))
+    drawn = dynamic_mask.draw(replace(effect, heads=(replace(head, pairs=pairs),)))
+    assert drawn is not None
+    traces: Any = drawn.data
+    [whiskers] = [trace.error_x for trace in traces if trace.error_x.array is not None]
+    np.testing.assert_allclose(whiskers.array, [0.2])
+    np.testing.assert_allclose(whiskers.arrayminus, [0.05])
+
+
+def test_kept_keys_are_drawn_where_they_are():
+    roles = TASK.batch(size=1).roles[0]
+    built = planted(model("straight-through"), roles == FILLER)
+    of = subject(built)
+    kept = dynamic_mask.measure(of)[2]
+    assert isinstance(kept, Kept)
+    assert kept.bands == tuple(range(0, 17, 2))
+    layer = see(built, of.batch)[0]
+    shares: dict[tuple[int, int], list[bool]] = {}
+    for b in range(len(of.batch.inputs)):
+        masked = brute_masked(layer.bias[b, 0].double().tolist(), None)
+        for t, s in np.argwhere(np.tri(16)).tolist():
+            shares.setdefault((int(of.batch.roles[b, s]), s // 2), []).append(not masked[t, s])
+    drawn = dynamic_mask.draw(kept)
+    assert drawn is not None
+    traces: Any = drawn.data
+    cells = traces[0].z
+    for role, band in np.ndindex(4, 8):
+        found = kept.heads[0].kept_by_band[role, band]
+        if (role, band) not in shares:
+            assert np.isnan(found)
+            continue
+        assert found == pytest.approx(np.mean(shares[role, band]))
+        assert cells[role, band] == pytest.approx(found)
+    assert "filler at" in dynamic_mask.describe(kept).says
 
 
 def test_a_mask_of_equal_biases_does_nothing():
@@ -337,12 +437,6 @@ def test_a_literal_mask_is_dead_all_along(tmp_path):
     assert (past.gradients == 0).all()
     assert (past.drifts == 0).all()
     assert "dead" in dynamic_mask.describe(past).says
-
-
-def test_steps_are_thinned_from_the_first_to_the_last():
-    assert spread_steps([0, 1, 2], 24) == [0, 1, 2]
-    thin = spread_steps(list(range(100)), 24)
-    assert (thin[0], thin[-1], len(thin)) == (0, 99, 24)
 
 
 def test_beyond_the_length_a_table_is_as_it_began():

@@ -27,11 +27,13 @@ from analysis.measures.causes import (
     redrawn,
 )
 from analysis.measures.ledger import Examples, Ledger, measure_errors
+from analysis.measures.masking import masked_layers
 from analysis.record import plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
 from lab.models import Block, build
+from lab.train import stored_positions
 from tasks.base import Batch
 from tasks.mqar import MQAR
 
@@ -216,6 +218,29 @@ def test_what_a_mask_hides_without_harm_is_not_blamed():
     assert shares(ledger)[MASKED] == 0
 
 
+@pytest.mark.parametrize("bias", [0.0, -3.0], ids=["as the others", "least of all"])
+def test_a_lifted_window_keeps_every_stored_key_and_what_it_kept(bias):
+    options = {"A.mask": "soft", "A.window": 5, "A.max_seq_len": 24}
+    model = build("AM*2", vocab_size=32, d_model=32, options=options).eval()
+    batch = TASK.batch(split="test", size=4)
+    stored = stored_positions(batch)[:, None, None]
+    for layer in masked_layers(model).values():
+        assert isinstance(layer.mask, SoftMask)
+        with torch.no_grad():
+            layer.mask.l[:, :8] = bias
+    kept: list[torch.Tensor] = []
+    names = [f"blocks.{i}.mixer.hook_pattern" for i in range(2)]
+    with torch.no_grad(), model.hooks([(names, lambda p, _: kept.append(p > 0))]):
+        model(batch.inputs)
+        reach.lifted(model, batch)
+    assert [layer.window for layer in masked_layers(model).values()] == [5, 5]
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()
+    for before, after in zip(kept[:2], kept[2:], strict=True):
+        assert not before[(stored & causal).expand_as(before)].all()
+        assert after[(stored & causal).expand_as(after)].all()
+        assert after[before].all()
+
+
 def test_what_decays_below_its_rival_is_said_to():
     mixer = Fading(32)
     ledger, _, subject = measured(mixer)
@@ -382,6 +407,9 @@ def test_everything_is_described_drawn_and_recorded():
     assert [type(r) for r in errors.measure(subject)] == [Ledger, Examples]
     json.dumps(plain([ledger, examples]))
     assert sum(cause.count for cause in ledger.causes) == ledger.wrong
+    # The rank of the right value is no matter of what was answered.
+    unset = {cause.name for cause in ledger.causes if np.isnan(cause.chance)}
+    assert unset == {OUTRANKED, UNKNOWN}
     for result in (ledger, examples):
         words = errors.describe(result)
         assert words.says.endswith(".")

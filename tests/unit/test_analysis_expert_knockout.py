@@ -15,8 +15,9 @@ from analysis import expert_knockout
 from analysis.base import NotApplicableError, Subject
 from analysis.expert_knockout import Roles, describe, draw, measure, planned
 from analysis.interventions import knock_out_experts, transplant_experts
-from analysis.measures.expert_deletion import Site, _shortlisted, holders, retrieving, sites
+from analysis.measures.expert_deletion import Site, retrieving, sites
 from analysis.measures.expert_effects import Change, LayerKnockout, layer_knockout
+from analysis.measures.expert_holders import Answers, _shortlisted, answers_held, asked, holders
 from analysis.measures.intervals import bootstrap
 from analysis.record import plain
 from analysis.scoring import scored
@@ -342,6 +343,91 @@ def test_one_expert_that_holds_all_stands_out():
     assert "One expert of the 4 most loaded stands out: deleting expert (1, 2)" in says
 
 
+def test_the_expert_of_every_answer_is_named():
+    model, batch = memory()
+    found = answers_held(model, batch, 0, np.random.default_rng(0))
+    assert (found.asked, found.held, found.rivals, found.lost) == (96, 96, 0, 96)
+    assert found.holders == N
+    for one in found.top:
+        expert = one.place[0] * 4 + one.place[1]
+        assert one.targets == ((int(FACTS[expert]), 6),)
+        assert one.answers == 6
+    # Six rows ask each token once: 15 pairs of each of 16 answers, of 96 · 95 / 2.
+    assert found.same == 1
+    assert found.any_two == pytest.approx(16 * 15 / (96 * 95 / 2))
+    says = describe(found).says
+    assert says.startswith("One expert holds 96 of 96 answers (100.0 %) in layer 0")
+    assert "the same expert in 100.0 % (any two: 5.3 %)" in says
+    texts = [annotation["text"] for annotation in draw(found).to_dict()["layout"]["annotations"]]
+    assert f"6: {found.top[0].targets[0][0]} × 6" in texts
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["idle", "two experts for every answer"])
+def test_no_expert_holds_what_none_or_several_do(shared):
+    model, batch = memory()
+    layer = retrieving(model)[0]
+    with torch.no_grad():
+        if not shared:
+            layer.up.zero_()
+        else:
+            # Twins: each token takes its own expert and the next column's, which answers alike.
+            other = build(
+                "NP",
+                vocab_size=N,
+                d_model=N,
+                options={
+                    "P.n_experts": N,
+                    "P.n_retrieval_heads": 2,
+                    "P.k": 1,
+                    "P.d_retrieval": 8,
+                },
+                tied=False,
+            ).eval()
+            twins = retrieving(other)[0]
+            for name, table in model.state_dict().items():
+                if other.state_dict()[name].shape == table.shape:
+                    other.state_dict()[name].copy_(table)
+            for key in (twins.row_keys, twins.column_keys):
+                key.copy_(torch.eye(4))
+            twins.query.weight.zero_()
+            for token in range(N):
+                for head, column in enumerate((token % 4, (token + 1) % 4)):
+                    twins.query.weight[4 * head + token // 4, token] = 1
+                    twins.query.weight[8 + 4 * head + column, token] = 1
+            for expert in range(N):
+                row = expert // 4 * 4
+                before = row + (expert - 1) % 4
+                twins.down[expert, row : row + 4] = 1
+                twins.up[expert] = 2 * torch.eye(N)[FACTS[[expert, before]]].sum(0)
+            model = other
+            # A token that is its neighbour's answer speaks for that one.
+            rows = torch.arange(N).view(4, 4)
+            near = torch.stack([rows.roll(1, 1), rows.roll(-1, 1)]).view(2, N)
+            clear = (FACTS[near] != torch.arange(N)).all(0)[batch.inputs]
+            batch = replace(batch, targets=batch.targets.where(clear, -100))
+    found = answers_held(model, batch, 0, np.random.default_rng(0), most=40)
+    assert (found.asked, found.held) == (40, 0)
+    assert describe(found).says.startswith("No single expert matters: one holds 0 of 40 answers")
+    assert np.isnan(found.same)
+    assert draw(found).data
+
+
+def test_a_random_model_has_no_holders():
+    model, batch = small()
+    found = answers_held(model, batch, 0, np.random.default_rng(0))
+    assert found.held <= 1
+    assert describe(found).says.startswith("No single expert matters")
+
+
+def test_few_answers_are_drawn_where_there_are_many():
+    _, batch = memory()
+    some = asked(batch, 10, np.random.default_rng(0))
+    kept = some.targets != -100
+    assert kept.sum() == 10
+    assert (some.targets[kept] == batch.targets[kept]).all()
+    assert asked(batch, 96, np.random.default_rng(0)) is batch
+
+
 def test_idle_experts_show_no_effect():
     model, batch = small()
     with torch.no_grad():
@@ -370,7 +456,7 @@ def test_every_layer_has_a_figure_and_the_roles_share_one(monkeypatch):
     monkeypatch.setattr(expert_knockout, "PLANS", ((6, 2, 1.0),))
     model, batch = small()
     results = measure(Subject(TASK, model, batch))
-    assert [type(result) for result in results] == [LayerKnockout, LayerKnockout, Roles]
+    assert [type(result) for result in results] == [LayerKnockout, LayerKnockout, Roles, Answers]
     for result in results:
         words, drawn = describe(result), draw(result)
         assert drawn.data

@@ -14,7 +14,14 @@ from analysis import expert_map
 from analysis.base import NotApplicableError, Subject
 from analysis.expert_coactivation import co_activation, layer_pairs
 from analysis.expert_map import LoadMap, describe, draw, load_map, measure
-from analysis.measures.expert_pairs import Choices, choices, coalition, count_pairs, shuffled
+from analysis.measures.expert_pairs import (
+    Choices,
+    choices,
+    coalition,
+    count_pairs,
+    exchanged,
+    shuffled,
+)
 from analysis.record import plain
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import build
@@ -33,8 +40,24 @@ def cells_of(drawn: go.Figure | None) -> np.ndarray:
     return trace.z
 
 
-def of(experts: np.ndarray, shape: tuple[int, int] = (4, 8), layer: int = 0) -> Choices:
-    return Choices(layer, "CDMoE", shape, zero_keys=False, experts=experts)
+def of(
+    experts: np.ndarray,
+    shape: tuple[int, int] = (4, 8),
+    layer: int = 0,
+    ids: np.ndarray | None = None,
+) -> Choices:
+    """Return choices, each of a token of its own unless ids tell."""
+    own = np.arange(len(experts)) if ids is None else ids
+    return Choices(layer, "CDMoE", shape, zero_keys=False, experts=experts, ids=own)
+
+
+def of_ids(seed: int, slots: int, n_ids: int = 200, tokens: int = 4000) -> Choices:
+    """Return choices that follow from the id alone, with row and column drawn apart for each."""
+    drawn = np.random.default_rng(seed)
+    ids = drawn.integers(n_ids, size=tokens)
+    scores = drawn.normal(size=(n_ids, 12, 1)) + drawn.normal(size=(n_ids, 1, 12))
+    experts = np.argsort(-scores.reshape(n_ids, -1), axis=1)[:, :slots]
+    return of(experts[ids], (12, 12), ids=ids)
 
 
 def random_choices(tokens: int, slots: int, n_experts: int) -> np.ndarray:
@@ -74,7 +97,28 @@ def test_row_and_column_that_are_drawn_apart_share_nothing(shape):
     assert found.information <= found.null
     # Miller and Madow take the bias, (rows − 1)(columns − 1) / 2N, off: what is left is noise.
     assert abs(found.corrected) < found.information
-    assert "independent as far as these choices tell" in describe(found).says
+    assert "does not show beyond the chance of 3,000 token ids" in describe(found).says
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_few_token_ids_are_not_said_to_tie_row_and_column(slots):
+    """Their rows and columns are independent: the claim may be made of 1 in 40, here of 2 in 20."""
+    told = []
+    for seed in range(20):
+        found = load_map(of_ids(seed, slots, tokens=1000), rng())
+        told.append("does not show" not in describe(found).says)
+        assert found.information > 0.05
+        assert found.ids <= 200
+    assert sum(told) <= 2
+
+
+def test_ids_change_places_whole():
+    ids = rng().integers(30, size=500)
+    source = exchanged(ids, rng())
+    pairs = {(int(old), int(new)) for old, new in zip(ids, ids[source], strict=True)}
+    assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
+    # Of one id's tokens not always the same one comes.
+    assert len(np.unique(source)) > 200
 
 
 def test_a_row_that_decides_the_column_tells_all_of_it():
@@ -170,9 +214,22 @@ def test_a_million_experts_need_no_table_of_pairs():
 
 def test_shuffling_keeps_loads_and_breaks_rows():
     chosen = random_choices(300, 4, 32)
-    found = shuffled(chosen, rng())
+    found = shuffled(of(chosen), rng())
+    # With an id for every token it is a permutation.
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(chosen, axis=0))
     assert (found != chosen).any(axis=0).all()
+
+
+def test_few_token_ids_are_not_said_to_bind_experts():
+    """Experts of an id are drawn apart: the claim may be made of 1 in 20, here of 2 in 20."""
+    told = 0
+    for seed in range(20):
+        drawn = np.random.default_rng(seed)
+        experts, ids = drawn.integers(144, size=(100, 4)), drawn.integers(100, size=1000)
+        found = [of(experts[ids], (12, 12), layer, ids) for layer in range(2)]
+        says = describe(co_activation(found, drawn)).says
+        told += not says.startswith("No pair of experts is seen to act together")
+    assert told <= 2
 
 
 def test_independent_experts_have_no_pmi_beyond_the_shuffles():
@@ -197,7 +254,7 @@ def test_a_planted_pair_is_found_and_named():
     assert found.top[0].both == partners.sum()
     assert found.top[0].pmi == pytest.approx(math.log(4000 / partners.sum()))
     assert found.coalition.tolist() == [30, 31]
-    assert found.beyond > 0
+    assert found.excess > co_activation([of(chosen)], rng()).chance
     words = describe(co_activation([of(chosen)], rng()))
     assert words.says.startswith("Experts are chosen together in layer 0")
     assert f"(3, 6) and (3, 7) {partners.sum()} times" in words.reading
@@ -251,9 +308,9 @@ def test_one_choice_a_token_has_no_pairs():
 
 def test_few_tokens_are_drawn_where_there_are_many():
     found = of(np.arange(100)[:, None] % 32)
-    assert found.sample(1000, rng()).shape == (100, 1)
-    assert found.sample(7, rng()).shape == (7, 1)
-    assert found.sample(0, rng()).shape == (1, 1)
+    assert found.sample(1000, rng()).experts.shape == (100, 1)
+    assert found.sample(7, rng()).experts.shape == (7, 1)
+    assert found.sample(0, rng()).experts.shape == (1, 1)
     assert layer_pairs(of(random_choices(500, 4, 32)), rng(), budget=60).tokens == 10
 
 

@@ -8,7 +8,15 @@ import torch
 
 from analysis import expert_training
 from analysis.base import NotApplicableError, Subject
-from analysis.expert_training import Course, describe, draw, measure, saturation, thinned
+from analysis.expert_training import (
+    Course,
+    describe,
+    draw,
+    measure,
+    membership,
+    saturation,
+    thinned,
+)
 from analysis.measures.chosen_experts import Chosen, expert_layers
 from analysis.record import plain
 from lab import history
@@ -69,28 +77,73 @@ def test_random_weights_are_as_alike_as_random_choices(tmp_path):
     assert "same experts" not in words.says
     json.dumps(plain(course), allow_nan=False)
     levels = [trace for trace in draw(course).to_dict()["data"] if trace["name"] == "layer 1"]
-    assert len(levels) == 4
+    assert len(levels) == 5
+    assert (course.membership[:, -1] == 1).all()
+    assert (course.membership[:, 0] < 0.5).all()
 
 
-def test_a_coalition_that_comes_and_goes_is_named():
+def planted(standing: list[float], uniform: float = 0.0, chance: float = 0.0) -> Course:
+    """Return the course of two layers, the first of which has these standing experts."""
     effective = np.array([[3.0, 40.0, 5.0, 30.0], [3.0, 40.0, 39.0, 41.0]])
-    course = Course(
+    return Course(
         steps=np.array([0, 10, 20, 30]),
         tokens=100,
         layers=np.array([2, 5]),
         n_experts=np.array([42, 42]),
         effective=effective,
         used=effective / 42,
-        standing=np.array([[1.0, 0.0, 0.75, 0.125], [1.0, 0.0, 0.0, 0.0]]),
+        standing=np.array([standing, [1.0, 0.0, 0.0, 0.0]]),
+        membership=np.array([[0.0, 0.1, 0.4, 1.0], [0.0, 0.1, 0.2, 1.0]]),
+        standing_uniform=np.full(2, uniform),
+        standing_chance=np.full(2, chance),
+        membership_uniform=np.full(2, 0.04),
         saturation=np.array([[0.1, 0.2, 0.3, 1.0], [0.1, 0.6, 0.7, 1.0]]),
         effective_uniform=np.array([41.5, 41.5]),
         used_uniform=np.ones(2),
         saturation_uniform=np.full(2, 3 / 42),
     )
-    says = describe(course).says
+
+
+def test_a_coalition_that_comes_and_goes_is_named():
+    says = describe(planted([1.0, 0.0, 0.75, 0.025])).says
     assert "Layer 2 has 3 effective experts at step 0, 5 at step 20 and 30 at step 30" in says
-    assert "hold most, 75.0 % of its choices, at step 20, and 12.5 % at the end" in says
+    assert "a coalition of standing experts forms by step 20, holds most, 75.0 %" in says
+    assert "(random choice: 0.0 %), at step 20, and is gone by step 30" in says
+    assert "of step 20 and of the last overlap by 40.0 % (chance: 4.0 %)" in says
     assert "at step 20 only 30.0 % of its last choices are in place" in says
+
+
+@pytest.mark.parametrize(
+    ("standing", "says"),
+    [
+        ([1.0, 0.2, 0.5, 0.3], "is there from step 0, holds most, 50.0 %"),
+        ([1.0, 0.0, 0.5, 0.3], "at step 20, and holds 30.0 % at the end"),
+        ([1.0, 0.0, 0.2, 0.3], "forms by step 20 and holds 30.0 % at the end"),
+    ],
+)
+def test_a_coalition_that_stays_is_named(standing, says):
+    assert says in describe(planted(standing)).says
+
+
+@pytest.mark.parametrize(
+    ("standing", "uniform"), [([0.0, 0.0, 0.05, 0.0], 0.0), ([1.0, 1.0, 1.0, 1.0], 0.996)]
+)
+def test_standing_experts_that_are_few_or_by_chance_are_no_coalition(standing, uniform):
+    says = describe(planted(standing, uniform, chance=float(uniform > 0))).says
+    assert "coalition" not in says
+    assert ("nearly every token" in says) == (not uniform)
+
+
+def test_membership_is_of_the_most_loaded():
+    def leading(first: int) -> Chosen:
+        indices = np.full((20, 1, 2), first, np.int32) + np.arange(2, dtype=np.int32)
+        indices[0] = [8, 9]
+        ones = np.ones((20, 1, 2))
+        return Chosen(0, "CDMoE", 10, indices, ones, ones[..., 0], ones[..., 0] < 0)
+
+    assert membership(leading(1), leading(1)) == 1
+    assert membership(leading(1), leading(2)) == pytest.approx(1 / 3)
+    assert membership(leading(1), leading(3)) == 0
 
 
 def test_saturation_is_the_loop():

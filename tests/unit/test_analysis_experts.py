@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts import Comparison, Loads, describe, draw, faces, measure
+from analysis.experts import Comparison, Loads, comparison, describe, draw, faces, measure
 from analysis.measures.chosen_experts import Chosen, chosen_experts, expert_layers
-from analysis.measures.expert_load import Ranked, Spread, load
+from analysis.measures.expert_load import Ranked, Spread, load, standing_null
 from analysis.record import plain
 from lab.layers.printed.cdmoe import FloorSquareCDMoE
 from lab.layers.retrieval import RetrievedExperts
@@ -153,6 +153,31 @@ def test_uniform_choice_is_its_own_null(heads, k, n_experts):
     # Pointwise 95 % bands from 40 draws; ranks go up and down together.
     assert inside.mean() > 0.6
     assert not found.collapsed
+
+
+@pytest.mark.parametrize(
+    ("heads", "k", "n_experts", "tokens"), [(8, 2, 4, 300), (3, 3, 4, 12), (1, 7, 8, 10)]
+)
+def test_standing_experts_of_random_choice_are_its_null(heads, k, n_experts, tokens):
+    """Also where few experts leave random choice hardly anything else."""
+    found = [load(random_choices(tokens, heads, k, n_experts, seed), seed=0) for seed in range(60)]
+    shares = np.array([one.standing_share for one in found])
+    error = 4 * shares.std() / math.sqrt(60) + 1e-3
+    assert shares.mean() == pytest.approx(found[0].standing_uniform, abs=error)
+    assert not any(one.stands_out or one.collapsed for one in found)
+    says = describe(comparison(found[:2])).says
+    assert "random choice: none" not in says
+    assert "hold no more than by chance" in says
+
+
+def test_a_null_of_standing_experts_is_a_binomial_tail():
+    q, most = 1 - (1 - 2 / 6) ** 3, 0.0
+    for served in range(18, 21):
+        ways = math.comb(20, served) * q**served * (1 - q) ** (20 - served)
+        most += ways * served / (20 * q)
+    assert standing_null(6, 3, 2, 20, seed=0)[0] == pytest.approx(most)
+    assert standing_null(4, 1, 4, 20, seed=0) == (1.0, 1.0)
+    assert standing_null(1024, 8, 4, 2048, seed=0) == (pytest.approx(0, abs=1e-12), 0.0)
 
 
 def test_with_one_choice_a_token_usage_is_the_multinomial_null():

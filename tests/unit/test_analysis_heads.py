@@ -1,6 +1,7 @@
 """A planted head has the score it was planted with; sums are the loops; nothing is invented."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -300,6 +301,18 @@ def with_mixer(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], stack: st
     return build(stack, vocab_size=32, d_model=16, model="tests:Mixer")
 
 
+def twice(found: Subject) -> Subject:
+    """Return a subject whose row comes twice: what is planted for it is then sure."""
+    batch = found.batch
+    twofold = Batch(
+        batch.inputs.repeat(2, 1),
+        batch.targets.repeat(2, 1),
+        batch.roles.repeat(2, 1),
+        {name: link.repeat(2, 1) for name, link in batch.links.items()},
+    )
+    return replace(found, batch=twofold)
+
+
 def plant(model: LanguageModel, layer: int, batch: Batch, kinds: tuple[str, str]) -> None:
     """Give a layer one head of each kind; where a kind has no position, the head is uniform."""
     module = model.get_submodule(f"blocks.{layer}.mixer")
@@ -315,7 +328,7 @@ def plant(model: LanguageModel, layer: int, batch: Batch, kinds: tuple[str, str]
 
 def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
     model = with_mixer(monkeypatch, Shown, "UM*2")
-    plain_one = subject(rows=1, model=model)
+    plain_one = twice(subject(rows=1, model=model))
     for layer in (0, 1):
         kinds = (("previous token", "first token"), ("induction", "duplicate token"))[layer]
         plant(model, layer, plain_one.batch, kinds)
@@ -341,7 +354,7 @@ def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
     np.testing.assert_allclose(reach.effective_keys, reach.uniform_keys, rtol=1e-5)
     np.testing.assert_allclose(reach.entropy, reach.uniform_entropy, rtol=1e-5)
     np.testing.assert_allclose(reach.distance, reach.uniform_distance, rtol=1e-5)
-    assert heads.describe(scores).says.startswith("No head shows one of these patterns")
+    assert heads.describe(scores).says.startswith("No head surely shows one of these patterns")
 
 
 @pytest.mark.parametrize("stack", ["AM IM", "SM SM"])
@@ -416,7 +429,7 @@ def test_rollout_is_the_product_and_its_rows_sum_to_one(block, monkeypatch):
 def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     """Keys are written to values, queries look at what followed: ¼ of a query is its value."""
     model = with_mixer(monkeypatch, Shown, "UM*2")
-    found = subject(rows=1, model=model)
+    found = twice(subject(rows=1, model=model))
     plant(model, 0, found.batch, ("previous token", "previous token"))
     plant(model, 1, found.batch, ("induction", "induction"))
     [result] = rollout.measure(found)
@@ -447,3 +460,31 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
 )
 def test_logarithmic_axes_have_few_and_even_labels(ends, labels):
     assert list(log_ticks(*ends).values()) == labels
+
+
+def test_a_single_row_is_sure_of_no_head_and_no_recall(monkeypatch):
+    model = with_mixer(monkeypatch, Shown, "UM*2")
+    found = subject(rows=1, model=model)
+    plant(model, 0, found.batch, ("previous token", "previous token"))
+    plant(model, 1, found.batch, ("induction", "induction"))
+    scores, _ = heads.measure(found)
+    assert isinstance(scores, Scores)
+    assert labels(scores) == []
+    assert heads.describe(scores).says.startswith("Undecided, as one row of the batch has no")
+    [result] = rollout.measure(found)
+    assert np.isnan(result.interval).all()
+    assert rollout.describe(result).says.startswith("Whether recall shows is not sure")
+
+
+@pytest.mark.parametrize(
+    ("interval", "opening"),
+    [
+        ((0.21, 0.4), "Through all 2 layers queries reach"),
+        ((0.1, 0.4), "Whether recall shows is not sure"),
+        ((0.1, 0.19), "No recall shows"),
+    ],
+)
+def test_recall_shows_in_a_rollout_by_its_interval(interval, opening):
+    [result] = rollout.measure(subject(rows=4))
+    told = replace(result, interval=interval, uniform_value=0.1)
+    assert rollout.describe(told).says.startswith(opening)

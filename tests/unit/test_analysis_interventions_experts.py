@@ -85,6 +85,23 @@ def test_a_knock_out_is_of_who_is_chosen_in_the_end():
     assert (cache[names[1]] == 0).all()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("one", [3, np.int64(3)])
+def test_one_expert_may_be_named_by_its_number(one):
+    model = stack(mlps=(experts("peer"),))
+    with knock_out_experts(model, 0, [3]):
+        expected = model(TOKENS)
+    with knock_out_experts(model, 0, one):
+        assert torch.equal(model(TOKENS), expected)
+    giver = stack(mlps=(experts("peer", seed=3),))
+    with transplant_experts(giver, model, 0, [3], into=[1]):
+        expected = model(TOKENS)
+    with transplant_experts(giver, model, 0, one, into=1):
+        assert torch.equal(model(TOKENS), expected)
+    with pytest.raises(ValueError, match="experts holds 99, must be below"):
+        knock_out_experts(model, 0, 99).__enter__()
+
+
 @every_experts
 @torch.no_grad()
 def test_transplanted_experts_compute_what_they_did(kind):

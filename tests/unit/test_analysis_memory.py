@@ -53,5 +53,5 @@ def test_how_many_rows_would_fit():
     model = build("AM", vocab_size=32, d_model=16)
     limit = needed(model, 5, 4096)
     check(model, 5, 4096, limit)
-    with pytest.raises(ValueError, match=r"rows=6 of 4096 tokens .* 5 rows would fit"):
+    with pytest.raises(ValueError, match=r"rows=6 of 4,096 tokens .* 5 rows would fit"):
         check(model, 6, 4096, limit)

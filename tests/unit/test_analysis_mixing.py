@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from analysis.base import NotApplicableError
 from analysis.links import Links, mass, mass_of_blocks, row_links
 from analysis.mixing import Mixer, mixers
-from lab.files import RunError
 from lab.laws import MatrixMixer
 from lab.models import Block, build
 from tasks.mqar import MQAR
@@ -183,8 +183,53 @@ def test_a_mixer_of_ones_own_is_asked_for_its_matrix_once(monkeypatch):
 
 
 def test_a_mixer_that_raises_is_named():
-    with pytest.raises(RunError, match=r"Wrong.matrix raised KeyError: 'mine'"):
+    with pytest.raises(NotApplicableError, match=r"Wrong.matrix raised KeyError: 'mine'"):
         Mixer(0, Wrong(8), torch.zeros(1, 16, 8)).matrix(0)
+
+
+class Flat(Own):
+    """Its matrix has no heads."""
+
+    def matrix(self, x):
+        return torch.ones(x.shape[0], x.shape[1], x.shape[1]).tril()
+
+    def forward(self, x):
+        return x
+
+
+class Lying(Own):
+    """Its matrix is twice what it applies."""
+
+    def matrix(self, x):
+        return 2 * super().matrix(x)
+
+    def forward(self, x):
+        return self.project(x, super().matrix(x) @ self.values(x))
+
+
+class Undefined(Own):
+    """Its matrix is not finite."""
+
+    def matrix(self, x):
+        return super().matrix(x) * torch.nan
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (Flat, r"Flat.matrix is \[1, 16, 16\], must be \[b h t s\], \[1 h 16 16\]"),
+        (Lying, r"Lying.matrix is not what forward applies: .* off by 1 of its largest output"),
+        (Undefined, "Undefined.matrix is not finite"),
+    ],
+)
+def test_a_matrix_that_is_none_is_refused(cls, why):
+    x = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(NotApplicableError, match=why):
+        Mixer(0, cls(8), x).prove()
+    Mixer(0, Own(8), x).prove()
 
 
 def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from analysis import pair_mass, recall
+from analysis import pair_mass
 from analysis.base import NotApplicableError, Subject
+from analysis.measures.intervals import share_interval
 from analysis.mixing import mixers
 from analysis.pair_mass import Masses, masses
 from analysis.recall import Bins, Recalled, bins, describe, draw, measure, recall_by_place
@@ -77,7 +78,7 @@ def test_uniform_rows_have_chance_and_no_head_stands_out():
     model = mechanisms.blank("AN", {"A.position": "none"})
     found = found_in(Subject(mechanisms.TASK, model, mechanisms.TASK.batch(split="test", size=6)))
     assert found.share[0] == pytest.approx(found.chance)
-    assert describe(found).says.startswith("No head stands out")
+    assert describe(found).says.startswith("No head surely stands out")
 
 
 class Opaque(nn.Module):
@@ -159,11 +160,11 @@ def test_bins_end_where_the_next_begins():
 
 def test_an_interval_knows_how_few_and_how_alike_answers_are():
     rng = np.random.default_rng(0)
-    all_right = recall.share_interval(np.ones(10, bool), np.repeat(np.arange(5), 2), rng)
+    all_right = share_interval(np.ones(10, bool), np.repeat(np.arange(5), 2), rng)
     assert all_right == pytest.approx((0.7225, 1), abs=1e-4)  # Wilson's; rows alone say 1 … 1
     alike = np.repeat([True, False], 500)
-    wide = recall.share_interval(alike, np.repeat(np.arange(10), 100), rng)
-    narrow = recall.share_interval(alike, np.arange(1000), rng)
+    wide = share_interval(alike, np.repeat(np.arange(10), 100), rng)
+    narrow = share_interval(alike, np.arange(1000), rng)
     assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
 
 

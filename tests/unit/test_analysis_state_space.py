@@ -11,10 +11,10 @@ from torch import Tensor
 from analysis import state_rank, state_space
 from analysis.base import NotApplicableError, Subject
 from analysis.measures.recurrence import Recurrence, effective_rank, rank
+from analysis.measures.state_results import QUANTITIES, Contexts, Magnitudes, Memory, Roles
 from analysis.mixing import Mixer
 from analysis.record import plain
 from analysis.state_rank import Spectrum
-from analysis.state_space import Magnitudes, Memory, Roles
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.ssd import SSD
 from lab.models import build
@@ -149,7 +149,7 @@ def test_a_known_decay_has_its_half_life(a):
 
 def test_without_decay_nothing_is_forgotten():
     found = recurrence(moved(position="none"))
-    assert found.half_lives.isinf().all()
+    assert (found.half_lives == math.inf).all()
     assert (found.content_and_decay(0)[:, 0] == 1).all()
     assert (found.content_and_decay(0)[:, 1:] == 0).all()
 
@@ -228,22 +228,26 @@ def subject(stack: str = "SM AM SM", **options: Any) -> Subject:
 )
 def test_results_are_the_layers_and_can_be_shown(options):
     found = subject(**options)
-    memory, roles, *magnitudes = state_space.measure(found)
+    memory, contexts, roles, *magnitudes = state_space.measure(found)
     [spectrum] = state_rank.measure(found)
     assert isinstance(memory, Memory)
+    assert isinstance(contexts, Contexts)
     assert isinstance(roles, Roles)
     assert isinstance(spectrum, Spectrum)
     assert memory.layers.tolist() == [0, 0, 2, 2]
     assert memory.heads.tolist() == [0, 1, 0, 1]
     assert memory.initial is None
-    assert np.isinf(memory.half_life).all() == (options.get("position") == "none")
+    assert (memory.half_life == np.inf).all() == (options.get("position") == "none")
     assert [m.layer for m in magnitudes if isinstance(m, Magnitudes)] == [0, 2]
     assert (spectrum.rank <= spectrum.bound).all()
     assert (spectrum.effective_rank <= spectrum.rank + 1e-3).all()
-    assert spectrum.splits.tolist() == [4, 8, 12]
-    assert spectrum.bound.tolist() == [[4] * 4] * 3
+    assert spectrum.splits.tolist() == list(range(1, 16))
+    assert spectrum.bound.tolist() == [[min(m, 16 - m, 4)] * 4 for m in range(1, 16)]
     np.testing.assert_allclose(memory.content + memory.decay + memory.covariance, 1.0)
-    for module, results in ((state_space, [memory, roles, *magnitudes]), (state_rank, [spectrum])):
+    for module, results in (
+        (state_space, [memory, contexts, roles, *magnitudes]),
+        (state_rank, [spectrum]),
+    ):
         for result in results:
             figure = module.draw(result)
             assert figure is not None
@@ -251,12 +255,13 @@ def test_results_are_the_layers_and_can_be_shown(options):
             words = module.describe(result)
             assert words.says.endswith(".")
             assert "nan" not in words.says
+            assert " inf" not in words.says
             plain(result)
 
 
 def test_means_by_role_are_the_loop():
     found = subject()
-    roles = state_space.measure(found)[1]
+    roles = state_space.measure(found)[2]
     assert isinstance(roles, Roles)
     assert roles.role_names == ("key", "value", "query", "filler")
     with torch.no_grad():
@@ -280,17 +285,87 @@ def test_a_role_that_is_written_is_named():
     means = np.ones((4, 2, 1))
     means[2, 1, 0] = 4.0
     names = ("key", "value")
-    found = Roles(np.array([0]), np.array([0]), names, state_space.QUANTITIES, means, 4)
+    found = Roles(np.array([0]), np.array([0]), names, QUANTITIES, means, 4)
     assert state_space.describe(found).says == (
         "Head 0.0 writes 4 times as much at value tokens as at key ones."
     )
-    even = Roles(np.array([0]), np.array([0]), names, state_space.QUANTITIES, means**0, 4)
+    even = Roles(np.array([0]), np.array([0]), names, QUANTITIES, means**0, 4)
     assert state_space.describe(even).says.startswith("No head tells roles apart")
+
+
+@pytest.mark.parametrize(
+    ("others", "ends"),
+    [
+        (0, "as at key ones."),
+        (1, "as at key ones; so does 1 other head, by 1.5 times or more."),
+        (2, "as at key ones; so do 2 other heads, by 1.5 times or more."),
+    ],
+)
+def test_every_other_head_that_tells_roles_apart_is_counted(others, ends):
+    means = np.ones((4, 2, 4))
+    means[2, 1, : 1 + others] = 4.0
+    found = Roles(np.zeros(4, int), np.arange(4), ("key", "value"), QUANTITIES, means, 4)
+    assert state_space.describe(found).says.endswith(ends)
+
+
+def memory(*half_lives: float, initial: Memory | None = None) -> Memory:
+    n = len(half_lives)
+    context, share = np.full(n, 3.0), np.full(n, 1 / 3)
+    heads = np.arange(n)
+    return Memory(
+        heads * 0, heads, np.array(half_lives), context, share, share, share, 9.0, 4, initial
+    )
+
+
+@pytest.mark.parametrize(
+    ("half_lives", "starts"),
+    [
+        ((math.inf, math.inf), "No head forgets: there is no decay;"),
+        (
+            (2.0, math.inf),
+            "The half-life of head 0.0 is 2 tokens; the other head keeps without end",
+        ),
+        ((math.inf, 2.0, math.inf), "The half-life of head 0.1 is 2 tokens; 2 heads keep without"),
+        ((8.0, math.inf, 2.0), "Half-lives go from 2 tokens (head 0.2) to 8 tokens (head 0.0); "),
+        ((2.0,), "The half-life is 2 tokens; its effective"),
+    ],
+)
+def test_heads_without_decay_are_said_to_keep_without_end(half_lives, starts):
+    found = memory(*half_lives)
+    words = state_space.describe(found)
+    assert words.says.startswith(starts)
+    assert "inf" not in words.says
+    before = memory(*[math.inf] * len(half_lives))
+    again = state_space.describe(memory(*half_lives, initial=before)).says
+    assert "inf" not in again
+    assert ("without end at step 0" in again) == np.isfinite(half_lives).any()
+    assert state_space.draw(found)
+
+
+def test_contexts_name_the_narrowest_and_the_widest_head():
+    found = Contexts(
+        np.zeros(2, int),
+        np.arange(2),
+        np.array([0, 7, 15]),
+        np.array([[1.0, 4.0, 4.0], [1.0, 8.0, 15.0]]),
+        np.array([1.0, 8.0, 15.0]),
+        4,
+    )
+    assert state_space.describe(found).says == (
+        "At the last position, 15, 90 % of a row's magnitudes lie in the latest 4 (head 0.0) to "
+        "15 tokens (head 0.1), beside 15 of a uniform matrix."
+    )
+    figure = state_space.draw(found)
+    assert figure
+    traces: Any = list(figure.select_traces())
+    drawn = {trace.name: trace.y.tolist() for trace in traces}
+    assert drawn["head 0.0"] == [1.0, 4.0, 4.0]
+    assert drawn["uniform"] == [1.0, 8.0, 15.0]
 
 
 def test_magnitudes_end_at_a_floor():
     found = subject("SM")
-    result = state_space.measure(found)[2]
+    result = state_space.measure(found)[3]
     assert isinstance(result, Magnitudes)
     picture = result.shown.picture
     assert picture is not None
@@ -311,8 +386,11 @@ def test_magnitudes_end_at_a_floor():
             assert picture.weights[h, i, j] == pytest.approx(shown, abs=1e-3)
     figure = state_space.draw(result)
     assert figure is not None
-    colors = figure.to_dict()["layout"]["coloraxis"]
+    layout = figure.to_dict()["layout"]
+    colors = layout["coloraxis"]
     assert (colors["cmin"], colors["cmax"]) == (result.floor, result.largest)
+    assert layout["meta"]["value"] == "log₁₀|M̃|"
+    assert len(layout["meta"]["tokens"]) == 16
 
 
 def test_a_run_is_compared_with_its_initial_weights(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,18 +11,20 @@ import torch
 
 from analysis import value_usage
 from analysis.base import NotApplicableError, Subject
+from analysis.measures.estimates import Estimate, ratio, worst_of_many
 from analysis.measures.value_choices import (
     Choices,
     Past,
     Usage,
     choices,
     churn,
+    churn_if_dealt,
     loads,
     margins,
     usage,
     value_layers,
 )
-from analysis.measures.value_swaps import Swaps, dealt, forced, handed_on, measure_swaps
+from analysis.measures.value_swaps import Swap, Swaps, dealt, forced, handed_on, measure_swaps
 from analysis.record import plain
 from analysis.value_usage import Uses
 from lab.config import ModelConfig, TrainConfig
@@ -31,6 +34,7 @@ from lab.runs import Run
 from tasks.mqar import MQAR, VALUE
 
 TASK = MQAR(seq_len=16, vocab_size=64)
+ROLE_NAMES = TASK.role_names
 ROLES = TASK.batch(split="test", size=8).roles.numpy()
 
 
@@ -130,6 +134,22 @@ def test_a_set_churns_only_when_its_members_do():
     assert churn(before, after) == pytest.approx(1 / 3)
 
 
+def test_churn_if_dealt_is_the_mean_over_all_orders():
+    rng = np.random.default_rng(0)
+    before, after = (rng.integers(0, 3, (1, 5, 2)) for _ in range(2))
+    orders = [list(order) for order in permutations(range(5))]
+    expected = np.mean([churn(before, after[:, order]) for order in orders])
+    assert churn_if_dealt(before, after) == pytest.approx(expected)
+
+
+def test_what_a_label_can_tell_is_bounded_by_the_lesser_entropy():
+    found = measured(ROLES % 2)
+    share = np.bincount(ROLES.ravel() % 2) / ROLES.size
+    entropy = -(share * np.log(share)).sum()
+    assert found.role.information == pytest.approx(entropy)
+    assert found.role.bound == pytest.approx(entropy)
+
+
 def test_forcing_replaces_the_last_choice_of_those_that_lack_it():
     indices = torch.tensor([[[0, 1], [2, 3], [3, 0]]])
     there = torch.tensor([[True, True, False]])
@@ -213,7 +233,47 @@ def test_forcing_a_value_that_is_the_same_changes_nothing():
         subject(built), {0: np.array([1.0, 0, 0, 0]), 1: np.array([1.0, 0, 0, 0])}
     )
     assert all(swap.change.value == 0 for swap in found.swaps)
-    assert "does not matter" in value_usage.describe(found).says
+    assert all(swap.p == 1 for swap in found.swaps)
+
+
+def said_of(changes: np.ndarray, right: float) -> str:
+    """What is said of swaps that change the rows' accuracies by so much [b n]."""
+    rng, n_rows = np.random.default_rng(0), len(changes)
+    ps = worst_of_many(changes, rng)
+    means = changes.mean(0).tolist()
+    swaps = tuple(
+        Swap(0, j or None, None, 1.0, Estimate(means[j], means[j], means[j], 0.0), float(ps[j]))
+        for j in range(len(means))
+    )
+    rights = torch.from_numpy((rng.random(n_rows) < right).astype(np.float64))
+    accuracy = ratio(rights, torch.ones(n_rows), 0.03, rng)
+    return value_usage.describe(Swaps(accuracy, swaps, 0.0, ROLE_NAMES, 5, False)).says
+
+
+def test_of_null_swaps_some_is_said_to_cost_at_the_stated_rate():
+    rng = np.random.default_rng(1)
+    said = [said_of(rng.normal(size=(64, 40)) / 8, right=0.9) for _ in range(20)]
+    # One of twenty is expected; more than four in less than a hundredth of such tests.
+    assert sum("costs most" in says for says in said) <= 4
+    assert any("None of 40 swaps is seen to cost accuracy (least p" in says for says in said)
+    assert not any("matter" in says for says in said)
+
+
+def test_a_swap_that_costs_is_said_to():
+    changes = np.random.default_rng(1).normal(size=(64, 10)) / 8
+    changes[:, 3] -= 0.2
+    says = said_of(changes, right=0.9)
+    assert "Forcing value 3 on every token of layer 0 costs most" in says
+    assert "the worst of 10); dealing its choices out at random" in says
+
+
+@pytest.mark.parametrize("shift", [0.0, -0.2])
+def test_at_chance_swaps_tell_nothing(shift):
+    changes = np.random.default_rng(1).normal(size=(64, 10)) / 8 + shift
+    assert "swaps cannot tell which values matter" in said_of(changes, right=0.03)
+    swaps = value_usage.measure(subject(model()))[-1]
+    says = value_usage.describe(swaps).says
+    assert "not seen to be above chance (3.1 %)" in says
 
 
 def test_a_role_is_forced_alone():
@@ -257,6 +317,10 @@ def test_history_begins_with_ties(tmp_path):
     assert past.churn[1] == 0
     assert past.used[2] == 2
     assert past.churn[2] == pytest.approx(1 - past.shares[2, 0])
+    # All took value 0 before, so that dealing the later choices out changes nothing.
+    assert past.churn_dealt[2] == pytest.approx(past.churn[2])
+    low, high = past.churn_interval[2]
+    assert 0 < low <= past.churn[2] <= high <= 1
     says = value_usage.describe(past).says
     assert "At step 0 1 of 4 values are used, all keys zero and every score tied" in says
 

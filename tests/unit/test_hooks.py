@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,45 @@ def test_an_unmatched_name_lists_near_ones(model):
 def test_a_predicate_that_matches_nothing_is_an_error(model, tokens):
     with pytest.raises(ValueError, match="names_filter matches none of the model's"):
         run_with_cache(model, tokens, lambda name: False)
+
+
+class Bound:
+    def fn(self, tensor, *, hook):
+        return tensor + len(hook.name)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda tensor, hook: tensor + len(hook.name),
+        lambda value, point: value + len(point.name),
+        lambda tensor, *, hook: tensor + len(hook.name),
+        partial(lambda more, tensor, hook: tensor + more * len(hook.name), 1),
+        Bound().fn,
+    ],
+    ids=["positional", "other names", "keyword", "partial", "method"],
+)
+def test_a_hook_gets_its_point_as_in_transformer_lens(model, tokens, fn):
+    expected = model.head(model.embedded(model.embed(tokens) + len("hook_embed")))
+    with model.hooks([("hook_embed", fn)]):
+        torch.testing.assert_close(model(tokens), expected)
+
+
+def test_hooks_that_are_added_stay_until_reset(model, tokens):
+    plain = model(tokens)
+    model.add_hook(lambda name: name == "hook_embed", lambda tensor, hook: tensor + 1)
+    model.add_hook("blocks.1.hook_resid_post", lambda tensor, *, hook: tensor * 0)
+    assert attached(model) == 2
+    assert not torch.allclose(model(tokens), plain)
+    with pytest.raises(ValueError, match="no hook point 'hook_z'"):
+        model.add_hook("hook_z", lambda tensor, hook: None)
+    model.reset_hooks()
+    assert attached(model) == 0
+    assert torch.equal(model(tokens), plain)
+
+
+def test_a_block_that_ends_after_a_reset_takes_no_later_hook_off(model, tokens):
+    with model.hooks([("hook_embed", lambda tensor, hook: tensor + 1)]):
+        model.reset_hooks()
+        model.add_hook("hook_embed", lambda tensor, hook: tensor + 2)
+    torch.testing.assert_close(model(tokens), model.head(model.embedded(model.embed(tokens) + 2)))
