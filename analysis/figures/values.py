@@ -193,7 +193,7 @@ def swapped(swaps: Sequence[Swap], roles: Sequence[str]) -> go.Figure:
         ticks="",
         automargin="left",
     )
-    drawn.update_xaxes(tickformat="+.0%", nticks=7)
+    drawn.update_xaxes(tickformat="+.2~%", nticks=7)
     drawn.update_xaxes(title_text="change of accuracy", row=len(layers), col=1)
     return drawn.update_layout(margin={"t": style.HEAD + 56, "b": 52})
 

@@ -1,5 +1,7 @@
 """nnsight's traces on our models: the tensors that `run_with_cache` keeps, and the same edits."""
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -14,10 +16,8 @@ OPTIONS = {"A.mask": "soft", "S.d_state": 8, "E.n_experts": 16, "P.n_experts": 1
 def nnsight():
     """The package, without the method that it hangs on every object there is."""
     # Not at the top: beartype does not import beside that method.
-    import nnsight
-    from nnsight._c import unmount
-
-    unmount("save")
+    nnsight = import_module("nnsight")
+    import_module("nnsight._c").unmount("save")
     assert not hasattr(object, "save")
     return nnsight
 
