@@ -139,7 +139,7 @@ hybrid = Run(
 )
 result = carry_out(hybrid, Runtime(device="cpu"))
 print(f"accuracy {result['accuracy']:.2f}, chance {small.chance:.2f}")
-energies, uses, lags, bands = frequencies.measure(Subject.of(hybrid))
+energies, uses, lags, by_pair, bands = frequencies.measure(Subject.of(hybrid))
 print(frequencies.describe(energies).says)
 frequencies.draw(energies)
 
@@ -158,6 +158,13 @@ frequencies.draw(uses)
 # %%
 print(frequencies.describe(lags).says)
 frequencies.draw(lags)
+
+# %% [markdown]
+# The same, pair by pair: which frequencies make the score stand out at which lag.
+
+# %%
+print(frequencies.describe(by_pair).says)
+frequencies.draw(by_pair)
 
 # %% [markdown]
 # And the test of it all, with random sets of as many channels as placebo: what does the accuracy

@@ -109,7 +109,7 @@ print(f"logits of plain attention with the same weights: {apart:.0e} apart")
 
 # %%
 trained("straight-through")
-_, selection, effect, trajectory, _ = found["straight-through"]
+_, selection, *_, effect, trajectory, _ = found["straight-through"]
 print(dynamic_mask.describe(trajectory).says)
 dynamic_mask.draw(trajectory)
 
@@ -135,7 +135,7 @@ dynamic_mask.draw(effect)
 
 # %%
 trained("soft")
-values, _, effect, _, _ = found["soft"]
+values, *_, effect, _, _ = found["soft"]
 print(dynamic_mask.describe(values).says)
 dynamic_mask.draw(values)
 
@@ -151,7 +151,7 @@ dynamic_mask.draw(effect)
 
 # %%
 trained("value")
-values, _, effect, _, _ = found["value"]
+values, *_, effect, _, _ = found["value"]
 print(dynamic_mask.describe(values).says)
 dynamic_mask.draw(values)
 
@@ -165,7 +165,7 @@ dynamic_mask.draw(effect)
 # in points, when the mask of layer 0 or of layer 1 is opened after training.
 
 # %%
-for mask, (_, selection, effect, _, history) in found.items():
+for mask, (_, selection, *_, effect, _, history) in found.items():
     right, moved = effect.accuracy.value, history.drifts[-1].max()
     kept = min(head.kept for head in selection.heads)
     opened = ", ".join(f"{100 * change.value:+.1f}" for change in effect.removal)

@@ -157,7 +157,7 @@ expert_training.draw(zero_course)
 # beside twins that are chosen about as often, and then all of them.
 
 # %%
-first, second, roles = expert_knockout.measure(subject)
+first, second, roles, held = expert_knockout.measure(subject)
 print(expert_knockout.describe(first).says)
 expert_knockout.draw(first)
 
@@ -171,6 +171,13 @@ expert_knockout.draw(second)
 # %%
 print(expert_knockout.describe(roles).says)
 expert_knockout.draw(roles)
+
+# %% [markdown]
+# Does any one expert hold an answer, as it would on a task of memorised facts?
+
+# %%
+print(expert_knockout.describe(held).says)
+expert_knockout.draw(held)
 
 # %% [markdown]
 # By hand: `knock_out_experts` silences experts for the length of a `with` block. Here the eight

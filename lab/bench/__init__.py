@@ -6,6 +6,7 @@ BENCHMARKS = {
     "experts": "lab.bench.experts:experts",
     "attention": "lab.bench.attention:attention",
     "ssd": "lab.bench.ssd:ssd",
+    "analyze": "lab.bench.analyze:analyze",
     "help": "lab.bench.startup:startup",
 }
 """Where each benchmark is; called without arguments, it returns a list of `Ratio`."""
