@@ -14,6 +14,7 @@ from analysis.figures.style import percent
 from analysis.measures.expert_deletion import retrieving, sites
 from analysis.measures.expert_effects import Change, Deletion, LayerKnockout, Roles, layer_knockout
 from analysis.measures.expert_holders import SHORTLIST, Answers, answers_held
+from analysis.measures.thinning import evenly
 
 TITLE = "Experts knocked out"
 TOKENS = 4096
@@ -92,8 +93,7 @@ def planned(subject: Subject) -> Plan:
     full = min(len(subject.batch.inputs), max(FEWEST_ROWS, TOKENS // seq_len))
     plans = []
     for most_layers, n_experts, share in PLANS:
-        spread = np.linspace(0, len(layers) - 1, min(most_layers, len(layers)))
-        tried = tuple(layers[i] for i in spread.round().astype(int))
+        tried = tuple(evenly(layers, most_layers))
         rows = min(full, max(FEWEST_ROWS, round(share * full)))
         runs = 2 * n_experts + 1 + 2 * len(subject.task.role_names)
         again = sum(blocks - 1 - layer for layer in tried)

@@ -12,6 +12,7 @@ from analysis.experts import faces, number
 from analysis.figures.style import MUTED, figure, percent
 from analysis.measures.chosen_experts import Chosen, chosen_experts, expert_layers
 from analysis.measures.expert_load import STANDING, Load, load, overlap_uniform
+from analysis.measures.thinning import evenly
 from lab.runs import Run
 
 TITLE = "Experts over training"
@@ -124,8 +125,7 @@ def measure(subject: Subject) -> list[Course]:
 
 def thinned(steps: list[int]) -> list[int]:
     """Return at most `STEPS` of the steps, the first and the last among them."""
-    places = np.linspace(0, len(steps) - 1, min(STEPS, len(steps))).round().astype(int)
-    return [steps[i] for i in places]
+    return evenly(steps, STEPS)
 
 
 def saturation(now: Chosen, last: Chosen) -> float:

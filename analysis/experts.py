@@ -13,6 +13,7 @@ from analysis.base import Subject, Words
 from analysis.figures.style import BLUE, GREEN, MUTED, PURPLE, VERMILLION, figure, percent
 from analysis.measures.chosen_experts import chosen_experts
 from analysis.measures.expert_load import STANDING, Load, load
+from analysis.measures.thinning import evenly
 
 TITLE = "Which experts are used"
 FACES = (
@@ -100,8 +101,7 @@ def comparison(loads: Sequence[Load]) -> Comparison:
 
 def faces(layers: Sequence[int]) -> dict[int, Face]:
     """Return how each layer looks: four or fewer stand out, of many the rest are thin and grey."""
-    shown = min(len(layers), len(FACES))
-    chosen = {layers[round(i)] for i in np.linspace(0, len(layers) - 1, shown)}
+    chosen = set(evenly(layers, len(FACES)))
     looks = iter(FACES)
     return {layer: Face(*next(looks)) if layer in chosen else Face(MUTED, None) for layer in layers}
 

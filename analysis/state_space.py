@@ -24,6 +24,7 @@ from analysis.figures.style import percent
 from analysis.links import row_links
 from analysis.measures.recurrence import HELD, Recurrence, joined, names, recurrences
 from analysis.measures.state_results import QUANTITIES, Contexts, Magnitudes, Memory, Roles
+from analysis.measures.thinning import evenly
 from tasks.base import Batch
 
 TITLE = "What the states keep"
@@ -45,15 +46,13 @@ def measure(subject: Subject) -> list[Result]:
         NotApplicableError: for a model without SSD.
     """
     found, before, batch = recurrences(subject)
-    layers = np.arange(len(found))
-    if len(found) > PICTURED:
-        layers = np.unique(np.linspace(0, len(found) - 1, PICTURED).round().astype(int))
+    layers = evenly(range(len(found)), PICTURED)
     memory, contexts = _memory(found)
     return [
         replace(memory, initial=_memory(before)[0]) if before else memory,
         contexts,
         _roles(found, batch, subject.task.role_names),
-        *(_magnitudes(found[i], subject) for i in layers.tolist()),
+        *(_magnitudes(found[i], subject) for i in layers),
     ]
 
 

@@ -125,18 +125,8 @@ def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
 
 def lags(layers: Sequence[Curves]) -> go.Figure:
     """Draw scores by lag, a panel a layer."""
-    across = min(2, len(layers))
-    down = math.ceil(len(layers) / across)
-    panel, gap = (210, 50)
-    plot = down * panel + (down - 1) * gap
-    drawn = make_subplots(
-        rows=down,
-        cols=across,
-        horizontal_spacing=0.13,
-        vertical_spacing=gap / plot if down > 1 else 0,
-        subplot_titles=[_panel_title(layer) for layer in layers],
-        figure=style.figure(height=124 + plot + 48),
-    )
+    across = _across(layers)
+    drawn, plot = _panels_by_lag(layers, panel=210, gap=50, around=124 + 48)
     units = {"score, logits" if layer.sides == "Q/K" else "score C·B" for layer in layers}
     unit = units.pop() if len(units) == 1 else "score, logits or C·B"
     named: set[str] = set()
@@ -169,16 +159,47 @@ def lags(layers: Sequence[Curves]) -> go.Figure:
                 named.add(label)
         drawn.update_yaxes(title_text=unit if col == 1 else None, row=row, col=col)
         drawn.update_yaxes(zeroline=True, zerolinecolor=style.MUTED, row=row, col=col)
+    drawn.update_annotations(font_size=11)
+    return drawn.update_layout(margin={"t": 124}, legend={"y": 1 + 22 / plot})
+
+
+def _across(layers: Sequence[Curves]) -> int:
+    """Return how many panels stand side by side."""
+    return min(2, len(layers))
+
+
+def _panels_by_lag(
+    layers: Sequence[Curves], *, panel: int, gap: int, around: int
+) -> tuple[go.Figure, int]:
+    """Return empty panels with an axis of lags, one a layer, and the height they take together.
+
+    Args:
+        layers: whose names the panels bear.
+        panel: height of one, px.
+        gap: between two below each other, px.
+        around: what the figure has above and below the panels, px.
+    """
+    across = _across(layers)
+    down = math.ceil(len(layers) / across)
+    plot = down * panel + (down - 1) * gap
+    drawn = make_subplots(
+        rows=down,
+        cols=across,
+        horizontal_spacing=0.13,
+        vertical_spacing=gap / plot if down > 1 else 0,
+        subplot_titles=[_panel_title(layer) for layer in layers],
+        figure=style.figure(height=around + plot),
+    )
+    for i in range(len(layers)):
         drawn.update_xaxes(
             type="log",
             title_text="lag, tokens" if i >= len(layers) - across else None,
             tickvals=[4**k for k in range(12)],
             showgrid=False,
-            row=row,
-            col=col,
+            row=i // across + 1,
+            col=i % across + 1,
         )
-    drawn.update_annotations(font_size=11)
-    return drawn.update_layout(margin={"t": 124}, legend={"y": 1 + 22 / plot})
+    return drawn, plot
 
 
 def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
@@ -188,18 +209,8 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
     """
     if not all((layer.pairs >= FEWEST).any() for layer in layers):
         return None
-    across = min(2, len(layers))
-    down = math.ceil(len(layers) / across)
-    panel, gap = (220, 56)
-    plot = down * panel + (down - 1) * gap
-    drawn = make_subplots(
-        rows=down,
-        cols=across,
-        horizontal_spacing=0.13,
-        vertical_spacing=gap / plot if down > 1 else 0,
-        subplot_titles=[_panel_title(layer) for layer in layers],
-        figure=style.figure(height=78 + plot + 126),
-    )
+    across = _across(layers)
+    drawn, _ = _panels_by_lag(layers, panel=220, gap=56, around=78 + 126)
     enough = [layer.by_pair[layer.pairs >= FEWEST] for layer in layers]
     bound = float(np.quantile(np.abs(np.concatenate([z.ravel() for z in enough])), 0.995)) or 1.0
     for i, layer in enumerate(layers):
@@ -238,14 +249,6 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
                 yref=f"y{axis} domain",
                 yanchor="top",
             )
-        drawn.update_xaxes(
-            type="log",
-            title_text="lag, tokens" if i >= len(layers) - across else None,
-            tickvals=[4**k for k in range(12)],
-            showgrid=False,
-            row=row,
-            col=col,
-        )
         drawn.update_yaxes(
             type="log",
             title_text="wavelength 2π/θ, tokens" if col == 1 else None,

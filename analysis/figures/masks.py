@@ -12,6 +12,7 @@ from plotly.colors import sequential
 from plotly.subplots import make_subplots
 
 from analysis.figures import style
+from analysis.measures.thinning import evenly
 
 COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -237,7 +238,7 @@ def maps(
     """Draw each head's values by step, upwards, and position."""
     drawn, places = _panels(names, 220, legend=False)
     labels = [f"{step:,}" for step in steps]
-    shown = np.linspace(0, len(steps) - 1, min(8, len(steps))).round().astype(int).tolist()
+    shown = evenly(range(len(steps)), 8)
     for i, (row, column) in enumerate(places):
         drawn.add_heatmap(
             z=values[:, i].astype(np.float32),

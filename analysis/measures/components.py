@@ -13,6 +13,7 @@ from torch import Tensor
 from analysis.interventions import patch
 from analysis.measures.effects import SITES, Baseline, places_of, share
 from analysis.measures.swapped_keys import Couples, margin
+from analysis.measures.thinning import evenly
 from analysis.scoring import scored
 from lab.hooks import HookPoint
 from lab.language_model import Block, LanguageModel
@@ -108,9 +109,8 @@ def carriers(found: Components) -> list[tuple[int, int]]:
 def _components(model: LanguageModel) -> list[tuple[int, str]]:
     """Return what there is to restore: layer and kind."""
     n_layers = len(model.blocks)
-    layers = np.unique(np.linspace(0, n_layers - 1, min(n_layers, LAYERS)).round().astype(int))
     found: list[tuple[int, str]] = []
-    for layer in layers.tolist():
+    for layer in evenly(range(n_layers), LAYERS):
         block = model.blocks[layer]
         assert isinstance(block, Block)
         parts = {"mixer": block.mixer, "transform": block.mlp}

@@ -13,6 +13,7 @@ from torch import Tensor
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.measures.intervals import bootstrap
 from analysis.measures.swapped_keys import Couples, couple_answers, margin
+from analysis.measures.thinning import evenly
 from analysis.scoring import scored
 from lab.hooks import HookPoint
 from lab.language_model import LanguageModel
@@ -155,7 +156,7 @@ def restore(
 ) -> Restored:
     """Restore the residual stream at each depth and site, one at a time."""
     n_layers = len(model.blocks)
-    inner = np.unique(np.linspace(1, n_layers - 1, min(n_layers - 1, DEPTHS)).round().astype(int))
+    inner = np.array(evenly(range(1, n_layers), DEPTHS), dtype=np.int64)
     names = [f"blocks.{depth}.hook_resid_pre" for depth in inner]
     clean: dict[str, Tensor] = {}
 

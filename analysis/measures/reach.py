@@ -179,15 +179,13 @@ class Weights:
     B: Float[Tensor, "b t g n"]
     dt: Float[Tensor, "b t h"]
     total: Float[Tensor, "b t h"]
-    groups: Int[np.ndarray, " h"]
+    groups: Int[Tensor, " h"]
 
     @classmethod
     def of(cls, mixer: SSD, seen: dict[str, Tensor]) -> "Weights":
         """Read them off what passed a mixer's hooks."""
-        head, each = np.arange(mixer.n_heads), mixer.n_heads // mixer.n_groups
-        groups = head // each if mixer.groups == "interleaved" else head % mixer.n_groups
         total = seen["log_decay"].double().cumsum(1)
-        return cls(seen["C_rot"], seen["B_rot"], seen["dt"], total, groups)
+        return cls(seen["C_rot"], seen["B_rot"], seen["dt"], total, mixer.group_of_head)
 
     def at(self, asked: Asked, sources: Int[np.ndarray, " w"]) -> Float[np.ndarray, "two w h"]:
         """Return |C·B| dt and the decay exp Σ a, of each edge and head."""
@@ -196,7 +194,7 @@ class Weights:
             for part in (asked.rows, asked.positions, np.maximum(sources, 0))
         )
         raw = (self.C[rows, targets] * self.B[rows, source]).sum(-1).abs().double()
-        size = raw[:, torch.from_numpy(self.groups).to(raw.device)] * self.dt[rows, source]
+        size = raw[:, self.groups.to(raw.device)] * self.dt[rows, source]
         decay = (self.total[rows, targets] - self.total[rows, source]).exp()
         return torch.stack([size, decay]).cpu().numpy()
 

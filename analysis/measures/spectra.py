@@ -233,8 +233,7 @@ def _rotation(layer: int, mixer: object, seen: dict[str, Tensor]) -> Rotation:
     else:
         assert isinstance(mixer, SSD)
         q, k = (paired(seen[name], mixer.rope_layout) for name in ("C_pre", "B_pre"))
-        head, each = np.arange(mixer.n_heads), mixer.n_heads // mixer.n_groups
-        groups = head // each if mixer.groups == "interleaved" else head % mixer.n_groups
+        groups = mixer.group_of_head.numpy()
         scale, log_decay, sides = 1.0, seen["log_decay"], "C/B"
     n_pairs = q.shape[-1]
     theta = mixer.rope_base ** -(np.arange(n_pairs) / n_pairs)

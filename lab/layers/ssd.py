@@ -197,6 +197,14 @@ class SSD(nn.Module):
         """Whether outputs depend on distances alone; rotations see no more than those."""
         return True
 
+    @property
+    def group_of_head(self) -> Int[Tensor, " h"]:
+        """Which group's B and C each head has."""
+        head = torch.arange(self.n_heads)
+        if self.groups == "tiled":
+            return head % self.n_groups
+        return head // (self.n_heads // self.n_groups)
+
     def extra_repr(self) -> str:
         """Return the layer's sizes and readings."""
         d_head = self.x_proj.out_features // self.n_heads

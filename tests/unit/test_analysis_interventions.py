@@ -40,11 +40,11 @@ def blocked(row: int, head: int, target: int, source: int, rows, heads) -> bool:
     )
 
 
-def loop_attention(mixer: Attention, x: Tensor, rows, heads) -> Tensor:
-    """Return the mixed values [b h t p]: for each target a softmax over the edges that are left."""
+def passing(mixer: Attention | SSD, x: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return what passes a mixer's hook points, met without the project's own hooks."""
     seen: dict[str, Tensor] = {}
     with ExitStack() as hooks:
-        for name in ("rot_q", "rot_k", "attn_scores"):
+        for name in names:
 
             def look(point, args, tensor, name=name):
                 seen[name] = tensor
@@ -52,6 +52,12 @@ def loop_attention(mixer: Attention, x: Tensor, rows, heads) -> Tensor:
             point = getattr(mixer, f"hook_{name}")
             hooks.callback(point.register_forward_hook(look).remove)
         mixer(x)
+    return seen
+
+
+def loop_attention(mixer: Attention, x: Tensor, rows, heads) -> Tensor:
+    """Return the mixed values [b h t p]: for each target a softmax over the edges that are left."""
+    seen = passing(mixer, x, ("rot_q", "rot_k", "attn_scores"))
     values = mixer.values(x)
     z = torch.zeros_like(values)
     for row, head, target in np.ndindex(*values.shape[:3]):
@@ -69,16 +75,7 @@ def loop_attention(mixer: Attention, x: Tensor, rows, heads) -> Tensor:
 
 def loop_ssd(mixer: SSD, x: Tensor, rows, heads) -> Tensor:
     """Return the mixed values [b h t p]: a recurrence for each read, without what is blocked."""
-    seen: dict[str, Tensor] = {}
-    with ExitStack() as hooks:
-        for name in ("log_decay", "C_rot", "ssm_write"):
-
-            def look(point, args, tensor, name=name):
-                seen[name] = tensor
-
-            point = getattr(mixer, f"hook_{name}")
-            hooks.callback(point.register_forward_hook(look).remove)
-        mixer(x)
+    seen = passing(mixer, x, ("log_decay", "C_rot", "ssm_write"))
     values = mixer.values(x)
     z = torch.zeros_like(values)
     for row, head, target in np.ndindex(*values.shape[:3]):
