@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lab.evaluation import score
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_argmax
-from lab.train import score
 from tasks.base import IGNORE, Batch
 
 PART_ENTRIES = 2**24

@@ -160,6 +160,27 @@ def result_table(result: dict[str, Any]) -> Table:
     return table
 
 
+def evaluations_table(found: list[dict[str, Any]]) -> Table:
+    """Return the accuracy at settings beyond training, each with its 95 % interval."""
+    table = Table(title="beyond training: test accuracy", title_justify="left")
+    for name in ("", "accuracy", "95 %", "chance", "rows"):
+        table.add_column(name, justify="left" if not name else "right")
+    for entry in found:
+        where = f"{entry['option']}={entry['value']}"
+        if "error" in entry:
+            table.add_row(where, entry["error"])
+            continue
+        low, high = entry["interval"]
+        table.add_row(
+            where,
+            f"{entry['accuracy']:.4f}",
+            f"{low:.4f} … {high:.4f}",
+            f"{entry['chance']:.4f}",
+            f"{entry['rows']:,}",
+        )
+    return table
+
+
 def ending(result: dict[str, Any]) -> str:
     """Return how a run ended, in a line."""
     return (

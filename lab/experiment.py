@@ -1,5 +1,6 @@
 """Carrying out a run: claim the folder, resume or begin, train, checkpoint, evaluate, conclude."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +13,11 @@ import torch
 
 from lab.config import Runtime, TrainConfig
 from lab.device import bf16_pays, choose_device
+from lab.evaluation import evaluate, score
 from lab.files import locked
 from lab.history import Pace
 from lab.runs import Run
-from lab.train import DivergedError, Row, State, evaluate, fit, score
+from lab.train import DivergedError, Row, State, fit
 from lab.user_mixer import mixers_checked
 from tasks.base import Task, accuracy
 
@@ -195,6 +197,8 @@ def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any
         "model": run.model.model or run.model.stack,
         "accuracy": right,
         "loss": loss,
+        "perplexity": None if loss is None else math.exp(loss),
+        f"bits_per_{run.task.unit}": None if loss is None else loss / math.log(2),
         "steps": state.step,
         "rows": rows,
         "seconds": seconds,
@@ -215,4 +219,12 @@ def _scores(run: Run, state: State, ending: Ending) -> tuple[float | None, float
         return None, None
     if last.get("step") == state.step or ending.by:
         return last.get("test_loss"), last.get("test_accuracy")
-    return evaluate(run.task, state.model, run.train)
+    config = run.train
+    found = evaluate(
+        run.task,
+        state.model,
+        rows=config.test_rows,
+        rows_at_once=config.batch_size,
+        seed=config.seed,
+    )
+    return found.loss, found.accuracy

@@ -28,7 +28,7 @@ from lab.config import ModelConfig, TrainConfig
 from lab.files import FORMAT, RunError, read_json, write, write_json, writing
 from lab.models import LanguageModel, build
 from lab.train import Row, State, start
-from tasks import TASKS
+from tasks import described
 from tasks.base import Task
 
 
@@ -66,8 +66,7 @@ class Run:
                 f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
             )
         try:
-            named = dict(config["task"])
-            task = TASKS[named.pop("name")](**_as_tuples(named))
+            task = described(config["task"])
             model = ModelConfig.from_dict(config["model"])
             return cls(path, task, model, TrainConfig.from_dict(config["train"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -77,7 +76,7 @@ class Run:
         """Return what config.json holds."""
         return {
             "format": FORMAT,
-            "task": {"name": self.task.name, **self.task.options()},
+            "task": self.task.described(),
             "model": self.model.to_dict(),
             "train": self.train.to_dict(),
         }
@@ -324,10 +323,6 @@ def _is_result(found: dict[str, Any]) -> bool:
         and (not rules or {"chance", "oracle"} <= rules.keys())
         and all(isinstance(score, Number) for score in rules.values())
     )
-
-
-def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
 def _filled(row: Row) -> dict[str, Any]:

@@ -3,18 +3,18 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lab.config import TrainConfig
-from lab.layers.mask import OracleMask, stored
+from lab.evaluation import evaluate, score
 from lab.layers.routed import balance_losses
 from lab.models import LanguageModel
-from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
-from tasks.base import IGNORE, Batch, Task
+from lab.ops.cross_entropy import linear_cross_entropy
+from tasks.base import Task
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
@@ -122,6 +122,7 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
     """
     model = state.model
     device = next(model.parameters()).device
+    ragged = any(name == "seq_len" for name, _ in task.varied)
     parameters = [p for p in model.parameters() if p.requires_grad]
     while state.step < config.max_steps:
         began = time.perf_counter()
@@ -130,6 +131,8 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         batch = task.batch(
             start=first_row(config, step), size=config.batch_size, seed=config.seed, device=device
         )
+        if ragged:  # the model is causal: what no row scores after it is work for nothing
+            batch = batch.trimmed()
         with _drawing(config.seed, step, device):
             with balance_losses(model) as imbalances:
                 hidden, weight, targets = score(model, batch, precision)
@@ -153,8 +156,14 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
             seconds=time.perf_counter() - began,
         )
         if step % config.eval_every == 0 or step == config.max_steps:
-            test_loss, test_accuracy = evaluate(task, model, config)
-            row = replace(row, test_loss=test_loss, test_accuracy=test_accuracy)
+            test = evaluate(
+                task,
+                model,
+                rows=config.test_rows,
+                rows_at_once=config.batch_size,
+                seed=config.seed,
+            )
+            row = replace(row, test_loss=test.loss, test_accuracy=test.accuracy)
         yield row
 
 
@@ -164,75 +173,12 @@ def first_row(config: TrainConfig, step: int) -> int:
     return row if config.train_rows is None else row % config.train_rows
 
 
-def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
-
-    Only scored positions are there: of a row of hard MQAR, a quarter.
-    """
-    targets = batch.targets.flatten()
-    scored = (targets != IGNORE).nonzero().squeeze(1)
-    with _autocast(batch.inputs.device, precision), _told(model, batch):
-        hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
-    weight = model.head.weight
-    if precision == "bf16":
-        hidden, weight = hidden.bfloat16(), weight.bfloat16()
-    return hidden, weight, targets[scored]
-
-
-def stored_positions(batch: Batch) -> Tensor:
-    """Return where the stored pairs are, bool [b t]: all that an oracle mask keeps.
-
-    Raises:
-        ValueError: for a task whose links name no pairs.
-    """
-    if not {"key_pos", "value_pos"} <= batch.links.keys():
-        raise ValueError("mask=oracle: the task's links must name key_pos and value_pos")
-    positions = torch.cat([batch.links["key_pos"], batch.links["value_pos"]], 1)
-    # Padding, -1, lands in one more column that is cut off.
-    keep = torch.zeros(batch.inputs.shape[0], batch.inputs.shape[1] + 1, dtype=torch.bool)
-    return keep.to(positions.device).scatter_(1, positions % keep.shape[1], True)[:, :-1]
-
-
-def _told(model: LanguageModel, batch: Batch) -> AbstractContextManager[object]:
-    """Tell the model's oracle masks, where it has any, what the batch stores."""
-    if any(isinstance(module, OracleMask) for module in model.modules()):
-        return stored(model, stored_positions(batch))
-    return nullcontext()
-
-
-@torch.no_grad()
-def evaluate(task: Task, model: LanguageModel, config: TrainConfig) -> tuple[float, float]:
-    """Return (mean loss in nats, accuracy) over the `test_rows` rows of the test split, in fp32."""
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    total, right, count = 0.0, 0, 0
-    for start_row in range(0, config.test_rows, config.batch_size):
-        size = min(config.batch_size, config.test_rows - start_row)
-        batch = task.batch(
-            split="test", start=start_row, size=size, seed=config.seed, device=device
-        )
-        hidden, weight, targets = score(model, batch, "fp32")
-        loss, _ = linear_cross_entropy(hidden, weight, targets)
-        total += loss.item() * len(targets)
-        right += int((linear_argmax(hidden, weight) == targets).sum())
-        count += len(targets)
-    model.train(training)
-    return total / count, right / count
-
-
 @contextmanager
 def _drawing(seed: int, step: int, device: torch.device) -> Iterator[None]:
     """Let a step's draws, a dropout's say, depend on seed and step alone: resume is then exact."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed((seed * 1_000_003 + step) % 2**63)
         yield
-
-
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
 
 
 def _check(state: State, step: int, loss: float, grad_norm: float, vocab_size: int) -> None:

@@ -1,21 +1,19 @@
-"""Synthetic tasks. `TASKS` maps a task's name to its class and imports it when asked."""
+"""Synthetic tasks. `TASKS` maps a task's name to its class, and imports it when asked."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tasks.base import Task
+from typing import Any
 
 _HOMES = {
     "mqar": "tasks.mqar:MQAR",
+    "induction": "tasks.induction:Induction",
 }
 
 
-class _Tasks(Mapping[str, "type[Task]"]):
-    """Task classes by name. Names are known without importing torch."""
+class _Tasks(Mapping[str, Any]):
+    """Task classes (`tasks.base.Task`) by name. Names are known without importing torch."""
 
-    def __getitem__(self, name: str) -> "type[Task]":
+    def __getitem__(self, name: str) -> Any:
         if name not in _HOMES:
             raise KeyError(f"unknown task {name!r}; known: {', '.join(_HOMES)}")
         module, _, attribute = _HOMES[name].partition(":")
@@ -36,3 +34,21 @@ class _Tasks(Mapping[str, "type[Task]"]):
 
 
 TASKS = _Tasks()
+
+
+def described(values: Mapping[str, Any]) -> Any:
+    """Return the task that `Task.described` described, from JSON as well.
+
+    Raises:
+        KeyError: for an unknown name, or none.
+        TypeError: for options of another task.
+        ValueError: for options out of their bounds.
+    """
+    from tasks.varying import Schedule
+
+    options = {
+        name: Schedule(**value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name != "name"
+    }
+    return TASKS[values["name"]](**options)

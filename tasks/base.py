@@ -1,111 +1,164 @@
 """What a task is: rows of tokens, each a pure function of (task, seed, split, row number)."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import ClassVar
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+from itertools import product
+from math import prod
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-IGNORE = -100
-"""The target of a position that is not scored (the convention of torch's cross-entropy)."""
-
-
-class Links(Mapping[str, Tensor]):
-    """Tensors by name, made when one is first looked at: training mostly needs none of them."""
-
-    def __init__(self, make: Callable[[], dict[str, Tensor]]):
-        self._make = make
-
-    @cached_property
-    def _made(self) -> dict[str, Tensor]:
-        return self._make()
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of a task.
-
-    Attributes:
-        inputs: int64 [b t], token ids.
-        targets: int64 [b t], the right answer at scored positions, -100 elsewhere.
-        roles: int64 [b t], an index into the task's `role_names`.
-        links: int64 tensors that tie positions of a row together, task by task; -1 pads.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    roles: Tensor
-    links: Mapping[str, Tensor]
-
-    def __getitem__(self, rows: slice) -> "Batch":
-        """Return some of the rows."""
-        return Batch(
-            self.inputs[rows],
-            self.targets[rows],
-            self.roles[rows],
-            Links(lambda: {name: link[rows] for name, link in self.links.items()}),
-        )
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """Return the same rows on another device."""
-        return Batch(
-            self.inputs.to(device),
-            self.targets.to(device),
-            self.roles.to(device),
-            Links(lambda: {name: link.to(device) for name, link in self.links.items()}),
-        )
-
+from tasks import counter
+from tasks.batch import IGNORE, Batch, Links, accuracy, joined
+from tasks.varying import Schedule
 
 MAX_ROWS = 2**36
 """Rows of a split: the counter behind them has 36 bits for the number."""
+MAX_SETTINGS = 4096
+"""Settings that the varied options of a task may make together."""
 
+T = TypeVar("T")
 Predictor = Callable[[Batch], Tensor]
 """A rule that predicts int64 [b t] from a batch's inputs; scored like a model."""
 
 
+class _Varying(ABCMeta):
+    """Lets a task's class be called with several values for an option, or a schedule."""
+
+    def __call__(cls: type[T], **options: Any) -> T:
+        varied = {
+            name: tuple(values) if isinstance(values, list) else values
+            for name, values in options.items()
+            if isinstance(values, (tuple, list, Schedule))
+        }
+        if not varied:
+            return type.__call__(cls, **options)
+        steps = [_values(name, values) for name, values in varied.items()]
+        count = prod(map(len, steps))
+        if count > MAX_SETTINGS:
+            names = ", ".join(varied)
+            raise ValueError(f"{names}: make {count} settings together, must be ≤ {MAX_SETTINGS}")
+        parts = tuple(
+            type.__call__(cls, **{**options, **dict(zip(varied, setting, strict=True))})
+            for setting in product(*steps)
+        )
+        task = copy(parts[-1])
+        widest = {n: max(getattr(part, n) for part in parts) for n in ("seq_len", "vocab_size")}
+        vars(task).update(widest, varied=tuple(varied.items()), parts=parts)
+        return task
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Options by name that make a task a certain size.
+
+    Attributes:
+        options: fields of the task; the rest keep their defaults.
+        source: where the size comes from.
+    """
+
+    options: Mapping[str, Any]
+    source: str
+
+
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(metaclass=_Varying):
     """A synthetic task: a frozen dataclass whose fields are its options.
 
-    A field's `metadata["help"]` is its text on the command line. Subclasses validate their
-    fields in `__post_init__` and raise `ValueError` naming field, value and bound.
+    A field's `metadata["help"]` is its text on the command line. Subclasses hold their fields to
+    their bounds in `check`, which raises `ValueError` naming field, value and bound.
+
+    Any option may vary over the rows: a tuple is a mixture, of which each row takes one value, and
+    a `Schedule` goes from one value to another over the training rows. The task then consists of
+    `parts`, one a setting; a row is one of the part that its number picks, padded at the end
+    to the longest part's length, with role −1 of `role_names`, and `links["setting"]` [b 1] says
+    which. The fields themselves hold the last part's values, seq_len and vocab_size the largest.
+
+    Attributes:
+        name: in `tasks.TASKS`, and of its command.
+        role_names: what a position can be; the last is what padding is.
+        splits: whose rows never share a number's bits.
+        separates: what the task tells apart, in a few words.
+        presets: "small", which two CPU cores learn in minutes, and "published".
+        evaluations: options and the values beyond training that a run is evaluated at by default.
+        stochastic: whether rows do not settle their targets; the oracle is then the best there is.
+        unit: what a token is, where bits are counted.
+        varied: options that vary over the rows, with their mixture or schedule.
+        parts: the task of each setting of those; none where nothing varies.
     """
 
     name: ClassVar[str]
     role_names: ClassVar[tuple[str, ...]]
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    separates: ClassVar[str]
+    presets: ClassVar[Mapping[str, Preset]]
+    evaluations: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    stochastic: ClassVar[bool] = False
+    unit: ClassVar[str] = "token"
 
     seq_len: int
     vocab_size: int
+    varied: tuple[tuple[str, tuple[Any, ...] | Schedule], ...] = field(init=False, default=())
+    parts: tuple["Task", ...] = field(init=False, default=(), repr=False, compare=False)
+
+    def __post_init__(self):
+        self.check()
 
     @abstractmethod
-    def rows(self, split: str, numbers: Tensor, seed: int) -> Batch:
+    def check(self) -> None:
+        """Hold the options to their bounds, and set the fields that follow from others.
+
+        Raises:
+            ValueError: naming field, value and bound.
+        """
+
+    @abstractmethod
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b], ≥ 0) on the device of `numbers`."""
 
     @abstractmethod
-    def oracle(self, batch: Batch) -> Tensor:
-        """Return the right answers, int64 [b t], from `batch.inputs` alone (-100 unscored)."""
+    def solve(self, batch: Batch) -> Tensor:
+        """Return the right answers, int64 [b t], by plain code from `batch.inputs`."""
 
     @property
     @abstractmethod
-    def chance(self) -> float:
+    def guess(self) -> float:
         """The accuracy of a uniform guess over the legal answers, in [0, 1]."""
 
     @abstractmethod
-    def shortcuts(self) -> dict[str, Predictor]:
+    def rules(self) -> dict[str, Predictor]:
         """Return rules that look right without solving the task, by name."""
+
+    def text(self, token: int) -> str:
+        """Return how a token is shown."""
+        return str(token)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options by name, varied ones as given: enough to rebuild the task."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init} | dict(self.varied)
+
+    def described(self) -> dict[str, Any]:
+        """Return the name and the options, ready for JSON; `tasks.described` takes it back."""
+        options = {
+            name: vars(value) if isinstance(value, Schedule) else value
+            for name, value in self.options().items()
+        }
+        return {"name": self.name, **options}
+
+    def changed(self, **options: Any) -> "Task":
+        """Return the task with other values of some options.
+
+        Raises:
+            ValueError: for a name that is no option, or a value out of its bounds.
+        """
+        known = self.options()
+        for name in options:
+            if name not in known:
+                raise ValueError(f"unknown option {name!r}; {self.name} has {', '.join(known)}")
+        return type(self)(**{**known, **options})
 
     def batch(
         self,
@@ -133,12 +186,106 @@ class Task(ABC):
         numbers = torch.arange(start, start + size, device=device)
         return self.rows(split, numbers, seed)
 
-    def options(self) -> dict[str, object]:
-        """Return the fields by name: with `name`, enough to rebuild the task."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def rows(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Return the rows with these numbers (int64 [b], ≥ 0) on the device of `numbers`."""
+        if not self.varied:
+            return self.generate(split, numbers, seed)
+        setting = self._setting(split, numbers, seed)
+        found = setting.unique().tolist()
+        places = [(setting == s).nonzero()[:, 0] for s in found]
+        made = [
+            self.parts[s].generate(split, numbers[place], seed)
+            for s, place in zip(found, places, strict=True)
+        ]
+
+        def links() -> dict[str, Tensor]:
+            # As wide as in any batch, whichever settings this one has.
+            one = numbers[:1]
+            widest = [part.generate(split, one, seed).links for part in self.parts]
+            return {**joined([b.links for b in made], back, widest), "setting": setting[:, None]}
+
+        back = torch.cat(places).argsort()
+        padding = len(self.role_names) - 1
+        inputs, targets, roles = (
+            _padded([getattr(b, name) for b in made], self.seq_len, fill)[back]
+            for name, fill in (("inputs", 0), ("targets", IGNORE), ("roles", padding))
+        )
+        return Batch(inputs, targets, roles, Links(links))
+
+    def oracle(self, batch: Batch) -> Tensor:
+        """Return the right answers, int64 [b t], from `batch.inputs` alone (-100 unscored)."""
+        return self._by_part(batch, lambda part, rows: part.solve(rows))
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of a uniform guess over the legal answers, in [0, 1]."""
+        if not self.varied:
+            return self.guess
+        batch = self.batch(split="test", size=256)
+        scored = (batch.targets != IGNORE).sum(1).double()
+        guess = torch.tensor([part.guess for part in self.parts]).double()
+        return ((guess[batch.links["setting"][:, 0]] * scored).sum() / scored.sum()).item()
+
+    def shortcuts(self) -> dict[str, Predictor]:
+        """Return rules that look right without solving the task, by name."""
+        if not self.varied:
+            return self.rules()
+
+        def by_part(name: str) -> Predictor:
+            return lambda batch: self._by_part(batch, lambda part, rows: part.rules()[name](rows))
+
+        return {name: by_part(name) for name in self.parts[-1].rules()}
+
+    def words(self, split: str, numbers: Tensor, seed: int, count: int) -> Tensor:
+        """Return `count` random words for each row, int64 [b count]: all that rows are made of."""
+        key = counter.stream(self.name, seed)
+        return counter.words(key, self.splits.index(split), numbers, count)
+
+    def _setting(self, split: str, numbers: Tensor, seed: int) -> Tensor:
+        """Return which part each row is of, int64 [b]."""
+        setting = torch.zeros_like(numbers)
+        for name, values in self.varied:
+            if isinstance(values, Schedule):
+                stage = values.stage(numbers) if split == "train" else len(values.values) - 1
+            else:
+                key = counter.stream(f"{self.name} {name}", seed)
+                word = counter.words(key, self.splits.index(split), numbers, 1)
+                stage = counter.below(word, len(values))[:, 0]
+            setting = setting * len(_values(name, values)) + stage
+        return setting
+
+    def _by_part(self, batch: Batch, rule: Callable[["Task", Batch], Tensor]) -> Tensor:
+        """Apply a rule to the rows of each part, cut to the part's length."""
+        if not self.varied:
+            return rule(self, batch)
+        setting = batch.links["setting"][:, 0]
+        answers = torch.full_like(batch.inputs, IGNORE)
+        for s in setting.unique().tolist():
+            place, part = (setting == s).nonzero()[:, 0], self.parts[s]
+            answers[place, : part.seq_len] = rule(part, batch.taken(place, part.seq_len))
+        return answers
 
 
-def accuracy(predicted: Tensor, targets: Tensor) -> float:
-    """Return the share of scored positions where `predicted` [b t] equals `targets` [b t]."""
-    scored = targets != IGNORE
-    return (predicted[scored] == targets[scored]).double().mean().item()
+def _values(name: str, values: tuple[Any, ...] | Schedule) -> tuple[Any, ...]:
+    if not isinstance(values, Schedule) and not values:
+        raise ValueError(f"{name}=(): must name at least one value")
+    return values.values if isinstance(values, Schedule) else values
+
+
+def _padded(tensors: Sequence[Tensor], seq_len: int, fill: int) -> Tensor:
+    """Stack rows [b t] of several lengths, filled to seq_len at the end."""
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(x, (0, seq_len - x.shape[1]), value=fill) for x in tensors])
+
+
+__all__ = [
+    "IGNORE",
+    "MAX_ROWS",
+    "Batch",
+    "Links",
+    "Predictor",
+    "Preset",
+    "Schedule",
+    "Task",
+    "accuracy",
+]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
-from jaxtyping import Float64, Int, Int32, Int64
+from jaxtyping import Bool, Float64, Int, Int32, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -66,6 +66,22 @@ def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[
 def below(word: Int64[Tensor, "b i"], n: int) -> Int64[Tensor, "b i"]:
     """Return a number in 0 … n − 1 from the low half of each word, uniform to n/2³² (n ≤ 2³¹)."""
     return (word & 0xFFFFFFFF).mul_(n).bitwise_right_shift_(32)
+
+
+def chance(word: Int64[Tensor, "b i"], p: float) -> Bool[Tensor, "b i"]:
+    """Return True with probability p, to 2⁻³², from the low half of each word."""
+    return (word & 0xFFFFFFFF) < int(p * 2**32)
+
+
+def shuffled(word: Int64[Tensor, "b i"]) -> Int64[Tensor, "b i"]:
+    """Return a random order of 0 … i − 1 a row: where the words would go, were they sorted."""
+    return word.argsort(dim=1, stable=True)
+
+
+def distinct(word: Int64[Tensor, "b r"], count: int, n: int) -> Int64[Tensor, "b m"]:
+    """Return `count` distinct numbers in 0 … n − 1 a row, from `rounds(n)` words."""
+    points = torch.arange(count, device=word.device).expand(len(word), -1)
+    return permute(word, points, n).long()
 
 
 def rounds(n: int) -> int:

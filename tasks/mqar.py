@@ -6,10 +6,10 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tasks import counter
-from tasks.base import IGNORE, Batch, Links, Predictor, Task
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.rules import what_followed
 
 KEY, VALUE, QUERY, FILLER = range(4)
 Fillers = Literal["any", "fresh", "zero"]
@@ -43,9 +43,9 @@ class MQAR(Task):
     value of the row (a decoy); "fresh" is uniform over the V − 2K tokens that are neither;
     "zero" is token 0.
 
-    Links, int64 [b q] in store order, q the largest K, −1 beyond a row's own K: query_pos, key_pos,
-    value_pos, store_slot, query_slot (both from 0), distance (query_pos − value_pos) and decoy
-    (1 where a filler before the query equals its key, else 0).
+    Links, int64 [b q] in store order: query_pos, key_pos, value_pos, store_slot, query_slot (both
+    from 0), distance (query_pos − value_pos) and decoy (1 where a filler before the query equals
+    its key, else 0).
 
     Raises:
         ValueError: for an option out of its bounds.
@@ -59,11 +59,18 @@ class MQAR(Task):
     name: ClassVar[str] = "mqar"
     role_names: ClassVar[tuple[str, ...]] = ("key", "value", "query", "filler")
     splits: ClassVar[tuple[str, ...]] = ("train", "test", "probe")
+    separates: ClassVar[str] = "capacity: attention's cache against an SSD state"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset({"seq_len": 64, "vocab_size": 256}, "LOG.md, the suite end to end"),
+        "published": Preset(
+            {"seq_len": 2048, "n_pairs": 512, "vocab_size": 8192},
+            "Wonderful Matrices, tab:multi_query_associative_recall:data, its longest",
+        ),
+    }
 
     seq_len: int = field(default=256, metadata={"help": "tokens a row; even"})
-    n_pairs: int | tuple[int, ...] | None = field(
-        default=None,
-        metadata={"help": "key–value pairs a row; several: each row picks one; default T/4"},
+    n_pairs: int | None = field(
+        default=None, metadata={"help": "key–value pairs a row", "shown": "T/4"}
     )
     vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
     power: float = field(default=0.01, metadata={"help": "slot s is drawn ∝ s^(power − 1)"})
@@ -72,7 +79,8 @@ class MQAR(Task):
         metadata={"help": "any token, fresh (never a key or value of the row), or zero"},
     )
 
-    def __post_init__(self):
+    def check(self) -> None:
+        """Hold the options to their bounds."""
         if self.seq_len < 4:
             raise ValueError(f"seq_len={self.seq_len}: too short, must be ≥ 4 (a pair and a slot)")
         if self.seq_len > MAX_SEQ_LEN:
@@ -86,67 +94,33 @@ class MQAR(Task):
             )
         if self.vocab_size % 2:
             raise ValueError(f"vocab_size={self.vocab_size}: must be even, half are values")
-        if not self.pair_counts:
-            raise ValueError("n_pairs=(): must name at least one number of pairs")
-        for n_pairs in self.pair_counts:
-            if not 1 <= n_pairs <= self.seq_len // 4:
-                raise ValueError(
-                    f"n_pairs={n_pairs}: must be in 1 … {self.seq_len // 4} (seq_len / 4); "
-                    f"a longer seq_len takes more"
-                )
+        if not 1 <= self.pair_count <= self.seq_len // 4:
+            raise ValueError(
+                f"n_pairs={self.n_pairs}: must be in 1 … {self.seq_len // 4} (seq_len / 4); "
+                f"a longer seq_len takes more"
+            )
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power={self.power}: must be > 0 and finite")
         if self.fillers not in get_args(Fillers):
             raise ValueError(f"fillers={self.fillers!r}: must be {', '.join(get_args(Fillers))}")
 
     @property
-    def pair_counts(self) -> tuple[int, ...]:
-        """The numbers of pairs that a row may have."""
-        if self.n_pairs is None:
-            return (self.seq_len // 4,)
-        return (self.n_pairs,) if isinstance(self.n_pairs, int) else self.n_pairs
+    def pair_count(self) -> int:
+        """The number of pairs K of a row."""
+        return self.seq_len // 4 if self.n_pairs is None else self.n_pairs
 
-    def rows(self, split: str, numbers: Tensor, seed: int) -> Batch:
-        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
-        if len(self.pair_counts) == 1:
-            return self._rows_of(self.pair_counts[0], split, numbers, seed)
-        key = counter.stream(f"{self.name} n_pairs", seed)
-        word = counter.words(key, self.splits.index(split), numbers, 1)
-        choice = counter.below(word, len(self.pair_counts))[:, 0]
-        places = [(choice == c).nonzero()[:, 0] for c in range(len(self.pair_counts))]
-        parts = [
-            self._rows_of(n_pairs, split, numbers[place], seed)
-            for n_pairs, place in zip(self.pair_counts, places, strict=True)
-        ]
-        back = torch.cat(places).argsort()
-        inputs, targets, roles = (
-            torch.cat([getattr(part, name) for part in parts])[back]
-            for name in ("inputs", "targets", "roles")
-        )
-        return Batch(inputs, targets, roles, Links(partial(self._joined_links, parts, back)))
-
-    def _joined_links(self, parts: list[Batch], back: Tensor) -> dict[str, Tensor]:
-        """Put the links of rows with different K together, padded with -1."""
-        most = max(self.pair_counts)
-        return {
-            name: torch.cat(
-                [pad(p.links[name], (0, most - p.links[name].shape[1]), value=-1) for p in parts]
-            )[back]
-            for name in parts[0].links
-        }
-
-    def _rows_of(self, n_pairs: int, split: str, numbers: Tensor, seed: int) -> Batch:
-        """Build rows of one K.
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
 
         Tokens are images of points under a permutation that keeps 0 and parity: pair
         i = 1 … K has its key at point 2i and its value at 2i + 1, token 0 is point 0. So the
         point of a filler alone says whether it is fresh, and whose decoy it is.
         """
+        n_pairs = self.pair_count
         t, context, half = self.seq_len, 2 * n_pairs, self.vocab_size // 2
         n_slots, n_fillers = (t - context) // 2, t - 3 * n_pairs
         n_rounds, device = counter.rounds(half), numbers.device
-        key = counter.stream(self.name, seed)
-        word = counter.words(key, self.splits.index(split), numbers, n_rounds + n_fillers)
+        word = self.words(split, numbers, seed, n_rounds + n_fillers)
         mixing, word = word[:, :n_rounds], word[:, n_rounds:]
 
         race = _slot_race(n_slots, 1.0 if split == "probe" else self.power, device)
@@ -206,7 +180,7 @@ class MQAR(Task):
         fresh = counter.below(word, self.vocab_size - 2 * n_pairs)
         return fresh + 2 * n_pairs * (fresh > 1)  # points 2 … 2K + 1 are the pairs
 
-    def oracle(self, batch: Batch) -> Tensor:
+    def solve(self, batch: Batch) -> Tensor:
         """Return the value of the key that stands at each even position (-100 where none does).
 
         The first occurrence of a key of the row is in its pair, so what follows it there is
@@ -214,16 +188,16 @@ class MQAR(Task):
         an even position and equal a key; nothing in the row tells it from the query, and the
         oracle answers there too. At every scored position the answer is the target.
         """
-        answers = _what_followed(batch.inputs, latest=False)
+        answers = what_followed(batch.inputs, latest=False)
         token, even = batch.inputs, torch.arange(self.seq_len, device=batch.inputs.device) % 2 == 0
         return answers.where(even & (token > 0) & (token < self.vocab_size // 2), IGNORE)
 
     @property
-    def chance(self) -> float:
+    def guess(self) -> float:
         """The accuracy of a guess among the V/2 values."""
         return 2 / self.vocab_size
 
-    def shortcuts(self) -> dict[str, Predictor]:
+    def rules(self) -> dict[str, Predictor]:
         """Return rules that look right without recalling by key.
 
         "context value" is a stored value at random and "last value" the last stored: 1/K.
@@ -237,7 +211,7 @@ class MQAR(Task):
             "context value": self._context_value,
             "last value": self._last_value,
             "position only": self._position_only,
-            "most recent match": lambda batch: _what_followed(batch.inputs, latest=True),
+            "most recent match": lambda batch: what_followed(batch.inputs, latest=True),
         }
 
     def _context_value(self, batch: Batch) -> Tensor:
@@ -267,17 +241,3 @@ def _first(point: Tensor, position: Tensor, end: int, none: int) -> Tensor:
     first = point.new_full((len(point), end + 1), none)
     first.scatter_reduce_(1, point.clamp(max=end), position, "amin")
     return first[:, 2:end:2]
-
-
-def _what_followed(inputs: Tensor, *, latest: bool) -> Tensor:
-    """Return the token after the first or latest earlier occurrence of each token (else -100)."""
-    answers = []
-    for row in inputs.tolist():
-        seen: dict[int, int] = {}
-        answer = []
-        for position, token in enumerate(row):
-            answer.append(row[seen[token] + 1] if token in seen else IGNORE)
-            if latest or token not in seen:
-                seen[token] = position
-        answers.append(answer)
-    return torch.tensor(answers, device=inputs.device)

@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError
+from lab.evaluation import score
 from lab.hooks import HookPoint
 from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE
 from lab.models import LanguageModel
 from lab.ops.product_keys import product_topk
-from lab.train import score
 from tasks.base import Batch
 
 TOKENS_AT_ONCE = 4096

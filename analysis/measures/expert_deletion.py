@@ -20,12 +20,12 @@ from torch.func import functional_call
 
 from analysis.base import NotApplicableError
 from analysis.scoring import Scored, scored
+from lab.evaluation import stored_positions
 from lab.hooks import HookPoint
 from lab.layers.mask import OracleMask, stored
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import LanguageModel
 from lab.ops.experts import expert_scores, expert_sum
-from lab.train import stored_positions
 from tasks.base import Batch
 
 

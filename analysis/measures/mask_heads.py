@@ -11,8 +11,8 @@ from torch import Tensor
 from analysis.links import has_pairs
 from analysis.measures.estimates import Estimate, quotient, ratio
 from analysis.measures.masking import Seen, answers_at, auroc, keys_at, readers
+from lab.evaluation import stored_positions
 from lab.ops.attention_kernels import repeat_heads
-from lab.train import stored_positions
 from tasks.base import IGNORE, Batch
 
 MOVES = 0.001

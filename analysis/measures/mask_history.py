@@ -17,12 +17,12 @@ from analysis.measures.masking import Table, auroc, masked_layers, reading, see
 from analysis.measures.thinning import evenly
 from analysis.record import drawn
 from analysis.scoring import scored
+from lab.evaluation import score, stored_positions
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.runs import Run
-from lab.train import score, stored_positions
 from tasks.base import Batch
 
 STEPS = 24

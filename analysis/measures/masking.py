@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from analysis.links import PAIR_LINKS
+from lab.evaluation import score
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.layers.mask import MASKS, LiteralMask, SoftMask
@@ -24,7 +25,6 @@ from lab.models import LanguageModel
 from lab.ops.attention import attention_pattern
 from lab.ops.attention_kernels import repeat_heads
 from lab.ops.top_keys import ranks_and_floors
-from lab.train import score
 from tasks.base import Batch
 
 LIGHT = 0.05

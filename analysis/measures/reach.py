@@ -17,11 +17,11 @@ from analysis.links import has_pairs
 from analysis.measures.causes import Asked
 from analysis.measures.masking import masked_layers, onset
 from analysis.scoring import scored
+from lab.evaluation import score, stored_positions
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel
-from lab.train import score, stored_positions
 from tasks.base import Batch
 
 READS = 2.0

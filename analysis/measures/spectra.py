@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from lab.evaluation import score
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel
 from lab.ops.rope import Layout
-from lab.train import score
 from tasks.base import Batch
 
 BLOCK_ENTRIES = 2**20

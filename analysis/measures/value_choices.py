@@ -22,11 +22,11 @@ from analysis.measures.distributions import (
 )
 from analysis.measures.intervals import bootstrap
 from analysis.measures.thinning import evenly
+from lab.evaluation import score
 from lab.hooks import HookPoint
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.models import LanguageModel
 from lab.runs import Run
-from lab.train import score
 from tasks.base import Batch
 
 BANDS = 8

@@ -18,7 +18,7 @@ TASK = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
 
 def usual(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
     """Return inputs and targets [b t] as Zoology's `multiquery_ar` draws them, row by row."""
-    (n_pairs,), half = task.pair_counts, task.vocab_size // 2
+    n_pairs, half = task.pair_count, task.vocab_size // 2
     context, n_slots = 2 * n_pairs, (task.seq_len - 2 * n_pairs) // 2
     weights = np.arange(1, n_slots + 1) ** (task.power - 1)
     weights /= weights.sum()
@@ -47,7 +47,7 @@ def generator() -> list[Ratio]:
     rows = BATCHES * ROWS
     ours, theirs = seconds_each(_batches(BATCHES), lambda: usual(TASK, USUAL_ROWS))
     speed, usual_speed = rows / ours, USUAL_ROWS / theirs
-    sizes = f"T = {TASK.seq_len}, K = {TASK.pair_counts[0]}, {ROWS} at a time"
+    sizes = f"T = {TASK.seq_len}, K = {TASK.pair_count}, {ROWS} at a time"
     many, one = (peak_mib(partial(_batches, count)) for count in (BATCHES, 1))
     return [
         Ratio(f"mqar, {sizes}", speed, usual_speed, "rows/s", speed / usual_speed, 30.0),

@@ -18,11 +18,12 @@ from lab.bench.peak import matrix_product_peak, peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from lab.config import TrainConfig
 from lab.device import bf16_pays
+from lab.evaluation import score
 from lab.layers.attention import Attention
 from lab.models import Block, LanguageModel, build
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
-from lab.train import score, start
+from lab.train import start
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
 

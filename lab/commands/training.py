@@ -5,16 +5,16 @@ import inspect
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from lab.commands.answers import answering, assignments, usage
+from lab.commands.options import kind_of, read, resolved, settings, varies
 from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
 from tasks import TASKS
 
@@ -49,7 +49,7 @@ class LazyTasks(TyperGroup):
 def _task_command(name: str, *, options: bool) -> Any:
     """Return the command of a task: every field of the configurations is an option of it."""
     summary = _summary(TASKS.module(name))
-    alone = typer.Typer(rich_markup_mode=None if not options else "rich")
+    alone = typer.Typer(rich_markup_mode="rich" if options else None, add_completion=False)
     function = _trainer(name) if options else lambda: None
     alone.command(name, help=summary, rich_help_panel=TASK_PANEL)(function)
     return typer.main.get_command(alone)
@@ -68,19 +68,45 @@ def _trainer(name: str) -> Callable[..., None]:
     """Return a function whose signature has every field of the task and of the configurations."""
     task_class = TASKS[name]
     parts = {"Task": task_class, "Model": ModelConfig, "Training": TrainConfig, "Machine": Runtime}
-    out_help = "The run folder; the same again resumes."
-    out_option = typer.Option(help=out_help, show_default=f"runs/{name}-DIGEST")
+    known = ", ".join(
+        f"{option}={','.join(map(str, values))}"
+        for option, values in task_class.evaluations.items()
+    )
     annotations: dict[str, Any] = {
-        "out": Annotated[Path | None, out_option],
+        "out": Annotated[
+            Path | None,
+            typer.Option(
+                help="The run folder; the same again resumes.", show_default=f"runs/{name}-DIGEST"
+            ),
+        ],
         "as_json": Annotated[bool, typer.Option("--json", help="Print result.json alone.")],
+        "preset": Annotated[
+            Literal["small", "published"] | None,
+            typer.Option(
+                help="A size by name: small is learned in minutes, published is the literature's; "
+                "options given go before its own.",
+                rich_help_panel="Task",
+            ),
+        ],
+        "evaluations": Annotated[
+            list[str] | None,
+            typer.Option(
+                "--eval",
+                metavar="OPTION=VALUE,…",
+                help="Evaluate what was learned at other values of a task's option.",
+                show_default=known or False,
+            ),
+        ],
     }
     for panel, part in parts.items():
         hints = get_type_hints(part)
-        annotations |= {f.name: _option(panel, hints[f.name], f) for f in fields(part)}
+        for f in fields(part):
+            if f.init:
+                annotations[f.name] = _option(panel, hints[f.name], f, panel == "Task")
 
-    def train(out: Path | None, as_json: bool, **given: Any) -> None:
+    def train(out: Path | None, as_json: bool, evaluations: list[str] | None, **given: Any) -> None:
         chosen = {key: value for key, value in given.items() if value not in (None, [])}
-        _train(name, chosen, out, as_json)
+        _train(name, chosen, out, as_json, evaluations)
 
     train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -97,43 +123,61 @@ def _trainer(name: str) -> Callable[..., None]:
     return train
 
 
-def _option(panel: str, hint: Any, field: Any) -> Any:
+def _option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
     """Return a Typer annotation for a dataclass field; None stands for "not given"."""
-    shown = field.metadata.get("shown") or field.default
-    flag = None
-    kind: Any = hint
-    if get_origin(hint) in (Union, UnionType):
-        kind = str if _several(hint) else next(m for m in get_args(hint) if m is not NoneType)
-    if get_origin(hint) is dict:
+    default = None if field.default is MISSING else field.default
+    shown = field.metadata.get("shown") or default
+    kind, flag, metavar = kind_of(hint), None, None
+    if of_task and varies(hint):
+        # Several values or a schedule are text first.
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        metavar = "|".join(choices) if choices else f"<{kind.__name__}>,…"
+        kind = str
+    elif get_origin(kind) is dict:
         kind, flag, shown = list[str], "--option", None
     settings = typer.Option(
         *([flag] if flag else []),
         help=field.metadata.get("help", ""),
         rich_help_panel=panel,
+        metavar=metavar,
         show_default=False if shown is None else str(shown),
     )
     return Annotated[kind | None, settings]
 
 
-def _several(hint: Any) -> bool:
-    """Whether an annotation takes several numbers: "4,16,64" on the command line."""
-    return any(get_origin(member) is tuple for member in get_args(hint))
-
-
-def _train(name: str, given: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    from lab.console import ending, result_table, watching
+def _train(
+    name: str,
+    given: dict[str, Any],
+    out: Path | None,
+    as_json: bool,
+    evaluations: list[str] | None,
+) -> None:
+    from lab.console import ending, evaluations_table, result_table, watching
     from lab.experiment import carry_out
+    from lab.generalisation import at_settings, evaluate_at
 
     with usage():
         run, runtime = _described(name, given, out)
+        kind = type(run.task)
+        wanted = kind.evaluations if evaluations is None else settings(evaluations, kind)
+        at_settings(run, wanted)
     with answering(), watching(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)
+    found = []
+    if wanted and not result["signal"]:
+        with answering():
+            found = evaluate_at(
+                run, wanted, runtime.device, lambda text: typer.echo(f"evaluating {text}", err=True)
+            )
+            result = run.result() or result
     if as_json:
         typer.echo(json.dumps(result))
     else:
         from rich.console import Console
 
         Console(markup=False).print(result_table(result))
+        if found:
+            Console(markup=False).print(evaluations_table(found))
         typer.echo(ending(result))
     if result["signal"]:
         typer.echo(f"The same command resumes; `lab analyze {run.path}` reports.", err=True)
@@ -159,26 +203,29 @@ def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any,
     from lab.runs import Run
 
     task_class = TASKS[name]
-    known = {f.name for f in fields(task_class)}
     hints = get_type_hints(task_class)
-    options: dict[str, Any] = {
-        key: _numbers(key, value) if _several(hints[key]) else value
-        for key, value in given.items()
-        if key in known
+    preset = task_class.presets[given["preset"]].options if "preset" in given else {}
+    typed = {f.name: given[f.name] for f in fields(task_class) if f.init and f.name in given}
+    options = {
+        **preset,
+        **{
+            name: read(name, value, hints[name]) if isinstance(value, str) else value
+            for name, value in typed.items()
+        },
     }
-    task = task_class(**options)
     if given.get("model") and "stack" not in given:
         given = {**given, "stack": "UM*2"}
     if "options" in given:
         given = {**given, "options": assignments(given["options"])}
     d_model = given.get("d_model", ModelConfig.d_model)
-    values = {
-        **protocol_defaults(given.get("protocol", "lab"), task.seq_len, d_model),
-        **given,
-    }
+    # How long rows are says how many make a step, and that over how many rows a schedule goes.
+    seq_len = task_class(**resolved(options, TrainConfig.max_steps, 1)).seq_len
+    values = {**protocol_defaults(given.get("protocol", "lab"), seq_len, d_model), **given}
+    train = _part(TrainConfig, values)
+    task = task_class(**resolved(options, train.max_steps, train.batch_size))
     runtime = _part(Runtime, values)
     choose_device(runtime.device)
-    run = Run(Path("runs"), task, _part(ModelConfig, values), _part(TrainConfig, values))
+    run = Run(Path("runs"), task, _part(ModelConfig, values), train)
     try_out(run)
     return replace(run, path=out or Path("runs") / f"{name}-{run.digest()}"), runtime
 
@@ -186,11 +233,3 @@ def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any,
 def _part(part: type[Part], values: dict[str, Any]) -> Part:
     """Build one configuration from the values that are its fields."""
     return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})
-
-
-def _numbers(name: str, value: str) -> int | tuple[int, ...]:
-    """Read "4,16,64" as a tuple and "16" as a number."""
-    try:
-        return tuple(map(int, value.split(","))) if "," in value else int(value)
-    except ValueError:
-        raise ValueError(f"{name}={value}: must be a whole number, or several: 4,16,64") from None

@@ -22,7 +22,7 @@ from lab.layers.mask import SoftMask
 from lab.models import LanguageModel, build
 from lab.ops.attention import MASKED
 from lab.runs import Run
-from lab.train import score, stored_positions
+from lab.evaluation import score, stored_positions
 from tasks.mqar import FILLER, MQAR, VALUE
 
 TASK = MQAR(seq_len=16, vocab_size=64)

@@ -33,12 +33,12 @@ from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
 from lab.models import Block, build
-from lab.train import stored_positions
+from lab.evaluation import stored_positions
 from tasks.base import Batch
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=24, vocab_size=32, n_pairs=4)
-MIXED = MQAR(seq_len=24, vocab_size=32, n_pairs=(2, 6))
+MIXED = MQAR(seq_len=24, vocab_size=32).changed(n_pairs=(2, 6))
 FULL = MQAR(seq_len=24, vocab_size=32)
 STRONG = 100.0
 """What an answer adds to the residual stream, where the token itself adds 1."""

@@ -4,23 +4,16 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from lab.config import TrainConfig
-from lab.layers.mask import stored
 from lab.models import build
-from lab.ops.cross_entropy import linear_cross_entropy
 from lab.train import (
     DivergedError,
-    evaluate,
     first_row,
     fit,
     learning_rate,
-    score,
     start,
-    stored_positions,
 )
-from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)
@@ -69,47 +62,6 @@ def test_training_rows_are_new_or_go_round():
     assert [first_row(fresh, step) for step in (1, 2, 100)] == [0, 4, 396]
     finite = TrainConfig(batch_size=4, train_rows=8)
     assert [first_row(finite, step) for step in (1, 2, 3, 4)] == [0, 4, 0, 4]
-
-
-def test_loss_at_scored_positions_is_the_usual_cross_entropy():
-    language_model, batch = model(), TASK.batch(size=3)
-    loss, correct = linear_cross_entropy(*score(language_model, batch, "fp32"))
-    logits, targets = language_model(batch.inputs).flatten(0, 1), batch.targets.flatten()
-    usual = F.cross_entropy(logits, targets, ignore_index=IGNORE)
-    torch.testing.assert_close(loss, usual, rtol=1e-6, atol=1e-6)
-    assert correct == (logits.argmax(-1) == targets).sum()
-    for mine, other in zip(
-        torch.autograd.grad(loss, list(language_model.parameters())),
-        torch.autograd.grad(usual, list(language_model.parameters())),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
-
-
-def test_evaluation_is_the_accuracy_over_the_whole_split():
-    language_model = model()
-    config = TrainConfig(batch_size=4, test_rows=10)
-    loss, accuracy = evaluate(TASK, language_model, config)
-    batch = TASK.batch(split="test", size=10)
-    scored = batch.targets != IGNORE
-    logits = language_model(batch.inputs)[scored]
-    assert accuracy == (logits.argmax(-1) == batch.targets[scored]).double().mean().item()
-    assert loss == pytest.approx(F.cross_entropy(logits, batch.targets[scored]).item(), rel=1e-5)
-
-
-def test_an_oracle_mask_is_told_what_the_batch_stores():
-    task = MQAR(seq_len=16, vocab_size=64, n_pairs=(1, 3))
-    batch = task.batch(size=6)
-    keep = stored_positions(batch)
-    pairs = (batch.roles == 0) | (batch.roles == 1)
-    assert torch.equal(keep, pairs)
-    told = model(options={"A.mask": "oracle"})
-    hidden, _, _ = score(told, batch, "fp32")
-    with stored(told, pairs):
-        expected = told.hidden(batch.inputs)[batch.targets != IGNORE]
-    torch.testing.assert_close(hidden, expected)
-    with pytest.raises(ValueError, match="links must name key_pos and value_pos"):
-        score(told, Batch(batch.inputs, batch.targets, batch.roles, {}), "fp32")
 
 
 def test_rows_tell_what_happened():

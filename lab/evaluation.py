@@ -1,0 +1,133 @@
+"""What a model answers at scored positions, and how often it is right."""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lab.language_model import LanguageModel
+from lab.layers.mask import OracleMask, stored
+from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from tasks.base import IGNORE, Batch, Task
+
+Z = 1.96
+"""Standard normal quantile of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model does on rows of a task.
+
+    Attributes:
+        loss: mean cross-entropy at scored positions, nats.
+        accuracy: share of scored positions answered right, in [0, 1].
+        interval: 95 %, of the accuracy over other rows of the task.
+        rows: how many were looked at.
+        scored: positions of them that count.
+    """
+
+    loss: float
+    accuracy: float
+    interval: tuple[float, float]
+    rows: int
+    scored: int
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task,
+    model: LanguageModel,
+    *,
+    rows: int,
+    rows_at_once: int,
+    seed: int,
+    split: str = "test",
+) -> Evaluation:
+    """Return how a model does on the first rows of a split, in fp32."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    total, right, count = 0.0, [], []
+    for start in range(0, rows, rows_at_once):
+        size = min(rows_at_once, rows - start)
+        batch = task.batch(split=split, start=start, size=size, seed=seed, device=device)
+        hidden, weight, targets = score(model, batch, "fp32")
+        loss, _ = linear_cross_entropy(hidden, weight, targets)
+        total += loss.item() * len(targets)
+        hits = torch.zeros_like(batch.targets)
+        hits[batch.targets != IGNORE] = (linear_argmax(hidden, weight) == targets).long()
+        right.append(hits.sum(1).cpu())
+        count.append((batch.targets != IGNORE).sum(1).cpu())
+    model.train(training)
+    hits, scored = torch.cat(right), torch.cat(count)
+    number = int(scored.sum())
+    return Evaluation(
+        loss=total / number,
+        accuracy=int(hits.sum()) / number,
+        interval=share_interval(hits, scored),
+        rows=rows,
+        scored=number,
+    )
+
+
+def share_interval(right: Int[Tensor, " b"], scored: Int[Tensor, " b"]) -> tuple[float, float]:
+    """Return a 95 % interval of the share of right answers.
+
+    Wilson's, on as many answers as independent ones would tell as much: answers of one row may
+    be right or wrong together. Where all or none are right it takes them as independent.
+    """
+    n, rows = int(scored.sum()), len(scored)
+    share = int(right.sum()) / n
+    apart = (right - share * scored).double()
+    spread = share * (1 - share) / n
+    if rows > 1 and spread > 0:
+        between = rows / (rows - 1) * float(apart.square().sum()) / n**2
+        n = n / max(1.0, between / spread)
+    middle, half = share + Z**2 / (2 * n), Z * math.sqrt(share * (1 - share) / n + (Z / n / 2) ** 2)
+    low, high = ((middle + sign * half) / (1 + Z**2 / n) for sign in (-1, 1))
+    return max(0.0, low), min(1.0, high)
+
+
+def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
+
+    Only scored positions are there: of a row of hard MQAR, a quarter.
+    """
+    targets = batch.targets.flatten()
+    scored = (targets != IGNORE).nonzero().squeeze(1)
+    with _autocast(batch.inputs.device, precision), _told(model, batch):
+        hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
+    weight = model.head.weight
+    if precision == "bf16":
+        hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    return hidden, weight, targets[scored]
+
+
+def stored_positions(batch: Batch) -> Tensor:
+    """Return where the stored pairs are, bool [b t]: all that an oracle mask keeps.
+
+    Raises:
+        ValueError: for a task whose links name no pairs.
+    """
+    if not {"key_pos", "value_pos"} <= batch.links.keys():
+        raise ValueError("mask=oracle: the task's links must name key_pos and value_pos")
+    positions = torch.cat([batch.links["key_pos"], batch.links["value_pos"]], 1)
+    # Padding, -1, lands in one more column that is cut off.
+    keep = torch.zeros(batch.inputs.shape[0], batch.inputs.shape[1] + 1, dtype=torch.bool)
+    return keep.to(positions.device).scatter_(1, positions % keep.shape[1], True)[:, :-1]
+
+
+def _told(model: LanguageModel, batch: Batch) -> AbstractContextManager[object]:
+    """Tell the model's oracle masks, where it has any, what the batch stores."""
+    if any(isinstance(module, OracleMask) for module in model.modules()):
+        return stored(model, stored_positions(batch))
+    return nullcontext()
+
+
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)

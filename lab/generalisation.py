@@ -1,0 +1,110 @@
+"""Settings that a run was not trained on: how far what it learned reaches."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lab.config import LAB_TOKENS_A_STEP
+from lab.device import choose_device
+from lab.evaluation import evaluate
+from lab.files import locked
+from lab.language_model import LanguageModel
+from lab.runs import Run, RunError
+from tasks.base import Task
+
+TOKENS = 2**19
+"""Tokens that a setting is looked at with, at most, but for its fewest rows."""
+FEWEST_ROWS = 16
+
+
+def at_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any, Task]]:
+    """Return (option, value, task) for each value of each option, the rest as trained.
+
+    Raises:
+        ValueError: for an unknown option, a value out of its bounds, or a setting with tokens that
+            the model has no embedding for.
+    """
+    found = []
+    for option, values in settings.items():
+        for value in values:
+            task = run.task.changed(**{option: value})
+            if task.vocab_size > run.task.vocab_size:
+                raise ValueError(
+                    f"eval {option}={value}: has {task.vocab_size} tokens, the model "
+                    f"{run.task.vocab_size}"
+                )
+            found.append((option, value, task))
+    return found
+
+
+def evaluate_at(
+    run: Run,
+    settings: Mapping[str, Sequence[Any]],
+    device: str = "auto",
+    told: Callable[[str], None] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """Evaluate a run's newest weights at settings, and keep what was found in result.json.
+
+    Settings that were evaluated after the same step are not evaluated again. Each entry has
+    option, value, step, accuracy, interval (95 %), loss in nats, rows, scored, chance and seconds;
+    or error, where the model cannot take the setting.
+
+    Args:
+        run: with a result.
+        settings: values by option.
+        device: where to compute.
+        told: called with what is being evaluated.
+
+    Raises:
+        RunError: when there is no result or no checkpoint, or either cannot be read or written.
+        ValueError: as `at_settings`.
+    """
+    wanted = at_settings(run, settings)
+    if not run.checkpoints():
+        raise RunError(f"{run.path}: has no checkpoint to evaluate")
+    step = max(run.checkpoints())
+    with locked(run.path):
+        result = run.result()
+        if result is None:
+            raise RunError(f"{run.path}: has no result yet")
+        entries = [e for e in result.get("evaluations", []) if e["step"] == step]
+        known = {(entry["option"], _plain(entry["value"])) for entry in entries}
+        missing = [each for each in wanted if (each[0], _plain(each[1])) not in known]
+        if missing:
+            model = run.load(choose_device(device), step).model
+            for option, value, task in missing:
+                told(f"{option}={value}")
+                entries.append(
+                    {"option": option, "value": value, "step": step, **_entry(run, task, model)}
+                )
+                run.write_result({**result, "evaluations": entries})
+    return list(_chosen(entries, wanted))
+
+
+def _entry(run: Run, task: Task, model: LanguageModel) -> dict[str, Any]:
+    began = time.perf_counter()
+    rows = min(run.train.test_rows, max(FEWEST_ROWS, TOKENS // task.seq_len))
+    try:
+        found = evaluate(
+            task,
+            model,
+            rows=rows,
+            rows_at_once=max(1, LAB_TOKENS_A_STEP // task.seq_len),
+            seed=run.train.seed,
+        )
+    except ValueError as error:  # a learned table that is shorter than the rows, say
+        return {"error": str(error)}
+    return {**vars(found), "chance": task.chance, "seconds": time.perf_counter() - began}
+
+
+def _chosen(
+    entries: list[dict[str, Any]], wanted: list[tuple[str, Any, Task]]
+) -> Iterator[dict[str, Any]]:
+    by_setting = {(entry["option"], _plain(entry["value"])): entry for entry in entries}
+    for option, value, _ in wanted:
+        yield by_setting[option, _plain(value)]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has not changed: lists become tuples."""
+    return tuple(value) if isinstance(value, list) else value

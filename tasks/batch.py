@@ -1,0 +1,106 @@
+"""Rows of a task: tokens, targets, roles, and links between positions."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+IGNORE = -100
+"""The target of a position that is not scored (the convention of torch's cross-entropy)."""
+
+
+class Links(Mapping[str, Tensor]):
+    """Tensors by name, made when one is first looked at: training mostly needs none of them."""
+
+    def __init__(self, make: Callable[[], dict[str, Tensor]]):
+        self._make = make
+
+    @cached_property
+    def _made(self) -> dict[str, Tensor]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a task.
+
+    Attributes:
+        inputs: int64 [b t], token ids.
+        targets: int64 [b t], the right answer at scored positions, -100 elsewhere.
+        roles: int64 [b t], an index into the task's `role_names`.
+        links: int64 tensors that tie positions of a row together, task by task; -1 pads.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    roles: Tensor
+    links: Mapping[str, Tensor]
+
+    def __getitem__(self, rows: slice) -> "Batch":
+        """Return some of the rows."""
+        return self.taken(rows, self.inputs.shape[1])
+
+    def taken(self, rows: slice | Tensor, seq_len: int) -> "Batch":
+        """Return some of the rows, by slice or by number, and their first seq_len positions."""
+        return Batch(
+            self.inputs[rows, :seq_len],
+            self.targets[rows, :seq_len],
+            self.roles[rows, :seq_len],
+            Links(lambda: {name: link[rows] for name, link in self.links.items()}),
+        )
+
+    def trimmed(self) -> "Batch":
+        """Return the batch without the columns behind the last that any row scores."""
+        scored = (self.targets != IGNORE).any(0).nonzero()
+        return self.taken(slice(None), int(scored[-1]) + 1) if len(scored) else self
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Return the same rows on another device."""
+        return Batch(
+            self.inputs.to(device),
+            self.targets.to(device),
+            self.roles.to(device),
+            Links(lambda: {name: link.to(device) for name, link in self.links.items()}),
+        )
+
+
+def accuracy(predicted: Tensor, targets: Tensor) -> float:
+    """Return the share of scored positions where `predicted` [b t] equals `targets` [b t]."""
+    scored = targets != IGNORE
+    return (predicted[scored] == targets[scored]).double().mean().item()
+
+
+def joined(
+    links: Sequence[Mapping[str, Tensor]], order: Tensor, like: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Put the links of several batches together, padded with -1 to the widest.
+
+    Args:
+        links: of each batch, all of the same names.
+        order: which of the rows, laid end to end, comes where.
+        like: links whose widths count too.
+    """
+    whole = {}
+    for name in links[0]:
+        shapes = zip(*(found[name].shape[1:] for found in [*links, *like]), strict=True)
+        widest = [max(sizes) for sizes in shapes]
+        whole[name] = torch.cat([_widened(found[name], widest) for found in links])[order]
+    return whole
+
+
+def _widened(link: Tensor, sizes: list[int]) -> Tensor:
+    """Pad every axis but the rows' with -1 at its end."""
+    missing = [size - now for size, now in zip(sizes, link.shape[1:], strict=True)]
+    return pad(link, [n for end in reversed(missing) for n in (0, end)], value=-1)

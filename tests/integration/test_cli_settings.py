@@ -1,0 +1,104 @@
+"""Mixtures, schedules, presets, and settings beyond training, as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.cli import app
+from lab.runs import Run
+from tasks.varying import Schedule
+
+SMALL = ["--seq-len", "16", "--vocab-size", "64", "--max-steps", "4", "--test-rows", "8"]
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    found = CliRunner().invoke(app, ["mqar", *map(str, arguments)])
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def result_of(path: Path) -> dict:
+    return json.loads((path / "result.json").read_text())
+
+
+def test_a_schedule_is_over_the_steps_of_the_run(tmp_path):
+    out = tmp_path / "run"
+    run(*SMALL, "--n-pairs", "1:4@2", "--batch-size", "8", "--out", out)
+    opened = Run.open(out)
+    assert opened.task.options()["n_pairs"] == Schedule(1, 4, 16)
+    pairs = [(opened.task.batch(start=s, size=1).targets != -100).sum().item() for s in range(16)]
+    assert pairs == sorted(pairs)
+    assert set(pairs) == {1, 2, 3, 4}
+    # The same command again finds it finished.
+    assert "resuming" not in run(*SMALL, "--n-pairs", "1:4@2", "--batch-size", "8", "--out", out)
+
+
+def test_several_lengths_at_once(tmp_path):
+    run(*SMALL[2:], "--seq-len", "8,16", "--out", tmp_path / "run")
+    assert Run.open(tmp_path / "run").task.seq_len == 16
+
+
+def test_settings_beyond_training_are_kept_and_not_done_twice(tmp_path):
+    out = tmp_path / "run"
+    text = run(*SMALL, "--out", out, "--eval", "seq_len=16,32", "--eval", "n_pairs=1")
+    assert "seq_len=32" in text
+    entries = result_of(out)["evaluations"]
+    assert [(e["option"], e["value"]) for e in entries] == [
+        ("seq_len", 16),
+        ("seq_len", 32),
+        ("n_pairs", 1),
+    ]
+    assert entries[0]["accuracy"] == result_of(out)["accuracy"]
+    for entry in entries:
+        low, high = entry["interval"]
+        assert 0 <= low <= entry["accuracy"] <= high <= 1
+        assert entry["scored"] == entry["rows"] * (
+            1 if entry["option"] == "n_pairs" else entry["value"] // 4
+        )
+    again = run(*SMALL, "--out", out, "--eval", "seq_len=32,48")
+    assert "evaluating seq_len=48" in again
+    assert "evaluating seq_len=32" not in again
+    assert result_of(out)["evaluations"][:3] == entries
+
+
+def test_what_a_model_cannot_take_is_said(tmp_path):
+    out = tmp_path / "run"
+    options = ["--option", "A.mask=soft", "--option", "A.max_seq_len=16"]
+    text = run(*SMALL, *options, "--out", out, "--eval", "seq_len=32,16")
+    assert "max_seq_len" in text
+    refused, taken = result_of(out)["evaluations"]
+    assert "max_seq_len" in refused["error"]
+    assert "accuracy" in taken
+
+
+def test_a_preset_gives_way_to_options(tmp_path):
+    run("--preset", "small", *SMALL[4:], "--seq-len", "16", "--out", tmp_path / "run")
+    task = Run.open(tmp_path / "run").task
+    assert (task.seq_len, task.vocab_size) == (16, 256)
+
+
+def test_perplexity_and_bits_go_with_the_loss(tmp_path):
+    run(*SMALL, "--out", tmp_path / "run")
+    result = result_of(tmp_path / "run")
+    assert result["perplexity"] == pytest.approx(2 ** result["bits_per_token"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--eval seq_len=15", "seq_len=15: must be even"),
+        ("--eval vocab_size=128", "eval vocab_size=128: has 128 tokens, the model 64"),
+        ("--eval depth=3", "eval=depth=3: mqar has seq_len"),
+        ("--n-pairs 1:4@5", "n_pairs=1:4@5: steps must be in 1 … 4"),
+        ("--n-pairs 1:5", "n_pairs=5: must be in 1 … 4"),
+        ("--fillers any,none", "fillers='none'"),
+        ("--preset tiny", "'tiny' is not one of"),
+    ],
+)
+def test_bad_settings_are_answered_before_training(tmp_path, unchecked, arguments, message):
+    out = tmp_path / "run"
+    text = run(*SMALL, *arguments.split(), "--out", out, code=2)
+    assert message in " ".join(text.split())
+    assert not out.exists()

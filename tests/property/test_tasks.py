@@ -1,0 +1,182 @@
+"""Laws of the rows of every task, whatever the options."""
+
+import doctest
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import TASKS
+from tasks.base import IGNORE, Batch, Links, Task, accuracy
+from tests.task_cases import CASES, PAIRS
+
+seeds = st.integers(-(2**63), 2**64)
+every_case = pytest.mark.parametrize(
+    ("name", "options"), PAIRS, ids=[f"{name}-{options}" for name, options in PAIRS]
+)
+every_task = pytest.mark.parametrize("name", list(TASKS))
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    return {
+        "inputs": batch.inputs,
+        "targets": batch.targets,
+        "roles": batch.roles,
+        **batch.links,
+    }
+
+
+def test_every_task_has_cases():
+    assert list(CASES) == list(TASKS)
+
+
+@every_task
+def test_docstring_examples_are_true(name: str):
+    results = doctest.testmod(import_module(TASKS.module(name)))
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@every_case
+@settings(max_examples=5)
+@given(data=st.data(), seed=seeds, start=st.integers(0, 2**30))
+def test_a_row_depends_on_its_number_alone(name, options, data, seed, start):
+    task = TASKS[name](**options)
+    split = data.draw(st.sampled_from(task.splits))
+    whole = tensors(task.batch(split=split, start=start, size=5, seed=seed))
+    alone = [tensors(task.batch(split=split, start=start + i, size=1, seed=seed)) for i in range(5)]
+    backwards = tensors(task.rows(split, torch.arange(start, start + 5).flip(0), seed))
+    for key, tensor in whole.items():
+        assert tensor.equal(torch.cat([row[key] for row in alone])), key
+        assert tensor.equal(backwards[key].flip(0)), key
+
+
+@every_case
+@settings(max_examples=5)
+@given(data=st.data(), seed=seeds)
+def test_rows_are_what_a_batch_promises(name, options, data, seed):
+    task = TASKS[name](**options)
+    split = data.draw(st.sampled_from(task.splits))
+    batch = task.batch(split=split, size=4, seed=seed)
+    for key, tensor in tensors(batch).items():
+        assert tensor.dtype == torch.int64, key
+        assert len(tensor) == 4, key
+        if key.endswith("_pos"):
+            assert ((tensor >= -1) & (tensor < task.seq_len)).all(), key
+    for tensor in (batch.inputs, batch.targets, batch.roles):
+        assert tensor.shape == (4, task.seq_len)
+    assert ((batch.inputs >= 0) & (batch.inputs < task.vocab_size)).all()
+    scored = batch.targets != IGNORE
+    assert ((batch.targets >= 0) & (batch.targets < task.vocab_size))[scored].all()
+    assert scored.any(1).all()
+    assert ((batch.roles >= 0) & (batch.roles < len(task.role_names))).all()
+
+
+@every_case
+@settings(max_examples=5)
+@given(data=st.data(), seed=seeds)
+def test_oracle_is_right_and_needs_the_inputs_alone(name, options, data, seed):
+    task = TASKS[name](**options)
+    split = data.draw(st.sampled_from(task.splits))
+    batch = task.batch(split=split, size=4, seed=seed)
+    answers = task.oracle(batch)
+    if not task.stochastic:
+        assert accuracy(answers, batch.targets) == 1
+    blind = Batch(
+        batch.inputs, torch.zeros_like(batch.targets), torch.zeros_like(batch.roles), batch.links
+    )
+    assert task.oracle(blind).equal(answers)
+
+
+@every_case
+def test_no_shortcut_solves_it(name: str, options: dict[str, Any]):
+    task = TASKS[name](**options)
+    if not options:
+        batch = task.batch(split="test", size=64)
+        best = accuracy(task.oracle(batch), batch.targets)
+        assert 0 < task.chance < best
+        for rule, predict in task.shortcuts().items():
+            assert accuracy(predict(batch), batch.targets) < best, rule
+
+
+@every_task
+def test_splits_and_seeds_have_rows_of_their_own(name: str):
+    task = TASKS[name]()
+    rows = [
+        tuple(row)
+        for split in task.splits
+        for seed in range(2)
+        for row in task.batch(split=split, size=50, seed=seed).inputs.tolist()
+    ]
+    assert len(set(rows)) == 100 * len(task.splits)
+
+
+@every_task
+def test_presets_and_evaluations_can_be_made(name: str):
+    kind = TASKS[name]
+    assert set(kind.presets) == {"small", "published"}
+    assert kind.separates
+    for preset in kind.presets.values():
+        assert preset.source
+        task = kind(**preset.options)
+        assert task.batch(size=1).inputs.shape == (1, task.seq_len)
+        for option, values in kind.evaluations.items():
+            for value in values:
+                assert task.changed(**{option: value}).vocab_size == task.vocab_size
+
+
+def options_of(kind: type[Task], *types: type) -> list[str]:
+    return [f.name for f in fields(kind) if f.init and type(f.default) in types]
+
+
+@every_task
+def test_numbers_out_of_bounds_are_named(unchecked, name: str):
+    kind = TASKS[name]
+    wrong = [(option, -1) for option in options_of(kind, int, float)]
+    wrong += [(option, 2**40) for option in options_of(kind, int)]
+    wrong += [
+        (option, 0) for option in ("seq_len", "vocab_size") if option in options_of(kind, int)
+    ]
+    for option, number in wrong:
+        with pytest.raises(ValueError, match=f"{option}={number}"):
+            kind(**{option: number})
+
+
+@every_task
+@settings(max_examples=5)
+@given(seed=seeds)
+def test_a_row_of_a_mixture_is_its_parts_row(name, seed):
+    small = TASKS[name](**TASKS[name].presets["small"].options)
+    mixed = small.changed(seq_len=(small.seq_len, small.seq_len * 3 // 2 // 4 * 4))
+    batch = mixed.batch(size=6, seed=seed)
+    for row, setting in enumerate(batch.links["setting"][:, 0].tolist()):
+        part = mixed.parts[setting]
+        alone = part.batch(start=row, size=1, seed=seed)
+        assert batch.inputs[row, : part.seq_len].equal(alone.inputs[0])
+        assert batch.targets[row, : part.seq_len].equal(alone.targets[0])
+        assert (batch.targets[row, part.seq_len :] == IGNORE).all()
+    if not mixed.stochastic:
+        assert accuracy(mixed.oracle(batch), batch.targets) == 1
+
+
+@pytest.mark.gpu
+@every_case
+def test_cpu_and_cuda_agree(name: str, options: dict[str, Any]):
+    task = TASKS[name](**options)
+    for split in task.splits:
+        here = tensors(task.batch(split=split, size=8))
+        there = tensors(task.batch(split=split, size=8, device="cuda").to("cpu"))
+        for key, tensor in here.items():
+            assert tensor.equal(there[key]), key
+
+
+def test_links_are_made_when_looked_at():
+    made = []
+    links = Links(lambda: made.append(1) or {"query_pos": torch.zeros(1, 1)})
+    assert not made
+    assert len(links) == 1
+    assert made
