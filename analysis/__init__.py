@@ -17,11 +17,15 @@ from analysis import (
     expert_training,
     experts,
     frequencies,
+    generalisation,
     heads,
     matrices,
     mechanism,
+    positions,
     recall,
     rollout,
+    rows,
+    samples,
     state_rank,
     state_space,
     value_usage,
@@ -30,7 +34,11 @@ from analysis.base import Analysis
 
 ANALYSES: dict[str, Analysis] = {
     "baselines": baselines,
+    "rows": rows,
     "curves": curves,
+    "generalisation": generalisation,
+    "positions": positions,
+    "samples": samples,
     "mechanism": mechanism,
     "recall": recall,
     "errors": errors,
@@ -52,5 +60,16 @@ ANALYSES: dict[str, Analysis] = {
 }
 """Every analysis by name, in the order of the report."""
 
-QUICK = ("baselines", "curves", "mechanism", "recall", "matrices", "anatomy")
+QUICK = (
+    "baselines",
+    "rows",
+    "curves",
+    "generalisation",
+    "positions",
+    "samples",
+    "mechanism",
+    "recall",
+    "matrices",
+    "anatomy",
+)
 """Those that end a training: they take a moment."""

@@ -93,6 +93,21 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Passage:
+    """A text, and how it goes on.
+
+    Attributes:
+        name: which it is.
+        opening: what all continuations follow.
+        continuations: by what they are.
+    """
+
+    name: str
+    opening: str
+    continuations: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Words:
     """What stands beside a figure.
 
@@ -101,12 +116,14 @@ class Words:
         says: one sentence on what to see, computed from the data.
         reading: how to read the figure.
         alt: what the figure shows, for who cannot see it.
+        passages: texts to be read, which stand where there is no figure.
     """
 
     title: str
     says: str
     reading: str
     alt: str
+    passages: tuple[Passage, ...] = ()
 
 
 @runtime_checkable

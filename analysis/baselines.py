@@ -2,6 +2,7 @@
 
 import html
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -28,6 +29,8 @@ class Standing:
         scored: how many positions of the test split are scored.
         names: chance, each shortcut, oracle.
         scores: their test accuracies, in [0, 1], in the order of `names`.
+        by_hand: a sentence on whether weights set by hand solve the task in this model; empty where
+            nobody tried.
     """
 
     stopped: str
@@ -38,6 +41,7 @@ class Standing:
     scored: int
     names: tuple[str, ...]
     scores: tuple[float, ...]
+    by_hand: str = ""
 
 
 def measure(subject: Subject) -> list[Standing]:
@@ -61,8 +65,23 @@ def measure(subject: Subject) -> list[Standing]:
             scored=scored,
             names=tuple(rules),
             scores=tuple(rules.values()),
+            by_hand=_by_hand(result),
         )
     ]
+
+
+def _by_hand(result: dict[str, Any]) -> str:
+    """Say whether the model can represent a solution, so that failing it means not learning."""
+    found = result.get("set_by_hand")
+    if found is None:
+        return ""
+    if found["verdict"] == "solves":
+        learned = (result["accuracy"] or 0.0) >= found["accuracy"]
+        missing = "" if learned else ", so what is missing was not learned"
+        return f"Weights set by hand solve the task in this very model{missing}."
+    if found["verdict"] == "cannot":
+        return f"No weights solve the task in this model: {found['because']}."
+    return f"Whether weights solve the task in this model is open: {found['because']}."
 
 
 def scores(run: Run) -> dict[str, float]:
@@ -128,7 +147,7 @@ def describe(standing: Standing) -> Words:
             for relation, names in (("above", above), ("level with", level), ("below", below))
             if names
         ]
-        says = f"The model stands {', '.join(parts)}."
+        says = f"The model stands {', '.join(parts)}. {standing.by_hand}".rstrip()
         reading = (
             f"The whisker is the 95 % Wilson interval over {standing.scored:,} scored positions, "
             f"{percent(low)} to {percent(high)}, as if they were independent. The other bars need "

@@ -63,8 +63,15 @@ def _values_in_words(values: Values) -> Words:
         says = (
             f"The {values.readings[widest]} mask reaches furthest in {values.names[widest]}: its "
             f"least favoured key keeps {percent(values.lightest[widest])} of the most favoured "
-            f"key's weight; by role, biases run from {role_means[low]:.4g} "
-            f"({values.role_names[low]}) to {role_means[high]:.4g} ({values.role_names[high]})."
+            "key's weight"
+        )
+        says += (
+            "."
+            if low == high
+            else (
+                f"; by role, biases run from {role_means[low]:.4g} ({values.role_names[low]}) to "
+                f"{role_means[high]:.4g} ({values.role_names[high]})."
+            )
         )
     reading_ = (
         "A bias is added to every score of its key; the softmax sees differences alone, e^b as a "

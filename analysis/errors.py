@@ -146,7 +146,8 @@ def _of_examples(result: Examples) -> Words:
     """Put one example of each cause in words."""
     of_cause = {example.cause: example for example in reversed(result.errors)}
     told = "; ".join(
-        f"{e.cause}: row {e.row}, position {e.position}, key {e.key}, {e.answered} for {e.right}"
+        f"{e.cause}: row {e.row}, position {e.position}, token {e.token}, "
+        f"{e.answered} for {e.right}"
         for e in reversed(of_cause.values())
     )
     title = "Errors, one by one"
@@ -162,7 +163,7 @@ def _table(result: Examples) -> go.Figure:
     columns = {
         "row": [e.row for e in result.errors],
         "pos.": [e.position for e in result.errors],
-        "key": [e.key for e in result.errors],
+        "token": [e.token for e in result.errors],
         "right": [e.right for e in result.errors],
         "given": [e.answered for e in result.errors],
         "rank": [f"{e.rank:,}" for e in result.errors],

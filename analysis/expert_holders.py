@@ -39,7 +39,7 @@ def describe(found: Answers) -> Words:
         )
         if not np.isnan(found.same):
             says += (
-                f"; two held answers that are the same token have the same expert in "
+                f"; two held answers that are the same {found.kind_of} have the same expert in "
                 f"{percent(found.same)} (any two: {percent(found.any_two)})"
             )
         says += "."

@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 def measure(subject: Subject) -> list[LayerKnockout | Roles | Answers]:
-    """Return each layer's knock-outs, then those by role in all layers.
+    """Return each layer's knock-outs, then those by role in all layers, if there are several.
 
     Last, which expert holds which answer, in the layer whose experts matter most.
 
@@ -72,7 +72,8 @@ def measure(subject: Subject) -> list[LayerKnockout | Roles | Answers]:
     most = max(layers, key=lambda found: found.everything.loss)
     rows = subject.batch[: plan.rows]
     held = answers_held(subject.model, rows, most.layer, rng, affordable(subject, most.layer))
-    return [*layers, Roles(layers), held]
+    by_role = [Roles(layers)] if (rows.roles != rows.roles[0, 0]).any() else []
+    return [*layers, *by_role, held]
 
 
 def affordable(subject: Subject, layer: int) -> int:

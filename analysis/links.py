@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
+from torch import Tensor
 
 from tasks.base import IGNORE, Batch
 
@@ -56,7 +58,7 @@ def row_links(batch: Batch, row: int = 0) -> Links:
     if not has_pairs(batch):
         scored = (batch.targets[row] != IGNORE).nonzero()[:, 0].cpu().numpy()
         return Links(scored, scored[:0], scored[:0])
-    query, key, value = (batch.links[name][row].cpu().numpy() for name in PAIR_LINKS)
+    query, key, value = (link[0].cpu().numpy() for link in stored_pairs(batch[row : row + 1]))
     real = query >= 0
     return Links(query[real], key[real], value[real])
 
@@ -108,3 +110,17 @@ def mass_of_blocks(
 def has_pairs(batch: Batch) -> bool:
     """Whether the task's links say where a query's key and value were stored."""
     return set(PAIR_LINKS) <= batch.links.keys()
+
+
+def stored_pairs(
+    batch: Batch,
+) -> tuple[Int[Tensor, "b pairs"], Int[Tensor, "b pairs"], Int[Tensor, "b pairs"]]:
+    """Return where queries, their keys and their values are: a row's pairs first, then −1.
+
+    What lacks one of the three, as the first token of a copied string lacks a key, is no pair.
+    """
+    links = torch.stack([batch.links[name] for name in PAIR_LINKS])
+    whole = (links >= 0).all(0)
+    order = (~whole).long().argsort(dim=1, stable=True)
+    query, key, value = links.masked_fill(~whole, -1).gather(2, order.expand_as(links))
+    return query, key, value

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from analysis.base import Subject, Words
 from analysis.figures import style
 from analysis.figures.style import percent
-from analysis.links import PAIR_LINKS
+from analysis.links import stored_pairs
 from analysis.matrices import SHOWS
 from analysis.measures.intervals import bootstrap
 from analysis.mixing import Mixer, mixers
@@ -57,7 +57,7 @@ def masses(subject: Subject) -> Masses | None:
     given, seq_len = subject.batch.inputs.shape
     rows = min(given, MASS_ROWS, max(2, MASS_TOKENS // seq_len))
     batch = subject.batch[slice(0, rows)]
-    query, key, value = (batch.links[name].cpu().numpy() for name in PAIR_LINKS)
+    query, key, value = (link.cpu().numpy() for link in stored_pairs(batch))
     rng = np.random.default_rng(subject.seed)
     layers, heads, names, shares, intervals, without = [], [], [], [], [], []
     for mixer in mixers(subject.model, batch):

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from plotly.subplots import make_subplots
 
 from analysis import pair_mass
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures import style
+from analysis.figures.binned import add_bins
 from analysis.figures.style import percent
 from analysis.links import has_pairs
+from analysis.measures.binned import Bins, bins, contrast
 from analysis.measures.intervals import share_interval
 from analysis.pair_mass import Masses, rows_of
 from analysis.scoring import scored
@@ -22,27 +24,6 @@ from tasks.base import Batch
 TITLE = "Does it find what was stored?"
 SLOT_BINS = 16
 """Most bins of store slots."""
-BAND = "rgba(128, 134, 145, 0.28)"
-"""`style.MUTED`, to be seen through."""
-
-
-@dataclass(frozen=True)
-class Bins:
-    """Accuracy by bins of a whole number.
-
-    Attributes:
-        first: smallest number of each bin.
-        last: its largest, included.
-        accuracy: share of right answers in [0, 1].
-        interval: 95 %, low and high (`share_interval`).
-        count: queries in the bin, ≥ 1.
-    """
-
-    first: Int[np.ndarray, " n"]
-    last: Int[np.ndarray, " n"]
-    accuracy: Float[np.ndarray, " n"]
-    interval: Float[np.ndarray, "n 2"]
-    count: Int[np.ndarray, " n"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +37,7 @@ class Recalled:
         interval: 95 %, low and high.
         chance: accuracy of a uniform guess.
         distance: accuracy by query_pos − value_pos, bins that double.
-        slot: accuracy by store slot, from 0.
+        slot: accuracy by store slot, from 0; None where a row has one.
         decoy: accuracy without (0) and with (1) a decoy: a filler before the query that equals
             its key; bins without queries are left out; None where the task has no decoys.
     """
@@ -67,7 +48,7 @@ class Recalled:
     interval: tuple[float, float]
     chance: float
     distance: Bins
-    slot: Bins
+    slot: Bins | None
     decoy: Bins | None
 
 
@@ -109,7 +90,9 @@ def recall_by_place(subject: Subject) -> Recalled:
         interval=share_interval(right, rows, rng),
         chance=subject.task.chance,
         distance=bins(distance, doubling, right, rows, rng),
-        slot=bins(slots, np.arange(0, slots.max() + width + 1, width), right, rows, rng),
+        slot=bins(slots, np.arange(0, slots.max() + width + 1, width), right, rows, rng)
+        if slots.max()
+        else None,
         decoy=None if decoy is None else bins(decoy, np.arange(3), right, rows, rng),
     )
 
@@ -130,26 +113,6 @@ def asked(
         if link.shape == query.shape
     }
     return answer[real] == 1, real.nonzero()[0], links
-
-
-def bins(
-    number: Int[np.ndarray, " q"],
-    edges: Int[np.ndarray, " edges"],
-    right: Bool[np.ndarray, " q"],
-    rows: Int[np.ndarray, " q"],
-    rng: np.random.Generator,
-) -> Bins:
-    """Return accuracy by bins edges[i] ≤ number < edges[i + 1]; empty ones are left out."""
-    places = np.digitize(number, edges) - 1
-    found = np.unique(places)
-    inside = [places == place for place in found]
-    return Bins(
-        first=edges[found],
-        last=np.minimum(edges[found + 1] - 1, number.max()),
-        accuracy=np.array([right[i].mean() for i in inside]),
-        interval=np.array([share_interval(right[i], rows[i], rng) for i in inside]),
-        count=np.array([i.sum() for i in inside]),
-    )
 
 
 def _rank(rows: Int[np.ndarray, " q"], values: Int[np.ndarray, " q"]) -> Int[np.ndarray, " q"]:
@@ -175,8 +138,9 @@ def _recall_in_words(found: Recalled) -> Words:
     low, high = found.interval
     says = f"{percent(found.accuracy)} of the answers are right ({percent(low)} to {percent(high)}"
     says += f"; chance {percent(found.chance)}): "
-    says += _contrast(found.distance, "distance", "distances") + ", "
-    says += _contrast(found.slot, "store slot", "store slots")
+    says += contrast(found.distance, "distance", "distances")
+    if found.slot is not None:
+        says += ", " + contrast(found.slot, "store slot", "store slots")
     says += "" if found.decoy is None else f"; {_decoys(found.decoy)}"
     reading = (
         "Dots are bins of queries; bands are 95 %, the wider of Wilson's interval and of one that "
@@ -185,25 +149,7 @@ def _recall_in_words(found: Recalled) -> Words:
     if found.split == "probe":
         reading += " On the probe split a query's slot is independent of its pair's store slot."
     says += "."
-    return Words(title, says, reading, f"Two lines of accuracy with bands. {says}")
-
-
-def _contrast(found: Bins, one: str, many: str) -> str:
-    """Say where accuracy is best and worst, if these two bins can be told apart."""
-    best, worst = int(found.accuracy.argmax()), int(found.accuracy.argmin())
-    if not found.interval[worst, 1] < found.interval[best, 0]:
-        return f"no {one} stands out"
-    ends = [
-        f"{percent(float(found.accuracy[i]))} at {many if found.last[i] > found.first[i] else one} "
-        f"{_span(found, i)}"
-        for i in (best, worst)
-    ]
-    return f"{ends[0]} against {ends[1]}"
-
-
-def _span(found: Bins, i: int) -> str:
-    first, last = found.first[i], found.last[i]
-    return f"{first}" if first == last else f"{first}–{last}"
+    return Words(title, says, reading, f"Accuracy as lines with bands. {says}")
 
 
 def _decoys(found: Bins) -> str:
@@ -220,50 +166,15 @@ def _decoys(found: Bins) -> str:
 
 def _draw_recall(found: Recalled) -> go.Figure:
     """Draw accuracy by distance over accuracy by store slot, each with its band."""
-    drawn = make_subplots(rows=2, cols=1, vertical_spacing=0.2, figure=style.figure(height=480))
-    panels = (("distance", found.distance), ("slot", found.slot))
-    for row, (name, binned) in enumerate(panels, 1):
-        middle = (binned.first + binned.last) / 2
-        if name == "distance":
-            middle = np.sqrt(binned.first * binned.last)
-        spans = [_span(binned, i) for i in range(len(binned.first))]
-        drawn.add_scatter(
-            x=np.concatenate([middle, middle[::-1]]),
-            y=np.concatenate([binned.interval[:, 1], binned.interval[::-1, 0]]),
-            fill="toself",
-            fillcolor=BAND,
-            line={"width": 0},
-            mode="lines",
-            hoverinfo="skip",
-            name="95 %",
-            showlegend=row == 1,
-            row=row,
-            col=1,
-        )
-        drawn.add_scatter(
-            x=middle,
-            y=binned.accuracy,
-            mode="lines+markers",
-            line={"width": 2},
-            marker={"size": 7, "symbol": "circle" if row == 1 else "square"},
-            name=f"by {'distance' if row == 1 else 'store slot'}",
-            cliponaxis=False,
-            customdata=np.stack([spans, binned.count.astype(str)], 1),
-            hovertemplate="%{customdata[0]}: %{y:.2%} of %{customdata[1]} queries<extra></extra>",
-            row=row,
-            col=1,
-        )
-        drawn.add_scatter(
-            x=middle[[0, -1]],
-            y=[found.chance, found.chance],
-            mode="lines",
-            line={"color": style.MUTED, "width": 1.2, "dash": "dot"},
-            name="chance",
-            showlegend=row == 1,
-            hovertemplate="chance: %{y:.2%}<extra></extra>",
-            row=row,
-            col=1,
-        )
+    panels = 1 if found.slot is None else 2
+    canvas = style.figure(height=240 * panels)
+    drawn = make_subplots(rows=panels, cols=1, vertical_spacing=0.2, figure=canvas)
+    middle = np.sqrt(found.distance.first * found.distance.last)
+    add_bins(drawn, found.distance, middle, found.chance, "by distance", row=1)
+    if found.slot is not None:
+        middle = (found.slot.first + found.slot.last) / 2
+        add_bins(drawn, found.slot, middle, found.chance, "by store slot", row=2)
+        drawn.update_xaxes(title_text="store slot, from 0", row=2, col=1)
     drawn.update_yaxes(range=[-0.05, 1.05], tickformat=".0%", title_text="accuracy")
     drawn.update_xaxes(showgrid=False)
     ends = found.distance.first
@@ -274,5 +185,4 @@ def _draw_recall(found: Recalled) -> go.Figure:
         row=1,
         col=1,
     )
-    drawn.update_xaxes(title_text="store slot, from 0", row=2, col=1)
     return drawn.update_layout(margin_t=84)

@@ -95,6 +95,8 @@ def _use(layer: Usage) -> str:
         return f"{text}: the scores of every token tie"
     if layer.used == 1:
         return text
+    if layer.role.bound == 0:
+        return f"{text}; all tokens have the same role"
     verb = "depends on" if layer.role.shows else "shows no dependence on"
     return f"{text}, and the choice {verb} the role ({_information(layer.role)})"
 

@@ -9,6 +9,7 @@ from lab.commands.analysis import analyze, compare
 from lab.commands.bench import bench
 from lab.commands.paper import errata, model
 from lab.commands.runs import runs
+from lab.commands.tasks import tasks
 from lab.commands.training import LazyTasks
 
 app = typer.Typer(
@@ -17,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train small sequence models on synthetic tasks and see what they learned.",
 )
-for command in (analyze, compare, runs, model, errata, bench):
+for command in (tasks, analyze, compare, runs, model, errata, bench):
     app.command()(command)
 
 

@@ -90,6 +90,9 @@ class TrainConfig(_Config):
 
     protocol: Literal["lab", "paper"] = option("lab", "where the defaults below come from")
     seed: int = option(0, "seed of the rows and of the initial weights")
+    init: Literal["random", "oracle"] = option(
+        "random", "initial weights: drawn, or set by hand to solve the task where a way is known"
+    )
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
     learning_rate: float = option(3e-3, "peak learning rate")
     schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")

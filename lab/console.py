@@ -147,6 +147,9 @@ def comparison_table(runs: list[dict[str, Any]]) -> Table:
 def result_table(result: dict[str, Any]) -> Table:
     """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
+    by_hand = result.get("set_by_hand") or {}
+    if by_hand.get("accuracy") is not None:
+        scores["this model, set by hand"] = by_hand["accuracy"]
     table = Table(
         title=f"{result['task']}: test accuracy",
         title_justify="left",
@@ -182,11 +185,15 @@ def evaluations_table(found: list[dict[str, Any]]) -> Table:
 
 
 def ending(result: dict[str, Any]) -> str:
-    """Return how a run ended, in a line."""
-    return (
+    """Return how a run ended, in a line, and why no weights set by hand solve it, in another."""
+    line = (
         f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
         f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
     )
+    by_hand = result.get("set_by_hand")
+    if by_hand is None or by_hand["verdict"] == "solves":
+        return line
+    return f"{line}\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
 
 
 def anatomy_table(found: Anatomy) -> Table:

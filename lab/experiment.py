@@ -11,18 +11,22 @@ from typing import Any
 
 import torch
 
+from lab.audit import audit
 from lab.config import Runtime, TrainConfig
 from lab.device import bf16_pays, choose_device
 from lab.evaluation import evaluate, score
 from lab.files import locked
 from lab.history import Pace
+from lab.oracles import BUILT, rung
 from lab.runs import Run
 from lab.train import DivergedError, Row, State, fit
 from lab.user_mixer import mixers_checked
-from tasks.base import Task, accuracy
+from tasks.base import Task
 
 AUDIT_ROWS = 256
 """Test rows on which shortcuts and oracle are scored."""
+SET_BY_HAND_TOKENS, FEWEST_ROWS = 2**15, 16
+"""Tokens that weights set by hand are evaluated on, at most, but for the fewest rows."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +161,7 @@ def _train(
 
 def baselines(task: Task, seed: int) -> dict[str, float]:
     """Return the test accuracy of chance, of each shortcut and of the oracle, in [0, 1]."""
-    batch = task.batch(split="test", size=AUDIT_ROWS, seed=seed)
-    rules = {**task.shortcuts(), "oracle": task.oracle}
-    scores = {name: accuracy(rule(batch), batch.targets) for name, rule in rules.items()}
-    return {"chance": task.chance, **scores}
+    return {score.name: score.accuracy for score in audit(task, seed=seed, rows=AUDIT_ROWS).scores}
 
 
 @contextmanager
@@ -209,7 +210,20 @@ def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any
         "device": str(plan.device),
         "precision": plan.precision,
         "baselines": baselines(run.task, run.train.seed),
+        "set_by_hand": None if ending.by else _set_by_hand(run),
     }
+
+
+def _set_by_hand(run: Run) -> dict[str, Any] | None:
+    """Return what weights set by hand reach in this run's model; None where no way is built.
+
+    It tells a model that did not learn from one that cannot.
+    """
+    if run.task.name not in BUILT:
+        return None
+    rows = max(FEWEST_ROWS, min(AUDIT_ROWS, SET_BY_HAND_TOKENS // run.task.seq_len))
+    found = rung(run.task, run.model, mixer=run.model.stack, test_rows=rows, seed=run.train.seed)
+    return {"verdict": found.verdict, "accuracy": found.accuracy, "because": found.because}
 
 
 def _scores(run: Run, state: State, ending: Ending) -> tuple[float | None, float | None]:

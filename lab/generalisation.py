@@ -1,5 +1,6 @@
 """Settings that a run was not trained on: how far what it learned reaches."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,22 @@ def at_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple[s
                 )
             found.append((option, value, task))
     return found
+
+
+def by_default(run: Run) -> dict[str, list[Any]]:
+    """Return the settings that the task names for itself, those that this run's options allow.
+
+    The value trained on comes first, where there is one.
+    """
+    allowed: dict[str, list[Any]] = {}
+    for option, values in run.task.evaluations.items():
+        trained = run.task.options()[option]
+        own = [trained] if isinstance(trained, int | float) else []
+        for value in [*own, *(value for value in values if value != trained)]:
+            with contextlib.suppress(ValueError):
+                at_settings(run, {option: [value]})
+                allowed.setdefault(option, []).append(value)
+    return allowed
 
 
 def evaluate_at(

@@ -27,6 +27,7 @@ from lab import checkpoint, history
 from lab.config import ModelConfig, TrainConfig
 from lab.files import FORMAT, RunError, read_json, write, write_json, writing
 from lab.models import LanguageModel, build
+from lab.oracles import solved
 from lab.train import Row, State, start
 from tasks import described
 from tasks.base import Task
@@ -114,7 +115,13 @@ class Run:
             )
 
     def build(self) -> LanguageModel:
-        """Return the model with its initial weights."""
+        """Return the model with its initial weights.
+
+        Raises:
+            ValueError: for a model that cannot be built, or whose weights cannot be set by hand.
+        """
+        if self.train.init == "oracle":
+            return solved(self.task, self.model, self.train.seed)
         return build(**self.model.to_dict(), vocab_size=self.task.vocab_size, seed=self.train.seed)
 
     def metrics(self) -> list[dict[str, Any]]:

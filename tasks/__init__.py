@@ -6,7 +6,18 @@ from typing import Any
 
 _HOMES = {
     "mqar": "tasks.mqar:MQAR",
+    "overwrite": "tasks.overwrite:Overwrite",
+    "compositional": "tasks.compositional:Compositional",
+    "hops": "tasks.hops:Hops",
+    "fuzzy": "tasks.fuzzy:Fuzzy",
+    "selective_copy": "tasks.selective_copy:SelectiveCopy",
+    "copy": "tasks.copying:Copy",
     "induction": "tasks.induction:Induction",
+    "flip_flop": "tasks.flip_flop:FlipFlop",
+    "word_problem": "tasks.word_problem:WordProblem",
+    "memorize": "tasks.memorize:Memorize",
+    "language": "tasks.language:Language",
+    "bytes": "tasks.next_byte:Bytes",
 }
 
 

@@ -58,10 +58,12 @@ class Preset:
     Attributes:
         options: fields of the task; the rest keep their defaults.
         source: where the size comes from.
+        stack: layers that learn it, in stack notation, where the usual ones do not.
     """
 
     options: Mapping[str, Any]
     source: str
+    stack: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

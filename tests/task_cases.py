@@ -8,10 +8,66 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"seq_len": 30, "vocab_size": 64, "n_pairs": 2, "fillers": "fresh"},
         {"seq_len": 30, "vocab_size": 64, "n_pairs": (1, 3), "fillers": "zero"},
     ],
+    "overwrite": [
+        {"seq_len": 4, "n_pairs": 1, "rewrites": 0, "vocab_size": 4},
+        {"seq_len": 51, "n_pairs": 5, "spacing": 2, "vocab_size": 41},
+        {"seq_len": 64, "n_pairs": 4, "rewrites": (0, 3), "spacing": (1, 3), "vocab_size": 32},
+    ],
+    "compositional": [
+        {"seq_len": 24, "n_pairs": 4, "vocab_size": 12},
+        {"seq_len": 59, "n_pairs": 9, "vocab_size": 43},
+        {"seq_len": (100, 120), "n_pairs": (4, 16), "vocab_size": 32},
+    ],
+    "hops": [
+        {"seq_len": 9, "n_pairs": 2, "hops": 1, "vocab_size": 8},
+        {"seq_len": 31, "n_pairs": 7, "hops": 5, "vocab_size": 13},
+        {"seq_len": 40, "n_pairs": (6, 9), "hops": (1, 2, 5), "vocab_size": 20},
+    ],
+    "fuzzy": [
+        {"seq_len": 4, "n_pairs": 1, "max_key_len": 1, "max_value_len": 1, "vocab_size": 6},
+        {"seq_len": 37, "n_pairs": 3, "max_key_len": 2, "max_value_len": 4, "vocab_size": 9},
+        {"seq_len": 48, "n_pairs": (2, 4), "max_value_len": (1, 3), "vocab_size": 16},
+    ],
+    "selective_copy": [
+        {"seq_len": 2, "n_tokens": 1, "vocab_size": 4},
+        {"seq_len": 33, "n_tokens": 16, "vocab_size": 5},
+        {"seq_len": (16, 21), "n_tokens": (2, 8)},
+    ],
+    "copy": [
+        {"seq_len": 2, "vocab_size": 3},
+        {"mode": "prefix", "seq_len": 41, "vocab_size": 5, "query_len": 3},
+        {"mode": "suffix", "seq_len": 20, "vocab_size": 17, "repeats": False},
+        {"mode": ("copy", "prefix", "suffix"), "seq_len": (16, 31), "vocab_size": 9},
+    ],
     "induction": [
         {"seq_len": 3, "vocab_size": 3},
         {"seq_len": 40},
         {"seq_len": (8, 20, 33), "vocab_size": 5},
+    ],
+    "flip_flop": [
+        {"seq_len": 4},
+        {"seq_len": 30, "p_ignore": 0.0},
+        {"seq_len": (8, 26), "p_ignore": (0.5, 1.0)},
+    ],
+    "word_problem": [
+        {"group": "S5", "seq_len": 2},
+        {"group": "Z60", "seq_len": 33},
+        {"group": ("Z2", "A5"), "seq_len": (5, 12)},
+    ],
+    "memorize": [
+        {"seq_len": 2, "n_facts": 2, "vocab_size": 6},
+        {"seq_len": 50, "n_facts": 2**20, "vocab_size": 20},
+        {"seq_len": (9, 16), "n_facts": (5, 1000), "vocab_size": 64},
+    ],
+    "language": [
+        {"seq_len": 2, "max_states": 2, "min_states": 2, "n_symbols": 4, "max_length": 1},
+        {"seq_len": 70, "max_states": 40, "n_symbols": 1000, "min_strings": 2, "max_strings": 3},
+        {"seq_len": (20, 33), "max_states": (4, 7), "n_symbols": (4, 30), "max_length": 9},
+    ],
+    "bytes": [
+        {"seq_len": 1, "test_share": 0.9},
+        {"seq_len": 33, "path": __file__},
+        {"seq_len": (3, 17), "test_share": (0.1, 0.5)},
     ],
 }
 """Beside them every task is tried at its defaults."""

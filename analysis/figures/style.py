@@ -9,10 +9,7 @@ import html
 import plotly.graph_objects as go
 from plotly.colors import sequential
 
-BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
-ORANGE, VERMILLION, PURPLE, YELLOW = "#E69F00", "#D55E00", "#CC79A7", "#F0E442"
-MUTED = "#808691"
-"""A grey for lines and bars that stands out on light and on dark; too faint for text."""
+from lab.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 """Markers that go with the first colours, so that colour never stands alone."""

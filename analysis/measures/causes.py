@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from analysis.links import has_pairs
+from analysis.links import has_pairs, stored_pairs
 from tasks.base import IGNORE, Batch
 
 DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN = (
@@ -68,9 +68,7 @@ def asked(batch: Batch) -> Asked:
     none = np.full(len(rows), -1)
     if not has_pairs(batch):
         return Asked(rows, positions, targets, none, none, none)
-    query, key, value = (
-        batch.links[name].cpu().numpy() for name in ("query_pos", "key_pos", "value_pos")
-    )
+    query, key, value = (link.cpu().numpy() for link in stored_pairs(batch))
     pair_at = np.full(batch.targets.shape, -1)
     row, pair = (query >= 0).nonzero()
     pair_at[row, query[row, pair]] = pair
@@ -125,7 +123,7 @@ def other_pairs(
     found = np.full(len(asked), -1)
     if not has_pairs(batch):
         return found
-    where = batch.links["value_pos"].cpu().numpy()
+    where = values_at(batch)
     tokens = np.take_along_axis(batch.inputs.cpu().numpy(), np.maximum(where, 0), 1)
     index = np.arange(where.shape[1])
     for part in asked.blocks(where.shape[1]):
@@ -135,6 +133,11 @@ def other_pairs(
         same &= (index != some.pairs[:, None]) & (some.pairs >= 0)[:, None]
         found[part] = np.where(same.any(1), same.argmax(1), -1)
     return found
+
+
+def values_at(batch: Batch) -> Int[np.ndarray, "b pairs"]:
+    """Return where the stored values are; −1 behind a row's last."""
+    return stored_pairs(batch)[2].cpu().numpy()
 
 
 def first_of(flags: dict[str, Bool[np.ndarray, "n w"]]) -> Int[np.ndarray, "n w"]:
@@ -158,7 +161,7 @@ def redrawn(
 
 def other_value(batch: Batch, asked: Asked, rng: np.random.Generator) -> Int[np.ndarray, " w"]:
     """Return where another pair's value is stored, one at random; −1 where there is no other."""
-    values = batch.links["value_pos"].cpu().numpy()
+    values = values_at(batch)
     found = np.full(len(asked), -1)
     for part in asked.blocks(values.shape[1]):
         some = asked[part]
@@ -181,7 +184,7 @@ def next_door(batch: Batch, asked: Asked, pairs: Int[np.ndarray, " w"]) -> tuple
     given = pairs >= 0
     if not given.any():
         return math.nan, math.nan
-    some, values = asked[given], batch.links["value_pos"].cpu().numpy()
+    some, values = asked[given], values_at(batch)
     late = np.where(values < 0, batch.inputs.shape[1], values)
     order = late.argsort(1, kind="stable").argsort(1)[some.rows]
     mine, theirs = (np.take_along_axis(order, p[:, None], 1) for p in (some.pairs, pairs[given]))

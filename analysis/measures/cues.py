@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from analysis.base import Subject
+from analysis.base import NotApplicableError, Subject
 from analysis.measures.effects import share
 from analysis.measures.intervals import share_interval
-from analysis.measures.swapped_keys import answers_at, permuted
+from analysis.measures.swapped_keys import answers_at, permuted, solved
 from analysis.scoring import scored
 from tasks.base import IGNORE, Batch
 
@@ -52,18 +52,26 @@ class Cues:
 
 
 def cues(subject: Subject, batch: Batch, rng: np.random.Generator) -> Cues:
-    """Measure which answers follow keys and which positions."""
+    """Measure which answers follow keys and which positions.
+
+    Raises:
+        NotApplicableError: when no row is still one of the task's with its keys in other places.
+    """
     query, value = batch.links["query_pos"], batch.links["value_pos"]
+    moved_keys, _ = permuted(batch, "key_pos", rng)
+    asked_after = solved(subject.task, moved_keys).gather(1, query.clamp(min=0))
     target = batch.targets.gather(1, query.clamp(min=0))
-    asked = (query >= 0) & (target != IGNORE)
+    asked = (query >= 0) & (target != IGNORE) & (asked_after != IGNORE)
+    # Where the right answer stays, rules that are blind to keys stay right too.
+    asked &= asked_after != target
+    if not asked.any():
+        raise NotApplicableError("no answer changes, or is defined, once all keys change places")
     values = batch.inputs.gather(1, value.clamp(min=0)).masked_fill(value < 0, IGNORE)
     answer = _answers(subject, batch)
     named = (answer[:, :, None] == values[:, None]) & asked[:, :, None]
     place = named.int().argmax(-1)
 
-    moved_keys, _ = permuted(batch, "key_pos", rng)
     after_keys = _answers(subject, moved_keys)
-    asked_after = subject.task.oracle(moved_keys).gather(1, query.clamp(min=0))
     by_key = (answer == target) & (after_keys == asked_after)
     moved_values, came_from = permuted(batch, "value_pos", rng)
     now_there = values.gather(1, came_from.gather(1, place))

@@ -96,7 +96,8 @@ class Answers:
         lost: how many without all of the layer's experts.
         effect: median and 90 % quantile of the rise of the loss without one expert, nats.
         holders: experts that hold any.
-        same: share of pairs of held answers with one target whose expert is one; NaN without any.
+        kind_of: what two answers may have in common: a token, or where the task links any, a fact.
+        same: share of pairs of held answers of one such whose expert is one; NaN without any.
         any_two: the same of all pairs of held answers: what chance would make of it.
         top: the experts that hold most.
         effects: rise of each answer's loss without the expert that matters most, nats.
@@ -114,6 +115,7 @@ class Answers:
     lost: int
     effect: tuple[float, float]
     holders: int
+    kind_of: str
     same: float
     any_two: float
     top: tuple[Holder, ...]
@@ -144,6 +146,7 @@ def answers_held(
     found = holders(model, some, layer, shortlist=shortlist)
     module = retrieving(model)[layer]
     targets = some.targets.cpu().numpy()[found.rows, found.positions]
+    facts = _facts(some, found)
     held = found.held
     experts, counts = np.unique(found.experts[held], return_counts=True)
     first = np.argsort(-counts, kind="stable")[:TOP]
@@ -158,7 +161,8 @@ def answers_held(
         lost=int((found.worth >= HALVED).sum()),
         effect=(float(np.median(found.effects)), float(np.quantile(found.effects, 0.9))),
         holders=len(experts),
-        same=_together(found.experts[held], targets[held]),
+        kind_of="token" if facts is None else "fact",
+        same=_together(found.experts[held], (targets if facts is None else facts)[held]),
         any_two=_together(found.experts[held], np.zeros_like(targets[held])),
         top=tuple(
             _holder(int(expert), module.shape[1], found, targets) for expert in experts[first]
@@ -167,6 +171,16 @@ def answers_held(
         seconds=found.seconds,
         by_one=held,
     )
+
+
+def _facts(batch: Batch, found: Holding) -> Int[np.ndarray, " q"] | None:
+    """Return which fact each scored position asks for; None where the task links none."""
+    if "fact" not in batch.links:
+        return None
+    query, fact = batch.links["query_pos"], batch.links["fact"]
+    # Padding, −1, lands in one more column.
+    at = torch.full((len(query), batch.inputs.shape[1] + 1), -1, device=query.device)
+    return at.scatter_(1, query % at.shape[1], fact).cpu().numpy()[found.rows, found.positions]
 
 
 def asked(batch: Batch, most: int, rng: np.random.Generator) -> Batch:

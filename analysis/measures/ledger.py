@@ -65,7 +65,7 @@ class Example:
     Attributes:
         row: of the test split.
         position: of the query.
-        key: the token there.
+        token: what stands there.
         right: the right answer.
         answered: the model's.
         cause: its name.
@@ -75,7 +75,7 @@ class Example:
 
     row: int
     position: int
-    key: int
+    token: int
     right: int
     answered: int
     cause: str
@@ -159,7 +159,7 @@ def measure_errors(subject: Subject) -> tuple[Ledger, Examples]:
         relieved = hidden & (without == np.stack([wrong.targets, *tokens]))
     reader, faded = None, np.zeros(answers.shape, bool)
     if has_pairs(batch) and len(wrong):
-        stored = batch.links["value_pos"].cpu().numpy()[wrong.rows, np.maximum(pairs, 0)]
+        stored = why.values_at(batch)[wrong.rows, np.maximum(pairs, 0)]
         rivals = np.where(pairs >= 0, stored, seen)
         placebo = why.other_value(batch, everyone, rng)
         reader, faded = reach.decayed(model, batch, everyone, placebo, wrong, rivals)
@@ -253,7 +253,7 @@ def _examples(
         Example(
             row=int(wrong.rows[i]),
             position=int(wrong.positions[i]),
-            key=int(inputs[wrong.rows[i], wrong.positions[i]]),
+            token=int(inputs[wrong.rows[i], wrong.positions[i]]),
             right=int(wrong.targets[i]),
             answered=int(given[i]),
             cause=CAUSES[cause[i]],

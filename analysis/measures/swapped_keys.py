@@ -1,5 +1,6 @@
 """Rows in which pairs have exchanged their keys: the same tokens, and other right answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.links import PAIR_LINKS
+from analysis.links import PAIR_LINKS, stored_pairs
 from analysis.scoring import Scored
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task
@@ -63,13 +64,14 @@ class Couples:
 
 def couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples | None:
     """Draw couples of pairs in every row that stores two or more; None where no row does."""
-    links = [batch.links[name] for name in PAIR_LINKS]
+    links = _once(stored_pairs(batch))
     stored = (links[0] >= 0).sum(1)
     kept = (stored >= 2).nonzero()[:, 0]
     if not len(kept):
         return None
-    batch = rows_of(batch, kept)
     links, stored = [link[kept] for link in links], stored[kept].tolist()
+    batch = rows_of(batch, kept)
+    batch = replace(batch, links={**batch.links, **dict(zip(PAIR_LINKS, links, strict=True))})
     many = max(1, min(COUPLES, min(stored) // 4))
     chosen = np.stack([rng.permutation(n)[: 2 * many] for n in stored])
     chosen = torch.from_numpy(chosen).to(batch.inputs.device)
@@ -80,10 +82,33 @@ def couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples | Non
     right = batch.inputs.gather(1, value.flatten(1)).unflatten(1, (many, 2))
     answers, after = (
         of.gather(1, query.flatten(1)).unflatten(1, (many, 2))
-        for of in (batch.targets, task.oracle(corrupt))
+        for of in (batch.targets, solved(task, corrupt))
     )
     valid = ((answers == right) & (after == right.flip(-1))).all(-1)
+    # Two pairs of one value exchange nothing.
+    valid &= right[..., 0] != right[..., 1]
     return Couples(batch, corrupt, query, key, value, right, valid)
+
+
+def solved(task: Task, batch: Batch) -> Int[Tensor, "b t"]:
+    """Return the oracle's answers; `IGNORE` in rows that are none of the task's any more."""
+    answers = torch.full_like(batch.inputs, IGNORE)
+    for row in range(len(answers)):
+        try:
+            answers[row] = task.oracle(batch[row : row + 1])[0]
+        except (LookupError, StopIteration, ValueError):
+            continue
+    return answers
+
+
+def _once(links: Sequence[Int[Tensor, "b pairs"]]) -> list[Int[Tensor, "b pairs"]]:
+    """Return the links of pairs whose key and value no earlier pair of the row has."""
+    kept = links[0] >= 0
+    for position in links[1:]:
+        same = position[:, :, None] == position[:, None, :]
+        kept &= ~same.tril(-1).any(-1)
+    order = (~kept).long().argsort(dim=1, stable=True)
+    return [link.masked_fill(~kept, -1).gather(1, order) for link in links]
 
 
 def rows_of(batch: Batch, rows: Int[Tensor, " n"]) -> Batch:

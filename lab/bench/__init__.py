@@ -2,6 +2,7 @@
 
 BENCHMARKS = {
     "generator": "lab.bench.generator:generator",
+    "rows": "lab.bench.rows:rows",
     "step": "lab.bench.step:step",
     "experts": "lab.bench.experts:experts",
     "attention": "lab.bench.attention:attention",

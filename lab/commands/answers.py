@@ -11,10 +11,11 @@ def answering() -> Iterator[None]:
     """Answer an expected failure with one line: exit code 2 for usage, 1 otherwise."""
     from lab.runs import OutError, RunError
     from lab.train import DivergedError
+    from tasks.corpus import TextChangedError
 
     try:
         yield
-    except (RunError, DivergedError) as error:
+    except (RunError, DivergedError, TextChangedError) as error:
         raise refusal(error, 2 if isinstance(error, OutError) else 1) from error
 
 

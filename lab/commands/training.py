@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.core import TyperGroup
 
+from lab.commands import rows
 from lab.commands.answers import answering, assignments, usage
 from lab.commands.options import kind_of, read, resolved, settings, varies
 from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
@@ -103,10 +104,21 @@ def _trainer(name: str) -> Callable[..., None]:
         for f in fields(part):
             if f.init:
                 annotations[f.name] = _option(panel, hints[f.name], f, panel == "Task")
+        if panel == "Task":
+            annotations.update(rows.OPTIONS)
 
     def train(out: Path | None, as_json: bool, evaluations: list[str] | None, **given: Any) -> None:
+        looking = {option: given.pop(option) for option in rows.OPTIONS}
         chosen = {key: value for key, value in given.items() if value not in (None, [])}
-        _train(name, chosen, out, as_json, evaluations)
+        with usage():
+            action = rows.asked(looking, {"out": out, "eval": evaluations, "init": given["init"]})
+        if action is None:
+            _train(name, chosen, out, as_json, evaluations)
+            return
+        with usage():
+            task, config, _ = _configured(name, chosen)
+        sizes = {size: chosen[size] for size in ("d_model", "n_heads") if size in chosen}
+        rows.act(action, task, config.seed, looking, sizes=sizes, as_json=as_json)
 
     train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -154,13 +166,15 @@ def _train(
 ) -> None:
     from lab.console import ending, evaluations_table, result_table, watching
     from lab.experiment import carry_out
-    from lab.generalisation import at_settings, evaluate_at
+    from lab.generalisation import at_settings, by_default, evaluate_at
 
     with usage():
         run, runtime = _described(name, given, out)
-        kind = type(run.task)
-        wanted = kind.evaluations if evaluations is None else settings(evaluations, kind)
-        at_settings(run, wanted)
+        if evaluations is None:
+            wanted = by_default(run)
+        else:
+            wanted = settings(evaluations, type(run.task))
+            at_settings(run, wanted)
     with answering(), watching(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)
     found = []
@@ -202,32 +216,47 @@ def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any,
     from lab.experiment import try_out
     from lab.runs import Run
 
-    task_class = TASKS[name]
-    hints = get_type_hints(task_class)
-    preset = task_class.presets[given["preset"]].options if "preset" in given else {}
-    typed = {f.name: given[f.name] for f in fields(task_class) if f.init and f.name in given}
-    options = {
-        **preset,
-        **{
-            name: read(name, value, hints[name]) if isinstance(value, str) else value
-            for name, value in typed.items()
-        },
-    }
     if given.get("model") and "stack" not in given:
         given = {**given, "stack": "UM*2"}
     if "options" in given:
         given = {**given, "options": assignments(given["options"])}
-    d_model = given.get("d_model", ModelConfig.d_model)
-    # How long rows are says how many make a step, and that over how many rows a schedule goes.
-    seq_len = task_class(**resolved(options, TrainConfig.max_steps, 1)).seq_len
-    values = {**protocol_defaults(given.get("protocol", "lab"), seq_len, d_model), **given}
-    train = _part(TrainConfig, values)
-    task = task_class(**resolved(options, train.max_steps, train.batch_size))
+    task, train, values = _configured(name, given)
     runtime = _part(Runtime, values)
     choose_device(runtime.device)
     run = Run(Path("runs"), task, _part(ModelConfig, values), train)
     try_out(run)
     return replace(run, path=out or Path("runs") / f"{name}-{run.digest()}"), runtime
+
+
+def _configured(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict[str, Any]]:
+    """Return the task, how it is trained on, and all values, the protocol's too.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    task_class = TASKS[name]
+    hints = get_type_hints(task_class)
+    preset = task_class.presets[given["preset"]] if "preset" in given else None
+    typed = {f.name: given[f.name] for f in fields(task_class) if f.init and f.name in given}
+    options = {
+        **(preset.options if preset else {}),
+        **{
+            name: read(name, value, hints[name]) if isinstance(value, str) else value
+            for name, value in typed.items()
+        },
+    }
+    d_model = given.get("d_model", ModelConfig.d_model)
+    # How long rows are says how many make a step, and that over how many rows a schedule goes.
+    max_steps = given.get("max_steps", TrainConfig.max_steps)
+    seq_len = task_class(**resolved(options, max_steps, 1)).seq_len
+    values = {
+        **({"stack": preset.stack} if preset and preset.stack else {}),
+        **protocol_defaults(given.get("protocol", "lab"), seq_len, d_model),
+        **given,
+    }
+    train = _part(TrainConfig, values)
+    task = task_class(**resolved(options, train.max_steps, train.batch_size))
+    return task, train, values
 
 
 def _part(part: type[Part], values: dict[str, Any]) -> Part:

@@ -72,7 +72,7 @@ def test_figures_are_saved(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("--only matrix", "only=matrix: must be one of baselines, curves"),
+        ("--only matrix", "only=matrix: must be one of baselines, rows, curves"),
         ("--only experts", "only=experts: no block"),
         ("--rows 0", "rows=0: must be ≥ 1"),
         ("--rows 99999999", "rows=99999999 of 16 tokens take about"),

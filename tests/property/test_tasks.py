@@ -124,9 +124,9 @@ def test_presets_and_evaluations_can_be_made(name: str):
         assert preset.source
         task = kind(**preset.options)
         assert task.batch(size=1).inputs.shape == (1, task.seq_len)
-        for option, values in kind.evaluations.items():
-            for value in values:
-                assert task.changed(**{option: value}).vocab_size == task.vocab_size
+    for option, values in kind.evaluations.items():
+        for value in values:
+            assert kind().changed(**{option: value}).vocab_size == kind().vocab_size
 
 
 def options_of(kind: type[Task], *types: type) -> list[str]:

@@ -18,11 +18,11 @@ from analysis.measures.mask_results import Effect, Kept, Selection, Trajectory, 
 from analysis.measures.masking import LIGHT, answers_at, auroc, masked_layers, onset, readers, see
 from analysis.record import plain
 from lab.config import ModelConfig, TrainConfig
+from lab.evaluation import score, stored_positions
 from lab.layers.mask import SoftMask
 from lab.models import LanguageModel, build
 from lab.ops.attention import MASKED
 from lab.runs import Run
-from lab.evaluation import score, stored_positions
 from tasks.mqar import FILLER, MQAR, VALUE
 
 TASK = MQAR(seq_len=16, vocab_size=64)

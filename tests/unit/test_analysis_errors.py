@@ -29,11 +29,11 @@ from analysis.measures.causes import (
 from analysis.measures.ledger import Examples, Ledger, measure_errors
 from analysis.measures.masking import masked_layers
 from analysis.record import plain
+from lab.evaluation import stored_positions
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
 from lab.models import Block, build
-from lab.evaluation import stored_positions
 from tasks.base import Batch
 from tasks.mqar import MQAR
 
@@ -160,9 +160,9 @@ def test_who_takes_decoys_is_said_to():
     assert cause.chance < 0.2 < cause.interval[0]
     for example in examples.errors:
         row = subject.batch.inputs[example.row].tolist()
-        assert row[example.position] == example.key
+        assert row[example.position] == example.token
         assert example.answered in [
-            row[s + 1] for s in range(8, example.position) if row[s] == example.key
+            row[s + 1] for s in range(8, example.position) if row[s] == example.token
         ]
         assert example.cause == DECOY
 

@@ -78,7 +78,7 @@ def test_every_analysis_is_told_and_recorded_or_says_why_not():
 def test_a_name_is_looked_up():
     assert chosen(None) == list(ANALYSES)
     assert chosen(["matrices", "curves"]) == ["curves", "matrices"]
-    with pytest.raises(ValueError, match="only=matrix: must be one of baselines, curves"):
+    with pytest.raises(ValueError, match="only=matrix: must be one of baselines, rows, curves"):
         chosen(["matrix"])
 
 

@@ -133,6 +133,7 @@ def test_recall_is_the_loop_over_queries_of_the_probe_split():
                 tally[name].setdefault(place, []).append(right)
     assert found.split == "probe"
     assert found.decoy is not None
+    assert found.slot is not None
     for name, binned in (
         ("distance", found.distance),
         ("slot", found.slot),

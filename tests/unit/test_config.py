@@ -36,7 +36,7 @@ def test_bounds_are_named(make, message):
 
 
 def test_unknown_names_list_the_known():
-    with pytest.raises(ValueError, match="unknown option 'lr'; known: protocol, seed, optimizer"):
+    with pytest.raises(ValueError, match="unknown option 'lr'; known: protocol, seed, init"):
         TrainConfig.from_dict({"lr": 1.0})
 
 

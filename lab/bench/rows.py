@@ -1,0 +1,39 @@
+"""What a row costs, task by task: a token of longer rows, a row of a larger vocabulary."""
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from lab.bench.ratio import Ratio, seconds_each
+from tasks import TASKS
+from tasks.base import Task
+
+ROWS = 64
+TIMES_LONGER, TIMES_LARGER = 4, 64
+KEPT = 0.75
+"""Ratio of costs that counts as equal: what is larger leaves the caches."""
+
+
+def rows() -> list[Ratio]:
+    """Time rows at each task's defaults against longer ones, and against many more tokens."""
+    found = []
+    for name in TASKS:
+        task = TASKS[name]()
+        longer = task.changed(seq_len=TIMES_LONGER * task.seq_len)
+        short, long = seconds_each(_generating(task), _generating(longer))
+        each, other = (
+            1e9 * seconds / ROWS / of.seq_len for seconds, of in ((short, task), (long, longer))
+        )
+        where = f"{name}, T = {task.seq_len} against {longer.seq_len}"
+        found.append(Ratio(where, each, other, "ns/token", each / other, KEPT))
+        if any(f.init and f.name == "vocab_size" for f in fields(task)):
+            larger = task.changed(vocab_size=TIMES_LARGER * task.vocab_size)
+            few, many = seconds_each(_generating(task), _generating(larger))
+            where = f"{name}, V = {task.vocab_size} against {larger.vocab_size}"
+            found.append(
+                Ratio(where, 1e6 * few / ROWS, 1e6 * many / ROWS, "µs/row", few / many, KEPT)
+            )
+    return found
+
+
+def _generating(task: Task) -> Callable[[], object]:
+    return lambda: task.batch(size=ROWS)

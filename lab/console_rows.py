@@ -1,0 +1,116 @@
+"""Rows of a task in a terminal: a cell a token, coloured by role, the target under it."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from lab.palette import ink_on, of_roles
+from tasks.base import IGNORE, Batch, Task
+
+EDGE = 64
+"""Positions shown at each end of a row that is folded."""
+STRIDE = 4
+"""A line holds a multiple of so many cells where it can, so that positions are easy to count."""
+SPACE = "␣"
+
+
+def show(console: Console, task: Task, *, split: str, seed: int, count: int, whole: bool) -> None:
+    """Print the first rows of a split.
+
+    Without colours a line of letters names the roles.
+
+    Args:
+        console: as wide as its terminal.
+        task: whose rows.
+        split: of them.
+        seed: of the rows.
+        count: how many.
+        whole: print long rows without folding them in the middle.
+    """
+    coloured = console.is_terminal and console.color_system is not None and not console.no_color
+
+    options = ", ".join(f"{k}={v}" for k, v in task.options().items() if v is not None)
+    console.print(Text(f"{task.name}: {options}"))
+    console.print(_legend(task.role_names, coloured))
+    for number in range(count):
+        batch = task.batch(split=split, start=number, size=1, seed=seed)
+        part, said = task, ""
+        if task.varied:
+            part = task.parts[int(batch.links["setting"])]
+            batch = batch.taken(slice(None), part.seq_len)
+            said = ", ".join(f"{name}={getattr(part, name)}" for name, _ in task.varied)
+        console.print()
+        scored = int((batch.targets != IGNORE).sum())
+        about = f"row {number} of {split}, seed {seed}: {part.seq_len:,} tokens, {scored:,} scored"
+        console.print(Text(f"{about}; {said}" if said else about))
+        for line in _lines(part, batch, console.width, coloured, whole):
+            console.print(line, soft_wrap=True)
+
+
+def letters(names: Sequence[str]) -> list[str]:
+    """Return a letter for each name, of its own where it has one left, no two alike."""
+    found: list[str] = []
+    for name in names:
+        own = [*filter(str.isalpha, name.lower()), *"abcdefghijklmnopqrstuvwxyz"]
+        found.append(next(letter for letter in own if letter not in found))
+    return found
+
+
+def visible(text: str) -> str:
+    """Return a token's text with something to see for spaces and control characters."""
+    return "".join(SPACE if c == " " else c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _legend(names: Sequence[str], coloured: bool) -> Text:
+    legend = Text("roles:")
+    if coloured:
+        for name, colour in zip(names, of_roles(names), strict=True):
+            legend.append(" ").append(f" {name} ", style=f"{ink_on(colour)} on {colour}")
+        return legend.append("; → targets")
+    for letter, name in zip(letters(names), names, strict=True):
+        legend.append(f" {letter} {name},")
+    return legend.append(" below; → targets")
+
+
+def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) -> Iterator[Text]:
+    """Yield the lines of the one row of a batch: blocks of tokens, targets and roles."""
+    t = task.seq_len
+    folded = not whole and t > 2 * EDGE
+    pieces = [(0, EDGE), (t - EDGE, t)] if folded else [(0, t)]
+    inputs, targets, roles = (x[0].tolist() for x in (batch.inputs, batch.targets, batch.roles))
+    places = [i for first, end in pieces for i in range(first, end)]
+    tokens = {i: visible(task.text(inputs[i])) for i in places}
+    answers = {i: visible(task.text(targets[i])) for i in places if targets[i] != IGNORE}
+    cell = max(map(cell_len, (*tokens.values(), *answers.values())))
+    margin = len(str(t - 1))
+    count = max(1, (width - margin - 1) // (cell + 1))
+    count -= count % STRIDE if count > STRIDE else 0
+    colours, names = of_roles(task.role_names), letters(task.role_names)
+    for first, end in pieces:
+        if first:
+            hidden = sum(target != IGNORE for target in targets[EDGE : t - EDGE])
+            scored = f", {hidden:,} of them scored" if hidden else ""
+            yield Text(f"… {t - 2 * EDGE:,} more{scored} …")
+        for start in range(first, end, count):
+            block = range(start, min(start + count, end))
+            line = Text(f"{start:>{margin}}│")
+            for i in block:
+                colour = colours[roles[i]]
+                style = f"{ink_on(colour)} on {colour}" if coloured else ""
+                line.append(" ").append(_right(tokens[i], cell), style=style)
+            yield line
+            if any(i in answers for i in block):
+                yield _plain("→".rjust(margin) + "│", [answers.get(i, "") for i in block], cell)
+            if not coloured:
+                yield _plain(" " * margin + "│", [names[roles[i]] for i in block], cell)
+
+
+def _plain(label: str, cells: Sequence[str], width: int) -> Text:
+    return Text("".join([label, *(f" {_right(cell, width)}" for cell in cells)]).rstrip())
+
+
+def _right(text: str, width: int) -> str:
+    """Return text at the right of so many columns, of which some characters take two."""
+    return " " * (width - cell_len(text)) + text

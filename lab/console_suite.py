@@ -1,0 +1,49 @@
+"""The suite in a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lab.suite import Entry, Size
+
+ROOM_FOR_A_LINE = 120
+"""Columns of a terminal from which a task of the suite fits a line."""
+
+
+def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
+    """Return the suite: a line a task where there is room, else what it separates above."""
+    numbers = ("scored", "chance", "µs a row", "tokens × vocabulary", "small", "published")
+    if width >= ROOM_FOR_A_LINE:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.add_column("task", no_wrap=True)
+        table.add_column("separates", overflow="fold")
+        for name in numbers:
+            table.add_column(name, justify="right", no_wrap=True)
+        for entry in entries:
+            table.add_row(entry.name, entry.separates, *_numbers(entry))
+        return table
+    parts: list[RenderableType] = []
+    for entry in entries:
+        parts.append(Text(f"{entry.name}: {entry.separates}"))
+        scored, chance, cost, size, small, published = _numbers(entry)
+        parts.append(Text(f"    {size} (small {small}, published {published})"))
+        parts.append(Text(f"    {scored} scored, chance {chance}, {cost} µs a row"))
+    parts.append(Text("Sizes are tokens a row × vocabulary."))
+    return Group(*parts)
+
+
+def _numbers(entry: Entry) -> tuple[str, ...]:
+    return (
+        f"{entry.scored:,.0f}" if entry.scored == int(entry.scored) else f"{entry.scored:,.1f}",
+        f"{entry.chance:.2g}",
+        f"{entry.microseconds:,.0f}" if entry.microseconds >= 10 else f"{entry.microseconds:.1f}",
+        _said(entry.size),
+        _said(entry.presets["small"]),
+        _said(entry.presets["published"]),
+    )
+
+
+def _said(size: Size) -> str:
+    return f"{size.seq_len:,} × {size.vocab_size:,}"

@@ -1,0 +1,160 @@
+"""Rows of a task as a Parquet file that says how to make them again."""
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from lab.files import in_one_line
+from tasks import described
+from tasks.base import MAX_ROWS, Batch, Task
+
+SUFFIX = ".parquet"
+KEY = "wonderful-lab"
+"""Under which the file's key–value metadata hold the recipe, a JSON object."""
+TOKENS_A_PART = 2**18
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an exported file's rows are, and so all it takes to make them again.
+
+    Attributes:
+        task: with its options.
+        split: whose rows they are.
+        seed: of the rows.
+        rows: how many, from row 0.
+    """
+
+    task: Task
+    split: str
+    seed: int
+    rows: int
+
+    def __post_init__(self):
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise ValueError(f"rows={self.rows}: must be in 1 … {MAX_ROWS}")
+        if self.split not in self.task.splits:
+            known = ", ".join(self.task.splits)
+            raise ValueError(f"split={self.split!r}: {self.task.name} has {known}")
+
+    @property
+    def rows_a_part(self) -> int:
+        """Rows that are made, and written, together."""
+        return max(1, min(self.rows, TOKENS_A_PART // self.task.seq_len))
+
+    def parts(self) -> Iterator[tuple[int, Batch]]:
+        """Make the rows, part by part; yields each part's first row number and its rows."""
+        for start in range(0, self.rows, self.rows_a_part):
+            size = min(self.rows_a_part, self.rows - start)
+            batch = self.task.batch(split=self.split, start=start, size=size, seed=self.seed)
+            yield start, batch
+
+    def python(self) -> str:
+        """Return a line of Python that makes the rows again, as one batch."""
+        return (
+            f"from tasks import described; batch = described({self.task.described()!r})"
+            f".batch(split={self.split!r}, size={self.rows}, seed={self.seed})"
+        )
+
+
+def export(recipe: Recipe, path: Path) -> None:
+    """Write a recipe's rows, under a temporary name that is then renamed.
+
+    Columns: row (int64); inputs, targets, roles (lists of int64, as long as a row); and each of
+    the task's links (lists, nested where a link has more axes). Memory does not grow with the rows.
+
+    Raises:
+        ValueError: for a path that does not end in .parquet, is taken, or is in no folder.
+        OSError: when the file cannot be written.
+    """
+    if path.suffix != SUFFIX:
+        raise ValueError(f"export={path}: must end in {SUFFIX}")
+    if path.exists():
+        raise ValueError(f"export={path}: exists, and is left as it is")
+    if not path.parent.is_dir():
+        raise ValueError(f"export={path}: there is no folder {path.parent}")
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        # Beside this thread, so that Ctrl-C is raised here, and once; with it the writing ends too.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_written, recipe, temporary).result()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Return what an exported file's rows are.
+
+    Raises:
+        ValueError: for a file that is no export, or whose task is not known here.
+        OSError: when the file cannot be read.
+    """
+    try:
+        text = pl.read_parquet_metadata(path).get(KEY)
+    except pl.exceptions.ComputeError as error:
+        raise ValueError(f"{path}: is no Parquet file: {in_one_line(error)}") from error
+    if text is None:
+        raise ValueError(f"{path}: was not written by `lab TASK --export`")
+    said = json.loads(text)
+    try:
+        task = described(said["task"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: its task is not known: {in_one_line(error)}") from error
+    return Recipe(task, said["split"], said["seed"], said["rows"])
+
+
+def _written(recipe: Recipe, path: Path) -> None:
+    """Write a Parquet file, a row group a part."""
+    first = recipe.task.batch(split=recipe.split, size=1, seed=recipe.seed)
+
+    def source(
+        with_columns: list[str] | None,
+        predicate: pl.Expr | None,
+        n_rows: int | None,
+        batch_size: int | None,
+    ) -> Iterator[pl.DataFrame]:
+        # A sink asks for all there is.
+        for start, batch in recipe.parts():
+            yield _frame(start, batch)
+
+    said = {
+        "task": recipe.task.described(),
+        "split": recipe.split,
+        "seed": recipe.seed,
+        "rows": recipe.rows,
+        "role_names": recipe.task.role_names,
+        "version": version("wonderful-lab"),
+        "python": recipe.python(),
+    }
+    try:
+        register_io_source(source, schema=_frame(0, first).schema).sink_parquet(
+            path,
+            # Polars' own choice would hold a hundred thousand rows at once.
+            row_group_size=recipe.rows_a_part,
+            metadata={KEY: json.dumps(said, ensure_ascii=False)},
+            sync_on_close="all",
+        )
+    except pl.exceptions.ComputeError as error:
+        # Polars says more about itself than about the disk.
+        raise OSError(in_one_line(error).rpartition("IO error: ")[2]) from error
+
+
+def _frame(start: int, batch: Batch) -> pl.DataFrame:
+    """Return rows, numbered from `start`, as a table."""
+    tensors = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
+    columns: dict[str, Any] = {"row": pl.arange(start, start + len(batch.inputs), eager=True)}
+    for name, tensor in {**tensors, **batch.links}.items():
+        kind: Any = pl.Int64
+        for _ in tensor.shape[1:]:
+            kind = pl.List(kind)
+        columns[name] = pl.Series(tensor.contiguous().numpy()).cast(kind)
+    return pl.DataFrame(columns)

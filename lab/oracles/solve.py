@@ -1,0 +1,111 @@
+"""From a task and a configuration to a model whose weights solve it."""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from lab.config import ModelConfig
+from lab.layers.mask import OracleMask
+from lab.models import LanguageModel, build
+from lab.oracles import look_back, parity, recall
+from lab.oracles.cannot import CannotError
+from lab.oracles.capacity import arrangements
+from lab.oracles.residual import silence
+from tasks.base import Task
+from tasks.copying import MARKER, SHORT, Copy
+from tasks.induction import TRIGGER, Induction
+from tasks.mqar import MQAR
+from tasks.word_problem import WordProblem
+
+BUILT = ("mqar", "induction", "copy", "word_problem")
+
+
+@torch.no_grad()
+def solved(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
+    """Return the configuration's model with weights that answer every scored position right.
+
+    Layers that are not needed add exactly zero, by their last linear map alone; the rest stays as
+    drawn, so that gradient flows on. The head's scale makes the loss small and no smaller.
+
+    Args:
+        task: mqar, induction, copy or word_problem.
+        config: of the model; its masks stay open.
+        seed: of the weights that are not set.
+
+    Raises:
+        CannotError: where this configuration cannot, or no construction is built.
+        ValueError: for a task of another name.
+    """
+    if task.name not in BUILT:
+        raise ValueError(f"task={task.name}: no oracle is built, known: {', '.join(BUILT)}")
+    model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+    silence(model)
+    parts = task.parts or (task,)
+    _check_told(model, task)
+    if isinstance(task, MQAR):
+        mqars = cast(Sequence[MQAR], parts)
+        wanted = [recall.of_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in mqars]
+        recall.solve(model, recall.widest(wanted))
+    elif isinstance(task, Induction):
+        wanted = [recall.of_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
+        recall.solve(model, recall.widest(wanted))
+    elif isinstance(task, Copy):
+        _copy(model, cast(Sequence[Copy], parts))
+    elif isinstance(task, WordProblem):
+        parity.solve(model, {p.group for p in cast(Sequence[WordProblem], parts)}, task.seq_len)
+    return model
+
+
+def _check_told(model: LanguageModel, task: Task) -> None:
+    """Hold an oracle mask to tasks whose links tell what to keep."""
+    told = any(isinstance(module, OracleMask) for module in model.modules())
+    if told and not {"key_pos", "value_pos"} <= task.batch(size=1).links.keys():
+        raise CannotError(
+            f"mask=oracle: {task.name} stores no pairs that it could keep", proven=True
+        )
+
+
+def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
+    """Look back a fixed distance where there is one, else look up the token before.
+
+    Raises:
+        CannotError: where one token does not tell the place, or the key stands before the string.
+    """
+    lengths = {part.longest for part in parts} | {_shortest(part) for part in parts}
+    modes = {part.mode for part in parts}
+    if modes == {"copy"} and len(lengths) == 1:
+        length = lengths.pop()
+        bits = max(_bits(part) for part in parts)
+        return look_back.solve(model, length, max(part.seq_len for part in parts), bits)
+    if "prefix" in modes:
+        raise CannotError(
+            "mode=prefix: not built, the marker must first find the key's end and then its place "
+            "in the string, a gather more than two layers have; mode=copy or suffix would do"
+        )
+    if any(part.repeats for part in parts):
+        part = parts[-1]
+        share = 1 - (1 - 1 / (part.vocab_size - 1)) ** (part.longest - 1)
+        raise CannotError(
+            f"repeats=true with strings of {min(lengths)} … {max(lengths)} tokens: not built, "
+            f"{share:.0%} of the longest's tokens recur in it, and to tell them apart by n tokens "
+            "takes n gathers; repeats=false, or shortest = longest, would do"
+        )
+    opens = "copy" in modes
+    wanted = [recall.of_string(p.seq_len, p.vocab_size, p.longest, MARKER, opens) for p in parts]
+    return recall.solve(model, recall.widest(wanted))
+
+
+def _bits(part: Copy) -> float:
+    """Return log₂ of how many strings of the greatest length there are."""
+    symbols = part.vocab_size - 1
+    if part.repeats:
+        return part.longest * math.log2(symbols)
+    return arrangements(symbols, part.longest)
+
+
+def _shortest(part: Copy) -> int:
+    """Return the tokens of the shortest string."""
+    fewest = 1 if part.mode == "copy" else 2 * part.query_len
+    return max(fewest, part.longest // SHORT) if part.shortest is None else part.shortest

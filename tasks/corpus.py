@@ -1,0 +1,264 @@
+"""The bytes of a text: a file, or the text files of a folder, read only where rows need them.
+
+Bytes are bytes: a text need not be UTF-8, and `Corpus.note` says where it is not. Files are memory
+maps, so a text may be larger than memory. What a map shows when its file shrinks is not an error
+that Python can catch (the system ends the process), so a file's size and time of change are held
+to those at opening before every read; a file that shrinks during one is not guarded against.
+"""
+
+import codecs
+import mmap
+import os
+import stat
+import sysconfig
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import accumulate
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+SAMPLE = 2**16
+"""Bytes at the beginning of a file that tell text from binary, and UTF-8 from other encodings."""
+ENDS = 2**12
+"""Bytes at each end of a file that a digest is over."""
+JOINT = 0
+"""The byte between two files: one that text does not hold."""
+MAPS = 64
+"""Files mapped at a time: each takes a descriptor, of which a process has a few hundred."""
+NOT_SOURCES = frozenset(
+    ("__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests")
+)
+"""Folders of the standard library that hold other things than its sources."""
+
+
+class TextChangedError(ValueError):
+    """A text is no longer what it was when its rows began to be read."""
+
+
+class _UnfitError(Exception):
+    """A file is no text; the arguments are the reason in a word or two, and a whole clause."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as it was when the corpus was opened.
+
+    Attributes:
+        path: where it is.
+        size: in bytes, ≥ 1.
+        changed: when, in ns.
+        digest: of its size and both ends.
+        is_utf8: as far as its beginning tells.
+    """
+
+    path: str
+    size: int
+    changed: int
+    digest: bytes
+    is_utf8: bool
+
+
+class Corpus:
+    """A text at a path: its files end to end in the order of their names, byte 0 between two.
+
+    Of a folder, what is hidden, a link, empty, binary, unreadable or no plain file is left out.
+
+    Attributes:
+        path: as it was given; None for the standard library.
+        root: the same as a full path, links resolved.
+        size: bytes, those between files included.
+        digest: of each file's name below the path, its size, and its first and last 4 KiB: a
+            change elsewhere that keeps the size goes unseen.
+        skipped: how many files or folders were left out, by reason.
+    """
+
+    def __init__(self, path: str | None, root: str, files: list[_File], skipped: Mapping[str, int]):
+        self.path, self.root = path, root
+        self.skipped = dict(skipped)
+        self._files = files
+        self._starts = [0, *accumulate(file.size + 1 for file in files)]
+        self.size = self._starts.pop() - 1
+        whole = blake2b(digest_size=8)
+        for file in files:
+            name = os.fsencode(os.path.relpath(file.path, root))
+            whole.update(len(name).to_bytes(8, "little") + name + file.digest)
+        self.digest = whole.hexdigest()
+
+    @property
+    def note(self) -> str:
+        """Say whether the text is UTF-8; an empty text where it is."""
+        others = sum(not file.is_utf8 for file in self._files)
+        if not others:
+            return ""
+        return f"{others} of {len(self._files)} files are not UTF-8; bytes are read as they are"
+
+    def read(self, offsets: Int64[np.ndarray, " b"], length: int) -> UInt8[np.ndarray, "b l"]:
+        """Return `length` bytes from each offset on; offset + length must be ≤ size.
+
+        Raises:
+            TextChangedError: when a file that they lie in has changed.
+        """
+        rows = np.full((len(offsets), length), JOINT, np.uint8)
+        held, pages = -1, rows[:0]
+        for row in offsets.argsort().tolist():  # so that a file is seldom mapped twice
+            offset, done = int(offsets[row]), 0
+            while done < length:
+                number = bisect_right(self._starts, offset + done) - 1
+                if number != held:
+                    held, pages = number, self._map(self._files[number])
+                begin = offset + done - self._starts[number]
+                piece = pages[begin : begin + length - done]
+                rows[row, done : done + len(piece)] = piece
+                done += len(piece) + 1
+        return rows
+
+    def _map(self, file: _File) -> np.ndarray:
+        """Return the bytes of a file that is still as it was."""
+        try:
+            now = os.stat(file.path)
+            if (now.st_size, now.st_mtime_ns) == (file.size, file.changed):
+                return _mapped(file)
+            reason = "has changed since it was opened"
+        except (OSError, ValueError) as error:  # ValueError: it is shorter than its map would be
+            reason = f"can no longer be read: {error}"
+        _opened.cache_clear()  # so that the path can be opened anew, as it now is
+        raise TextChangedError(f"path={self.path!r}: {file.path!r} {reason}")
+
+
+def open_corpus(path: str | None) -> Corpus:
+    """Open the text at a path, or the sources of Python's standard library where it is None.
+
+    Opened once, until the file or folder at the path itself changes.
+
+    Raises:
+        ValueError: in one line that names the path, when there is no text.
+    """
+    with _answering(path):
+        if path == "":
+            raise _UnfitError("nothing", "must name a file or a folder")
+        root = sysconfig.get_path("stdlib") if path is None else path
+        if os.path.islink(root) and not os.path.lexists(os.path.realpath(root)):
+            raise _UnfitError("link", "is a link to nothing")
+        now = os.stat(root)
+        return _opened(path, os.path.realpath(root), now.st_ino, now.st_size, now.st_mtime_ns)
+
+
+@contextmanager
+def _answering(path: str | None) -> Iterator[None]:
+    """Turn what is wrong with a path into a ValueError that names it."""
+    try:
+        yield
+    except _UnfitError as error:
+        raise ValueError(f"path={path!r}: {error.args[1]}") from error
+    except OSError as error:
+        raise ValueError(f"path={path!r}: {error.strerror}") from error
+    except ValueError as error:  # a path that no system call takes
+        raise ValueError(f"path={path!r}: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _opened(path: str | None, root: str, *_stamp: int) -> Corpus:
+    """Open a file or a folder; the stamp is what tells its versions apart."""
+    if not os.path.isdir(root):
+        return Corpus(path, root, [_looked_at(root)], {})
+    skipped: Counter[str] = Counter()
+    files = []
+    for candidate in _below(root, _is_source if path is None else None, skipped):
+        try:
+            files.append(_looked_at(candidate))
+        except _UnfitError as error:
+            skipped[error.args[0]] += 1
+        except OSError:
+            skipped["unreadable"] += 1
+    if not files:
+        found = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+        raise _UnfitError("empty", f"holds no text ({found or 'nothing at all'})")
+    return Corpus(path, root, sorted(files, key=lambda file: os.fsencode(file.path)), skipped)
+
+
+def _below(
+    root: str, wanted: Callable[[os.DirEntry[str]], bool] | None, skipped: Counter[str]
+) -> Iterator[str]:
+    """Yield the path of every file below a folder; links are never followed."""
+    pending = [root]
+    while pending:
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except OSError:
+            if folder == root:
+                raise
+            skipped["unreadable"] += 1
+            continue
+        for entry in filter(wanted, entries):
+            if entry.name.startswith("."):
+                skipped["hidden"] += 1
+            elif entry.is_symlink():
+                skipped["link"] += 1
+            elif entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+            else:
+                yield entry.path
+
+
+def _is_source(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name not in NOT_SOURCES
+    return entry.name.endswith(".py")
+
+
+def _looked_at(path: str) -> _File:
+    """Look at both ends of a file.
+
+    Raises:
+        _UnfitError: when it is not a file with text.
+        OSError: when it cannot be read.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe waits, a device may act
+        raise _UnfitError("not a file", "is a pipe, a socket or a device, must be a file or folder")
+    with _descriptor(path) as descriptor:
+        now = os.fstat(descriptor)
+        start = os.pread(descriptor, SAMPLE, 0)
+        end = os.pread(descriptor, ENDS, max(0, now.st_size - ENDS))
+    if not start:
+        raise _UnfitError("empty", "is empty")
+    if b"\0" in start:
+        raise _UnfitError(
+            "binary",
+            f"is binary (a NUL in its first {SAMPLE} bytes; UTF-16 is to be made UTF-8 first)",
+        )
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) == now.st_size)
+        is_utf8 = True
+    except UnicodeDecodeError:
+        is_utf8 = False
+    digest = blake2b(start[:ENDS], digest_size=16)
+    digest.update(now.st_size.to_bytes(8, "little") + end)
+    return _File(path, now.st_size, now.st_mtime_ns, digest.digest(), is_utf8)
+
+
+@contextmanager
+def _descriptor(path: str) -> Iterator[int]:
+    """Open a file for reading; O_NONBLOCK so that what has become a pipe does not make us wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=MAPS)
+def _mapped(file: _File) -> np.ndarray:
+    """Map a file into memory, uint8 [size]."""
+    with _descriptor(file.path) as descriptor:
+        pages = mmap.mmap(descriptor, file.size, access=mmap.ACCESS_READ)
+    # Rows lie anywhere: reading ahead would read what no row needs.
+    pages.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(pages, np.uint8)

@@ -1,0 +1,85 @@
+"""A task's rows as a dataset of torch: for a training loop that is not the lab's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tasks.base import MAX_ROWS, Task
+
+
+class Rows(IterableDataset[dict[str, Any]]):
+    """Batches of rows start … stop − 1, each row once over all ranks and workers.
+
+    A batch is a dict of int64 tensors [b t]: "inputs", "targets" (-100 where unscored) and
+    "roles"; with `links`, also "links", a dict of tensors by name. It is whole already:
+
+    >>> from torch.utils.data import DataLoader
+    >>> from tasks import TASKS
+    >>> task = TASKS["induction"](seq_len=8)
+    >>> loader = DataLoader(Rows(task, batch_size=4, stop=10), batch_size=None)
+    >>> [len(batch["inputs"]) for batch in loader]
+    [4, 4, 2]
+
+    Batch k holds rows start + k·batch_size and on, and goes to rank k modulo the ranks; a rank's
+    workers share its batches in turn. So a rank sees the same batches in the same order with any
+    number of workers, and the ranks' k-th batches are rows that follow each other.
+
+    It holds no state: each pass begins at `start` again. To go on after n batches of every
+    rank, begin at start + n·world_size·batch_size. The last batch may be short; a rank may get one
+    batch less than another, or none, unless batch_size·world_size divides the number of rows.
+
+    Args:
+        task: whose rows.
+        split: of them.
+        batch_size: rows a batch.
+        seed: of the rows.
+        start: the first row's number.
+        stop: one more than the last row's; None for ever (2³⁶ rows).
+        rank: of this process, in 0 … world_size − 1.
+        world_size: processes that share the rows.
+        links: whether batches hold the links too.
+
+    Raises:
+        ValueError: naming the argument, its value and its bound.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        split: str = "train",
+        batch_size: int = 64,
+        seed: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        links: bool = False,
+    ):
+        if split not in task.splits:
+            raise ValueError(f"split={split!r}: {task.name} has {', '.join(task.splits)}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be ≥ 1")
+        end = MAX_ROWS if stop is None else stop
+        if not 0 <= end <= MAX_ROWS:
+            raise ValueError(f"stop={stop}: must be in 0 … {MAX_ROWS}")
+        if not 0 <= start <= end:
+            raise ValueError(f"start={start}: must be in 0 … {end}")
+        if world_size < 1:
+            raise ValueError(f"world_size={world_size}: must be ≥ 1")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank}: must be in 0 … {world_size - 1}")
+        self.task, self.split, self.batch_size, self.seed = task, split, batch_size, seed
+        self.start, self.stop, self.links = start, end, links
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        mine, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        first = self.start + (mine * self.world_size + self.rank) * self.batch_size
+        for start in range(first, self.stop, workers * self.world_size * self.batch_size):
+            size = min(self.batch_size, self.stop - start)
+            batch = self.task.batch(split=self.split, start=start, size=size, seed=self.seed)
+            found = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
+            yield {**found, "links": dict(batch.links)} if self.links else found

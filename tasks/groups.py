@@ -1,0 +1,50 @@
+"""Finite groups as numbered elements and multiplication tables.
+
+The elements of "Z2" and "Z60" are residues; their product is the sum. Those of "S5" and "A5" are
+the permutations of 0 … 4 and the even ones among them; the product p·q is p first, then q:
+(p·q)(i) = q(p(i)). Elements are numbered in lexicographic order, so that the identity is 0.
+"""
+
+from functools import lru_cache
+from itertools import combinations, permutations
+from typing import Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+Group = Literal["Z2", "Z60", "S5", "A5"]
+RESIDUES = {"Z2": 2, "Z60": 60}
+POINTS = 5
+"""What the permutations of S5 and A5 permute."""
+
+
+@lru_cache
+def elements(group: str) -> tuple[tuple[int, ...], ...]:
+    """Return the elements in order: (residue,), or (p(0), …, p(4))."""
+    if group in RESIDUES:
+        return tuple((residue,) for residue in range(RESIDUES[group]))
+    every = permutations(range(POINTS))
+    return tuple(p for p in every if group == "S5" or _is_even(p))
+
+
+@lru_cache
+def table(group: str, device: torch.device) -> Int64[Tensor, " products"]:
+    """Return the number of a·b at entry a·|G| + b."""
+    element = torch.tensor(elements(group))
+    order = len(element)
+    if group in RESIDUES:
+        product = (element + element.T) % order
+    else:
+        left = element[:, None].expand(-1, order, -1)
+        right = element[None].expand(order, -1, -1)
+        # As numbers in base 5 permutations come in lexicographic order.
+        digits = POINTS ** torch.arange(POINTS - 1, -1, -1)
+        code, wanted = (element * digits).sum(1), (right.gather(2, left) * digits).sum(2)
+        product = torch.searchsorted(code, wanted)
+    return product.flatten().to(device)
+
+
+def _is_even(permutation: tuple[int, ...]) -> bool:
+    """Whether an even number of pairs stand in the wrong order."""
+    return sum(left > right for left, right in combinations(permutation, 2)) % 2 == 0

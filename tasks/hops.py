@@ -1,0 +1,178 @@
+"""Hops: pairs a → b, b → c, …; where do k links from an entity lead?"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tasks import counter
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.rules import most_recent_match
+
+SOURCE, TARGET, COUNT, QUERY, FILLER = range(5)
+MAX_HOPS = 5
+FIRST_ENTITY = 1 + MAX_HOPS
+"""Below it are token 0, the filler, and h = 1 … 5, which asks for h hops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hops(Task):
+    """Follow k links from an entity.
+
+    A row is K pairs a f(a) in random order, the token k that tells how many hops, then a slot for
+    each of the K entities, once, in random order: entity, filler; then fillers to the end. f is a
+    random cycle of all K, so that no h < K hops lead back. Entities are distinct, uniform in
+    6 … V − 1; fillers are token 0.
+
+    With three entities, two hops and V = 12, row 0 of seed 0 is
+
+    >>> task = Hops(seq_len=13, n_pairs=3, hops=2, vocab_size=12)
+    >>> batch = task.batch(size=1)
+    >>> batch.inputs.tolist()
+    [[9, 7, 7, 6, 6, 9, 2, 6, 0, 7, 0, 9, 0]]
+    >>> batch.targets[:, 7:].tolist()
+    [[7, -100, 9, -100, 6, -100]]
+
+    The cycle is 9 → 7 → 6 → 9; the token 2 asks for two hops, and from 6 they lead over 9 to 7.
+
+    Scored: the entity of each slot; the answer is fᵏ of it. Chance: 1/(V − 6).
+
+    Links: query_pos, answer_pos (where the last hop's value stands), distance (query_pos −
+    answer_pos), int64 [b q] in the order of the queries; chain_key_pos and chain_value_pos, int64
+    [b q k]: the pair that each hop takes.
+
+    Raises:
+        ValueError: for an option out of its bounds.
+
+    Source: Sanford et al. 2024 (Transformers, Parallel Computation, and Logarithmic Depth), § 4:
+    k-hop induction heads, in depth ⌊log₂ k⌋ + 2 (theorem 4.2); one model for all k, drawn anew a
+    row and told, as here a mixture over `hops`. A pointer to a value: Zhang et al. 2021 (Pointer
+    Value Retrieval).
+
+    Departs: links are stored pairs of a map; theirs lead from a letter of a string of 100 over an
+    alphabet of 4 to what followed its latest earlier occurrence. So every answer is k hops away,
+    and none is undefined or shared by most letters.
+    """
+
+    name: ClassVar[str] = "hops"
+    role_names: ClassVar[tuple[str, ...]] = ("source", "target", "hops", "query", "filler")
+    separates: ClassVar[str] = "depth and composition of heads"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset(
+            {"seq_len": 20, "n_pairs": 4, "vocab_size": 24},
+            "LOG.md, the suite end to end",
+            stack="AM*3",
+        ),
+        "published": Preset(
+            {"seq_len": 100, "n_pairs": 24, "hops": 5, "vocab_size": 30},
+            "Sanford et al. 2024, § 4.2: strings of 100, here with an alphabet for the pairs",
+        ),
+    }
+    evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"hops": (1, 2, 3, 4, 5)}
+
+    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
+    n_pairs: int = field(default=32, metadata={"help": "entities, and links between them, a row"})
+    hops: int = field(default=2, metadata={"help": "links to follow, 1 to 5"})
+    vocab_size: int = field(
+        default=8192, metadata={"help": "tokens; 1 to 5 say how many hops, from 6 on are entities"}
+    )
+
+    def check(self) -> None:
+        """Hold the options to their bounds."""
+        within("hops", self.hops, 1, MAX_HOPS)
+        shortest = 4 * (self.hops + 1) + 1
+        within("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 1 pairs and slots")
+        most = (self.seq_len - 1) // 4
+        within("n_pairs", self.n_pairs, self.hops + 1, most, "more than hops; (seq_len − 1) / 4")
+        least = FIRST_ENTITY + self.n_pairs
+        within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "n_pairs + 6")
+
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
+        n_pairs, pool, device = self.n_pairs, self.vocab_size - FIRST_ENTITY, numbers.device
+        sizes = [counter.rounds(pool), n_pairs, n_pairs]
+        word = self.words(split, numbers, seed, sum(sizes)).split(sizes, 1)
+        # The i-th entity's link leads to the next: a cycle.
+        entity = FIRST_ENTITY + counter.distinct(word[0], n_pairs, pool)
+        stored, asked = counter.shuffled(word[1]), counter.shuffled(word[2])
+
+        context, end = 2 * n_pairs, 4 * n_pairs + 1
+        inputs = torch.zeros(len(numbers), self.seq_len, dtype=torch.int64, device=device)
+        inputs[:, :context:2] = entity.gather(1, stored)
+        inputs[:, 1:context:2] = entity.gather(1, (stored + 1) % n_pairs)
+        inputs[:, context] = self.hops
+        inputs[:, context + 1 : end : 2] = entity.gather(1, asked)
+        targets = torch.full_like(inputs, IGNORE)
+        targets[:, context + 1 : end : 2] = entity.gather(1, (asked + self.hops) % n_pairs)
+        roles = torch.full((self.seq_len,), FILLER, device=device)
+        roles[:context:2], roles[1:context:2], roles[context] = SOURCE, TARGET, COUNT
+        roles[context + 1 : end : 2] = QUERY
+
+        def links() -> dict[str, Tensor]:
+            query = torch.arange(context + 1, end, 2, device=device).repeat(len(numbers), 1)
+            hop = torch.arange(self.hops, device=device)
+            taken = (asked[:, :, None] + hop) % n_pairs
+            key = 2 * stored.argsort(1).gather(1, taken.flatten(1)).view_as(taken)
+            return {
+                "query_pos": query,
+                "chain_key_pos": key,
+                "chain_value_pos": key + 1,
+                "answer_pos": key[:, :, -1] + 1,
+                "distance": query - key[:, :, -1] - 1,
+            }
+
+        return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
+
+    def solve(self, batch: Batch) -> Tensor:
+        """Return where as many links as the row says lead from each slot's entity."""
+        return self._led(batch, 0)
+
+    def _led(self, batch: Batch, more: int) -> Tensor:
+        """Return where so many links more than the row says lead from each slot's entity."""
+        answers = torch.full_like(batch.inputs, IGNORE)
+        context = 2 * self.n_pairs
+        for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
+            link = dict(zip(row[:context:2], row[1:context:2], strict=True))
+            for position in range(context + 1, 2 * context + 1, 2):
+                entity = row[position]
+                for _ in range(row[context] + more):
+                    entity = link[entity]
+                answer[position] = entity
+        return answers
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of a guess among the entities."""
+        return 1 / (self.vocab_size - FIRST_ENTITY)
+
+    def rules(self) -> dict[str, Predictor]:
+        """Return rules that look right without following k links.
+
+        "one hop", "a hop too few" and "a hop too many" are never right, but for "one hop" at k = 1.
+        "most recent match" copies what followed the entity before, as source or as target: 1/(2K),
+        and 1/2 more at k = 1. "context value" is a stored target at random, "last value" the last
+        stored, "position only" the i-th stored in slot i: 1/K. A bigram table is at chance, as
+        entities are drawn anew.
+        """
+        return {
+            "one hop": lambda batch: self._led(batch, 1 - self.hops),
+            "a hop too few": lambda batch: self._led(batch, -1),
+            "a hop too many": lambda batch: self._led(batch, 1),
+            "most recent match": most_recent_match,
+            "context value": self._context_value,
+            "last value": lambda batch: batch.inputs[:, 2 * self.n_pairs - 1, None].expand_as(
+                batch.inputs
+            ),
+            "position only": lambda batch: batch.inputs.roll(2 * self.n_pairs, 1),
+        }
+
+    def _context_value(self, batch: Batch) -> Tensor:
+        rows = torch.arange(len(batch.inputs), device=batch.inputs.device)
+        word = counter.words(counter.stream("context value", 0), 0, rows, self.seq_len)
+        return batch.inputs.gather(1, 2 * counter.below(word, self.n_pairs) + 1)
+
+    def text(self, token: int) -> str:
+        """Return how a token is shown: a hop count as h1 … h5."""
+        return f"h{token}" if 0 < token < FIRST_ENTITY else str(token)

@@ -1,0 +1,290 @@
+"""Language: strings of a random finite automaton, a new one each row; what comes next?"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tasks import counter
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.bounds import MAX_SEQ_LEN, within
+
+SEPARATOR = 0
+SYMBOL, BETWEEN, PADDING = range(3)
+MAX_EDGES = 4
+MIN_SYMBOLS = 4
+"""Of an automaton's alphabet: a state's edges have symbols of their own."""
+MAX_STATES = 64
+MAX_SYMBOLS = 2**20
+MAX_STRINGS = MAX_LENGTH = 1024
+
+
+class _Automata(NamedTuple):
+    """An automaton a row; edge e of state s counts where e < n_edges.
+
+    Attributes:
+        n_states: [b 1].
+        n_edges: [b s], 1 … 4.
+        symbol: [b s e], the token that an edge writes.
+        following: [b s e], the state that it leads to.
+    """
+
+    n_states: Tensor
+    n_edges: Tensor
+    symbol: Tensor
+    following: Tensor
+
+    def existing(self, table: Tensor) -> Tensor:
+        """Return a table [b s e] with -1 where there is no edge or no state."""
+        edge = torch.arange(MAX_EDGES, device=table.device) < self.n_edges[:, :, None]
+        state = torch.arange(table.shape[1], device=table.device) < self.n_states
+        return table.where(edge & state[:, :, None], -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(Task):
+    """Continue strings of an automaton that the row alone shows.
+
+    A row has an automaton of its own. Its number of states n is uniform in min_states …
+    max_states, the size of its alphabet in 4 … n_symbols, the alphabet a random subset of the
+    tokens 1 … n_symbols. Each state has 1 … min(4, n − 1) edges, uniform, with distinct symbols
+    of the alphabet, to distinct other states. A string is a walk from state 0 that takes each of
+    a state's edges alike; its length is uniform in 1 … max_length and says nothing about the
+    state. The row is min_strings … max_strings of them, uniform, with token 0 between two; it is
+    cut at T tokens, or filled with token 0.
+
+    With T = 12, three states, four symbols and strings of up to 5, row 0 of seed 0 is
+
+    >>> options = {"min_states": 3, "max_states": 3, "n_symbols": 4, "max_length": 5}
+    >>> batch = Language(seq_len=12, **options).batch(size=1)
+    >>> batch.inputs.tolist()
+    [[3, 3, 1, 4, 0, 3, 3, 1, 0, 3, 3, 0]]
+    >>> batch.targets.tolist()
+    [[3, 1, 4, -100, 3, 3, 1, -100, 3, 3, -100, 1]]
+    >>> batch.links["symbol_of"].tolist()
+    [[[3, 1, -1, -1], [3, -1, -1, -1], [4, -1, -1, -1]]]
+    >>> batch.links["next_state"].tolist()
+    [[[1, 2, -1, -1], [0, -1, -1, -1], [1, -1, -1, -1]]]
+
+    State 0 writes 3 and goes to state 1, or writes 1 and goes to state 2; from state 1 a 3 leads
+    back, from state 2 a 4 leads to state 1. So the strings are 3 3 1 4, 3 3 1, 3 3 and 1 …
+
+    Scored: what comes next, wherever it is a symbol; a separator's coming cannot be told.
+    Chance: 1/n_symbols.
+
+    Links, int64: symbol_of and next_state [b s e] are the automaton; state [b t] is the state
+    that the walk is in behind a scored position, and legal [b t e] the symbols of its edges. A
+    prediction that is among them is right about the language, if not about the draw. -1 pads.
+
+    Raises:
+        ValueError: for an option out of its bounds.
+
+    Source: Akyürek, Wang, Kim, Andreas 2024 (In-Context Language Learning), RegBench, as its code
+    draws it: 4 to 12 states, alphabets of 4 to 18 symbols, 10 to 20 strings of up to 50 symbols,
+    separators unscored.
+
+    Departs: four edges are as likely as one (the code's bound leaves 1 … 3, and likewise 19
+    strings of 49 symbols); strings are shorter, to fit in 256 tokens; automata are not minimised,
+    which leaves the strings' distribution as it is; rows of two splits have automata drawn
+    apart, not compared.
+    """
+
+    name: ClassVar[str] = "language"
+    role_names: ClassVar[tuple[str, ...]] = ("symbol", "separator", "padding")
+    separates: ClassVar[str] = "in-context language learning"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset(
+            {"seq_len": 128, "max_states": 6, "n_symbols": 8, "max_length": 12},
+            "LOG.md, the suite end to end",
+        ),
+        "published": Preset(
+            {"seq_len": 1024, "max_length": 50},
+            "Akyürek et al. 2024, RegBench; 1,024 tokens hold its longest row",
+        ),
+    }
+    stochastic: ClassVar[bool] = True
+
+    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
+    vocab_size: int = field(init=False, default=19)
+    min_states: int = field(default=4, metadata={"help": "fewest states of an automaton"})
+    max_states: int = field(default=12, metadata={"help": "most states of an automaton"})
+    n_symbols: int = field(default=18, metadata={"help": "symbols that alphabets are taken from"})
+    min_strings: int = field(default=10, metadata={"help": "fewest strings a row"})
+    max_strings: int = field(default=20, metadata={"help": "most strings a row"})
+    max_length: int = field(default=30, metadata={"help": "symbols of the longest string"})
+
+    def check(self) -> None:
+        """Hold the options to their bounds."""
+        within("seq_len", self.seq_len, 2, MAX_SEQ_LEN, "a string of one symbol scores nothing")
+        within("max_states", self.max_states, 2, MAX_STATES)
+        within("min_states", self.min_states, 2, self.max_states, "max_states")
+        within("n_symbols", self.n_symbols, MIN_SYMBOLS, MAX_SYMBOLS)
+        within("max_strings", self.max_strings, 2, MAX_STRINGS)
+        within("min_strings", self.min_strings, 2, self.max_strings, "max_strings")
+        within("max_length", self.max_length, 1, MAX_LENGTH)
+        object.__setattr__(self, "vocab_size", self.n_symbols + 1)
+
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
+        n_states, n_strings = self.max_states, self.max_strings
+        t, longest = self.seq_len, min(self.max_length, self.seq_len + 1)
+        sizes = [
+            1,
+            n_strings,
+            2 + counter.rounds(self.n_symbols) + n_states * (1 + 2 * MAX_EDGES),
+            n_strings * longest,
+        ]
+        word = self.words(split, numbers, seed, sum(sizes))
+        count, length, drawn, step = word.split(sizes, dim=1)
+        automata = self._automata(drawn)
+        count = counter.below(count, n_strings - self.min_strings + 1) + self.min_strings
+        length = counter.below(length, self.max_length) + 1
+        walked, written = _walk(automata, step.unflatten(1, (n_strings, longest)))
+
+        # One token more than a row has, as the last position's target.
+        place = torch.arange(t + 1, device=numbers.device).expand(len(numbers), -1)
+        start = (length + 1).cumsum(1) - length - 1
+        used = torch.arange(n_strings, device=numbers.device) < count
+        begins = torch.zeros_like(place[:, :1]).expand(-1, t + 2).clone()
+        begins.scatter_(1, start.where(used, t + 1).clamp(max=t + 1), 1)
+        string = begins[:, :-1].cumsum(1) - 1
+        offset = place - start.gather(1, string)
+        inside = offset < length.gather(1, string)
+        source = string * longest + offset.clamp(max=longest - 1)
+        token = written.gather(1, source).where(inside, SEPARATOR)
+        state = walked.gather(1, source).where(inside, -1)[:, 1:]
+
+        between = (offset == length.gather(1, string)) & (string < count - 1)
+        roles = torch.full_like(token, PADDING).where(~between, BETWEEN).where(~inside, SYMBOL)
+        targets = token[:, 1:].where(inside[:, 1:], IGNORE)
+
+        def links() -> dict[str, Tensor]:
+            symbol_of = automata.existing(automata.symbol)
+            known = state.clamp(min=0)[:, :, None].expand(-1, -1, MAX_EDGES)
+            return {
+                "symbol_of": symbol_of,
+                "next_state": automata.existing(automata.following),
+                "state": state,
+                "legal": symbol_of.gather(1, known).where(state[:, :, None] >= 0, -1),
+            }
+
+        return Batch(token[:, :-1], targets, roles[:, :-1], Links(links))
+
+    def _automata(self, word: Tensor) -> _Automata:
+        """Draw an automaton a row from its words [b i]."""
+        states = torch.arange(self.max_states, device=word.device)
+        sizes = [1, 1, counter.rounds(self.n_symbols), self.max_states]
+        sizes += [self.max_states * MAX_EDGES] * 2
+        first, second, mixing, edges, symbols, others = word.split(sizes, dim=1)
+        n_states = counter.below(first, self.max_states - self.min_states + 1) + self.min_states
+        alphabet = counter.below(second, self.n_symbols - MIN_SYMBOLS + 1) + MIN_SYMBOLS
+        n_edges = _below(edges, (n_states - 1).clamp(max=MAX_EDGES)) + 1
+        rank = _distinct(symbols.unflatten(1, (-1, MAX_EDGES)), alphabet)
+        token = counter.permute(mixing, rank.flatten(1), self.n_symbols).long() + 1
+        other = _distinct(others.unflatten(1, (-1, MAX_EDGES)), n_states - 1)
+        other += other >= states[:, None]
+        return _Automata(n_states, n_edges, token.unflatten(1, (-1, MAX_EDGES)), other)
+
+    def solve(self, batch: Batch) -> Tensor:
+        """Return the lowest of the symbols that may come next, by following the row's automaton.
+
+        The automaton is read from `links`, which no learner sees: a ceiling. All edges of a state
+        are as likely, so no answer is right more often than 1/(its number of edges): .54 on average
+        at the defaults, more than (1 + 1/2 + 1/3 + 1/4)/4 = .52, as walks stay where there are
+        few. Rows do not settle their automaton; the best from a row alone lies below.
+        """
+        symbol_of, next_state = (batch.links[name].tolist() for name in ("symbol_of", "next_state"))
+        answers = []
+        for row, symbols, states in zip(batch.inputs.tolist(), symbol_of, next_state, strict=True):
+            state, answer = 0, []
+            for token in row:
+                state = 0 if token == SEPARATOR else states[state][symbols[state].index(token)]
+                answer.append(min(symbol for symbol in symbols[state] if symbol >= 0))
+            answers.append(answer)
+        return torch.tensor(answers, device=batch.inputs.device)
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of a guess among the symbols."""
+        return 1 / self.n_symbols
+
+    def rules(self) -> dict[str, Predictor]:
+        """Return rules that look right without knowing the automaton.
+
+        They count within the row, up to the position at hand, which symbol came most often:
+        "unigram" at all, "bigram" behind the same token, "trigram" behind the same two tokens,
+        else as the bigram. At the defaults they score about .27, .43 and .47. Tables over rows and
+        positions do not apply: automata are drawn anew.
+        """
+        return {
+            "unigram": lambda batch: _most_frequent(batch, 0),
+            "bigram": lambda batch: _most_frequent(batch, 1),
+            "trigram": lambda batch: _most_frequent(batch, 2),
+        }
+
+    def text(self, token: int) -> str:
+        """Return a letter, or the number where there are more symbols; | between strings."""
+        if token == SEPARATOR:
+            return "|"
+        return chr(ord("a") + token - 1) if self.n_symbols <= 26 else str(token)
+
+
+def _below(word: Tensor, n: Tensor) -> Tensor:
+    """Return a number in 0 … n − 1 from the low half of each word, for n that vary."""
+    return (word & 0xFFFFFFFF) * n >> 32
+
+
+def _distinct(word: Tensor, n: Tensor) -> Tensor:
+    """Return distinct numbers in 0 … n − 1 along the last axis, [b s e], from a word each.
+
+    Number j is drawn among the n − j that are left. From j = n on they mean nothing.
+
+    Args:
+        word: [b s e].
+        n: [b 1].
+    """
+    drawn = _below(word[:, :, 0], n)[:, :, None]
+    for j in range(1, word.shape[2]):
+        rank = _below(word[:, :, j], (n - j).clamp(min=1))
+        for taken in drawn.sort(dim=2).values.unbind(2):
+            rank += rank >= taken
+        drawn = torch.cat((drawn, rank[:, :, None]), 2)
+    return drawn
+
+
+def _walk(automata: _Automata, word: Tensor) -> tuple[Tensor, Tensor]:
+    """Walk from state 0, a step for each word [b k l]; return states and tokens, [b k·l] each."""
+    state = torch.zeros_like(word[:, :, 0])
+    symbol, following = automata.symbol.flatten(1), automata.following.flatten(1)
+    walked, written = torch.empty_like(word), torch.empty_like(word)
+    for step in range(word.shape[2]):
+        walked[:, :, step] = state
+        edge = _below(word[:, :, step], automata.n_edges.gather(1, state))
+        edge += state * MAX_EDGES
+        written[:, :, step] = symbol.gather(1, edge)
+        state = following.gather(1, edge)
+    return walked.flatten(1), written.flatten(1)
+
+
+def _most_frequent(batch: Batch, order: int) -> Tensor:
+    """Return the symbol most frequent so far behind the last `order` tokens, or else fewer.
+
+    Of equally frequent ones it is the lowest; -100 before the first. Separators are among
+    what precedes, and never answers.
+    """
+    answers = []
+    for row in batch.inputs.tolist():
+        seen: dict[tuple[int, ...], Counter[int]] = {}
+        answer = []
+        for position, token in enumerate(row):
+            if token != SEPARATOR:
+                for n in range(min(order, position) + 1):
+                    context = tuple(row[position - n : position])
+                    seen.setdefault(context, Counter())[token] += 1
+            contexts = (tuple(row[position + 1 - n : position + 1]) for n in range(order, -1, -1))
+            found = next((seen[context] for context in contexts if context in seen), Counter())
+            answer.append(min(found, key=lambda t: (-found[t], t), default=IGNORE))
+        answers.append(answer)
+    return torch.tensor(answers, device=batch.inputs.device)

@@ -1,0 +1,228 @@
+"""Bytes: the next byte of a text, a file or folder of one's own; its tail is held out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.corpus import Corpus, TextChangedError, open_corpus
+
+N_BYTES = 256
+BYTE = 0
+CONTEXT = 5
+"""Bytes that the longest table of contexts looks back."""
+TABLE_BYTES = 2**19
+"""Training bytes that a table of contexts is counted on."""
+SHOWN = {ord("\t"): "⇥", ord("\n"): "⏎", ord("\r"): "␍", ord(" "): "␣"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes(Task):
+    r"""Say each next byte of a text.
+
+    The text is the bytes of a file, or of a folder's text files in the order of their names with
+    byte 0 between two (`tasks.corpus` says what is left out). Its last test_share is the split
+    "test", what comes before it "train", and no row reaches over the border. A row is T + 1 bytes
+    from an offset that is uniform over its split: the first T are the inputs, the last T their
+    targets. Bytes are not decoded, so a text need not be UTF-8.
+
+    With T = 8 and a text of 96 bytes, row 0 of seed 0 is
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "cat.txt")
+    ...     _ = path.write_text("the cat sat on the mat. " * 4)
+    ...     batch = Bytes(path=str(path), seq_len=8, test_share=0.25).batch(size=1)
+    ...     offset = batch.links["offset"].tolist()
+    >>> bytes(batch.inputs[0].tolist()), bytes(batch.targets[0].tolist()), offset
+    (b'at on th', b't on the', [[9]])
+
+    Scored: every position. Chance: 1/256.
+
+    Links, int64: offset [b 1], where the row begins in the text; query_pos [b t], every position.
+
+    The option `digest` is filled in from the text, and is part of a run's configuration: a run
+    whose text has changed is refused. A text that is one of a mixture is not held to one.
+
+    Raises:
+        ValueError: for an option out of its bounds; for a path that has no text, too short a
+            text, or one that the digest is not of, now or when rows are drawn.
+
+    Source: rows at random offsets and the last tenth held out, as in char-level Shakespeare
+    (Karpathy, nanoGPT).
+
+    Departs: rows are drawn with replacement, and from bytes, not from the characters in use.
+    """
+
+    name: ClassVar[str] = "bytes"
+    role_names: ClassVar[tuple[str, ...]] = ("byte", "padding")
+    unit: ClassVar[str] = "byte"
+    separates: ClassVar[str] = "perplexity on real text"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset({"seq_len": 64}, "LOG.md, the suite end to end"),
+        "published": Preset(
+            {"seq_len": 256, "test_share": 0.1},
+            "Karpathy (nanoGPT), char-level Shakespeare; give the text as path",
+        ),
+    }
+    stochastic: ClassVar[bool] = True
+
+    seq_len: int = field(default=256, metadata={"help": "bytes a row"})
+    vocab_size: int = field(init=False, default=N_BYTES)
+    path: str | None = field(
+        default=None,
+        metadata={
+            "help": "a text file, or a folder of them",
+            "shown": "the standard library's own sources",
+        },
+    )
+    test_share: float = field(default=0.1, metadata={"help": "of the text, held out at its end"})
+    digest: str | None = field(
+        default=None,
+        metadata={"help": "of the text that a run was trained on", "shown": "filled in"},
+    )
+
+    def check(self) -> None:
+        """Hold the options to their bounds, and set path to a full one and digest to the text's."""
+        within("seq_len", self.seq_len, 1, MAX_SEQ_LEN)
+        within("test_share", self.test_share, 0.001, 0.9)
+        corpus = open_corpus(self.path)
+        for split in self.splits:
+            begin, end = self._span(corpus, split)
+            if end - begin <= self.seq_len:
+                raise ValueError(
+                    f"path={self.path!r}: too short, {end - begin} of its {corpus.size} bytes are "
+                    f"{split}, must be ≥ seq_len + 1 = {self.seq_len + 1}"
+                )
+        if self.digest not in (None, corpus.digest):
+            raise ValueError(f"digest={self.digest}: path={self.path!r} has changed since")
+        object.__setattr__(self, "digest", corpus.digest)
+        if self.path is not None:
+            object.__setattr__(self, "path", corpus.root)
+
+    @property
+    def corpus(self) -> Corpus:
+        """The text that rows are of.
+
+        Raises:
+            TextChangedError: when it is another than the rows were of.
+            ValueError: when it is no longer there.
+        """
+        corpus = open_corpus(self.path)
+        if corpus.digest != self.digest:
+            raise TextChangedError(f"digest={self.digest}: path={self.path!r} has changed since")
+        return corpus
+
+    def options(self) -> dict[str, Any]:
+        """Return the options by name; where paths vary no digest is one."""
+        options = super().options()
+        return options | {"digest": None} if "path" in dict(self.varied) else options
+
+    def changed(self, **options: Any) -> "Task":
+        """Return the task with other values of some options; another path has its own digest."""
+        return super().changed(**({"digest": None} if "path" in options else {}) | options)
+
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
+        corpus = self.corpus
+        begin, end = self._span(corpus, split)
+        # 63 bits, as texts may be longer than the 2³¹ that a word's half can pick among.
+        word = self.words(split, numbers, seed, 1) & (2**63 - 1)
+        offset = word % (end - begin - self.seq_len) + begin
+        row = _read(corpus, offset, self.seq_len + 1)
+        inputs = row[:, :-1].contiguous()
+
+        def links() -> dict[str, Tensor]:
+            position = torch.arange(self.seq_len, device=numbers.device)
+            return {"offset": offset, "query_pos": position.expand_as(inputs)}
+
+        return Batch(inputs, row[:, 1:], torch.full_like(inputs, BYTE), Links(links))
+
+    def _span(self, corpus: Corpus, split: str) -> tuple[int, int]:
+        """Return where a split begins and ends."""
+        border = corpus.size - int(corpus.size * self.test_share)
+        return (0, border) if split == "train" else (border, corpus.size)
+
+    def solve(self, batch: Batch) -> Tensor:
+        """Return what the text has there, read at the offset that `links` holds.
+
+        Always right, as no learner is: rows do not settle the next byte, and the entropy of a
+        text is not known. What a model reaches is to be read beside the tables of `rules`.
+        """
+        return _read(self.corpus, batch.links["offset"] + 1, batch.inputs.shape[1])
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of a guess among all bytes."""
+        return 1 / N_BYTES
+
+    def rules(self) -> dict[str, Predictor]:
+        """Return rules that look right without reading far.
+
+        They answer what was most frequent in 2¹⁹ training bytes: "unigram" at all, "bigram" behind
+        the same byte, "five bytes" behind the same five, else behind fewer. On the standard
+        library about .28, .36 and .63. Positions say nothing, as offsets are uniform.
+        """
+        return {
+            "unigram": partial(_most_frequent, self, 0),
+            "bigram": partial(_most_frequent, self, 1),
+            "five bytes": partial(_most_frequent, self, CONTEXT),
+        }
+
+    def text(self, token: int) -> str:
+        """Return the ASCII character, a sign for white space, or else the byte in hexadecimal."""
+        shown = chr(token) if 0x20 < token < 0x7F else f"x{token:02x}"
+        return SHOWN.get(token, shown)
+
+
+def _read(corpus: Corpus, offset: Tensor, length: int) -> Tensor:
+    """Return the bytes from offset [b 1] on, int64 [b t]."""
+    rows = corpus.read(offset[:, 0].cpu().numpy(), length)
+    return torch.from_numpy(rows).to(offset.device).long()
+
+
+def _contexts(inputs: Tensor, order: int) -> Tensor:
+    """Return the last `order` bytes at each position from order − 1 on, as one number."""
+    if order == 0:
+        return torch.zeros_like(inputs)
+    place = N_BYTES ** torch.arange(order, device=inputs.device)
+    return (inputs.unfold(1, order, 1) * place).sum(2)
+
+
+def _most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
+    """Return the byte most frequent behind the last `order` bytes, or else behind fewer."""
+    answers = torch.full_like(batch.inputs, IGNORE)
+    for n, (contexts, targets) in enumerate(_tables(task, order)):
+        wanted = _contexts(batch.inputs, n)
+        contexts, targets = contexts.to(wanted.device), targets.to(wanted.device)
+        place = torch.searchsorted(contexts, wanted).clamp(max=len(contexts) - 1)
+        later = answers[:, max(0, n - 1) :]
+        later.copy_(targets[place].where(contexts[place] == wanted, later))
+    return answers
+
+
+@lru_cache(maxsize=16)
+def _tables(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return contexts of 0 … order bytes in order, and the byte most frequent behind each."""
+    batch = task.batch(size=max(1, TABLE_BYTES // task.seq_len))
+    return tuple(_counted(batch, order))
+
+
+def _counted(batch: Batch, order: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for n in range(min(order, batch.inputs.shape[1]) + 1):
+        target = batch.targets[:, max(0, n - 1) :]
+        pair = _contexts(batch.inputs, n) * N_BYTES + target
+        pairs, counts = pair.unique(return_counts=True)
+        # Of equal counts the lowest target: pairs come in order, and the sorts are stable.
+        pairs = pairs[counts.argsort(descending=True, stable=True)]
+        pairs = pairs[(pairs // N_BYTES).argsort(stable=True)]
+        context, target = pairs // N_BYTES, pairs % N_BYTES
+        first = torch.ones_like(context, dtype=torch.bool)
+        first[1:] = context[1:] != context[:-1]
+        yield context[first], target[first]

@@ -1,0 +1,193 @@
+"""Overwriting: every key is written several times; what was its latest value?"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tasks import counter
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.rules import what_followed
+
+KEY, VALUE, QUERY, FILLER = range(4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overwrite(Task):
+    """Recall the latest value of K keys, each written 1 + R times.
+
+    A row is W = K(1 + R) writes, key then value, in random order, then a slot a key, key then
+    filler, and fillers to the end. With `spacing`, keys come in groups of as many (the last may be
+    smaller): a group is written in 1 + R rounds, each a fresh random order of its keys, then comes
+    the next group, so that 1 to 2·spacing − 1 writes lie from one write of a key to its next.
+    Each key is asked once, in random order. Keys are distinct, uniform in 1 … V/2 − 1; values
+    distinct, uniform in V/2 … V − 1 (V/2 rounded down); fillers are token 0.
+
+    With spacing = K the latest values are the last K written: where they stand tells them from
+    stale ones, and a static mask is enough. In random order it takes what decays.
+
+    With two keys, each rewritten once, and V = 12, row 0 of seed 0 is
+
+    >>> task = Overwrite(seq_len=12, n_pairs=2, rewrites=1, vocab_size=12)
+    >>> batch = task.batch(size=1)
+    >>> batch.inputs.tolist()
+    [[3, 7, 5, 9, 3, 6, 5, 10, 5, 0, 3, 0]]
+    >>> batch.targets.tolist()
+    [[-100, -100, -100, -100, -100, -100, -100, -100, 10, -100, 6, -100]]
+
+    The writes are 3 → 7, 5 → 9, then 3 → 6, 5 → 10, which are the ones asked for.
+
+    Scored: the K queries. Chance: 2/V, a guess among the V/2 values.
+
+    Links, int64 [b q] in the order of the queries: query_pos, key_pos and value_pos (of the latest
+    write), first_value_pos (of the first), distance (query_pos − value_pos).
+
+    Raises:
+        ValueError: for an option out of its bounds.
+
+    Source: Arora et al. 2024 (Zoology), `multiquery_ar`, for the row; Wang and Sun 2025 (Unable to
+    Forget) for rewrites, which language models recall worse the more there are.
+
+    Departs: from the latter in that keys and values are single tokens, and all keys are asked.
+    """
+
+    name: ClassVar[str] = "overwrite"
+    role_names: ClassVar[tuple[str, ...]] = ("key", "value", "query", "filler")
+    separates: ClassVar[str] = "decay and dt against a static mask"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset(
+            {"seq_len": 64, "n_pairs": 4, "vocab_size": 64}, "LOG.md, the suite end to end"
+        ),
+        "published": Preset(
+            {"seq_len": 1024, "n_pairs": 46},
+            "Wang and Sun 2025 (Unable to Forget): 46 keys, each updated 3 times and more",
+        ),
+    }
+    evaluations: ClassVar[dict[str, tuple[int, ...]]] = {
+        "rewrites": (0, 1, 3, 5),
+        "spacing": (1, 2, 4),
+    }
+
+    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
+    n_pairs: int = field(default=16, metadata={"help": "keys a row"})
+    rewrites: int = field(default=3, metadata={"help": "values a key gets after its first"})
+    spacing: int | None = field(
+        default=None,
+        metadata={
+            "help": "keys that are written in turn, before the next are",
+            "shown": "none: all writes in random order",
+        },
+    )
+    vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
+
+    def check(self) -> None:
+        """Hold the options to their bounds."""
+        within("seq_len", self.seq_len, 4, MAX_SEQ_LEN)
+        within("rewrites", self.rewrites, 0, self.seq_len // 2 - 2, "seq_len / 2 − 2")
+        most = self.seq_len // (2 * self.rewrites + 4)
+        within("n_pairs", self.n_pairs, 1, most, "seq_len / (2·rewrites + 4)")
+        if self.spacing is not None:
+            within("spacing", self.spacing, 1, self.n_pairs, "n_pairs")
+        least = 2 * max(self.n_pairs + 1, self.n_writes)
+        within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "as many values as writes")
+
+    @property
+    def n_writes(self) -> int:
+        """The number of writes W of a row."""
+        return self.n_pairs * (1 + self.rewrites)
+
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
+        n_pairs, n_writes, half = self.n_pairs, self.n_writes, self.vocab_size // 2
+        n_values, device = self.vocab_size - half, numbers.device
+        sizes = [counter.rounds(half - 1), counter.rounds(n_values), n_writes, n_pairs]
+        word = self.words(split, numbers, seed, sum(sizes)).split(sizes, 1)
+        keys = 1 + counter.distinct(word[0], n_pairs, half - 1)
+        values = half + counter.distinct(word[1], n_writes, n_values)
+        write = self._in_turn(word[2])
+        asked = counter.shuffled(word[3])
+
+        context, end = 2 * n_writes, 2 * (n_writes + n_pairs)
+        inputs = torch.zeros(len(numbers), self.seq_len, dtype=torch.int64, device=device)
+        inputs[:, :context:2] = keys.gather(1, write % n_pairs)
+        inputs[:, 1:context:2] = values
+        inputs[:, context:end:2] = keys.gather(1, asked)
+        place = write.argsort(1).unflatten(1, (-1, n_pairs))
+        first, latest = (side(1).gather(1, asked) for side in (place.amin, place.amax))
+        targets = torch.full_like(inputs, IGNORE)
+        targets[:, context:end:2] = values.gather(1, latest)
+        roles = torch.full((self.seq_len,), FILLER, device=device)
+        roles[:context:2], roles[1:context:2], roles[context:end:2] = KEY, VALUE, QUERY
+
+        def links() -> dict[str, Tensor]:
+            query = torch.arange(context, end, 2, device=device).repeat(len(numbers), 1)
+            return {
+                "query_pos": query,
+                "key_pos": 2 * latest,
+                "value_pos": 2 * latest + 1,
+                "first_value_pos": 2 * first + 1,
+                "distance": query - 2 * latest - 1,
+            }
+
+        return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
+
+    def _in_turn(self, word: Tensor) -> Tensor:
+        """Return the order of the writes [b w]; write w is of key w mod K."""
+        if self.spacing is None:
+            return counter.shuffled(word)
+        write = torch.arange(self.n_writes, device=word.device)
+        turn, group = write // self.n_pairs, write % self.n_pairs // self.spacing
+        return counter.shuffled((group * (1 + self.rewrites) + turn << 32) | (word & 0xFFFFFFFF))
+
+    def solve(self, batch: Batch) -> Tensor:
+        """Return the latest value written under the key of each slot."""
+        answers = torch.full_like(batch.inputs, IGNORE)
+        context = 2 * self.n_writes
+        for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
+            stored = dict(zip(row[:context:2], row[1:context:2], strict=True))
+            for position in range(context, context + 2 * self.n_pairs, 2):
+                answer[position] = stored[row[position]]
+        return answers
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of a guess among the values."""
+        return 1 / (self.vocab_size - self.vocab_size // 2)
+
+    def rules(self) -> dict[str, Predictor]:
+        """Return rules that look right without telling the latest value from stale ones.
+
+        "first written" is the key's first value: 0, or 1 without rewrites. "written value" is one
+        of the key's values at random: 1/(1 + R). "context value" is a stored value at random: 1/W;
+        "last value" the last stored: 1/K. "position only" answers with the value that the i-th of
+        the last K writes stored in slot i: 1/K with spacing = K, less otherwise. To copy after the
+        most recent match solves the task, fillers being no keys; a bigram table is at chance, as
+        tokens are drawn anew.
+        """
+        return {
+            "first written": lambda batch: what_followed(batch.inputs, latest=False),
+            "written value": self._written_value,
+            "context value": self._context_value,
+            "last value": lambda batch: batch.inputs[:, 2 * self.n_writes - 1, None].expand_as(
+                batch.inputs
+            ),
+            "position only": lambda batch: batch.inputs.roll(2 * self.n_pairs - 1, 1),
+        }
+
+    def _written_value(self, batch: Batch) -> Tensor:
+        writes = batch.inputs[:, : 2 * self.n_writes]
+        same = writes[:, None, ::2] == batch.inputs[:, :, None]
+        pick = _draw("written value", batch.inputs, 1 + self.rewrites)
+        wanted = same & (same.cumsum(2) == pick[:, :, None] + 1)
+        return writes[:, 1::2].gather(1, wanted.long().argmax(2))
+
+    def _context_value(self, batch: Batch) -> Tensor:
+        return batch.inputs.gather(1, 2 * _draw("context value", batch.inputs, self.n_writes) + 1)
+
+
+def _draw(name: str, inputs: Tensor, n: int) -> Tensor:
+    """Return a number in 0 … n − 1 for each position, int64 [b t]."""
+    rows = torch.arange(len(inputs), device=inputs.device)
+    return counter.below(counter.words(counter.stream(name, 0), 0, rows, inputs.shape[1]), n)

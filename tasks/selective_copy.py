@@ -1,0 +1,149 @@
+"""Selective copying: a few tokens among blanks, to be said again in order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tasks import counter
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.rules import position_only
+
+BLANK, INSERT, FIRST = range(3)
+CONTENT, QUERY, EMPTY = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopy(Task):
+    """Say the tokens that stand among blanks, in their order.
+
+    Of the first T − n positions n hold content, tokens 2 … V − 1 at random, and the rest the blank
+    0; every choice of positions is as likely. Then come n insert tokens 1; the target at the i-th
+    is the i-th content token.
+
+    With T = 12, three tokens and V = 6, row 0 of seed 0 is
+
+    >>> batch = SelectiveCopy(seq_len=12, n_tokens=3, vocab_size=6).batch(size=1)
+    >>> batch.inputs.tolist()
+    [[0, 0, 3, 0, 0, 3, 0, 4, 0, 1, 1, 1]]
+    >>> batch.targets.tolist()
+    [[-100, -100, -100, -100, -100, -100, -100, -100, -100, 3, 3, 4]]
+
+    Scored: the n insert tokens. Chance: 1/(V − 2).
+
+    Links, int64 [b n] in the order of the answer: query_pos, value_pos (the content token),
+    distance (query_pos − value_pos). Nothing in the row names a content token, so there is no key.
+
+    Raises:
+        ValueError: for an option out of its bounds.
+
+    Source: Gu and Dao 2023 (Mamba), § 4.1.1 and § E.1; Arjovsky, Shah and Bengio 2016 (Unitary
+    Evolution Recurrent Neural Networks) with the content in front; MAD (Poli et al. 2024) has
+    T = 256 and n = 16.
+    """
+
+    name: ClassVar[str] = "selective_copy"
+    role_names: ClassVar[tuple[str, ...]] = ("content", "insert", "blank")
+    separates: ClassVar[str] = "ordered selection"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset(
+            {"seq_len": 64, "n_tokens": 8, "vocab_size": 10}, "LOG.md, the suite end to end"
+        ),
+        "published": Preset(
+            {"seq_len": 4096, "n_tokens": 16, "vocab_size": 16}, "Gu and Dao 2023 (Mamba), § E.1"
+        ),
+    }
+
+    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
+    n_tokens: int = field(default=16, metadata={"help": "content tokens to say again"})
+    vocab_size: int = field(default=18, metadata={"help": "tokens; 0 is blank, 1 the insert"})
+
+    def check(self) -> None:
+        """Hold the options to their bounds."""
+        within("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
+        within("n_tokens", self.n_tokens, 1, self.seq_len // 2, "seq_len / 2")
+        within("vocab_size", self.vocab_size, 4, MAX_VOCAB_SIZE)
+
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
+        n, t = self.n_tokens, self.seq_len
+        rounds = counter.rounds(t - n)
+        word = self.words(split, numbers, seed, rounds + n)
+        place = counter.distinct(word[:, :rounds], n, t - n).sort(1).values
+        content = counter.below(word[:, rounds:], self.vocab_size - FIRST) + FIRST
+        inputs = torch.full((len(numbers), t), BLANK, device=numbers.device)
+        inputs.scatter_(1, place, content)
+        inputs[:, t - n :] = INSERT
+        targets = torch.full_like(inputs, IGNORE)
+        targets[:, t - n :] = content
+        roles = torch.full_like(inputs, EMPTY).scatter_(1, place, CONTENT)
+        roles[:, t - n :] = QUERY
+        return Batch(inputs, targets, roles, Links(partial(self._links, place)))
+
+    def _links(self, place: Tensor) -> dict[str, Tensor]:
+        """Tie each insert token to its content."""
+        n, t = self.n_tokens, self.seq_len
+        query = torch.arange(t - n, t, device=place.device).expand_as(place)
+        return {"query_pos": query, "value_pos": place, "distance": query - place}
+
+    def solve(self, batch: Batch) -> Tensor:
+        """Return the tokens that are neither blank nor insert, in order, at the inserts."""
+        answers = torch.full_like(batch.inputs, IGNORE)
+        for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
+            content = [token for token in row if token not in (BLANK, INSERT)]
+            inserts = [position for position, token in enumerate(row) if token == INSERT]
+            for position, token in zip(inserts, content, strict=True):
+                answer[position] = token
+        return answers
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of a guess among the content tokens' values."""
+        return 1 / (self.vocab_size - FIRST)
+
+    def rules(self) -> dict[str, Predictor]:
+        """Return rules that look right without counting the content.
+
+        "last content" is the content token nearest to the inserts and "any content" one at random:
+        1/n + (1 − 1/n)/(V − 2), right at one of n, and by luck. "by place" answers the i-th insert
+        with the content token nearest to where the i-th stands on average: what position alone can
+        select, about 1/3. "position only" is at chance, as is a bigram table: every query is the
+        same token. What followed it before is the same token again, never an answer.
+        """
+        return {
+            "last content": lambda batch: self._said(batch, self._last),
+            "any content": lambda batch: self._said(batch, self._any),
+            "by place": lambda batch: self._said(batch, self._nearest),
+            "position only": position_only(self),
+        }
+
+    def _said(self, batch: Batch, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Answer at the inserts with the content tokens that a rule chooses by their places."""
+        place = (batch.inputs >= FIRST).nonzero()[:, 1].view(-1, self.n_tokens)
+        answers = torch.full_like(batch.inputs, IGNORE)
+        said = batch.inputs.gather(1, place.gather(1, choose(place)))
+        answers[:, self.seq_len - self.n_tokens :] = said
+        return answers
+
+    def _last(self, place: Tensor) -> Tensor:
+        return torch.full_like(place, self.n_tokens - 1)
+
+    def _any(self, place: Tensor) -> Tensor:
+        rows = torch.arange(len(place), device=place.device)
+        word = counter.words(counter.stream("any content", 0), 0, rows, self.n_tokens)
+        return counter.below(word, self.n_tokens)
+
+    def _nearest(self, place: Tensor) -> Tensor:
+        # The i-th of n places in 0 … L − 1 is i·(L + 1)/(n + 1) − 1 on average.
+        n, room = self.n_tokens, self.seq_len - self.n_tokens
+        mean = torch.arange(1, n + 1, device=place.device) * (room + 1)
+        away = ((place[:, None] + 1) * (n + 1) - mean[:, None]).abs()
+        return away.argmin(2)
+
+    def text(self, token: int) -> str:
+        """Return how a token is shown: _ for a blank, ? for an insert."""
+        return {BLANK: "_", INSERT: "?"}.get(token, str(token))

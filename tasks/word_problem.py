@@ -1,0 +1,135 @@
+"""Word problem: the running product of elements of a finite group, at every prefix."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, get_args
+
+import torch
+from torch import Tensor
+
+from tasks import counter, groups
+from tasks.base import Batch, Links, Predictor, Preset, Task
+from tasks.bounds import MAX_SEQ_LEN, one_of, within
+from tasks.groups import Group
+from tasks.rules import position_only
+
+ELEMENT = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordProblem(Task):
+    """Multiply the elements of a finite group from the left to the right.
+
+    A row is T elements g₁ … g_T, independent and uniform. The target at position t is the product
+    g₁·g₂·…·g_t. Token k is element k of the group in `tasks.groups.elements`: a residue, or a
+    permutation, in lexicographic order; 0 is the identity. A product of permutations applies its
+    left factor first.
+
+    With T = 8 and the residues modulo 2, row 0 of seed 0 is
+
+    >>> batch = WordProblem(group="Z2", seq_len=8).batch(size=1)
+    >>> batch.inputs.tolist()
+    [[0, 1, 1, 1, 0, 1, 0, 1]]
+    >>> batch.targets.tolist()
+    [[0, 1, 0, 1, 1, 0, 0, 1]]
+
+    The targets are the parities of the ones so far.
+
+    Scored: every position. Chance: 1/|G|, with |G| = 2, 60, 120 and 60 for Z2, Z60, S5 and A5.
+
+    Links, int64 [b t]: query_pos.
+
+    Raises:
+        ValueError: for an option out of its bounds.
+
+    Source: Merrill, Petty and Sabharwal 2024 (The Illusion of State in State-Space Models), with
+    Z60, A4 × Z5 and A5; Liu et al. 2023 (Transformers Learn Shortcuts to Automata). The word
+    problem of a group that is not solvable, as A5 and S5, is complete for NC¹ (Barrington 1989): a
+    model of constant depth in TC⁰ fails on long words, unless the classes are one. Those of Z2 and
+    Z60 are in TC⁰.
+    """
+
+    name: ClassVar[str] = "word_problem"
+    role_names: ClassVar[tuple[str, ...]] = ("element", "padding")
+    separates: ClassVar[str] = "negative control: constant-depth models fail A5"
+    presets: ClassVar[dict[str, Preset]] = {
+        "small": Preset(
+            {"group": "Z2", "seq_len": 8}, "LOG.md, the suite end to end", stack="SM*2"
+        ),
+        "published": Preset(
+            {"group": "A5", "seq_len": 20},
+            "Merrill, Petty and Sabharwal 2024: their released words have 2 to 20 elements",
+        ),
+    }
+    evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (16, 32, 64, 128, 256)}
+
+    group: Group = field(default="A5", metadata={"help": "Z2 (parity), Z60, S5, or A5"})
+    seq_len: int = field(default=128, metadata={"help": "elements a row"})
+    vocab_size: int = field(init=False, default=60)
+
+    def check(self) -> None:
+        """Hold the options to their bounds, and make the vocabulary the group."""
+        one_of("group", self.group, get_args(Group))
+        within("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
+        object.__setattr__(self, "vocab_size", len(groups.elements(self.group)))
+
+    def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
+        """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
+
+        Products of 1, 2, 4, … elements that end at a position are put together from two of half
+        the length: log₂T look-ups of whole rows.
+        """
+        order, t = self.vocab_size, self.seq_len
+        inputs = counter.below(self.words(split, numbers, seed, t), order)
+        table = groups.table(self.group, numbers.device)
+        targets, length = inputs.clone(), 1
+        while length < t:
+            targets[:, length:] = table[targets[:, :-length] * order + targets[:, length:]]
+            length *= 2
+        position = torch.arange(t, device=numbers.device).expand_as(inputs)
+        roles = torch.full((t,), ELEMENT, device=numbers.device).expand_as(inputs)
+        return Batch(inputs, targets, roles, Links(lambda: {"query_pos": position}))
+
+    def solve(self, batch: Batch) -> Tensor:
+        """Return the running products: residues added up, or five things moved about."""
+        elements = groups.elements(self.group)
+        number = {element: i for i, element in enumerate(elements)}
+        answers = []
+        for row in batch.inputs.tolist():
+            product, answer = elements[0], []
+            for token in row:
+                if self.group in groups.RESIDUES:
+                    product = ((product[0] + token) % len(elements),)
+                else:
+                    product = tuple(elements[token][point] for point in product)
+                answer.append(number[product])
+            answers.append(answer)
+        return torch.tensor(answers, device=batch.inputs.device)
+
+    @property
+    def guess(self) -> float:
+        """The accuracy of a guess among the elements."""
+        return 1 / self.vocab_size
+
+    def rules(self) -> dict[str, Predictor]:
+        """Return rules that look right without keeping track of the product.
+
+        "last element" is the input itself: right at the first position, and where all before it
+        makes the identity, (1 + (T − 1)/|G|)/T. "last two" is the product of the last two, right
+        at two positions: (2 + (T − 2)/|G|)/T. "position only" is at chance. A bigram table is
+        "last element" again; the most recent match copies an input, and inputs say nothing.
+        """
+        return {
+            "last element": lambda batch: batch.inputs,
+            "last two": self._last_two,
+            "position only": position_only(self),
+        }
+
+    def _last_two(self, batch: Batch) -> Tensor:
+        table = groups.table(self.group, batch.inputs.device)
+        before = batch.inputs.roll(1, 1)
+        before[:, 0] = 0
+        return table[before * self.vocab_size + batch.inputs]
+
+    def text(self, token: int) -> str:
+        """Return an element: a residue, or what a permutation makes of 01234."""
+        return "".join(str(image) for image in groups.elements(self.group)[token])

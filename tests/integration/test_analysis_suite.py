@@ -1,0 +1,80 @@
+"""Every analysis on every task: it measures, says and draws something, or says why not."""
+
+import json
+
+import pytest
+
+from analysis import ANALYSES
+from analysis.base import NotApplicableError, Subject
+from analysis.record import plain
+from lab.models import build
+from tasks import TASKS
+
+SIZES = {
+    "mqar": {"seq_len": 16, "vocab_size": 32},
+    "overwrite": {"seq_len": 24, "n_pairs": 2, "vocab_size": 32},
+    "compositional": {"seq_len": 24, "n_pairs": 4, "vocab_size": 16},
+    "hops": {"seq_len": 20, "n_pairs": 4, "vocab_size": 16},
+    "fuzzy": {"seq_len": 24, "n_pairs": 2, "vocab_size": 16},
+    "selective_copy": {"seq_len": 16, "n_tokens": 3},
+    "copy": {"seq_len": (12, 16)},
+    "flip_flop": {"seq_len": 16, "p_ignore": 0.5},
+    "induction": {"seq_len": 16, "vocab_size": 8},
+    "word_problem": {"seq_len": 8, "group": "Z2"},
+    "memorize": {"seq_len": 24, "n_facts": 32, "vocab_size": 32},
+    "language": {"seq_len": 24, "max_states": 4, "n_symbols": 6, "max_length": 6},
+    "bytes": {"seq_len": 16},
+}
+"""Of each task, below its small preset."""
+STACKS = {
+    "AM*2": {},
+    "SM AM": {},
+    "SE IE": {"E.n_experts": 16, "E.k": 2, "I.mask": "soft", "I.n_values": 4},
+}
+EVERYTHING = "SE IE"
+"""The stack that most analyses apply to."""
+LINKED = ("positions", "mechanism", "recall", "errors", "matrices", "rollout")
+"""What hangs on the task's roles and links, which is tried on the other stacks too."""
+FEWER = {
+    "expert_knockout.PLANS": ((1, 2, 1.0),),
+    "expert_knockout.MOST_ANSWERS": 4,
+    "measures.bands.PLACEBOS": 2,
+    "measures.value_swaps.PASSES": 16,
+}
+"""Interventions, each of which runs the model again."""
+ROWS = 3
+
+
+def test_every_task_has_a_size():
+    assert set(SIZES) == set(TASKS)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("name", TASKS)
+def test_every_analysis_applies_or_says_why_not(name, stack, monkeypatch):
+    for name_of, value in FEWER.items():
+        monkeypatch.setattr(f"analysis.{name_of}", value)
+    task = TASKS[name](**SIZES[name])
+    model = build(stack, vocab_size=task.vocab_size, d_model=16, options=STACKS[stack]).eval()
+    subject = Subject(task, model, task.batch(split="test", size=ROWS))
+    applied = set()
+    for key in ANALYSES if stack == EVERYTHING else LINKED:
+        analysis = ANALYSES[key]
+        try:
+            results = analysis.measure(subject)
+        except NotApplicableError:
+            continue
+        applied.add(key)
+        for result in results:
+            words = analysis.describe(result)
+            assert words.says.endswith("."), words.says
+            assert "nan" not in words.says.lower().split(), words.says
+            json.dumps(plain(result), allow_nan=False)
+            if stack == EVERYTHING:
+                drawn = analysis.draw(result)
+                assert drawn is None or len(drawn.to_json() or "") < 3 * 2**20
+    assert {"errors", "matrices", "rollout"} <= applied
+    assert ("recall" in applied) == ({"key_pos", "value_pos"} <= subject.batch.links.keys())
+    if stack == EVERYTHING:
+        assert {"rows", "heads", "dynamic_mask", "expert_knockout", "state_space"} <= applied
+        assert ("samples" in applied) == task.stochastic

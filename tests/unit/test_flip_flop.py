@@ -1,0 +1,114 @@
+"""Flip-flop: its marginals, memory, links, shortcuts and the limits of its options."""
+
+from math import sqrt
+
+import pytest
+import torch
+
+from tasks.base import IGNORE, accuracy
+from tasks.flip_flop import BIT, INSTRUCTION, QUERY, READ, SKIP, WRITE, FlipFlop
+from tests.statistics import assert_uniform
+
+
+def test_instructions_and_bits_alternate():
+    batch = FlipFlop(seq_len=40).batch(size=100)
+    instruction, bit = batch.inputs[:, ::2], batch.inputs[:, 1::2]
+    assert (instruction >= WRITE).all()
+    assert (bit < WRITE).all()
+    assert (instruction[:, 0] == WRITE).all()
+    assert (instruction[:, -1] == READ).all()
+    assert ((batch.roles[:, ::2] == QUERY) == (instruction == READ)).all()
+    assert ((batch.roles[:, ::2] == INSTRUCTION) == (instruction != READ)).all()
+    assert (batch.roles[:, 1::2] == BIT).all()
+    assert ((batch.targets != IGNORE) == (batch.roles == QUERY)).all()
+
+
+@pytest.mark.parametrize("p_ignore", [0.1, 0.8, 0.98])
+def test_instructions_are_as_likely_as_said(p_ignore: float):
+    task = FlipFlop(seq_len=64, p_ignore=p_ignore)
+    between = task.batch(size=2_000).inputs[:, 2:-2:2]
+    n, p_write = between.numel(), (1 - p_ignore) / 2
+    for token, p in ((SKIP, p_ignore), (WRITE, p_write), (READ, p_write)):
+        spread = 5 * sqrt(p * (1 - p) / n)
+        assert (between == token).double().mean().item() == pytest.approx(p, abs=spread)
+
+
+def test_bits_are_fair_whatever_the_instruction():
+    batch = FlipFlop(seq_len=64, p_ignore=0.5).batch(size=2_000)
+    instruction, bit = batch.inputs[:, ::2], batch.inputs[:, 1::2]
+    for token in (WRITE, SKIP):
+        assert_uniform(bit[instruction == token], 0, 2)
+    assert_uniform(bit[:, -1], 0, 2)
+
+
+def test_what_is_read_is_what_was_written():
+    batch = FlipFlop(seq_len=60, p_ignore=0.6).batch(size=100)
+    for row, target in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        memory = None
+        for position in range(0, 60, 2):
+            if row[position] == WRITE:
+                memory = row[position + 1]
+            if row[position] == READ:
+                assert target[position] == row[position + 1] == memory
+
+
+def test_links_lead_to_the_latest_write():
+    task = FlipFlop(seq_len=50, p_ignore=0.6)
+    batch = task.batch(size=100)
+    names = ("query_pos", "key_pos", "value_pos", "distance")
+    assert all(batch.links[name].shape == (100, 25) for name in names)
+    for r, row in enumerate(batch.inputs.tolist()):
+        expected = []
+        for query in range(0, 50, 2):
+            if row[query] == READ:
+                key = max(i for i in range(0, query, 2) if row[i] == WRITE)
+                expected.append((query, key, key + 1, query - key - 1))
+        found = list(zip(*(batch.links[name][r].tolist() for name in names), strict=True))
+        assert found == expected + [(-1,) * 4] * (25 - len(expected))
+
+
+def test_shortcuts_score_what_they_say():
+    task = FlipFlop()
+    batch = task.batch(split="test", size=1_000)
+    scores = {name: accuracy(rule(batch), batch.targets) for name, rule in task.shortcuts().items()}
+    # Reads between two writes are right or wrong together: as many draws as writes, 26 a row.
+    spread = 5 * sqrt(1 / 4 / (1_000 * 26))
+    assert scores["most recent bit"] == pytest.approx(0.6, abs=spread)
+    assert scores["first write"] == pytest.approx(0.52, abs=spread)
+    assert scores["majority"] == pytest.approx(0.58, abs=spread)
+    # The first read of a row, one of 26, has none before it.
+    assert scores["most recent match"] == pytest.approx(0.75 * (1 - 1 / 27), abs=spread)
+
+
+def test_few_writes_make_the_first_a_rule():
+    task = FlipFlop(p_ignore=0.98)
+    batch = task.batch(split="test", size=2_000)
+    score = accuracy(task.shortcuts()["first write"](batch), batch.targets)
+    assert score == pytest.approx(0.63, abs=5 * sqrt(1 / 4 / 4_000))
+
+
+def test_without_what_is_ignored_the_most_recent_bit_is_right():
+    task = FlipFlop(seq_len=40, p_ignore=0.0)
+    batch = task.batch(size=50)
+    assert accuracy(task.shortcuts()["most recent bit"](batch), batch.targets) == 1
+    alone = FlipFlop(seq_len=40, p_ignore=1.0).batch(size=50)
+    assert (alone.roles == QUERY).sum() == 50
+    assert alone.links["distance"][:, 0].equal(torch.full((50,), 37))
+
+
+def test_tokens_are_shown():
+    assert "".join(FlipFlop().text(token) for token in range(5)) == "01wir"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seq_len": 2}, "seq_len=2: must be in 4 …"),
+        ({"seq_len": 31}, "seq_len=31: must be even"),
+        ({"p_ignore": 1.5}, r"p_ignore=1\.5: must be in 0 … 1"),
+        ({"p_ignore": float("nan")}, "p_ignore=nan: must be in 0 … 1"),
+    ],
+)
+def test_bad_options_are_named(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        FlipFlop(**options)

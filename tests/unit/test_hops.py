@@ -1,0 +1,126 @@
+"""Hops: the cycle, chains of links, marginals, shortcuts and the limits of its options."""
+
+from math import sqrt
+
+import pytest
+
+from tasks import TASKS
+from tasks.base import IGNORE, accuracy
+from tasks.hops import COUNT, FILLER, QUERY, SOURCE, TARGET, Hops
+from tests.statistics import assert_uniform
+
+
+def test_known_by_name_with_defaults():
+    task = TASKS["hops"]()
+    assert task == Hops(seq_len=256, n_pairs=32, hops=2, vocab_size=8192)
+    assert task.chance == 1 / 8186
+
+
+def test_roles_and_what_stands_there():
+    batch = Hops().batch(size=4)
+    roles = (SOURCE, TARGET, COUNT, QUERY, FILLER)
+    counts = [(batch.roles == role).sum(1).tolist() for role in roles]
+    assert counts == [[32] * 4, [32] * 4, [1] * 4, [32] * 4, [159] * 4]
+    assert (batch.inputs[batch.roles == FILLER] == 0).all()
+    assert (batch.inputs[batch.roles == COUNT] == 2).all()
+    assert (batch.inputs[batch.roles < COUNT] > 5).all()
+    assert ((batch.targets == IGNORE) == (batch.roles != QUERY)).all()
+
+
+def test_links_are_one_cycle_and_every_entity_is_asked_once():
+    for row in Hops(seq_len=64, n_pairs=9, vocab_size=16).batch(size=50).inputs.tolist():
+        link = dict(zip(row[:18:2], row[1:18:2], strict=True))
+        entity, seen = row[0], set()
+        while entity not in seen:
+            seen.add(entity)
+            entity = link[entity]
+        assert len(seen) == 9
+        assert sorted(row[19:37:2]) == sorted(seen)
+
+
+@pytest.mark.parametrize("hops", [1, 2, 5])
+def test_chains_lead_from_the_query_to_the_answer(hops: int):
+    batch = Hops(seq_len=50, n_pairs=8, hops=hops, vocab_size=20).batch(split="test", size=20)
+    links = {name: tensor.tolist() for name, tensor in batch.links.items()}
+    assert batch.links["chain_key_pos"].shape == (20, 8, hops)
+    for i, row in enumerate(batch.inputs.tolist()):
+        for q in range(8):
+            entity = row[17 + 2 * q]
+            assert links["query_pos"][i][q] == 17 + 2 * q
+            for j in range(hops):
+                key, value = links["chain_key_pos"][i][q][j], links["chain_value_pos"][i][q][j]
+                assert row[:16:2].index(entity) * 2 == key == value - 1
+                entity = row[value]
+            answer = links["answer_pos"][i][q]
+            assert answer == links["chain_value_pos"][i][q][-1]
+            assert links["distance"][i][q] == 17 + 2 * q - answer
+            assert int(batch.targets[i, 17 + 2 * q]) == entity == row[answer]
+
+
+def test_a_mixture_is_told_by_its_token():
+    task = Hops(seq_len=40, n_pairs=6, vocab_size=20).changed(hops=(1, 3, 5))
+    batch = task.batch(size=900)
+    told = batch.inputs[batch.roles == COUNT]
+    assert_uniform(told // 2, 0, 3)
+    assert told.tolist() == [[1, 3, 5][s] for s in batch.links["setting"][:, 0].tolist()]
+    chain = (batch.links["chain_key_pos"] >= 0).sum(2)
+    assert (chain == told[:, None]).all()
+
+
+def test_marginals_are_uniform():
+    task = Hops(seq_len=17, n_pairs=4, vocab_size=13)
+    batch = task.batch(size=20_000)
+    for p in (0, 1, 6, 9, 15):
+        assert_uniform(batch.inputs[:, p], 6, 13)
+    assert_uniform((batch.links["answer_pos"][:, 0] - 1) // 2, 0, 4)
+    # Where the first pair's target is a source: in any other pair.
+    target, sources = batch.inputs[:, 1, None], batch.inputs[:, 2:8:2]
+    assert_uniform((target == sources).long().argmax(1), 0, 3)
+
+
+def test_shortcuts_score_what_they_say():
+    task = Hops(seq_len=100, n_pairs=8)
+    batch = task.batch(size=1_000)
+    scores = {name: accuracy(rule(batch), batch.targets) for name, rule in task.shortcuts().items()}
+    for name in ("one hop", "a hop too few", "a hop too many"):
+        assert scores[name] == 0, name
+    assert scores["last value"] == pytest.approx(1 / 8, abs=1e-9)
+    for name, expected in (
+        ("context value", 1 / 8),
+        ("position only", 1 / 8),
+        ("most recent match", 1 / 16),
+    ):
+        # Matches of one row go together, up to twice the spread of independent ones.
+        spread = 10 * sqrt(expected * (1 - expected) / 8_000)
+        assert scores[name] == pytest.approx(expected, abs=spread), name
+
+
+def test_one_hop_is_recall():
+    task = Hops(hops=1)
+    batch = task.batch(size=100)
+    rules = task.shortcuts()
+    assert accuracy(rules["one hop"](batch), batch.targets) == 1
+    recent = accuracy(rules["most recent match"](batch), batch.targets)
+    assert recent == pytest.approx(1 / 2 + 1 / 64, abs=0.05)
+
+
+def test_hop_counts_are_shown_as_such():
+    assert [Hops().text(token) for token in (0, 1, 5, 6)] == ["0", "h1", "h5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hops": 0}, r"hops=0: must be in 1 … 5"),
+        ({"hops": 6}, r"hops=6: must be in 1 … 5"),
+        ({"seq_len": 12}, r"seq_len=12: must be in 13 … .*hops \+ 1 pairs and slots"),
+        ({"n_pairs": 2}, r"n_pairs=2: must be in 3 … 63 \(more than hops; \(seq_len − 1\) / 4\)"),
+        ({"n_pairs": 64}, r"n_pairs=64: must be in 3 … 63"),
+        ({"hops": (2, 5), "n_pairs": 5}, r"n_pairs=5: must be in 6 … 63"),
+        ({"vocab_size": 37}, r"vocab_size=37: must be in 38 … 1073741824 \(n_pairs \+ 6\)"),
+        ({"vocab_size": 2**31}, r"vocab_size=2147483648: must be in 38 … "),
+    ],
+)
+def test_bad_options_are_named(unchecked, options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        Hops(**options)

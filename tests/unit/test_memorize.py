@@ -1,0 +1,111 @@
+"""Memorising: its map, marginals, keys, shortcuts and the limits of its options."""
+
+from math import sqrt
+
+import pytest
+import torch
+
+from tasks.base import IGNORE, accuracy
+from tasks.memorize import KEY, PADDING, QUERY, Memorize
+from tests.statistics import assert_uniform
+
+
+def learnt(task: Memorize, split: str, seed: int, size: int = 2_000) -> dict[int, int]:
+    """Return the value of each fact that a split asks for, which must be one alone."""
+    batch = task.batch(split=split, size=size, seed=seed)
+    value = batch.targets.gather(1, batch.links["query_pos"])
+    pairs = set(zip(batch.links["fact"].flatten().tolist(), value.flatten().tolist(), strict=True))
+    facts = dict(pairs)
+    assert len(facts) == len(pairs)
+    return facts
+
+
+def test_splits_share_the_facts_and_seeds_do_not():
+    task = Memorize(seq_len=64, n_facts=300, vocab_size=64)
+    facts = learnt(task, "train", 3)
+    assert sorted(facts) == list(range(300))
+    assert learnt(task, "test", 3) == facts
+    same = sum(facts[f] == value for f, value in learnt(task, "train", 4).items())
+    assert same / 300 == pytest.approx(1 / 32, abs=5 * sqrt(1 / 32 / 300))
+
+
+def test_a_larger_map_has_the_facts_of_a_smaller():
+    small, large = (Memorize(seq_len=64, n_facts=n, vocab_size=64) for n in (100, 300))
+    facts = learnt(large, "train", 0)
+    assert learnt(small, "train", 0) == {f: facts[f] for f in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("n_facts", "vocab_size", "key_len"), [(4, 10, 1), (5, 10, 2), (4**5, 10, 5), (4**5 + 1, 10, 6)]
+)
+def test_keys_are_as_long_as_the_facts_need(n_facts: int, vocab_size: int, key_len: int):
+    task = Memorize(n_facts=n_facts, vocab_size=vocab_size)
+    assert task.key_len == key_len
+
+
+def test_a_key_is_its_facts_number():
+    task = Memorize(seq_len=100, n_facts=5_000, vocab_size=20)
+    batch = task.batch(size=200)
+    first, fact = batch.links["key_pos"], batch.links["fact"]
+    number = torch.zeros_like(fact)
+    for place in range(task.key_len):
+        number = number * 9 + batch.inputs.gather(1, first + place) - 1
+    assert number.equal(fact)
+    assert batch.links["query_pos"].equal(first + task.key_len)
+    assert (batch.inputs.gather(1, batch.links["query_pos"]) == 0).all()
+
+
+def test_counts_of_each_role():
+    batch = Memorize(seq_len=33, n_facts=4_096, vocab_size=64).batch(size=5)
+    for role, count in ((KEY, 24), (QUERY, 8), (PADDING, 1)):
+        assert ((batch.roles == role).sum(1) == count).all()
+    assert ((batch.targets != IGNORE) == (batch.roles == QUERY)).all()
+
+
+def test_facts_and_values_are_uniform():
+    task = Memorize(seq_len=64, n_facts=200, vocab_size=64)
+    assert_uniform(task.batch(size=3_000).links["fact"], 0, 200)
+    large = Memorize(seq_len=64, n_facts=2**20, vocab_size=64).batch(size=3_000)
+    assert_uniform(large.targets[large.targets != IGNORE], 32, 64)
+
+
+def test_shortcuts_score_what_they_say():
+    """Against counts over the whole map, from the rows that ask for it."""
+    task = Memorize(seq_len=256, n_facts=500, vocab_size=64)
+    facts = learnt(task, "train", 7)
+    value = torch.tensor([facts[f] for f in range(500)])
+    common = torch.bincount(value).max().item() / 500
+    digit = torch.arange(500) % 31
+    table = torch.zeros(31, 64).index_put_((digit, value), torch.ones(500), accumulate=True)
+    by_digit = table.amax(1).sum().item() / 500
+    batch = task.batch(split="test", size=1_000, seed=7)
+    scores = {name: accuracy(rule(batch), batch.targets) for name, rule in task.shortcuts().items()}
+    spread = 5 * sqrt(1 / 4 / (1_000 * 85))
+    assert scores["most frequent value"] == pytest.approx(common, abs=spread)
+    assert scores["last digit"] == pytest.approx(by_digit, abs=spread)
+
+
+def test_the_last_digit_is_the_key_where_it_is_all_of_it():
+    task = Memorize(seq_len=64, n_facts=31, vocab_size=64)
+    batch = task.batch(size=50)
+    assert accuracy(task.shortcuts()["last digit"](batch), batch.targets) == 1
+
+
+def test_tokens_are_shown():
+    task = Memorize(vocab_size=20)
+    assert [task.text(token) for token in (0, 1, 9, 10, 19)] == ["?", "0", "8", "v0", "v9"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_facts": 0}, "n_facts=0: must be in 1 … 1048576"),
+        ({"n_facts": 2**20 + 1}, "n_facts=1048577: must be in 1 … 1048576"),
+        ({"vocab_size": 4}, "vocab_size=4: must be in 6 …"),
+        ({"vocab_size": 9}, "vocab_size=9: must be even"),
+        ({"seq_len": 2}, r"seq_len=2: must be in 3 … 1048576 \(a fact takes 3 tokens\)"),
+    ],
+)
+def test_bad_options_are_named(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        Memorize(**options)

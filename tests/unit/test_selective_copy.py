@@ -1,0 +1,86 @@
+"""Selective copying: its marginals, places, links, shortcuts and the limits of its options."""
+
+from itertools import combinations
+from math import sqrt
+
+import pytest
+import torch
+
+from tasks.base import IGNORE, accuracy
+from tasks.selective_copy import CONTENT, EMPTY, QUERY, SelectiveCopy
+from tests.statistics import assert_uniform
+
+
+def test_counts_of_each_role():
+    batch = SelectiveCopy().batch(size=50)
+    for role, count in ((CONTENT, 16), (QUERY, 16), (EMPTY, 224)):
+        assert ((batch.roles == role).sum(1) == count).all()
+    assert (batch.inputs[batch.roles == EMPTY] == 0).all()
+    assert (batch.inputs[batch.roles == QUERY] == 1).all()
+    assert (batch.inputs[batch.roles == CONTENT] >= 2).all()
+    assert (batch.roles[:, -16:] == QUERY).all()
+    assert ((batch.targets != IGNORE) == (batch.roles == QUERY)).all()
+
+
+def test_every_choice_of_places_is_as_likely():
+    batch = SelectiveCopy(seq_len=11, n_tokens=3).batch(size=20_000)
+    number = torch.zeros(8, 8, 8, dtype=torch.int64)
+    for i, (first, second, third) in enumerate(combinations(range(8), 3)):
+        number[first, second, third] = i
+    place = batch.links["value_pos"]
+    assert_uniform(number[place[:, 0], place[:, 1], place[:, 2]], 0, 56)
+
+
+def test_content_is_uniform_and_independent_of_its_neighbour():
+    batch = SelectiveCopy(seq_len=40, n_tokens=5, vocab_size=9).batch(size=10_000)
+    content = batch.targets[:, -5:] - 2
+    assert_uniform(content, 0, 7)
+    assert_uniform(content[:, 0] * 7 + content[:, 1], 0, 49)
+
+
+def test_the_answer_is_the_content_in_order():
+    batch = SelectiveCopy(seq_len=30, n_tokens=6).batch(size=100)
+    place, query = batch.links["value_pos"], batch.links["query_pos"]
+    assert (place.diff(dim=1) > 0).all()
+    assert query.equal(torch.arange(24, 30).expand(100, -1))
+    assert batch.inputs.gather(1, place).equal(batch.targets.gather(1, query))
+    assert batch.links["distance"].equal(query - place)
+    for row, target in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        assert target[24:] == [token for token in row if token >= 2]
+
+
+def test_shortcuts_score_what_they_say():
+    rows = 2_000
+    task = SelectiveCopy()
+    batch = task.batch(split="test", size=rows)
+    scores = {name: accuracy(rule(batch), batch.targets) for name, rule in task.shortcuts().items()}
+    by_luck = 1 / 16 + 15 / 16 / 16
+    spread = 5 * sqrt(by_luck / (rows * 16))
+    assert scores["last content"] == pytest.approx(by_luck, abs=spread)
+    assert scores["any content"] == pytest.approx(by_luck, abs=spread)
+    assert scores["by place"] == pytest.approx(1 / 3, abs=0.03)
+    assert scores["position only"] == pytest.approx(1 / 16, abs=spread)
+
+
+def test_by_place_suffices_without_blanks():
+    task = SelectiveCopy(seq_len=20, n_tokens=10)
+    batch = task.batch(size=50)
+    assert accuracy(task.shortcuts()["by place"](batch), batch.targets) == 1
+
+
+def test_tokens_are_shown():
+    assert [SelectiveCopy().text(token) for token in range(3)] == ["_", "?", "2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seq_len": 1}, "seq_len=1: must be in 2 …"),
+        ({"n_tokens": 0}, "n_tokens=0: must be in 1 … 128"),
+        ({"seq_len": 31}, r"n_tokens=16: must be in 1 … 15 \(seq_len / 2\)"),
+        ({"vocab_size": 3}, "vocab_size=3: must be in 4 …"),
+    ],
+)
+def test_bad_options_are_named(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        SelectiveCopy(**options)
