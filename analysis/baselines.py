@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures.style import MUTED, figure, percent
-from analysis.measures.intervals import wilson
 from lab import experiment
+from lab.intervals import wilson
 from lab.runs import Run
 from tasks.base import IGNORE
 

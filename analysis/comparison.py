@@ -14,11 +14,11 @@ from jaxtyping import Float, Int
 from analysis import baselines, dynamics, matrices, mechanism
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.figures.style import MUTED, SYMBOLS, figure, percent
-from analysis.measures.intervals import wilson
 from analysis.measures.paths import Onsets
 from analysis.page import Shown, filled, shown_as, stamp
 from analysis.record import drawn, plain
 from lab.files import RunError, write, writing
+from lab.intervals import wilson
 from lab.runs import Run
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

@@ -8,7 +8,7 @@ from analysis.base import Words
 from analysis.figures import style
 from analysis.figures.style import percent
 from analysis.measures.expert_holders import HALVED, LEAD, Answers, Holder
-from analysis.measures.intervals import wilson
+from lab.intervals import wilson
 
 FLOOR = 1e-4
 """Least effect that the axes reach down to, nats; what is below lies on the edge."""

@@ -26,8 +26,8 @@ from analysis.measures.head_scores import (
     looked,
     uniform_share,
 )
-from analysis.measures.intervals import Z95
 from analysis.mixing import mixers
+from lab.intervals import Z95
 from lab.laws import MatrixMixer
 
 TITLE = "What each head looks at"

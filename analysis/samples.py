@@ -23,8 +23,6 @@ PROMPT, ADDED = 128, 128
 SHORTEST = 4
 """Tokens of the shortest prompt that says anything."""
 TEMPERATURE, TOP_K = 0.8, 40
-TEXT = "bytes"
-"""The task whose tokens are bytes of a text."""
 LEGAL = "legal"
 """The link of a task whose rows are strings of an automaton: what may come next."""
 PICTURES = 0x2400
@@ -76,6 +74,7 @@ class Written:
         bits: mean cross-entropy a token, in bits, 95 % by resampling rows, uniform guess.
         perplexity: 2^bits likewise.
         samples: continuations.
+        top_k: tokens among which they were drawn.
         legal: None for a task without automata.
         why: why there are no continuations; empty where there are.
     """
@@ -86,6 +85,7 @@ class Written:
     bits: Estimate
     perplexity: Estimate
     samples: tuple[Sample, ...]
+    top_k: int
     legal: Legal | None
     why: str = ""
 
@@ -111,12 +111,13 @@ def measure(subject: Subject) -> list[Written]:
         why = str(error)
     return [
         Written(
-            unit="byte" if subject.task.name == TEXT else subject.task.unit,
+            unit=subject.task.unit,
             rows=len(subject.batch.inputs),
             scored=len(found.rows),
             bits=bits,
             perplexity=Estimate(*(2.0**value for value in vars(bits).values())),
             samples=samples,
+            top_k=min(TOP_K, subject.task.vocab_size),
             legal=legality(subject.batch, found, rng),
             why=why,
         )
@@ -154,7 +155,7 @@ def _continued(subject: Subject) -> tuple[Sample, ...]:
 
 def spelt(task: Task, tokens: Int[Tensor, " t"]) -> str:
     """Return tokens as text: bytes as UTF-8, control characters but line ends as pictures."""
-    if task.name != TEXT:
+    if task.unit != "byte":
         texts = [task.text(token) for token in tokens.tolist()]
         return ("" if max(map(len, texts)) == 1 else " ").join(texts)
     text = bytes(tokens.tolist()).decode("utf-8", "backslashreplace")
@@ -205,7 +206,7 @@ def describe(found: Written) -> Words:
         says += f" There is nothing to read: {found.why}."
     reading = (
         f"{found.scored:,} {found.unit}s of {found.rows} test rows; intervals by resampling rows. "
-        f"Drawn: at temperature {TEMPERATURE}, among the {TOP_K} likeliest."
+        f"Drawn: at temperature {TEMPERATURE}, among the {found.top_k} likeliest."
     )
     if found.unit == "byte":
         reading += " Control characters stand as pictures, bytes that are no text as \\x."

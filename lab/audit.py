@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lab.evaluation import share_interval
+from lab.intervals import wilson_of_rows
 from tasks.base import IGNORE, Predictor, Task
 
 ROWS = 1024
@@ -22,7 +22,8 @@ class Score:
     Attributes:
         name: "chance", a shortcut's, or "oracle".
         accuracy: share of scored positions answered right, in [0, 1].
-        interval: 95 %, of the accuracy over other rows; None for chance, which is computed.
+        interval: 95 %, of the accuracy over other rows; None for chance, which is computed, or of
+            a mixture estimated, apart from the rows.
     """
 
     name: str
@@ -38,7 +39,8 @@ class Audit:
         scores: chance, each shortcut, the oracle.
         rows: how many were looked at.
         scored: positions of them that count.
-        sound: whether the oracle is exactly right, or the task one whose rows do not settle it.
+        sound: whether the oracle is always right or, where rows do not settle their targets, more
+            often than every shortcut.
     """
 
     scores: tuple[Score, ...]
@@ -78,5 +80,7 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
     scores = [Score("chance", task.chance, None)]
     for name, found in right.items():
         hits = torch.cat(found)
-        scores.append(Score(name, int(hits.sum()) / number, share_interval(hits, scored)))
-    return Audit(tuple(scores), rows, number, task.stochastic or scores[-1].accuracy == 1)
+        scores.append(Score(name, int(hits.sum()) / number, wilson_of_rows(hits, scored)))
+    *others, oracle = [score.accuracy for score in scores]
+    sound = oracle > max(others) if task.stochastic else oracle == 1
+    return Audit(tuple(scores), rows, number, sound)

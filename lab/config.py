@@ -110,7 +110,7 @@ class TrainConfig(_Config):
 
     def __post_init__(self):
         _check_choices(self)
-        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "in −2⁶³ … 2⁶³ − 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "in 0 … 2⁶³ − 1")
         for name in ("max_steps", "batch_size", "test_rows", "eval_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
         for name in ("learning_rate", "clip_norm"):

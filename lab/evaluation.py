@@ -1,20 +1,16 @@
 """What a model answers at scored positions, and how often it is right."""
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
+from lab.intervals import wilson_of_rows
 from lab.language_model import LanguageModel
 from lab.layers.mask import OracleMask, stored
 from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from tasks.base import IGNORE, Batch, Task
-
-Z = 1.96
-"""Standard normal quantile of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +63,10 @@ def evaluate(
     return Evaluation(
         loss=total / number,
         accuracy=int(hits.sum()) / number,
-        interval=share_interval(hits, scored),
+        interval=wilson_of_rows(hits, scored),
         rows=rows,
         scored=number,
     )
-
-
-def share_interval(right: Int[Tensor, " b"], scored: Int[Tensor, " b"]) -> tuple[float, float]:
-    """Return a 95 % interval of the share of right answers.
-
-    Wilson's, on as many answers as independent ones would tell as much: answers of one row may
-    be right or wrong together. Where all or none are right it takes them as independent.
-    """
-    n, rows = int(scored.sum()), len(scored)
-    share = int(right.sum()) / n
-    apart = (right - share * scored).double()
-    spread = share * (1 - share) / n
-    if rows > 1 and spread > 0:
-        between = rows / (rows - 1) * float(apart.square().sum()) / n**2
-        n = n / max(1.0, between / spread)
-    middle, half = share + Z**2 / (2 * n), Z * math.sqrt(share * (1 - share) / n + (Z / n / 2) ** 2)
-    low, high = ((middle + sign * half) / (1 + Z**2 / n) for sign in (-1, 1))
-    return max(0.0, low), min(1.0, high)
 
 
 def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:

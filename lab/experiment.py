@@ -19,7 +19,7 @@ from lab.files import locked
 from lab.history import Pace
 from lab.oracles import BUILT, rung
 from lab.runs import Run
-from lab.train import DivergedError, Row, State, fit
+from lab.train import DivergedError, Row, State, check, fit
 from lab.user_mixer import mixers_checked
 from tasks.base import Task
 
@@ -111,9 +111,10 @@ def try_out(run: Run) -> None:
     """Build a run's model and pass it one row, so that what cannot work is said before it starts.
 
     Raises:
-        ValueError: for options that no layer takes, a model that memory does not hold, or a
-            mixer that raises or does not map [b t d] to [b t d].
+        ValueError: for a schedule over rows that come again, options that no layer takes, a model
+            that memory does not hold, or a mixer that raises or does not map [b t d] to [b t d].
     """
+    check(run.task, run.train)
     batch = run.task.batch(size=1, seed=run.train.seed)
     try:
         model = run.build()

@@ -31,6 +31,9 @@ class Recipe:
         split: whose rows they are.
         seed: of the rows.
         rows: how many, from row 0.
+
+    Raises:
+        ValueError: for a number of rows out of its bounds, or a split that the task has not.
     """
 
     task: Task
@@ -58,10 +61,13 @@ class Recipe:
             yield start, batch
 
     def python(self) -> str:
-        """Return a line of Python that makes the rows again, as one batch."""
+        """Return a line of Python that makes the rows again, in `batches`."""
+        rows, a_part = self.rows, self.rows_a_part
         return (
-            f"from tasks import described; batch = described({self.task.described()!r})"
-            f".batch(split={self.split!r}, size={self.rows}, seed={self.seed})"
+            f"from tasks import described; task = described({self.task.described()!r}); "
+            f"batches = (task.batch(split={self.split!r}, start=start, "
+            f"size=min({a_part}, {rows} - start), seed={self.seed}) "
+            f"for start in range(0, {rows}, {a_part}))"
         )
 
 
@@ -95,21 +101,33 @@ def read_recipe(path: Path) -> Recipe:
     """Return what an exported file's rows are.
 
     Raises:
-        ValueError: for a file that is no export, or whose task is not known here.
+        ValueError: for a file that is no export, whose recipe is damaged, or whose task is not
+            known here.
         OSError: when the file cannot be read.
     """
     try:
         text = pl.read_parquet_metadata(path).get(KEY)
-    except pl.exceptions.ComputeError as error:
+    except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: is no Parquet file: {in_one_line(error)}") from error
     if text is None:
         raise ValueError(f"{path}: was not written by `lab TASK --export`")
-    said = json.loads(text)
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: its recipe is no JSON: {in_one_line(error)}") from error
+    kinds = {"task": dict, "split": str, "seed": int, "rows": int}
+    for name, kind in kinds.items():
+        if not isinstance(said, dict) or type(said.get(name)) is not kind:
+            raise ValueError(f"{path}: its recipe has no {name}, or none of type {kind.__name__}")
     try:
         task = described(said["task"])
-    except (KeyError, TypeError) as error:
+    # What is damaged may be anything; each task holds its options to their bounds, not to types.
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its task is not known: {in_one_line(error)}") from error
-    return Recipe(task, said["split"], said["seed"], said["rows"])
+    try:
+        return Recipe(task, said["split"], said["seed"], said["rows"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _written(recipe: Recipe, path: Path) -> None:

@@ -2,15 +2,18 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from lab.config import LAB_TOKENS_A_STEP
 from lab.device import choose_device
-from lab.evaluation import evaluate
+from lab.evaluation import evaluate, score
 from lab.files import locked
 from lab.language_model import LanguageModel
 from lab.runs import Run, RunError
+from lab.user_mixer import mixers_checked
 from tasks.base import Task
 
 TOKENS = 2**19
@@ -62,9 +65,9 @@ def evaluate_at(
 ) -> list[dict[str, Any]]:
     """Evaluate a run's newest weights at settings, and keep what was found in result.json.
 
-    Settings that were evaluated after the same step are not evaluated again. Each entry has
-    option, value, step, accuracy, interval (95 %), loss in nats, rows, scored, chance and seconds;
-    or error, where the model cannot take the setting.
+    Settings that were evaluated after the same step are not evaluated again, and one that is named
+    twice is evaluated once. Each entry has option, value, step, accuracy, interval (95 %), loss in
+    nats, rows, scored, chance and seconds; or error, where the model cannot take the setting.
 
     Args:
         run: with a result.
@@ -74,9 +77,13 @@ def evaluate_at(
 
     Raises:
         RunError: when there is no result or no checkpoint, or either cannot be read or written.
+        TextChangedError: when a text that rows are read from has changed.
         ValueError: as `at_settings`.
     """
-    wanted = at_settings(run, settings)
+    wanted = {
+        (option, as_given(value)): (value, task)
+        for option, value, task in at_settings(run, settings)
+    }
     if not run.checkpoints():
         raise RunError(f"{run.path}: has no checkpoint to evaluate")
     step = max(run.checkpoints())
@@ -84,44 +91,54 @@ def evaluate_at(
         result = run.result()
         if result is None:
             raise RunError(f"{run.path}: has no result yet")
-        entries = [e for e in result.get("evaluations", []) if e["step"] == step]
-        known = {(entry["option"], _plain(entry["value"])) for entry in entries}
-        missing = [each for each in wanted if (each[0], _plain(each[1])) not in known]
+        entries = {
+            (entry["option"], as_given(entry["value"])): entry
+            for entry in result.get("evaluations", [])
+            if entry["step"] == step
+        }
+        missing = [setting for setting in wanted if setting not in entries]
         if missing:
             model = run.load(choose_device(device), step).model
-            for option, value, task in missing:
-                told(f"{option}={value}")
-                entries.append(
-                    {"option": option, "value": value, "step": step, **_entry(run, task, model)}
-                )
-                run.write_result({**result, "evaluations": entries})
-    return list(_chosen(entries, wanted))
+            for option, value in missing:
+                given, task = wanted[option, value]
+                told(f"{option}={given}")
+                about = {"option": option, "value": given, "step": step}
+                entries[option, value] = about | _entry(run, task, model)
+                run.write_result({**result, "evaluations": list(entries.values())})
+    return [entries[setting] for setting in wanted]
+
+
+def as_given(value: Any) -> Any:
+    """Return an option's value as it was before JSON: a mixture's list was a tuple."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _entry(run: Run, task: Task, model: LanguageModel) -> dict[str, Any]:
     began = time.perf_counter()
-    rows = min(run.train.test_rows, max(FEWEST_ROWS, TOKENS // task.seq_len))
-    try:
-        found = evaluate(
-            task,
-            model,
-            rows=rows,
-            rows_at_once=max(1, LAB_TOKENS_A_STEP // task.seq_len),
-            seed=run.train.seed,
-        )
-    except ValueError as error:  # a learned table that is shorter than the rows, say
-        return {"error": str(error)}
+    error = _refusal(run, task, model)
+    if error is not None:
+        return {"error": error}
+    found = evaluate(
+        task,
+        model,
+        rows=min(run.train.test_rows, max(FEWEST_ROWS, TOKENS // task.seq_len)),
+        rows_at_once=max(1, LAB_TOKENS_A_STEP // task.seq_len),
+        seed=run.train.seed,
+    )
     return {**vars(found), "chance": task.chance, "seconds": time.perf_counter() - began}
 
 
-def _chosen(
-    entries: list[dict[str, Any]], wanted: list[tuple[str, Any, Task]]
-) -> Iterator[dict[str, Any]]:
-    by_setting = {(entry["option"], _plain(entry["value"])): entry for entry in entries}
-    for option, value, _ in wanted:
-        yield by_setting[option, _plain(value)]
+@torch.no_grad()
+def _refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
+    """Return why the model cannot take a task's rows, if one shows that it cannot.
 
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON has not changed: lists become tuples."""
-    return tuple(value) if isinstance(value, list) else value
+    A learned table is shorter than the row, say. What goes wrong while rows are made is raised.
+    """
+    device = next(model.parameters()).device
+    row = task.batch(split="test", size=1, seed=run.train.seed, device=device)
+    try:
+        with mixers_checked(model):
+            score(model, row, "fp32")
+    except ValueError as error:
+        return str(error)
+    return None

@@ -31,6 +31,7 @@ from lab.oracles import solved
 from lab.train import Row, State, start
 from tasks import described
 from tasks.base import Task
+from tasks.corpus import TextChangedError
 
 
 class OutError(RunError):
@@ -70,6 +71,8 @@ class Run:
             task = described(config["task"])
             model = ModelConfig.from_dict(config["model"])
             return cls(path, task, model, TrainConfig.from_dict(config["train"]))
+        except TextChangedError as error:
+            raise RunError(f"{path}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}/config.json is not a run's: {error}") from error
 
@@ -107,7 +110,7 @@ class Run:
 
     def _compare(self) -> None:
         """Hold the configuration against the folder's."""
-        theirs, ours = Run.open(self.path).config(), json.loads(json.dumps(self.config()))
+        theirs, ours = (json.loads(json.dumps(run.config())) for run in (Run.open(self.path), self))
         for name, was, now in _differences(theirs, ours):
             raise OutError(
                 f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "

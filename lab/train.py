@@ -14,7 +14,7 @@ from lab.evaluation import evaluate, score
 from lab.layers.routed import balance_losses
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_cross_entropy
-from tasks.base import Task
+from tasks.base import Schedule, Task
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
@@ -118,8 +118,10 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         precision: "fp32" or "bf16" (autocast of the forward pass; weights stay fp32).
 
     Raises:
+        ValueError: as `check`.
         DivergedError: before a step that would make weights non-finite is taken.
     """
+    check(task, config)
     model = state.model
     device = next(model.parameters()).device
     ragged = any(name == "seq_len" for name, _ in task.varied)
@@ -165,6 +167,20 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
             )
             row = replace(row, test_loss=test.loss, test_accuracy=test.accuracy)
         yield row
+
+
+def check(task: Task, config: TrainConfig) -> None:
+    """Hold a task against how it is trained on.
+
+    Raises:
+        ValueError: for a schedule over rows that come again: it would go back with them.
+    """
+    for name, values in task.varied:
+        if isinstance(values, Schedule) and config.train_rows is not None:
+            raise ValueError(
+                f"{name}={values.first}:{values.last}: goes over {values.rows:,} rows, but of "
+                f"train_rows={config.train_rows:,} each comes again; must be all new"
+            )
 
 
 def first_row(config: TrainConfig, step: int) -> int:

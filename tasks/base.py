@@ -4,15 +4,17 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
 from tasks import counter
 from tasks.batch import IGNORE, Batch, Links, accuracy, joined
+from tasks.bounds import of_kind
 from tasks.varying import Schedule
 
 MAX_ROWS = 2**36
@@ -30,9 +32,9 @@ class _Varying(ABCMeta):
 
     def __call__(cls: type[T], **options: Any) -> T:
         varied = {
-            name: tuple(values) if isinstance(values, list) else values
-            for name, values in options.items()
-            if isinstance(values, (tuple, list, Schedule))
+            f.name: tuple(options[f.name]) if isinstance(options[f.name], list) else options[f.name]
+            for f in fields(cls)  # type: ignore[arg-type]
+            if isinstance(options.get(f.name), (tuple, list, Schedule))
         }
         if not varied:
             return type.__call__(cls, **options)
@@ -107,6 +109,10 @@ class Task(metaclass=_Varying):
     parts: tuple["Task", ...] = field(init=False, default=(), repr=False, compare=False)
 
     def __post_init__(self):
+        hints = get_type_hints(type(self))
+        for f in fields(self):
+            if f.init:
+                of_kind(f.name, getattr(self, f.name), hints[f.name])
         self.check()
 
     @abstractmethod
@@ -123,7 +129,7 @@ class Task(metaclass=_Varying):
 
     @abstractmethod
     def solve(self, batch: Batch) -> Tensor:
-        """Return the right answers, int64 [b t], by plain code from `batch.inputs`."""
+        """Return the right answers, int64 [b t], by plain code from what `oracle` may read."""
 
     @property
     @abstractmethod
@@ -135,8 +141,14 @@ class Task(metaclass=_Varying):
         """Return rules that look right without solving the task, by name."""
 
     def text(self, token: int) -> str:
-        """Return how a token is shown."""
+        """Return how a token is shown; of a mixture's row, ask the part that it is of."""
         return str(token)
+
+    def parts_of(self, batch: Batch) -> "list[Task]":
+        """Return the task that each row of a batch is of: where options vary, one of the parts."""
+        if not self.varied:
+            return [self] * len(batch.inputs)
+        return [self.parts[setting] for setting in batch.links["setting"][:, 0].tolist()]
 
     def options(self) -> dict[str, Any]:
         """Return the options by name, varied ones as given: enough to rebuild the task."""
@@ -201,10 +213,7 @@ class Task(metaclass=_Varying):
         ]
 
         def links() -> dict[str, Tensor]:
-            # As wide as in any batch, whichever settings this one has.
-            one = numbers[:1]
-            widest = [part.generate(split, one, seed).links for part in self.parts]
-            return {**joined([b.links for b in made], back, widest), "setting": setting[:, None]}
+            return joined([b.links for b in made], back, _widest(self, split))
 
         back = torch.cat(places).argsort()
         padding = len(self.role_names) - 1
@@ -212,15 +221,22 @@ class Task(metaclass=_Varying):
             _padded([getattr(b, name) for b in made], self.seq_len, fill)[back]
             for name, fill in (("inputs", 0), ("targets", IGNORE), ("roles", padding))
         )
-        return Batch(inputs, targets, roles, Links(links))
+        return Batch(inputs, targets, roles, Links(links, {"setting": setting[:, None]}))
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return the right answers, int64 [b t], from `batch.inputs` alone (-100 unscored)."""
+        """Return the right answers, int64 [b t] (-100 unscored), from `batch.inputs` alone.
+
+        Where the inputs cannot settle them, a task's own docstring says which links it reads
+        beside: what its facts, automaton or text are. Of a mixture `setting` is read, too.
+        """
         return self._by_part(batch, lambda part, rows: part.solve(rows))
 
     @property
     def chance(self) -> float:
-        """The accuracy of a uniform guess over the legal answers, in [0, 1]."""
+        """The accuracy of a uniform guess over the legal answers, in [0, 1].
+
+        Of a mixture it is the mean over the scored positions of 256 test rows.
+        """
         if not self.varied:
             return self.guess
         batch = self.batch(split="test", size=256)
@@ -272,6 +288,13 @@ def _values(name: str, values: tuple[Any, ...] | Schedule) -> tuple[Any, ...]:
     if not isinstance(values, Schedule) and not values:
         raise ValueError(f"{name}=(): must name at least one value")
     return values.values if isinstance(values, Schedule) else values
+
+
+@lru_cache(maxsize=64)
+def _widest(task: Task, split: str) -> list[Mapping[str, Tensor]]:
+    """Return links of one row of each part: as wide as any batch's, whatever settings it has."""
+    one = torch.zeros(1, dtype=torch.int64)
+    return [part.generate(split, one, 0).links for part in task.parts]
 
 
 def _padded(tensors: Sequence[Tensor], seq_len: int, fill: int) -> Tensor:

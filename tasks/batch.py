@@ -13,23 +13,45 @@ IGNORE = -100
 
 
 class Links(Mapping[str, Tensor]):
-    """Tensors by name, made when one is first looked at: training mostly needs none of them."""
+    """Tensors by name, made when one is first looked at: training mostly needs none of them.
 
-    def __init__(self, make: Callable[[], dict[str, Tensor]]):
-        self._make = make
+    Args:
+        make: returns those that are to be made.
+        known: those that are there already, and can be had without making the others.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], dict[str, Tensor]],
+        known: Mapping[str, Tensor] | None = None,
+    ):
+        self._make, self.known = make, dict(known or {})
 
     @cached_property
     def _made(self) -> dict[str, Tensor]:
-        return self._make()
+        return {**self._make(), **self.known}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._made[name]
+        return self.known[name] if name in self.known else self._made[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._made)
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def __reduce__(self):
+        # What makes them may be a closure: they are made, and travel as they are.
+        return Links, (dict, dict(self))
+
+
+def _changed(links: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> Links:
+    """Return links each of which is changed when it is looked at."""
+    known = links.known if isinstance(links, Links) else links
+    return Links(
+        lambda: {name: change(link) for name, link in links.items()},
+        {name: change(link) for name, link in known.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +80,7 @@ class Batch:
             self.inputs[rows, :seq_len],
             self.targets[rows, :seq_len],
             self.roles[rows, :seq_len],
-            Links(lambda: {name: link[rows] for name, link in self.links.items()}),
+            _changed(self.links, lambda link: link[rows]),
         )
 
     def trimmed(self) -> "Batch":
@@ -72,7 +94,7 @@ class Batch:
             self.inputs.to(device),
             self.targets.to(device),
             self.roles.to(device),
-            Links(lambda: {name: link.to(device) for name, link in self.links.items()}),
+            _changed(self.links, lambda link: link.to(device)),
         )
 
 

@@ -1,7 +1,10 @@
 """What options are held to: each error names field, value and bound."""
 
 from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
+KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 MAX_SEQ_LEN = 2**20
 MAX_VOCAB_SIZE = 2**30
 
@@ -27,3 +30,20 @@ def one_of(name: str, value: str, known: Sequence[str]) -> None:
     """
     if value not in known:
         raise ValueError(f"{name}={value!r}: must be {', '.join(known)}")
+
+
+def of_kind(name: str, value: Any, hint: Any) -> None:
+    """Hold a value to its annotation: whole number, number, truth or text; None where allowed.
+
+    Raises:
+        ValueError: when it is of another kind; a truth is no number.
+    """
+    allowed = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
+    if value is None and NoneType in allowed:
+        return
+    for kind, what in KINDS.items():
+        if kind in allowed:
+            fits = isinstance(value, (int, float) if kind is float else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{name}={value!r}: must be {what}")
+            return

@@ -39,7 +39,14 @@ def stream(name: str, seed: int) -> int:
 
 
 def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b i"]:
-    """Return 64 random bits for each row and index 0 … count − 1.
+    """Return 64 random bits for each row and index 0 … count − 1 (at most 2²⁴)."""
+    return words_at(key, split, rows, torch.arange(count, device=rows.device)[None])
+
+
+def words_at(
+    key: int, split: int, rows: Int64[Tensor, " b"], index: Int64[Tensor, "#b i"]
+) -> Int64[Tensor, "b i"]:
+    """Return 64 random bits for each row and index.
 
     Word i of row r is output (split·2³⁶ + r)·2²⁴ + i of splitmix64 seeded with `key`. The
     counter is mixed by a bijection, so two splits or rows of one key never share a word.
@@ -48,11 +55,10 @@ def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[
         key: from `stream`.
         split: in 0 … 15.
         rows: row numbers in 0 … 2³⁶ − 1.
-        count: at most 2²⁴.
+        index: in 0 … 2²⁴ − 1, of one row for all or of each.
     """
     first = _signed(key + _GAMMA * ((split << ROW_BITS + INDEX_BITS) + 1))
-    steps = torch.arange(count, device=rows.device) * _signed(_GAMMA)
-    word = (rows * _signed(_GAMMA << INDEX_BITS) + first)[:, None] + steps
+    word = (rows * _signed(_GAMMA << INDEX_BITS) + first)[:, None] + index * _signed(_GAMMA)
     shifted = torch.empty_like(word)
     for shift, factor in _STEPS:
         torch.bitwise_right_shift(word, shift, out=shifted)
@@ -63,7 +69,7 @@ def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[
     return word
 
 
-def below(word: Int64[Tensor, "b i"], n: int) -> Int64[Tensor, "b i"]:
+def below(word: Int64[Tensor, "b i"], n: int | Int64[Tensor, "#b #i"]) -> Int64[Tensor, "b i"]:
     """Return a number in 0 … n − 1 from the low half of each word, uniform to n/2³² (n ≤ 2³¹)."""
     return (word & 0xFFFFFFFF).mul_(n).bitwise_right_shift_(32)
 

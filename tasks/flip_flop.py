@@ -10,7 +10,7 @@ from torch import Tensor
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, within
-from tasks.rules import most_recent_match
+from tasks.rules import at, most_recent_match, shifted
 
 SYMBOLS = "01wir"
 WRITE, SKIP, READ = 2, 3, 4
@@ -130,9 +130,9 @@ class FlipFlop(Task):
         A bigram table and the position are at chance: neither depends on the bits.
         """
         return {
-            "most recent bit": lambda batch: batch.inputs.roll(1, 1),
+            "most recent bit": shifted(1),
             "most recent match": most_recent_match,
-            "first write": lambda batch: batch.inputs[:, 1:2].expand_as(batch.inputs),
+            "first write": at(1),
             "majority": _majority,
         }
 

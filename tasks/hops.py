@@ -1,5 +1,6 @@
 """Hops: pairs a → b, b → c, …; where do k links from an entity lead?"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
-from tasks.rules import most_recent_match
+from tasks.rules import at, context_value, most_recent_match, shifted
 
 SOURCE, TARGET, COUNT, QUERY, FILLER = range(5)
 MAX_HOPS = 5
@@ -23,19 +24,19 @@ class Hops(Task):
 
     A row is K pairs a f(a) in random order, the token k that tells how many hops, then a slot for
     each of the K entities, once, in random order: entity, filler; then fillers to the end. f is a
-    random cycle of all K, so that no h < K hops lead back. Entities are distinct, uniform in
-    6 … V − 1; fillers are token 0.
+    random cycle of all K ≥ k + 2, so that k hops lead neither back to the entity nor to the one
+    whose link leads to it. Entities are distinct, uniform in 6 … V − 1; fillers are token 0.
 
-    With three entities, two hops and V = 12, row 0 of seed 0 is
+    With four entities, two hops and V = 12, row 0 of seed 0 is
 
-    >>> task = Hops(seq_len=13, n_pairs=3, hops=2, vocab_size=12)
+    >>> task = Hops(seq_len=17, n_pairs=4, hops=2, vocab_size=12)
     >>> batch = task.batch(size=1)
     >>> batch.inputs.tolist()
-    [[9, 7, 7, 6, 6, 9, 2, 6, 0, 7, 0, 9, 0]]
-    >>> batch.targets[:, 7:].tolist()
-    [[7, -100, 9, -100, 6, -100]]
+    [[9, 7, 7, 6, 6, 8, 8, 9, 2, 7, 0, 8, 0, 9, 0, 6, 0]]
+    >>> batch.targets[:, 9:].tolist()
+    [[8, -100, 7, -100, 6, -100, 9, -100]]
 
-    The cycle is 9 → 7 → 6 → 9; the token 2 asks for two hops, and from 6 they lead over 9 to 7.
+    The cycle is 9 → 7 → 6 → 8 → 9; the token 2 asks for two hops, and from 7 they lead over 6 to 8.
 
     Scored: the entity of each slot; the answer is fᵏ of it. Chance: 1/(V − 6).
 
@@ -61,7 +62,7 @@ class Hops(Task):
     separates: ClassVar[str] = "depth and composition of heads"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
-            {"seq_len": 20, "n_pairs": 4, "vocab_size": 24},
+            {"seq_len": 29, "n_pairs": 7, "vocab_size": 24},
             "LOG.md, the suite end to end",
             stack="AM*3",
         ),
@@ -82,10 +83,10 @@ class Hops(Task):
     def check(self) -> None:
         """Hold the options to their bounds."""
         within("hops", self.hops, 1, MAX_HOPS)
-        shortest = 4 * (self.hops + 1) + 1
-        within("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 1 pairs and slots")
+        shortest = 4 * (self.hops + 2) + 1
+        within("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 2 pairs and slots")
         most = (self.seq_len - 1) // 4
-        within("n_pairs", self.n_pairs, self.hops + 1, most, "more than hops; (seq_len − 1) / 4")
+        within("n_pairs", self.n_pairs, self.hops + 2, most, "hops + 2; (seq_len − 1) / 4")
         least = FIRST_ENTITY + self.n_pairs
         within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "n_pairs + 6")
 
@@ -142,6 +143,17 @@ class Hops(Task):
                 answer[position] = entity
         return answers
 
+    def _beside(self, batch: Batch, choose: Callable[[dict[int, int], int, int], int]) -> Tensor:
+        """Answer with what a rule chooses by the links, an entity, and the one that leads to it."""
+        answers = torch.full_like(batch.inputs, IGNORE)
+        context = 2 * self.n_pairs
+        for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
+            link = dict(zip(row[:context:2], row[1:context:2], strict=True))
+            source = {target: entity for entity, target in link.items()}
+            for position in range(context + 1, 2 * context + 1, 2):
+                answer[position] = choose(link, row[position], source[row[position]])
+        return answers
+
     @property
     def guess(self) -> float:
         """The accuracy of a guess among the entities."""
@@ -150,7 +162,10 @@ class Hops(Task):
     def rules(self) -> dict[str, Predictor]:
         """Return rules that look right without following k links.
 
-        "one hop", "a hop too few" and "a hop too many" are never right, but for "one hop" at k = 1.
+        "one hop", "a hop too few", "a hop too many" and "one hop back", the entity whose link leads
+        to the one asked for, are never right, but for "one hop" at k = 1. "no neighbour" is the
+        first stored entity that is neither the one asked for nor one link from it, either way:
+        1/(K − 3), and never right at k = 1. So four entities are too few to ask two hops of.
         "most recent match" copies what followed the entity before, as source or as target: 1/(2K),
         and 1/2 more at k = 1. "context value" is a stored target at random, "last value" the last
         stored, "position only" the i-th stored in slot i: 1/K. A bigram table is at chance, as
@@ -160,19 +175,20 @@ class Hops(Task):
             "one hop": lambda batch: self._led(batch, 1 - self.hops),
             "a hop too few": lambda batch: self._led(batch, -1),
             "a hop too many": lambda batch: self._led(batch, 1),
+            "one hop back": lambda batch: self._beside(batch, lambda _link, _entity, back: back),
+            "no neighbour": lambda batch: self._beside(batch, _no_neighbour),
             "most recent match": most_recent_match,
-            "context value": self._context_value,
-            "last value": lambda batch: batch.inputs[:, 2 * self.n_pairs - 1, None].expand_as(
-                batch.inputs
-            ),
-            "position only": lambda batch: batch.inputs.roll(2 * self.n_pairs, 1),
+            "context value": context_value(self.n_pairs, 2),
+            "last value": at(2 * self.n_pairs - 1),
+            "position only": shifted(2 * self.n_pairs),
         }
-
-    def _context_value(self, batch: Batch) -> Tensor:
-        rows = torch.arange(len(batch.inputs), device=batch.inputs.device)
-        word = counter.words(counter.stream("context value", 0), 0, rows, self.seq_len)
-        return batch.inputs.gather(1, 2 * counter.below(word, self.n_pairs) + 1)
 
     def text(self, token: int) -> str:
         """Return how a token is shown: a hop count as h1 … h5."""
         return f"h{token}" if 0 < token < FIRST_ENTITY else str(token)
+
+
+def _no_neighbour(link: dict[int, int], entity: int, back: int) -> int:
+    """Return the first stored entity that no link ties to this one (-100 where all are tied)."""
+    near = (entity, link[entity], back)
+    return next((other for other in link if other not in near), IGNORE)

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
@@ -128,22 +129,15 @@ class Language(Task):
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
-        n_states, n_strings = self.max_states, self.max_strings
         t, longest = self.seq_len, min(self.max_length, self.seq_len + 1)
-        sizes = [
-            1,
-            n_strings,
-            2 + counter.rounds(self.n_symbols) + n_states * (1 + 2 * MAX_EDGES),
-            n_strings * longest,
-        ]
-        word = self.words(split, numbers, seed, sum(sizes))
-        count, length, drawn, step = word.split(sizes, dim=1)
+        n_drawn = 2 + counter.rounds(self.n_symbols) + self.max_states * (1 + 2 * MAX_EDGES)
+        sizes = [1, self.max_strings, n_drawn]
+        count, length, drawn = self.words(split, numbers, seed, sum(sizes)).split(sizes, dim=1)
         automata = self._automata(drawn)
-        count = counter.below(count, n_strings - self.min_strings + 1) + self.min_strings
-        length = counter.below(length, self.max_length) + 1
-        walked, written = _walk(automata, step.unflatten(1, (n_strings, longest)))
-
-        # One token more than a row has, as the last position's target.
+        count = counter.below(count, self.max_strings - self.min_strings + 1) + self.min_strings
+        # T + 1 tokens, of which the last is the last target, have room for no more strings.
+        n_strings = min(self.max_strings, t // 2 + 1)
+        length = counter.below(length[:, :n_strings], self.max_length) + 1
         place = torch.arange(t + 1, device=numbers.device).expand(len(numbers), -1)
         start = (length + 1).cumsum(1) - length - 1
         used = torch.arange(n_strings, device=numbers.device) < count
@@ -152,9 +146,12 @@ class Language(Task):
         string = begins[:, :-1].cumsum(1) - 1
         offset = place - start.gather(1, string)
         inside = offset < length.gather(1, string)
-        source = string * longest + offset.clamp(max=longest - 1)
-        token = written.gather(1, source).where(inside, SEPARATOR)
-        state = walked.gather(1, source).where(inside, -1)[:, 1:]
+        # A string has the words of its steps side by side; only those that a row holds are drawn.
+        index = sum(sizes) + string * longest + offset.clamp(max=longest - 1)
+        key = counter.stream(self.name, seed)
+        word = counter.words_at(key, self.splits.index(split), numbers, index)
+        state, token = _walk(automata, start, length.where(used, 0), word)
+        token, state = token.where(inside, SEPARATOR), state.where(inside, -1)[:, 1:]
 
         between = (offset == length.gather(1, string)) & (string < count - 1)
         roles = torch.full_like(token, PADDING).where(~between, BETWEEN).where(~inside, SYMBOL)
@@ -180,7 +177,7 @@ class Language(Task):
         first, second, mixing, edges, symbols, others = word.split(sizes, dim=1)
         n_states = counter.below(first, self.max_states - self.min_states + 1) + self.min_states
         alphabet = counter.below(second, self.n_symbols - MIN_SYMBOLS + 1) + MIN_SYMBOLS
-        n_edges = _below(edges, (n_states - 1).clamp(max=MAX_EDGES)) + 1
+        n_edges = counter.below(edges, (n_states - 1).clamp(max=MAX_EDGES)) + 1
         rank = _distinct(symbols.unflatten(1, (-1, MAX_EDGES)), alphabet)
         token = counter.permute(mixing, rank.flatten(1), self.n_symbols).long() + 1
         other = _distinct(others.unflatten(1, (-1, MAX_EDGES)), n_states - 1)
@@ -231,11 +228,6 @@ class Language(Task):
         return chr(ord("a") + token - 1) if self.n_symbols <= 26 else str(token)
 
 
-def _below(word: Tensor, n: Tensor) -> Tensor:
-    """Return a number in 0 … n − 1 from the low half of each word, for n that vary."""
-    return (word & 0xFFFFFFFF) * n >> 32
-
-
 def _distinct(word: Tensor, n: Tensor) -> Tensor:
     """Return distinct numbers in 0 … n − 1 along the last axis, [b s e], from a word each.
 
@@ -245,27 +237,45 @@ def _distinct(word: Tensor, n: Tensor) -> Tensor:
         word: [b s e].
         n: [b 1].
     """
-    drawn = _below(word[:, :, 0], n)[:, :, None]
+    drawn = counter.below(word[:, :, 0], n)[:, :, None]
     for j in range(1, word.shape[2]):
-        rank = _below(word[:, :, j], (n - j).clamp(min=1))
+        rank = counter.below(word[:, :, j], (n - j).clamp(min=1))
         for taken in drawn.sort(dim=2).values.unbind(2):
             rank += rank >= taken
         drawn = torch.cat((drawn, rank[:, :, None]), 2)
     return drawn
 
 
-def _walk(automata: _Automata, word: Tensor) -> tuple[Tensor, Tensor]:
-    """Walk from state 0, a step for each word [b k l]; return states and tokens, [b k·l] each."""
-    state = torch.zeros_like(word[:, :, 0])
+def _walk(
+    automata: _Automata, start: Tensor, length: Tensor, word: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Walk strings from state 0; return states and tokens, [b p] each.
+
+    Where no string is they mean nothing.
+
+    Args:
+        automata: of the rows.
+        start: [b k], the place of each string's first token.
+        length: [b k], 0 for one that is not there; what lies behind the last place is left out.
+        word: [b p], of the step that each place takes.
+    """
+    n_places = word.shape[1]
+    length = length.minimum(n_places - start)
+    length, order = length.sort(dim=1, descending=True, stable=True)
+    place, state = start.gather(1, order), torch.zeros_like(start)
     symbol, following = automata.symbol.flatten(1), automata.following.flatten(1)
-    walked, written = torch.empty_like(word), torch.empty_like(word)
-    for step in range(word.shape[2]):
-        walked[:, :, step] = state
-        edge = _below(word[:, :, step], automata.n_edges.gather(1, state))
-        edge += state * MAX_EDGES
-        written[:, :, step] = symbol.gather(1, edge)
+    # A place more, for the steps past the strings' ends.
+    word, taken = pad(word, (0, 1)), word.new_zeros(len(word), n_places + 1)
+    for step in range(int(length.max())):
+        # With the longest first, no more than these go on: all steps cost p·log p together.
+        n = min(length.shape[1], n_places // (step + 1))
+        now = (place[:, :n] + step).where(length[:, :n] > step, n_places)
+        edge = counter.below(word.gather(1, now), automata.n_edges.gather(1, state[:, :n]))
+        edge += state[:, :n] * MAX_EDGES
+        taken.scatter_(1, now, edge)
         state = following.gather(1, edge)
-    return walked.flatten(1), written.flatten(1)
+    taken = taken[:, :-1]
+    return taken // MAX_EDGES, symbol.gather(1, taken)
 
 
 def _most_frequent(batch: Batch, order: int) -> Tensor:
@@ -276,15 +286,18 @@ def _most_frequent(batch: Batch, order: int) -> Tensor:
     """
     answers = []
     for row in batch.inputs.tolist():
-        seen: dict[tuple[int, ...], Counter[int]] = {}
+        count: Counter[tuple[int, ...]] = Counter()
+        best: dict[tuple[int, ...], int] = {}
         answer = []
         for position, token in enumerate(row):
             if token != SEPARATOR:
                 for n in range(min(order, position) + 1):
-                    context = tuple(row[position - n : position])
-                    seen.setdefault(context, Counter())[token] += 1
+                    behind = tuple(row[position - n : position])
+                    count[*behind, token] += 1
+                    rival = best.setdefault(behind, token)
+                    if (count[*behind, token], rival) > (count[*behind, rival], token):
+                        best[behind] = token
             contexts = (tuple(row[position + 1 - n : position + 1]) for n in range(order, -1, -1))
-            found = next((seen[context] for context in contexts if context in seen), Counter())
-            answer.append(min(found, key=lambda t: (-found[t], t), default=IGNORE))
+            answer.append(next((best[behind] for behind in contexts if behind in best), IGNORE))
         answers.append(answer)
     return torch.tensor(answers, device=batch.inputs.device)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.rules import looked_up, most_frequent, shifted
 
 INSERT = 0
 KEY, QUERY, PADDING = range(3)
 MAX_FACTS = 2**20
-MAX_VOCAB_SIZE = 2**21
 MASK = 2**64 - 1
 
 
@@ -180,16 +180,10 @@ class Memorize(Task):
         """
         answers = torch.full_like(batch.inputs, IGNORE)
         fact = torch.arange(self.n_facts, device=batch.inputs.device)
-        digit = (batch.inputs.roll(1, 1) - 1).clamp(min=0) % modulus
+        digit = (shifted(1)(batch) - 1) % modulus
         for key in batch.links["map"].unique().tolist():
-            value = self._values(key & MASK, fact)
-            pair, count = (fact % modulus * self.vocab_size + value).unique(return_counts=True)
-            # Counts lead, so that the largest is the answer; what is left is V − value.
-            rank = (count + 1) * self.vocab_size - pair % self.vocab_size
-            best = torch.zeros(modulus, dtype=torch.int64, device=fact.device)
-            best.scatter_reduce_(0, pair // self.vocab_size, rank, "amax")
-            found = (self.vocab_size - best % self.vocab_size)[digit]
-            answers = found.where(batch.links["map"] == key, answers)
+            table = most_frequent(fact % modulus, self._values(key & MASK, fact))
+            answers = looked_up(table, digit).where(batch.links["map"] == key, answers)
         return answers
 
     def text(self, token: int) -> str:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.rules import what_followed
+from tasks.bounds import MAX_VOCAB_SIZE
+from tasks.rules import at, context_value, most_recent_match, what_followed
 
 KEY, VALUE, QUERY, FILLER = range(4)
 Fillers = Literal["any", "fresh", "zero"]
 MAX_SEQ_LEN = 2**17
-MAX_VOCAB_SIZE = 2**30
+"""Shorter than other tasks': `counter.Race` draws among 2¹⁶ slots at most, of two tokens each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +190,8 @@ class MQAR(Task):
         oracle answers there too. At every scored position the answer is the target.
         """
         answers = what_followed(batch.inputs, latest=False)
-        token, even = batch.inputs, torch.arange(self.seq_len, device=batch.inputs.device) % 2 == 0
+        token = batch.inputs
+        even = torch.arange(token.shape[1], device=token.device) % 2 == 0
         return answers.where(even & (token > 0) & (token < self.vocab_size // 2), IGNORE)
 
     @property
@@ -202,32 +204,22 @@ class MQAR(Task):
 
         "context value" is a stored value at random and "last value" the last stored: 1/K.
         "position only" answers with stored value i in slot i: about 2/K, as early keys draw
-        early slots. "most recent match" copies what followed the token before: 1 less decoys.
-        The first three read K from the roles. A bigram table does not apply: across rows it is
-        at chance, pairs being drawn anew; within a row it is the most recent match. A uniform
-        guess is `chance`.
+        early slots. "most recent match" copies what followed the token before: 1 less decoys. A
+        bigram table does not apply: across rows it is at chance, pairs being drawn anew; within
+        a row it is the most recent match. A uniform guess is `chance`.
         """
+        n_pairs = self.pair_count
         return {
-            "context value": self._context_value,
-            "last value": self._last_value,
+            "context value": context_value(n_pairs, 2),
+            "last value": at(2 * n_pairs - 1),
             "position only": self._position_only,
-            "most recent match": lambda batch: what_followed(batch.inputs, latest=True),
+            "most recent match": most_recent_match,
         }
 
-    def _context_value(self, batch: Batch) -> Tensor:
-        n_pairs = (batch.roles == VALUE).sum(1, keepdim=True)
-        rows = torch.arange(len(batch.inputs), device=batch.inputs.device)
-        word = counter.words(counter.stream("context value", 0), 0, rows, self.seq_len)
-        return batch.inputs.gather(1, 2 * ((word & 0xFFFFFFFF) * n_pairs >> 32) + 1)
-
-    def _last_value(self, batch: Batch) -> Tensor:
-        n_pairs = (batch.roles == VALUE).sum(1, keepdim=True)
-        return batch.inputs.gather(1, 2 * n_pairs - 1).expand_as(batch.inputs)
-
     def _position_only(self, batch: Batch) -> Tensor:
-        n_pairs = (batch.roles == VALUE).sum(1, keepdim=True)
-        slot = torch.arange(self.seq_len, device=batch.inputs.device) // 2 - n_pairs
-        return batch.inputs.gather(1, 2 * (slot % n_pairs) + 1)
+        position = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
+        slot = position // 2 - self.pair_count
+        return batch.inputs[:, 2 * (slot % self.pair_count) + 1]
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,5 @@
 """Bytes: the next byte of a text, a file or folder of one's own; its tail is held out."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ from torch import Tensor
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, within
 from tasks.corpus import Corpus, TextChangedError, open_corpus
+from tasks.rules import looked_up, most_frequent
 
 N_BYTES = 256
 BYTE = 0
@@ -101,7 +101,9 @@ class Bytes(Task):
                     f"{split}, must be ≥ seq_len + 1 = {self.seq_len + 1}"
                 )
         if self.digest not in (None, corpus.digest):
-            raise ValueError(f"digest={self.digest}: path={self.path!r} has changed since")
+            raise TextChangedError(
+                f"digest={self.digest}: path={self.path!r} has changed since it had that"
+            )
         object.__setattr__(self, "digest", corpus.digest)
         if self.path is not None:
             object.__setattr__(self, "path", corpus.root)
@@ -198,12 +200,10 @@ def _contexts(inputs: Tensor, order: int) -> Tensor:
 def _most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
     """Return the byte most frequent behind the last `order` bytes, or else behind fewer."""
     answers = torch.full_like(batch.inputs, IGNORE)
-    for n, (contexts, targets) in enumerate(_tables(task, order)):
-        wanted = _contexts(batch.inputs, n)
-        contexts, targets = contexts.to(wanted.device), targets.to(wanted.device)
-        place = torch.searchsorted(contexts, wanted).clamp(max=len(contexts) - 1)
+    for n, table in enumerate(_tables(task, order)):
+        found = looked_up(table, _contexts(batch.inputs, n))
         later = answers[:, max(0, n - 1) :]
-        later.copy_(targets[place].where(contexts[place] == wanted, later))
+        later.copy_(found.where(found != IGNORE, later))
     return answers
 
 
@@ -211,18 +211,7 @@ def _most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
 def _tables(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return contexts of 0 … order bytes in order, and the byte most frequent behind each."""
     batch = task.batch(size=max(1, TABLE_BYTES // task.seq_len))
-    return tuple(_counted(batch, order))
-
-
-def _counted(batch: Batch, order: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for n in range(min(order, batch.inputs.shape[1]) + 1):
-        target = batch.targets[:, max(0, n - 1) :]
-        pair = _contexts(batch.inputs, n) * N_BYTES + target
-        pairs, counts = pair.unique(return_counts=True)
-        # Of equal counts the lowest target: pairs come in order, and the sorts are stable.
-        pairs = pairs[counts.argsort(descending=True, stable=True)]
-        pairs = pairs[(pairs // N_BYTES).argsort(stable=True)]
-        context, target = pairs // N_BYTES, pairs % N_BYTES
-        first = torch.ones_like(context, dtype=torch.bool)
-        first[1:] = context[1:] != context[:-1]
-        yield context[first], target[first]
+    return tuple(
+        most_frequent(_contexts(batch.inputs, n), batch.targets[:, max(0, n - 1) :])
+        for n in range(min(order, task.seq_len) + 1)
+    )

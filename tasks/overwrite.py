@@ -9,7 +9,7 @@ from torch import Tensor
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
-from tasks.rules import what_followed
+from tasks.rules import at, context_value, drawn, shifted, what_followed
 
 KEY, VALUE, QUERY, FILLER = range(4)
 
@@ -169,25 +169,16 @@ class Overwrite(Task):
         return {
             "first written": lambda batch: what_followed(batch.inputs, latest=False),
             "written value": self._written_value,
-            "context value": self._context_value,
-            "last value": lambda batch: batch.inputs[:, 2 * self.n_writes - 1, None].expand_as(
-                batch.inputs
-            ),
-            "position only": lambda batch: batch.inputs.roll(2 * self.n_pairs - 1, 1),
+            "context value": context_value(self.n_writes, 2),
+            "last value": at(2 * self.n_writes - 1),
+            "position only": shifted(2 * self.n_pairs - 1),
         }
 
     def _written_value(self, batch: Batch) -> Tensor:
-        writes = batch.inputs[:, : 2 * self.n_writes]
-        same = writes[:, None, ::2] == batch.inputs[:, :, None]
-        pick = _draw("written value", batch.inputs, 1 + self.rewrites)
-        wanted = same & (same.cumsum(2) == pick[:, :, None] + 1)
-        return writes[:, 1::2].gather(1, wanted.long().argmax(2))
-
-    def _context_value(self, batch: Batch) -> Tensor:
-        return batch.inputs.gather(1, 2 * _draw("context value", batch.inputs, self.n_writes) + 1)
-
-
-def _draw(name: str, inputs: Tensor, n: int) -> Tensor:
-    """Return a number in 0 … n − 1 for each position, int64 [b t]."""
-    rows = torch.arange(len(inputs), device=inputs.device)
-    return counter.below(counter.words(counter.stream(name, 0), 0, rows, inputs.shape[1]), n)
+        n_writes = self.n_writes
+        keys, values = batch.inputs[:, : 2 * n_writes : 2], batch.inputs[:, 1 : 2 * n_writes : 2]
+        # Stably sorted, the writes of a key lie side by side, from its first to its latest.
+        keys, order = keys.sort(dim=1, stable=True)
+        pick = drawn("written value", batch.inputs, 1 + self.rewrites)
+        place = torch.searchsorted(keys, batch.inputs.contiguous()) + pick
+        return values.gather(1, order.gather(1, place.clamp(max=n_writes - 1)))

@@ -1,10 +1,13 @@
 """Rules that look right without solving a task: what accuracy is to be read beside."""
 
+from collections import Counter
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from tasks import counter
 from tasks.base import IGNORE, Batch, Predictor, Task
 
 TABLE_ROWS = 2048
@@ -30,9 +33,69 @@ def most_recent_match(batch: Batch) -> Tensor:
     return what_followed(batch.inputs, latest=True)
 
 
+def first_match(batch: Batch) -> Tensor:
+    """Copy what followed the first earlier occurrence of the token, int64 [b t] (else -100)."""
+    return what_followed(batch.inputs, latest=False)
+
+
+def two_tokens(batch: Batch) -> Tensor:
+    """Copy what followed the first earlier occurrence of the last two tokens, int64 [b t].
+
+    Where these have not stood together before it is `first_match`.
+    """
+    answers, n = first_match(batch), int(batch.inputs.max()) + 1
+    followed = what_followed(batch.inputs[:, :-1] * n + batch.inputs[:, 1:], latest=False)
+    answers[:, 1:] = (followed % n).where(followed != IGNORE, answers[:, 1:])
+    return answers
+
+
+def most_frequent_token(lowest: int) -> Predictor:
+    """Return the rule that answers a row's most frequent token ≥ lowest, of equals the first."""
+
+    def rule(batch: Batch) -> Tensor:
+        answers = torch.full_like(batch.inputs, IGNORE)
+        for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
+            for token, _ in Counter(token for token in row if token >= lowest).most_common(1):
+                answer[:] = token
+        return answers
+
+    return rule
+
+
+def shifted(by: int) -> Predictor:
+    """Return the rule that answers the token so many positions before (-100 where none is)."""
+    return lambda batch: pad(batch.inputs, (by, -by), value=IGNORE)
+
+
+def at(position: int) -> Predictor:
+    """Return the rule that answers the token at one position of the row, everywhere."""
+    return lambda batch: batch.inputs[:, position, None].expand_as(batch.inputs)
+
+
+def drawn(name: str, inputs: Tensor, n: int) -> Tensor:
+    """Return a number in 0 … n − 1 for each position, int64 [b t], from a rule's own words."""
+    rows = torch.arange(len(inputs), device=inputs.device)
+    return counter.below(counter.words(counter.stream(name, 0), 0, rows, inputs.shape[1]), n)
+
+
+def context_value(n_stored: int, width: int) -> Predictor:
+    """Return the rule that answers a stored value at random.
+
+    Args:
+        n_stored: how many are stored, from the row's first position on.
+        width: tokens that each takes, its value the last.
+    """
+
+    def rule(batch: Batch) -> Tensor:
+        which = drawn("context value", batch.inputs, n_stored)
+        return batch.inputs.gather(1, width * which + width - 1)
+
+    return rule
+
+
 def bigram(task: Task) -> Predictor:
     """Return the rule that answers what is most often right after the token at hand."""
-    return lambda batch: _looked_up(*_table(task, by_position=False), batch.inputs)
+    return lambda batch: looked_up(_table(task, by_position=False), batch.inputs)
 
 
 def position_only(task: Task) -> Predictor:
@@ -41,29 +104,45 @@ def position_only(task: Task) -> Predictor:
     def rule(batch: Batch) -> Tensor:
         t = batch.inputs.shape[1]
         positions = torch.arange(t, device=batch.inputs.device).expand_as(batch.inputs)
-        return _looked_up(*_table(task, by_position=True), positions)
+        return looked_up(_table(task, by_position=True), positions)
 
     return rule
 
 
-@lru_cache(maxsize=64)
-def _table(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
-    """Return features in order, and the target most frequent with each in the first rows."""
-    rows = max(1, min(TABLE_ROWS, 2**20 // task.seq_len))
-    batch = task.batch(size=rows)
-    row, position = (batch.targets != IGNORE).nonzero(as_tuple=True)
-    target = batch.targets[row, position]
-    feature = position if by_position else batch.inputs[row, position]
-    pairs, counts = torch.stack([feature, target], 1).unique(dim=0, return_counts=True)
-    # Of equal counts the lowest target: pairs come in order, and the sort is stable.
+def most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features in order, and the target most frequent with each, of equals the lowest.
+
+    Args:
+        features: int64, ≥ 0, of any shape; times the largest target below 2⁶³.
+        targets: int64 of the same shape, ≥ 0.
+    """
+    n = int(targets.max()) + 1
+    pairs, counts = (features * n + targets).unique(return_counts=True)
+    # Pairs come in order, and the sorts are stable: so the lowest target of equals leads.
     pairs = pairs[counts.argsort(descending=True, stable=True)]
-    pairs = pairs[pairs[:, 0].argsort(stable=True)]
-    first = torch.ones(len(pairs), dtype=torch.bool)
-    first[1:] = pairs[1:, 0] != pairs[:-1, 0]
-    return pairs[first, 0], pairs[first, 1]
+    pairs = pairs[(pairs // n).argsort(stable=True)]
+    feature, target = pairs // n, pairs % n
+    first = torch.ones_like(feature, dtype=torch.bool)
+    first[1:] = feature[1:] != feature[:-1]
+    return feature[first], target[first]
 
 
-def _looked_up(features: Tensor, answers: Tensor, wanted: Tensor) -> Tensor:
-    features, answers = features.to(wanted.device), answers.to(wanted.device)
+def looked_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
+    """Return the answer of each wanted feature, -100 where the table of `most_frequent` has none.
+
+    Args:
+        table: features and answers.
+        wanted: int64 of any shape.
+    """
+    features, answers = (column.to(wanted.device) for column in table)
     place = torch.searchsorted(features, wanted.contiguous()).clamp(max=len(features) - 1)
     return torch.where(features[place] == wanted, answers[place], IGNORE)
+
+
+@lru_cache(maxsize=64)
+def _table(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
+    """Return what is most frequent with each position or token, in the first training rows."""
+    batch = task.batch(size=max(1, min(TABLE_ROWS, 2**20 // task.seq_len)))
+    row, position = (batch.targets != IGNORE).nonzero(as_tuple=True)
+    feature = position if by_position else batch.inputs[row, position]
+    return most_frequent(feature, batch.targets[row, position])

@@ -11,7 +11,7 @@ from torch import Tensor
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
-from tasks.rules import position_only
+from tasks.rules import drawn, most_frequent_token, position_only
 
 BLANK, INSERT, FIRST = range(3)
 CONTENT, QUERY, EMPTY = range(3)
@@ -109,15 +109,18 @@ class SelectiveCopy(Task):
         """Return rules that look right without counting the content.
 
         "last content" is the content token nearest to the inserts and "any content" one at random:
-        1/n + (1 − 1/n)/(V − 2), right at one of n, and by luck. "by place" answers the i-th insert
-        with the content token nearest to where the i-th stands on average: what position alone can
-        select, about 1/3. "position only" is at chance, as is a bigram table: every query is the
-        same token. What followed it before is the same token again, never an answer.
+        1/n + (1 − 1/n)/(V − 2), right at one of n, and by luck. "most frequent content" is one
+        answer for all: .19 at the defaults. "by place" answers the i-th insert with the content
+        token that stands where the i-th most likely does, without counting those before it: .385. A
+        vote of all tokens, each with the probability that the i-th stands there, has .400: about
+        what position alone can select. "position only" is at chance, as is a bigram table: every
+        query is the same token. What followed it before is the same token again, never an answer.
         """
         return {
             "last content": lambda batch: self._said(batch, self._last),
             "any content": lambda batch: self._said(batch, self._any),
-            "by place": lambda batch: self._said(batch, self._nearest),
+            "most frequent content": most_frequent_token(FIRST),
+            "by place": lambda batch: self._said(batch, self._likeliest),
             "position only": position_only(self),
         }
 
@@ -133,17 +136,29 @@ class SelectiveCopy(Task):
         return torch.full_like(place, self.n_tokens - 1)
 
     def _any(self, place: Tensor) -> Tensor:
-        rows = torch.arange(len(place), device=place.device)
-        word = counter.words(counter.stream("any content", 0), 0, rows, self.n_tokens)
-        return counter.below(word, self.n_tokens)
+        return drawn("any content", place, self.n_tokens)
 
-    def _nearest(self, place: Tensor) -> Tensor:
-        # The i-th of n places in 0 … L − 1 is i·(L + 1)/(n + 1) − 1 on average.
+    def _likeliest(self, place: Tensor) -> Tensor:
+        # The place p of the i-th of n, i from 0, in 0 … L − 1 has probability
+        # ∝ C(p, i)·C(L − 1 − p, n − 1 − i), which grows to p = ⌊i·L/(n − 1)⌋ and falls behind it:
+        # the best of the content tokens is next to there.
         n, room = self.n_tokens, self.seq_len - self.n_tokens
-        mean = torch.arange(1, n + 1, device=place.device) * (room + 1)
-        away = ((place[:, None] + 1) * (n + 1) - mean[:, None]).abs()
-        return away.argmin(2)
+        nth = torch.arange(n, device=place.device).repeat(len(place), 1)
+        after = torch.searchsorted(place, nth * room // max(n - 1, 1)).clamp(max=n - 1)
+        before = (after - 1).clamp(min=0)
+
+        def log_probability(which: Tensor) -> Tensor:
+            p = place.gather(1, which)
+            below, above = _log_ways(p, nth), _log_ways(room - 1 - p, n - 1 - nth)
+            return below + above
+
+        return before.where(log_probability(before) >= log_probability(after), after)
 
     def text(self, token: int) -> str:
         """Return how a token is shown: _ for a blank, ? for an insert."""
         return {BLANK: "_", INSERT: "?"}.get(token, str(token))
+
+
+def _log_ways(n: Tensor, k: Tensor) -> Tensor:
+    """Return log(n!/(n − k)!), float64: of the ways to choose k of n, less log k!; −∞ if k > n."""
+    return torch.lgamma((n + 1).double()) - torch.lgamma((n - k + 1).double())

@@ -14,8 +14,8 @@ class Schedule:
     """An option that goes from one value to another over the first training rows.
 
     It moves in stages of as many rows each: whole numbers by their greatest common divisor, so
-    that 64 → 256 takes multiples of 64; fractions in ten steps. Rows of other splits are all of
-    the last value.
+    that 64 → 256 takes multiples of 64 (by one from or to 0); fractions in ten steps. Rows of
+    other splits are all of the last value.
 
     Attributes:
         first: value of row 0.
@@ -44,7 +44,7 @@ class Schedule:
         if first == last:
             return (last,)
         if isinstance(first, int) and isinstance(last, int):
-            step = math.gcd(first, last)
+            step = math.gcd(first, last) if first and last else 1
             return (*range(first, last, step if last > first else -step), last)
         steps = FLOAT_STAGES - 1
         return tuple(round(first + (last - first) * i / steps, 12) for i in range(FLOAT_STAGES))

@@ -34,6 +34,8 @@ class WordProblem(Task):
 
     The targets are the parities of the ones so far.
 
+    There are |G|ᵀ different rows: those of short words over small groups recur across splits.
+
     Scored: every position. Chance: 1/|G|, with |G| = 2, 60, 120 and 60 for Z2, Z60, S5 and A5.
 
     Links, int64 [b t]: query_pos.
@@ -53,7 +55,7 @@ class WordProblem(Task):
     separates: ClassVar[str] = "negative control: constant-depth models fail A5"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
-            {"group": "Z2", "seq_len": 8}, "LOG.md, the suite end to end", stack="SM*2"
+            {"group": "Z2", "seq_len": 14}, "LOG.md, the suite end to end", stack="SM*2"
         ),
         "published": Preset(
             {"group": "A5", "seq_len": 20},

@@ -8,10 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Subject
-from analysis.measures.intervals import bootstrap, wilson
+from analysis.measures.intervals import bootstrap
 from analysis.measures.spectra import Sides, rotated_mixers
 from analysis.scoring import scored
 from lab.hooks import HookFn, HookPoint, NamesFilter
+from lab.intervals import wilson
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 

@@ -7,21 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-Z95 = 1.959963984540054
-"""The normal distribution's 97.5 % point."""
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share among `count` independent trials.
-
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-
-    Source: Wilson, J. Am. Stat. Assoc. 22 (1927), 209.
-    """
-    square = Z95**2 / count
-    middle = share + square / 2
-    half = Z95 * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
+from lab.intervals import wilson
 
 
 def bootstrap(

@@ -23,8 +23,8 @@ from analysis.measures.causes import (
     UNKNOWN,
     Asked,
 )
-from analysis.measures.intervals import wilson
 from analysis.scoring import PART_ENTRIES, Scored, scored
+from lab.intervals import wilson
 from lab.models import LanguageModel
 
 TOP = 5

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from analysis.baselines import scored_positions
-from analysis.measures.intervals import wilson
+from lab.generalisation import as_given
+from lab.intervals import wilson
 from lab.runs import Run
 from tasks.base import Schedule
 
@@ -59,7 +60,7 @@ def reach(run: Run, option: str, entries: Sequence[dict[str, Any]]) -> Reach:
         entries = sorted(entries, key=lambda entry: entry["value"])
     met = [entry for entry in entries if "error" not in entry]
     step = entries[0]["step"]
-    reference = next((e for e in met if _as_given(e["value"]) == trained), None)
+    reference = next((e for e in met if as_given(e["value"]) == trained), None)
     if reference is not None:
         right, ends = reference["accuracy"], tuple(reference["interval"])
     else:
@@ -102,11 +103,6 @@ def _range(trained: Any) -> tuple[float, float] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _as_given(value: Any) -> Any:
-    """Return a value that JSON has changed: a mixture's list was a tuple."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _text(value: Any) -> str:

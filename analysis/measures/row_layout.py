@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
+from torch import Tensor
 
 from analysis.record import drawn
 from tasks.base import IGNORE, Batch, Task
@@ -64,8 +65,13 @@ def laid_out(task: Task, batch: Batch) -> Rows:
     window = slice(max(0, end - LINES * width), end)
     names = range(len(task.role_names))
 
-    def text(tokens: list[int]) -> tuple[str, ...]:
-        return tuple("" if token == IGNORE else task.text(token) for token in tokens)
+    parts = task.parts_of(batch[shown])
+
+    def texts(tokens: Tensor) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            tuple("" if token == IGNORE else part.text(token) for token in row)
+            for part, row in zip(parts, tokens[shown, window].tolist(), strict=True)
+        )
 
     return Rows(
         task=task.name,
@@ -78,6 +84,6 @@ def laid_out(task: Task, batch: Batch) -> Rows:
         first=window.start,
         width=width,
         roles=roles[shown, window],
-        tokens=tuple(map(text, batch.inputs[shown, window].tolist())),
-        answers=tuple(map(text, batch.targets[shown, window].tolist())),
+        tokens=texts(batch.inputs),
+        answers=texts(batch.targets),
     )

@@ -108,7 +108,7 @@ def _examined(
     """Carry out the analyses under a bar."""
     from analysis.base import Subject
     from analysis.examination import chosen, examine
-    from lab.console import counting
+    from lab.console.progress import counting
 
     with counting(chosen(only)) as on_begin:
         with usage():
@@ -138,7 +138,7 @@ def compare(
         return
     from rich.console import Console
 
-    from lab.console import comparison_table
+    from lab.console.runs import comparison_table
 
     Console(markup=False, highlight=False).print(comparison_table(comparison.plain(found)["runs"]))
     typer.echo(out)

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from tasks.varying import Schedule
 
 
+TRUTHS = {"true": True, "false": False}
+
+
 @dataclass(frozen=True)
 class Span:
     """A schedule as typed: from one value to another, over so many steps or over all of them."""
@@ -44,6 +47,10 @@ def read(name: str, text: str, hint: Any) -> Any:
         ValueError: naming the option, the text, and what it may be.
     """
     kind = kind_of(hint)
+    if kind is bool:
+        if text not in TRUTHS:
+            raise ValueError(f"{name}={text}: must be true or false")
+        return TRUTHS[text]
     if not varies(hint):
         return text
     if get_origin(kind) is Literal:
@@ -87,6 +94,14 @@ def settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...]]:
             raise ValueError(f"eval={text}: must be values, not a schedule")
         found[name] = found.get(name, ()) + (value if isinstance(value, tuple) else (value,))
     return found
+
+
+def ends(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with their spans made mixtures of both ends: all that sizes depend on."""
+    return {
+        name: (value.first, value.last) if isinstance(value, Span) else value
+        for name, value in options.items()
+    }
 
 
 def resolved(options: Mapping[str, Any], max_steps: int, batch_size: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def model(
     else:
         from rich.console import Console
 
-        from lab.console import anatomy_table, count_line
+        from lab.console.anatomy import anatomy_table, count_line
 
         Console(markup=False, highlight=False).print(anatomy_table(found))
         typer.echo(count_line(found, compared))
@@ -78,7 +78,7 @@ def errata(
         else:
             from rich.console import Console
 
-            from lab.console import erratum_table
+            from lab.console.errata import erratum_table
 
             Console(markup=False, highlight=False).print(erratum_table(erratum))
         if not erratum.confirmed:

@@ -1,14 +1,12 @@
-"""`lab TASK --show | --audit | --export`: a task's rows, without training on them."""
+"""`lab TASK --show | --audit | --export`: what is asked of a task's rows, without training."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lab.commands.answers import answering, refusal, usage
-from lab.config import ModelConfig
+from lab.commands.answers import answering, usage
+from lab.commands.row_actions import audit_rows, export_rows, show_rows
 
 if TYPE_CHECKING:
     from tasks.base import Task
@@ -116,100 +114,14 @@ def act(
         as_json: print JSON alone.
     """
     split = given["split"] or ("test" if action == "audit" else "train")
-    with usage():
-        task.batch(split=split, size=1, seed=seed)
-    if action == "show":
-        _show(task, split, seed, given, as_json)
-    elif action == "audit":
-        _audit(task, split, seed, sizes, as_json)
-    else:
-        _export(task, split, seed, given, as_json)
-
-
-def _show(task: "Task", split: str, seed: int, given: dict[str, Any], as_json: bool) -> None:
-    if given["figure"] is not None:
-        _draw(task, split, seed, given["show"], given["figure"])
-    if as_json:
-        for number in range(given["show"]):
-            batch = task.batch(split=split, start=number, size=1, seed=seed)
-            found = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
-            row = {name: tensor[0].tolist() for name, tensor in found.items()}
-            links = {name: link[0].tolist() for name, link in batch.links.items()}
-            typer.echo(json.dumps({"row": number, **row, "links": links}))
-    else:
-        from rich.console import Console
-
-        from lab.console_rows import show
-
-        console = Console(highlight=False, markup=False)
-        whole = bool(given["whole"])
-        show(console, task, split=split, seed=seed, count=given["show"], whole=whole)
-    if given["figure"] is not None:
-        typer.echo(f"figure: {given['figure']}", err=as_json)
-
-
-def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
-    """Draw the rows into a file."""
-    from analysis import rows
-    from analysis.export import BrowserError, save
-    from analysis.figures.style import stamped
-    from lab.files import writing
-
-    found = rows.laid_out(task, task.batch(split=split, size=count, seed=seed))
-    drawn = stamped(rows.draw(found), rows.describe(found).title, f"{split}, seed {seed}")
-    try:
-        with answering(), usage(), writing(path):
-            save(drawn, path)
-    except BrowserError as error:
-        raise refusal(error, 2) from error
-
-
-def _audit(task: "Task", split: str, seed: int, sizes: dict[str, int], as_json: bool) -> None:
-    from lab.audit import audit
-    from lab.oracles import ladder
-
-    found = audit(task, split=split, seed=seed)
-    with usage():
-        rungs = ladder(
-            task,
-            d_model=sizes.get("d_model", ModelConfig.d_model),
-            n_heads=sizes.get("n_heads", ModelConfig.n_heads),
-            seed=seed,
-        )
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "task": task.described(),
-                    "split": split,
-                    "seed": seed,
-                    "rows": found.rows,
-                    "scored": found.scored,
-                    "scores": [asdict(score) for score in found.best_first],
-                    "models": [asdict(rung) for rung in rungs],
-                }
-            )
-        )
-    else:
-        from rich.console import Console
-
-        from lab.console_audit import audit_table, ladder_table
-
-        console = Console(markup=False, highlight=False)
-        title = f"{task.name}: accuracy of rules, {split}, seed {seed}"
-        console.print(audit_table(found, title))
-        if rungs:
-            console.print(ladder_table(rungs))
-    if not found.sound:
-        raise refusal(f"{task.name}: its oracle is not always right", 1)
-
-
-def _export(task: "Task", split: str, seed: int, given: dict[str, Any], as_json: bool) -> None:
-    from lab.export import Recipe, export
-    from lab.files import writing
-
-    path, rows = given["export"], given["rows"]
-    with answering(), usage(), writing(path):
-        export(Recipe(task, split, seed, rows), path)
-    said = {"path": str(path), "rows": rows, "bytes": path.stat().st_size}
-    typer.echo(json.dumps(said) if as_json else f"{path}: {rows:,} rows, {said['bytes']:,} bytes")
+    with answering():
+        with usage():
+            task.batch(split=split, size=1, seed=seed)
+        if action == "show":
+            whole, figure = bool(given["whole"]), given["figure"]
+            count = given["show"]
+            show_rows(task, split, seed, count, whole=whole, figure=figure, as_json=as_json)
+        elif action == "audit":
+            audit_rows(task, split, seed, sizes=sizes, as_json=as_json)
+        else:
+            export_rows(task, split, seed, given["rows"], given["export"], as_json=as_json)

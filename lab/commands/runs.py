@@ -26,6 +26,6 @@ def runs(
     elif found.is_empty():
         typer.echo(f"no runs below {root}")
     else:
-        from lab.console import runs_table
+        from lab.console.runs import runs_table
 
         Console(markup=False).print(runs_table(found))

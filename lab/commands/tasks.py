@@ -19,7 +19,7 @@ def tasks(
         return
     from rich.console import Console
 
-    from lab.console_suite import suite_table
+    from lab.console.suite import suite_table
 
     console = Console(markup=False, highlight=False)
     console.print(suite_table(list(surveyed()), console.width))

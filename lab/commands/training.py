@@ -15,12 +15,16 @@ from typer.core import TyperGroup
 
 from lab.commands import rows
 from lab.commands.answers import answering, assignments, usage
-from lab.commands.options import kind_of, read, resolved, settings, varies
+from lab.commands.options import ends, kind_of, read, resolved, settings, varies
 from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
 from tasks import TASKS
 
 Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
 TASK_PANEL = "Tasks: train a model on one"
+ROWS_DEPEND_ON = frozenset(
+    ("seed", "protocol", "batch_size", "max_steps", "train_rows", "d_model", "n_heads")
+)
+"""Options of training that also say which rows there are, or how large a model set by hand is."""
 
 
 class LazyTasks(TyperGroup):
@@ -111,7 +115,13 @@ def _trainer(name: str) -> Callable[..., None]:
         looking = {option: given.pop(option) for option in rows.OPTIONS}
         chosen = {key: value for key, value in given.items() if value not in (None, [])}
         with usage():
-            action = rows.asked(looking, {"out": out, "eval": evaluations, "init": given["init"]})
+            training = {
+                f.name.replace("_", "-"): chosen.get(f.name)
+                for part in (ModelConfig, TrainConfig, Runtime)
+                for f in fields(part)
+                if f.name not in ROWS_DEPEND_ON
+            }
+            action = rows.asked(looking, {"out": out, "eval": evaluations, **training})
         if action is None:
             _train(name, chosen, out, as_json, evaluations)
             return
@@ -164,7 +174,8 @@ def _train(
     as_json: bool,
     evaluations: list[str] | None,
 ) -> None:
-    from lab.console import ending, evaluations_table, result_table, watching
+    from lab.console.progress import watching
+    from lab.console.results import ending, evaluations_table, result_table
     from lab.experiment import carry_out
     from lab.generalisation import at_settings, by_default, evaluate_at
 
@@ -247,8 +258,7 @@ def _configured(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dic
     }
     d_model = given.get("d_model", ModelConfig.d_model)
     # How long rows are says how many make a step, and that over how many rows a schedule goes.
-    max_steps = given.get("max_steps", TrainConfig.max_steps)
-    seq_len = task_class(**resolved(options, max_steps, 1)).seq_len
+    seq_len = task_class(**ends(options)).seq_len
     values = {
         **({"stack": preset.stack} if preset and preset.stack else {}),
         **protocol_defaults(given.get("protocol", "lab"), seq_len, d_model),

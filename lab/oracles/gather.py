@@ -48,7 +48,7 @@ def look_back(
     if attention.position != "rope":
         raise CannotError(
             "position=none: without rotation one layer reads its past as a set, in no order; "
-            "what a second may tell from means over ever longer pasts is not built; "
+            "what a second may tell from means over ever longer pasts is left open; "
             "position=rope would do"
         )
     channels = of_mixer(attention)
@@ -85,11 +85,11 @@ def _fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int, float]
 def _fade(ssd: SSD, residual: Residual) -> float:
     """Gather by a state that fades fast, the own token taken off by the skip."""
     if ssd.norm_weight is not None:
-        raise CannotError("S.gate=norm: not built for a layer that gathers; none or silu would do")
+        raise CannotError("S.gate=norm in a layer that gathers; none or silu would do")
     if ssd.position == "none":
         raise CannotError(
             "S.position=none: without decay, rotation or convolution one layer sums its past in "
-            "no order; what deeper stacks may count is not built; "
+            "no order; what deeper stacks may count is left open; "
             "position=rope, decay or conv would do"
         )
     constant = residual.normed(0)

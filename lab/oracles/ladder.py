@@ -8,13 +8,13 @@ from lab.config import ModelConfig
 from lab.evaluation import evaluate
 from lab.layers.attention import Mask
 from lab.layers.ssd import Position
-from lab.models import MIXERS, TRANSFORMS
+from lab.models import MIXERS, TRANSFORMS, build
 from lab.oracles.cannot import CannotError
-from lab.oracles.solve import BUILT, solved
+from lab.oracles.solve import BUILT, check_built, set_by_hand
 from lab.stack import parse_stack
 from tasks.base import Task
 
-Verdict = Literal["solves", "cannot", "not built"]
+Verdict = Literal["solves", "cannot", "not built", "no such model"]
 NAMES = {"A": "attention", "I": "inner function attention"}
 BLOCKS = 2
 TOKENS_AT_ONCE = 4096
@@ -28,9 +28,10 @@ class Rung:
         mixer: in words.
         stack: in letters.
         options: of the layers, by letter.
-        verdict: "cannot" holds for all weights; "not built" for this construction.
+        verdict: "cannot" holds for all weights, "not built" for this construction; "no such model"
+            where the options allow none.
         accuracy: on the test rows; None where no weights were set.
-        because: one sentence: the bound, or what the accuracy is of.
+        because: one sentence: the bound, the refusal, or what the accuracy is of.
     """
 
     mixer: str
@@ -97,7 +98,11 @@ def rung(
         mixer: what to call it.
         test_rows: rows of the test split to evaluate on.
         seed: of the rows, and of weights that are not set.
+
+    Raises:
+        ValueError: for a task of another name.
     """
+    check_built(task)
     verdict, accuracy, because = _climbed(task, config, test_rows, seed)
     return Rung(mixer, config.stack, config.options, verdict, accuracy, because)
 
@@ -106,12 +111,13 @@ def _climbed(
     task: Task, config: ModelConfig, test_rows: int, seed: int
 ) -> tuple[Verdict, float | None, str]:
     try:
-        model = solved(task, config, seed)
+        model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+    except ValueError as refusal:  # a head of odd width cannot be rotated, say
+        return "no such model", None, str(refusal)
+    try:
+        set_by_hand(model, task)
     except CannotError as refusal:
-        return ("cannot" if refusal.proven else "not built"), None, str(refusal)
-    except ValueError as refusal:
-        # Such a layer there is not: a head of odd width cannot be rotated, say.
-        return "cannot", None, str(refusal)
+        return refusal.verdict, None, refusal.reason
     at_once = max(1, TOKENS_AT_ONCE // task.seq_len)
     reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)
     if reached.accuracy == 1:

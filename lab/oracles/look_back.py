@@ -67,6 +67,6 @@ def _without_attention(model: LanguageModel, length: int) -> CannotError:
     ]
     return CannotError(
         f"to delay by {length} tokens takes a matrix of rank {length}, and one SSD has at most "
-        f"{max(ranks)} = n_heads · d_state beyond its convolution; not built, as rotations of "
-        "fixed wavelengths make no sharp delay; attention would do"
+        f"{max(ranks)} = n_heads · d_state beyond its convolution; rotations of fixed "
+        "wavelengths make no sharp delay; attention would do"
     )

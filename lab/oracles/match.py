@@ -142,7 +142,7 @@ def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
     """
     what = "to prefer the earliest of several keys"
     if channels.layout is None:
-        raise CannotError(f"A.position=none: {what} is not built without rotation; rope would do")
+        raise CannotError(f"A.position=none: {what} without rotation; rope would do")
     places = set(channels.places(lookup.width, lookup.seq_len, 1))
     pairs = [
         m
@@ -161,10 +161,10 @@ def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
 def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
     """Let B be what was gathered, C the key and x the answer, and nothing fade."""
     if ssd.position == "conv":
-        raise CannotError("S.position=conv: not built for a layer that reads what another gathered")
+        raise CannotError("S.position=conv in a layer that reads what another gathered")
     if lookup.earliest != "never":
         raise CannotError(
-            "a sum over all that match is not built to prefer the earliest: "
+            "to prefer the earliest by a sum over all that match: "
             "an earlier and a later key of one name add up"
         )
     channels = of_mixer(ssd)
@@ -179,7 +179,7 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
             f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels of d_model="
             f"{residual.d_model} have products up to {other:.2f} (no codes of this width have all "
             f"|products| < {welch(n, a):.2f}, Welch), and {lookup.writes} other writes may add "
-            f"up to a wrong answer; not built. S.position=conv makes keys one-hot, and so would "
+            f"up to a wrong answer. S.position=conv makes keys one-hot, and so would "
             f"S.position=decay with d_state={n} and d_model={exact_width(n, n_answers)}"
         )
     # A query has gathered its own key, if own ones come along, and else nothing that counts.
@@ -227,7 +227,7 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
         )
     if lookup.earliest == "query":
         raise CannotError(
-            "a sum over all that match is not built to prefer the earliest: "
+            "to prefer the earliest by a sum over all that match: "
             "an earlier and a later key of one name add up"
         )
     amplitude = residual.normed(0)

@@ -70,9 +70,9 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
 def _other(groups: set[str]) -> str:
     names = ", ".join(sorted(groups))
     if groups <= {"Z2", "Z60"}:
-        return f"group={names}: not built, the MLP would have to bend a sum of residues"
+        return f"group={names}: the MLP would have to bend a sum of residues"
     return (
-        f"group={names}: not built; the word problem of A5 or S5 is complete for NC1 (Barrington "
+        f"group={names}: the word problem of A5 or S5 is complete for NC1 (Barrington "
         "1989), and a model of constant depth and log precision in TC0 cannot solve it at every "
         "length unless TC0 = NC1"
     )
@@ -107,7 +107,7 @@ def _mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
     mlp = next((m for m in (_mlp(block.mlp) for block in blocks[first:]) if m is not None), None)
     if mlp is None:
         raise CannotError(
-            "no MLP behind the SSD: not built; decays are positive and flip no sign, so that at "
+            "no MLP behind the SSD: decays are positive and flip no sign, so that at "
             "finite precision no such model has parity at every length (Sarrof et al. 2024; "
             "Grazzi et al. 2024), and up to a length only by bending a count; SM would do"
         )
@@ -129,7 +129,7 @@ def _mlp(transform: nn.Module | None) -> MLP | None:
 def _count(ssd: SSD, residual: Residual, seq_len: int) -> None:
     """Add up the ones so far, a T-th each, so that the norm's divisor hardly changes."""
     if ssd.norm_weight is not None:
-        raise CannotError("S.gate=norm: not built, the norm divides the count out; none or silu do")
+        raise CannotError("S.gate=norm: the norm divides the count out; none or silu would do")
     channels = of_mixer(ssd)
     m = channels.width // 2 - 1
     lost = seq_len * (channels.theta(m) * seq_len) ** 2 / 6

@@ -77,7 +77,9 @@ def solve(model: LanguageModel, recall: Recall) -> None:
         CannotError: with the first of the reasons that every pair of layers gave.
     """
     if recall.n_keys > MOST_KEYS:
-        raise CannotError(f"{recall.n_keys} keys: not built for more than {MOST_KEYS}")
+        raise CannotError(
+            f"{recall.n_keys} keys: to compare the codes of more than {MOST_KEYS} takes minutes"
+        )
     check_bits(model, recall.bits, "the answers of a row")
     mixers = [
         block.mixer
@@ -90,7 +92,7 @@ def solve(model: LanguageModel, recall: Recall) -> None:
     ways += [lambda i=i, j=j: _in_two(model, recall, mixers[i], mixers[j]) for i, j in pairs]
     if not ways:
         raise CannotError(
-            "one mixer in the stack: not built, to bind a key to what follows it and then look it "
+            "one mixer in the stack: to bind a key to what follows it and then look it "
             "up takes two (one of attention would need a size that grows with T: Sanford, Hsu and "
             "Telgarsky 2024), or an SSD with S.position=conv"
         )
@@ -116,11 +118,11 @@ def _in_two(
     own = gather(first, residual, recall.seq_len)
     if recall.shared and own:
         raise CannotError(
-            "S.skip=false: not built where every token is a key, and its own comes along"
+            "S.skip=false where every token is a key: its own comes along with the one before"
         )
     lookup = _lookup(recall, residual, own)
     if recall.opening is not None and isinstance(second, SSD):
-        raise CannotError("what the marker asks for is not built for an SSD but by a convolution")
+        raise CannotError("what the marker asks for, by an SSD without a convolution")
     match(second, residual, lookup)
     _finish(model, recall, residual, lookup)
 
@@ -283,7 +285,7 @@ def widest(recalls: list[Recall]) -> Recall:
     first = recalls[0]
     for other in recalls[1:]:
         if not (torch.equal(first.key, other.key) and torch.equal(first.answer, other.answer)):
-            raise CannotError("settings of several vocabularies: what is a key differs, not built")
+            raise CannotError("settings of several vocabularies: what is a key differs")
     order = ["never", "kind", "query"]
     return replace(
         first,

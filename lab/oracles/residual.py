@@ -114,7 +114,7 @@ def _last_maps(layer: nn.Module) -> list[Tensor]:
         return [layer.shared.down.weight, layer.down]
     if isinstance(layer, RoutedMoE):
         return [layer.down]
-    raise CannotError(f"{type(layer).__name__}: not built, its last linear map is not known")
+    raise CannotError(f"{type(layer).__name__}: its last linear map is not known")
 
 
 @torch.no_grad()

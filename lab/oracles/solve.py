@@ -1,8 +1,8 @@
 """From a task and a configuration to a model whose weights solve it."""
 
 import math
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,12 +14,10 @@ from lab.oracles.cannot import CannotError
 from lab.oracles.capacity import arrangements
 from lab.oracles.residual import silence
 from tasks.base import Task
-from tasks.copying import MARKER, SHORT, Copy
+from tasks.copying import MARKER, Copy
 from tasks.induction import TRIGGER, Induction
 from tasks.mqar import MQAR
 from tasks.word_problem import WordProblem
-
-BUILT = ("mqar", "induction", "copy", "word_problem")
 
 
 @torch.no_grad()
@@ -30,32 +28,44 @@ def solved(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
     drawn, so that gradient flows on. The head's scale makes the loss small and no smaller.
 
     Args:
-        task: mqar, induction, copy or word_problem.
+        task: one of `BUILT`.
         config: of the model; its masks stay open.
         seed: of the weights that are not set.
 
     Raises:
         CannotError: where this configuration cannot, or no construction is built.
+        ValueError: for a task of another name, or a configuration that no model is of.
+    """
+    check_built(task)
+    model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+    set_by_hand(model, task)
+    return model
+
+
+def check_built(task: Task) -> None:
+    """Hold a task to those whose solution is known.
+
+    Raises:
         ValueError: for a task of another name.
     """
     if task.name not in BUILT:
         raise ValueError(f"task={task.name}: no oracle is built, known: {', '.join(BUILT)}")
-    model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+
+
+@torch.no_grad()
+def set_by_hand(model: LanguageModel, task: Task) -> None:
+    """Set the weights of a model as it was drawn, as `solved` does.
+
+    Args:
+        model: of the task's vocabulary.
+        task: one of `BUILT`.
+
+    Raises:
+        CannotError: where this model cannot, or no construction is built.
+    """
     silence(model)
-    parts = task.parts or (task,)
     _check_told(model, task)
-    if isinstance(task, MQAR):
-        mqars = cast(Sequence[MQAR], parts)
-        wanted = [recall.of_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in mqars]
-        recall.solve(model, recall.widest(wanted))
-    elif isinstance(task, Induction):
-        wanted = [recall.of_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
-        recall.solve(model, recall.widest(wanted))
-    elif isinstance(task, Copy):
-        _copy(model, cast(Sequence[Copy], parts))
-    elif isinstance(task, WordProblem):
-        parity.solve(model, {p.group for p in cast(Sequence[WordProblem], parts)}, task.seq_len)
-    return model
+    BUILT[task.name](model, task.parts or (task,))
 
 
 def _check_told(model: LanguageModel, task: Task) -> None:
@@ -67,13 +77,23 @@ def _check_told(model: LanguageModel, task: Task) -> None:
         )
 
 
+def _mqar(model: LanguageModel, parts: Sequence[MQAR]) -> None:
+    wanted = [recall.of_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in parts]
+    recall.solve(model, recall.widest(wanted))
+
+
+def _induction(model: LanguageModel, parts: Sequence[Induction]) -> None:
+    wanted = [recall.of_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
+    recall.solve(model, recall.widest(wanted))
+
+
 def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
     """Look back a fixed distance where there is one, else look up the token before.
 
     Raises:
         CannotError: where one token does not tell the place, or the key stands before the string.
     """
-    lengths = {part.longest for part in parts} | {_shortest(part) for part in parts}
+    lengths = {part.longest for part in parts} | {part.least for part in parts}
     modes = {part.mode for part in parts}
     if modes == {"copy"} and len(lengths) == 1:
         length = lengths.pop()
@@ -81,14 +101,14 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
         return look_back.solve(model, length, max(part.seq_len for part in parts), bits)
     if "prefix" in modes:
         raise CannotError(
-            "mode=prefix: not built, the marker must first find the key's end and then its place "
+            "mode=prefix: the marker must first find the key's end and then its place "
             "in the string, a gather more than two layers have; mode=copy or suffix would do"
         )
     if any(part.repeats for part in parts):
         part = parts[-1]
         share = 1 - (1 - 1 / (part.vocab_size - 1)) ** (part.longest - 1)
         raise CannotError(
-            f"repeats=true with strings of {min(lengths)} … {max(lengths)} tokens: not built, "
+            f"repeats=true with strings of {min(lengths)} … {max(lengths)} tokens: "
             f"{share:.0%} of the longest's tokens recur in it, and to tell them apart by n tokens "
             "takes n gathers; repeats=false, or shortest = longest, would do"
         )
@@ -105,7 +125,14 @@ def _bits(part: Copy) -> float:
     return arrangements(symbols, part.longest)
 
 
-def _shortest(part: Copy) -> int:
-    """Return the tokens of the shortest string."""
-    fewest = 1 if part.mode == "copy" else 2 * part.query_len
-    return max(fewest, part.longest // SHORT) if part.shortest is None else part.shortest
+def _word_problem(model: LanguageModel, parts: Sequence[WordProblem]) -> None:
+    parity.solve(model, {part.group for part in parts}, max(part.seq_len for part in parts))
+
+
+BUILT: Mapping[str, Callable[[LanguageModel, Sequence[Any]], None]] = {
+    "mqar": _mqar,
+    "induction": _induction,
+    "copy": _copy,
+    "word_problem": _word_problem,
+}
+"""Task → what sets the weights of a model that is to solve its parts."""

@@ -35,9 +35,22 @@ def test_a_schedule_is_over_the_steps_of_the_run(tmp_path):
     assert "resuming" not in run(*SMALL, "--n-pairs", "1:4@2", "--batch-size", "8", "--out", out)
 
 
+def test_a_schedule_of_the_papers_protocol_has_all_its_steps(tmp_path):
+    text = run(
+        *("--seq-len", 256, "--protocol", "paper", "--n-pairs", "4:64@30000"),
+        *("--out", tmp_path / "run"),
+        code=2,
+    )
+    assert "train_rows=262,144" in text
+
+
 def test_several_lengths_at_once(tmp_path):
-    run(*SMALL[2:], "--seq-len", "8,16", "--out", tmp_path / "run")
-    assert Run.open(tmp_path / "run").task.seq_len == 16
+    out = tmp_path / "run"
+    run(*SMALL[2:], "--seq-len", "8,16", "--out", out)
+    assert Run.open(out).task.seq_len == 16
+    # The same command again finds the run, whatever JSON made of its options.
+    again = run(*SMALL[2:], "--seq-len", "8,16", "--out", out, "--eval", "seq_len=8")
+    assert "evaluating seq_len=8" in again
 
 
 def test_settings_beyond_training_are_kept_and_not_done_twice(tmp_path):
@@ -94,6 +107,7 @@ def test_perplexity_and_bits_go_with_the_loss(tmp_path):
         ("--n-pairs 1:4@5", "n_pairs=1:4@5: steps must be in 1 … 4"),
         ("--n-pairs 1:5", "n_pairs=5: must be in 1 … 4"),
         ("--fillers any,none", "fillers='none'"),
+        ("--n-pairs 1:4 --train-rows 64 --batch-size 8", "each comes again; must be all new"),
         ("--preset tiny", "'tiny' is not one of"),
     ],
 )

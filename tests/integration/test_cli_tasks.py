@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from lab.cli import app
+from lab.commands.rows import OPTIONS, asked
 from lab.export import read_recipe
 from tasks import TASKS
 from tasks.base import accuracy
@@ -159,6 +160,36 @@ def test_an_oracle_that_is_wrong_is_said(monkeypatch):
     assert "induction: its oracle is not always right" in result.stderr
 
 
+def test_an_oracle_that_a_shortcut_beats_is_said(monkeypatch):
+    monkeypatch.setattr("lab.audit.ROWS", 64)
+    kind = TASKS["language"]
+    monkeypatch.setattr(kind, "oracle", lambda task, batch: task.shortcuts()["unigram"](batch))
+    result = lab("language --preset small --audit")
+    assert result.exit_code == 1
+    assert "language: its oracle is no better than a shortcut" in result.stderr
+
+
+@pytest.mark.parametrize("options", ["--seq-len 16", "--seq-len 8,16"])
+def test_chance_has_no_interval(options):
+    text = lab(f"induction --vocab-size 9 {options} --audit").stdout
+    (line,) = [line for line in text.splitlines() if "chance" in line]
+    assert "0.1250" in line
+    assert "…" not in line
+    assert "computed" not in line
+
+
+@pytest.mark.parametrize("action", ["show", "audit", "export"])
+def test_what_only_training_takes_is_refused_beside_rows(action):
+    given = {**dict.fromkeys(OPTIONS), action: 1}
+    if action == "export":
+        given["rows"] = 3
+    training = {"out": None, "learning-rate": 7.0, "model": "nosuch:X"}
+    with pytest.raises(ValueError, match=f"^--learning-rate with --{action}: nothing is trained$"):
+        asked(given, training)
+    assert asked(given, dict.fromkeys(training)) == action
+    assert asked(dict.fromkeys(OPTIONS), training) is None
+
+
 def test_rows_are_exported_with_their_recipe(tmp_path):
     path = tmp_path / "rows.parquet"
     result = lab(f"mqar {SMALL} --n-pairs 1:4 --export {path} --rows 9 --split test --seed 7")
@@ -195,6 +226,9 @@ def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
         ("--audit --export x.parquet --rows 2", "--audit and --export: choose one"),
         ("--show 1 --out run", "--out with --show: nothing is trained"),
         ("--audit --eval seq_len=32", "--eval with --audit: nothing is trained"),
+        ("--show 1 --learning-rate 7", "--learning-rate with --show: nothing is trained"),
+        ("--audit --model nosuch:X", "--model with --audit: nothing is trained"),
+        ("--show 1 --init oracle", "--init with --show: nothing is trained"),
         ("--rows 3", "--rows: goes with --export"),
         ("--show 1 --rows 3", "--rows: goes with --export"),
         ("--whole", "--whole: goes with --show"),

@@ -76,6 +76,14 @@ def test_rows_are_what_a_batch_promises(name, options, data, seed):
     assert ((batch.roles >= 0) & (batch.roles < len(task.role_names))).all()
 
 
+READ_BY_ORACLES = {
+    "memorize": {"map"},
+    "language": {"symbol_of", "next_state"},
+    "bytes": {"offset"},
+}
+"""Links that say what no row shows: the facts, the automaton, the place in the text."""
+
+
 @every_case
 @settings(max_examples=5)
 @given(data=st.data(), seed=seeds)
@@ -86,21 +94,21 @@ def test_oracle_is_right_and_needs_the_inputs_alone(name, options, data, seed):
     answers = task.oracle(batch)
     if not task.stochastic:
         assert accuracy(answers, batch.targets) == 1
-    blind = Batch(
-        batch.inputs, torch.zeros_like(batch.targets), torch.zeros_like(batch.roles), batch.links
-    )
-    assert task.oracle(blind).equal(answers)
+    read = READ_BY_ORACLES.get(name, set()) | ({"setting"} if task.varied else set())
+    links = {key: batch.links[key] for key in read}
+    blank = torch.zeros_like(batch.inputs)
+    assert task.oracle(Batch(batch.inputs, blank, blank, links)).equal(answers)
 
 
-@every_case
-def test_no_shortcut_solves_it(name: str, options: dict[str, Any]):
-    task = TASKS[name](**options)
-    if not options:
-        batch = task.batch(split="test", size=64)
-        best = accuracy(task.oracle(batch), batch.targets)
-        assert 0 < task.chance < best
-        for rule, predict in task.shortcuts().items():
-            assert accuracy(predict(batch), batch.targets) < best, rule
+@every_task
+def test_no_shortcut_solves_it(name: str):
+    task = TASKS[name]()
+    # Where the oracle errs, too, it takes more rows to tell them apart.
+    batch = task.batch(split="test", size=256 if task.stochastic else 64)
+    best = accuracy(task.oracle(batch), batch.targets)
+    assert 0 < task.chance < best
+    for rule, predict in task.shortcuts().items():
+        assert accuracy(predict(batch), batch.targets) < best, rule
 
 
 @every_task

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.baselines import Standing, describe, draw, headline
-from analysis.measures.intervals import wilson
+from lab.intervals import wilson
 
 RULES = {"chance": 0.01, "last value": 0.06, "most recent match": 0.9, "oracle": 1.0}
 

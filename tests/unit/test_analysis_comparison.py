@@ -17,11 +17,11 @@ from analysis.comparison import (
     same_rows,
     write_comparison,
 )
-from analysis.measures.intervals import wilson
 from analysis.record import plain
 from lab import history
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
+from lab.intervals import wilson
 from lab.runs import Run
 from tasks.mqar import MQAR
 

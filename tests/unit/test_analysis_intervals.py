@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.measures.intervals import Z95, bootstrap, wilson
+from analysis.measures.intervals import bootstrap
+from lab.intervals import Z95, wilson
 
 
 @pytest.mark.parametrize(

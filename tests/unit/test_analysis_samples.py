@@ -132,7 +132,7 @@ def test_legal_answers_are_those_that_the_walk_allows():
 def test_numbers_are_readable():
     bits = samples.Estimate(15.053, np.nan, np.nan, 3.17)
     words = samples.Estimate(33_990.0, np.nan, np.nan, 9.0)
-    says = describe(Written("token", 1, 10, bits, words, (), None)).says
+    says = describe(Written("token", 1, 10, bits, words, (), 40, None)).says
     assert says == (
         "It takes 15.05 bits a token, a perplexity of 33,990, beside 3.17 of a uniform guess."
     )

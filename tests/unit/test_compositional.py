@@ -84,6 +84,25 @@ def test_shortcuts_score_what_they_say():
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 0.257), ({"seq_len": 24, "n_pairs": 4, "vocab_size": 32}, 0.833)],
+)
+def test_both_keys_agree(options: dict, expected: float):
+    task = Compositional(**options)
+    batch = task.batch(split="test", size=1_000)
+    answers, first = task.shortcuts()["both keys agree"](batch), 3 * task.n_pairs
+    assert accuracy(answers, batch.targets) == pytest.approx(expected, abs=0.02)
+    # What the latest triples of both keys agree on is theirs; the other answers are guesses.
+    second, latest = (task.shortcuts()[name](batch) for name in ("second key", "first key"))
+    agreed = (second == latest) & (batch.targets != IGNORE)
+    assert answers[agreed].equal(batch.targets[agreed])
+    row = batch.inputs[0].tolist()
+    for p in range(first, 2 * first, 3):
+        if not agreed[0, p + 1]:
+            assert answers[0, p + 1] == row[row.index(row[p]) + 2]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"seq_len": 23}, r"seq_len=23: must be in 24 … .*a grid of 2 × 2"),

@@ -19,7 +19,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
         (lambda: TrainConfig(warmup_steps=-1), "warmup_steps=-1: must be ≥ 0"),
         (lambda: TrainConfig(solved_at=1.5), "solved_at=1.5: must be in (0, 1]"),
         (lambda: TrainConfig(train_rows=100), "train_rows=100: must be a positive multiple of"),
-        (lambda: TrainConfig(seed=10**23), "in −2⁶³ … 2⁶³ − 1"),
+        (lambda: TrainConfig(seed=10**23), "in 0 … 2⁶³ − 1"),
         (
             lambda: TrainConfig.from_dict({"optimizer": "sgd"}),
             "optimizer=sgd: must be one of muon",

@@ -13,7 +13,7 @@ every_mode = pytest.mark.parametrize("mode", ["copy", "prefix", "suffix"])
 @pytest.mark.parametrize(("seq_len", "shortest", "longest"), [(200, 20, 100), (800, 80, 400)])
 def test_lengths_grow_with_the_row(seq_len: int, shortest: int, longest: int):
     task = Copy(seq_len=seq_len)
-    assert task.longest == longest
+    assert (task.least, task.longest) == (shortest, longest)
     length = (task.batch(size=1_000).roles == STRING).sum(1)
     assert shortest <= length.min() < 1.1 * shortest
     assert longest >= length.max() > 0.98 * longest
@@ -103,6 +103,17 @@ def test_without_repeats_no_token_comes_twice(mode):
     assert_uniform(batch.inputs[:, 5 if mode == "prefix" else 0], 1, 20)
 
 
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [({"seq_len": 9}, 1), ({"mode": "suffix", "seq_len": 30}, 5), ({"shortest": 3}, 3)]
+    + [({"mode": mode, "seq_len": 17, "query_len": 3}, 6) for mode in ("prefix", "suffix")],
+)
+def test_the_shortest_string_has_room_for_a_key(options: dict, least: int):
+    task = Copy(**options)
+    assert task.least == least
+    assert (task.batch(size=2_000).roles == STRING).sum(1).min() == least
+
+
 def test_strings_of_one_length():
     batch = Copy(seq_len=30, shortest=15).batch(size=50)
     assert ((batch.roles == STRING).sum(1) == 15).all()
@@ -122,15 +133,34 @@ def test_shortcuts_score_what_they_say():
         assert scores[name] == pytest.approx(1 / 63, abs=0.01), name
 
 
-def test_the_most_recent_match_suffices_without_repeats():
+@pytest.mark.parametrize(
+    ("options", "first", "two"),
+    [
+        ({}, 0.615, 0.975),
+        (Copy.presets["small"].options, 0.83, 0.90),
+        ({"mode": "suffix"}, 0.49, 0.993),
+        ({"mode": "prefix"}, 0.24, 0.24),
+    ],
+)
+def test_two_tokens_nearly_solve_random_strings(options: dict, first: float, two: float):
+    task = Copy(**options)
+    batch = task.batch(split="test", size=500)
+    rules = task.shortcuts()
+    assert accuracy(rules["first match"](batch), batch.targets) == pytest.approx(first, abs=0.06)
+    found = accuracy(rules["two tokens"](batch), batch.targets)
+    assert found == pytest.approx(two, abs=0.06 if task.mode == "prefix" else 0.01)
+
+
+@pytest.mark.parametrize("rule", ["most recent match", "first match", "two tokens"])
+def test_a_match_suffices_without_repeats(rule: str):
     task = Copy(seq_len=60, repeats=False)
     batch = task.batch(size=50)
-    answers = task.shortcuts()["most recent match"](batch)
+    answers = task.shortcuts()[rule](batch)
     wrong = (answers != batch.targets) & (batch.targets != IGNORE)
     assert wrong.equal(batch.roles == MARK)
     suffix = task.changed(mode="suffix")
     batch = suffix.batch(size=50)
-    assert accuracy(suffix.shortcuts()["most recent match"](batch), batch.targets) == 1
+    assert accuracy(suffix.shortcuts()[rule](batch), batch.targets) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.counter import Race, below, permute, rounds, stream, words
+from tasks.counter import Race, below, permute, rounds, stream, words, words_at
 
 ROWS = 200_000
 MASK = (1 << 64) - 1
@@ -68,6 +68,14 @@ def test_words_are_splitmix64_at_the_counter(key: int, split: int, row: int):
     assert [w & MASK for w in ours] == splitmix64(key, 4, skip=(split << 60) + (row << 24))
 
 
+def test_words_at_an_index_are_those_of_the_row():
+    rows = torch.tensor([0, 5, 2**36 - 1])
+    whole = words(7, 3, rows, 50)
+    index = torch.tensor([[49, 0, 3], [1, 1, 2], [7, 30, 48]])
+    assert words_at(7, 3, rows, index).equal(whole.gather(1, index))
+    assert words_at(7, 3, rows, index[:1]).equal(whole[:, index[0]])
+
+
 def test_streams_differ_by_name_and_seed():
     keys = {stream(name, seed) for name in ("mqar", "copy") for seed in range(-50, 50)}
     assert len(keys) == 200
@@ -83,6 +91,13 @@ def test_below_is_uniform(n: int):
 def test_below_reaches_both_ends():
     extremes = torch.tensor([[0, 0xFFFFFFFF, -1]])
     assert below(extremes, 8192).tolist() == [[0, 8191, 8191]]
+
+
+def test_below_takes_a_bound_for_each_row_or_word():
+    word, bound = draw(3, rows=4), torch.tensor([[1], [2], [10], [2**31]])
+    expected = torch.cat([below(word[i : i + 1], int(bound[i])) for i in range(4)])
+    assert below(word, bound).equal(expected)
+    assert below(word, bound.expand(-1, 3)).equal(expected)
 
 
 @given(

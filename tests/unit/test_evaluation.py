@@ -1,12 +1,11 @@
 """What a model answers where answers are scored, and how sure its accuracy is."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.evaluation import evaluate, score, share_interval, stored_positions
+from lab.evaluation import evaluate, score, stored_positions
+from lab.intervals import wilson, wilson_of_rows
 from lab.layers.mask import stored
 from lab.models import build
 from lab.ops.cross_entropy import linear_cross_entropy
@@ -64,26 +63,24 @@ def test_an_oracle_mask_is_told_what_the_batch_stores():
         score(told, Batch(batch.inputs, batch.targets, batch.roles, {}), "fp32")
 
 
-def wilson(share: float, n: float) -> tuple[float, float]:
-    """The textbook's form."""
-    z = 1.96
-    centre = share + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
-
-
 def test_the_interval_of_independent_answers_is_wilsons():
     right = torch.tensor([1, 0, 1, 1] * 25)
-    assert share_interval(right, torch.ones_like(right)) == pytest.approx(
-        wilson(0.75, 100), abs=1e-3
-    )
+    found = wilson_of_rows(right, torch.ones_like(right))
+    assert found == pytest.approx(wilson(0.75, 100), abs=1e-3)
     all_right = torch.full((10,), 4)
-    assert share_interval(all_right, all_right) == pytest.approx(wilson(1.0, 40))
+    assert wilson_of_rows(all_right, all_right) == pytest.approx(wilson(1.0, 40))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_interval_holds_the_share_however_many_answers(share):
+    for count in range(1, 3000, 7):
+        low, high = wilson(share, count)
+        assert low <= share <= high
 
 
 def test_answers_that_are_right_together_count_as_one():
     right = torch.tensor([8, 0, 8, 8] * 25)
-    together = share_interval(right, torch.full_like(right, 8))
+    together = wilson_of_rows(right, torch.full_like(right, 8))
     assert together == pytest.approx(wilson(0.75, 100), abs=2e-3)
 
 
@@ -96,7 +93,7 @@ def test_the_interval_covers_as_often_as_it_says(together):
             right = 4 * (torch.rand(60, generator=generator) < 0.8).long()
         else:
             right = (torch.rand(60, 4, generator=generator) < 0.8).long().sum(1)
-        low, high = share_interval(right, torch.full((60,), 4))
+        low, high = wilson_of_rows(right, torch.full((60,), 4))
         covered += low <= 0.8 <= high
     # 95 % of 400, standard deviation 4.4.
     assert 380 - 4 * 4.4 < covered < 380 + 4 * 4.4

@@ -1,6 +1,7 @@
 """Exported rows: the file holds them, and says how to make them again."""
 
 import json
+from typing import Any
 
 import polars as pl
 import pytest
@@ -37,15 +38,19 @@ def test_the_recipe_makes_the_files_rows_again(tmp_path, monkeypatch, task):
     assert (recipe.seed, recipe.rows) == (3, 10)
     said = json.loads(pl.read_parquet_metadata(path)[KEY])
     assert tuple(said["role_names"]) == task.role_names
-    made: dict[str, Batch] = {}
+    made: dict[str, Any] = {}
     exec(said["python"], made)
     table = pl.read_parquet(path)
     assert table["row"].to_list() == list(range(10))
-    assert table.columns == ["row", *columns(made["batch"])]
+    whole = columns(task.batch(split="test", size=10, seed=3))
+    assert table.columns == ["row", *whole]
     again = [columns(batch) for _, batch in recipe.parts()]
-    for name, tensor in columns(made["batch"]).items():
+    said_again = [columns(batch) for batch in made["batches"]]
+    assert len(said_again) == len(again) == 3
+    for name, tensor in whole.items():
         assert table[name].to_list() == tensor.tolist()
         assert torch.cat([part[name] for part in again]).equal(tensor)
+        assert torch.cat([part[name] for part in said_again]).equal(tensor)
     assert [p.name for p in tmp_path.iterdir()] == ["rows.parquet"]
 
 
@@ -121,3 +126,33 @@ def test_what_is_no_export_is_named(tmp_path):
         read_recipe(path)
     with pytest.raises(OSError, match=r"missing\.parquet"):
         read_recipe(tmp_path / "missing.parquet")
+
+
+GOOD = {"task": TASKS["induction"]().described(), "split": "train", "seed": 0, "rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        ("{", "its recipe is no JSON"),
+        (json.dumps([GOOD]), "has no task"),
+        (json.dumps(GOOD | {"task": ["induction"]}), "has no task, or none of type dict"),
+        (json.dumps({name: GOOD[name] for name in ("task", "seed", "rows")}), "has no split"),
+        (json.dumps(GOOD | {"split": 1}), "has no split, or none of type str"),
+        (json.dumps(GOOD | {"split": "probe"}), "split='probe': induction has"),
+        (json.dumps(GOOD | {"seed": "0"}), "has no seed, or none of type int"),
+        (json.dumps(GOOD | {"rows": 2.0}), "has no rows, or none of type int"),
+        (json.dumps(GOOD | {"rows": True}), "has no rows, or none of type int"),
+        (json.dumps(GOOD | {"rows": 0}), "rows=0: must be in"),
+        (json.dumps(GOOD | {"task": {}}), "its task is not known"),
+        (json.dumps(GOOD | {"task": {"name": []}}), "its task is not known"),
+        (json.dumps(GOOD | {"task": GOOD["task"] | {"seq_len": "x"}}), "its task is not known"),
+        (json.dumps(GOOD | {"task": GOOD["task"] | {"seq_len": {"a": 1}}}), "task is not known"),
+        (json.dumps(GOOD | {"task": GOOD["task"] | {"depth": 1}}), "its task is not known"),
+    ],
+)
+def test_a_damaged_recipe_is_named_with_its_file(tmp_path, unchecked, damaged, words):
+    path = tmp_path / "rows.parquet"
+    pl.DataFrame({"a": [1]}).write_parquet(path, metadata={KEY: damaged})
+    with pytest.raises(ValueError, match=rf"rows\.parquet: .*{words}"):
+        read_recipe(path)

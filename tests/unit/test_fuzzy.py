@@ -128,6 +128,8 @@ def test_shortcuts_score_what_they_say():
 
     found = scores(Fuzzy())
     assert found["most recent match"] == pytest.approx(1 / 2, abs=0.04)
+    assert found["first match"] == pytest.approx(0.65, abs=0.03)
+    assert found["two tokens"] == pytest.approx(0.946, abs=0.01)
     assert found["last value"] == pytest.approx(1 / 32, abs=0.02)
     assert found["position only"] == pytest.approx(1 / 32, abs=0.02)
     assert scores(Fuzzy(vocab_size=512))["most recent match"] > 0.9

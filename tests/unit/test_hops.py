@@ -58,7 +58,7 @@ def test_chains_lead_from_the_query_to_the_answer(hops: int):
 
 
 def test_a_mixture_is_told_by_its_token():
-    task = Hops(seq_len=40, n_pairs=6, vocab_size=20).changed(hops=(1, 3, 5))
+    task = Hops(seq_len=40, n_pairs=7, vocab_size=20).changed(hops=(1, 3, 5))
     batch = task.batch(size=900)
     told = batch.inputs[batch.roles == COUNT]
     assert_uniform(told // 2, 0, 3)
@@ -82,12 +82,13 @@ def test_shortcuts_score_what_they_say():
     task = Hops(seq_len=100, n_pairs=8)
     batch = task.batch(size=1_000)
     scores = {name: accuracy(rule(batch), batch.targets) for name, rule in task.shortcuts().items()}
-    for name in ("one hop", "a hop too few", "a hop too many"):
+    for name in ("one hop", "a hop too few", "a hop too many", "one hop back"):
         assert scores[name] == 0, name
     assert scores["last value"] == pytest.approx(1 / 8, abs=1e-9)
     for name, expected in (
         ("context value", 1 / 8),
         ("position only", 1 / 8),
+        ("no neighbour", 1 / 5),
         ("most recent match", 1 / 16),
     ):
         # Matches of one row go together, up to twice the spread of independent ones.
@@ -104,6 +105,25 @@ def test_one_hop_is_recall():
     assert recent == pytest.approx(1 / 2 + 1 / 64, abs=0.05)
 
 
+def test_what_stands_beside_an_entity_is_what_a_loop_finds():
+    task = Hops(seq_len=29, n_pairs=7, hops=5, vocab_size=24)
+    batch, rules = task.batch(size=20), task.shortcuts()
+    back, apart = (rules[name](batch) for name in ("one hop back", "no neighbour"))
+    for i, row in enumerate(batch.inputs.tolist()):
+        pairs = list(zip(row[:14:2], row[1:14:2], strict=True))
+        for p in range(15, 29, 2):
+            near = [pair for pair in pairs if row[p] in pair]
+            assert back[i, p] == next(a for a, b in near if b == row[p])
+            tied = {entity for pair in near for entity in pair}
+            assert apart[i, p] == next(a for a, _ in pairs if a not in tied)
+
+
+def test_of_three_entities_none_is_apart():
+    task = Hops(seq_len=13, n_pairs=3, hops=1, vocab_size=9)
+    answers = task.shortcuts()["no neighbour"](task.batch(size=5))
+    assert (answers == IGNORE).all()
+
+
 def test_hop_counts_are_shown_as_such():
     assert [Hops().text(token) for token in (0, 1, 5, 6)] == ["0", "h1", "h5", "6"]
 
@@ -113,10 +133,10 @@ def test_hop_counts_are_shown_as_such():
     [
         ({"hops": 0}, r"hops=0: must be in 1 … 5"),
         ({"hops": 6}, r"hops=6: must be in 1 … 5"),
-        ({"seq_len": 12}, r"seq_len=12: must be in 13 … .*hops \+ 1 pairs and slots"),
-        ({"n_pairs": 2}, r"n_pairs=2: must be in 3 … 63 \(more than hops; \(seq_len − 1\) / 4\)"),
-        ({"n_pairs": 64}, r"n_pairs=64: must be in 3 … 63"),
-        ({"hops": (2, 5), "n_pairs": 5}, r"n_pairs=5: must be in 6 … 63"),
+        ({"seq_len": 16}, r"seq_len=16: must be in 17 … .*hops \+ 2 pairs and slots"),
+        ({"n_pairs": 3}, r"n_pairs=3: must be in 4 … 63 \(hops \+ 2; \(seq_len − 1\) / 4\)"),
+        ({"n_pairs": 64}, r"n_pairs=64: must be in 4 … 63"),
+        ({"hops": (2, 5), "n_pairs": 6}, r"n_pairs=6: must be in 7 … 63"),
         ({"vocab_size": 37}, r"vocab_size=37: must be in 38 … 1073741824 \(n_pairs \+ 6\)"),
         ({"vocab_size": 2**31}, r"vocab_size=2147483648: must be in 38 … "),
     ],

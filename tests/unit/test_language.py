@@ -56,6 +56,18 @@ def test_scored_is_what_comes_next_where_it_is_a_symbol():
     assert longer.targets[:, 99].equal(batch.targets[:, 99])
 
 
+@pytest.mark.parametrize(
+    ("seq_len", "max_length"), [(2, 1), (8, 1), (9, 1), (9, 3), (40, 3), (41, 40)]
+)
+def test_strings_that_a_row_has_no_room_for_change_nothing(seq_len: int, max_length: int):
+    task = Language(seq_len=seq_len, min_strings=60, max_strings=100, max_length=max_length)
+    batch, longer = task.batch(size=50), task.changed(seq_len=200).batch(size=50)
+    assert batch.inputs.equal(longer.inputs[:, :seq_len])
+    assert batch.targets.equal(longer.targets[:, :seq_len])
+    assert batch.roles.equal(longer.roles[:, :seq_len])
+    assert batch.links["state"].equal(longer.links["state"][:, :seq_len])
+
+
 def test_automata_are_drawn_as_said():
     task = Language(seq_len=2, min_states=4, max_states=8, n_symbols=10)
     links = task.batch(size=8_000).links
@@ -90,8 +102,9 @@ def test_an_alphabet_is_a_random_subset_of_a_random_size():
     assert_uniform(used.nonzero()[:, 1], 0, 6)
 
 
-def test_every_string_is_a_walk_from_state_0():
-    batch = Language(seq_len=200, max_length=15).batch(size=300)
+@pytest.mark.parametrize("max_length", [15, 1024])
+def test_every_string_is_a_walk_from_state_0(max_length: int):
+    batch = Language(seq_len=200, max_length=max_length).batch(size=300)
     edge_drawn: list[float] = []
     for row in range(300):
         symbols, states = (batch.links[n][row].tolist() for n in ("symbol_of", "next_state"))

@@ -130,6 +130,17 @@ def test_shortcuts_score_what_they_say():
     assert 1.5 / 16 < scores["position only"] < 2 / 16
 
 
+def test_a_batch_without_its_last_columns_is_answered():
+    task = MQAR(seq_len=64, n_pairs=1)
+    whole = task.batch(size=3)
+    trimmed = whole.trimmed()
+    t = trimmed.inputs.shape[1]
+    assert t < 64
+    for rule in (task.oracle, *task.shortcuts().values()):
+        assert rule(trimmed).equal(rule(whole)[:, :t])
+    assert accuracy(task.oracle(trimmed), trimmed.targets) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -25,6 +25,7 @@ COLOURS = Literal["red", "green"]
         ("red", COLOURS, "red"),
         ("red,green", COLOURS, ("red", "green")),
         ("a,b:c@d", str | None, "a,b:c@d"),
+        ("false", bool, False),
     ],
 )
 def test_what_is_typed_is_read(text, hint, value):
@@ -36,6 +37,11 @@ def test_what_is_typed_is_read(text, hint, value):
 def test_what_cannot_be_read_is_said(text):
     with pytest.raises(ValueError, match=r"n=.*must be a whole number, several \(4,16,64\)"):
         read("n", text, int)
+
+
+def test_a_truth_is_one_of_two():
+    with pytest.raises(ValueError, match="n=no: must be true or false"):
+        read("n", "no", bool)
 
 
 def test_kinds():

@@ -45,10 +45,10 @@ def test_a_copy_is_solved(task, given):
     ("task", "given", "words", "proven"),
     [
         (Copy(), {}, "79% of the longest's tokens recur", False),
-        (Copy(mode="prefix"), {}, "mode=prefix: not built", False),
-        (ONCE, {"stack": "SM*2"}, "not built for an SSD but by a convolution", False),
+        (Copy(mode="prefix"), {}, "not built: mode=prefix", False),
+        (ONCE, {"stack": "SM*2"}, "the marker asks for, by an SSD without", False),
         (ONCE, {"1.A.position": "none"}, "to prefer the earliest .* without rotation", False),
-        (ONCE, {"stack": "SM AM", "S__skip": False}, "S.skip=false: not built", False),
+        (ONCE, {"stack": "SM AM", "S__skip": False}, "not built: S.skip=false", False),
         (FIXED, {"stack": "SM*2"}, "rank 32, and one SSD has at most 128", False),
         (FIXED, {"stack": "SM", "d_model": 2, "S__d_state": 2}, "hold 4 numbers .* 191", True),
         (

@@ -6,7 +6,7 @@ import torch
 from lab.config import ModelConfig, TrainConfig
 from lab.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
-from lab.oracles import ladder, solved
+from lab.oracles import CannotError, ladder, rung, solved
 from lab.train import fit, start
 from tasks.flip_flop import FlipFlop
 from tasks.induction import Induction
@@ -30,6 +30,7 @@ def test_the_ladder_of_mqar_has_a_rung_for_each_mixer_and_mask():
     assert rungs[12].options == {"S.position": "rope"}
     assert rungs[12].stack == "SM*2"
     assert "Welch" in rungs[12].because
+    assert not any(rung.verdict in rung.because for rung in rungs)
     assert "every answer of 4 rows" in rungs[13].because
 
 
@@ -41,7 +42,7 @@ def test_the_ladder_of_parity_says_what_is_proven():
 
 def test_what_is_no_layer_is_a_rung_and_what_is_no_stack_an_error():
     rungs = ladder(TRIGGER, d_model=4, n_heads=4, test_rows=1)
-    assert {rung.verdict for rung in rungs[:12]} == {"cannot"}
+    assert {rung.verdict for rung in rungs[:12]} == {"no such model"}
     assert "must be even for position='rope'" in rungs[0].because
     with pytest.raises(ValueError, match="unknown transform 'Q'"):
         ladder(TRIGGER, transform="Q")
@@ -54,6 +55,29 @@ def test_a_task_without_oracle_has_an_empty_ladder():
     assert ladder(task) == []
     with pytest.raises(ValueError, match="task=flip_flop: no oracle is built, known: mqar, "):
         solved(task, ModelConfig())
+
+    with pytest.raises(ValueError, match="task=flip_flop: no oracle is built"):
+        rung(task, ModelConfig(), mixer="attention")
+
+
+def test_a_bug_in_setting_weights_is_no_verdict(monkeypatch):
+    def broken(*args):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("lab.oracles.recall.solve", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        rung(RECALL, ModelConfig(), mixer="attention", test_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [("NM", "no weights solve the task in this model: no mixer"), ("AM", "not built: one mixer")],
+)
+def test_a_refusal_alone_says_its_verdict(stack, words):
+    with pytest.raises(CannotError, match=words) as refused:
+        solved(RECALL, ModelConfig(stack=stack))
+    found = rung(RECALL, ModelConfig(stack=stack), mixer="one")
+    assert (found.verdict, found.because) == (refused.value.verdict, refused.value.reason)
 
 
 START = [

@@ -114,6 +114,18 @@ def test_shortcuts_score_what_they_say(spacing):
         assert scores[name] == pytest.approx(expected, abs=spread), name
 
 
+def test_a_written_value_is_any_of_the_key_asked():
+    task = Overwrite(n_pairs=6, vocab_size=64)
+    batch = task.batch(size=500)
+    answers = task.shortcuts()["written value"](batch)
+    which: list[int] = []
+    for row, answer in zip(batch.inputs.tolist(), answers.tolist(), strict=True):
+        for query in range(48, 60, 2):
+            written = [row[p + 1] for p in range(0, 48, 2) if row[p] == row[query]]
+            which.append(written.index(answer[query]))
+    assert_uniform(torch.tensor(which), 0, 4)
+
+
 def test_without_rewrites_the_first_value_is_the_latest():
     task = Overwrite(rewrites=0)
     batch = task.batch(size=10)

@@ -1,7 +1,7 @@
 """Selective copying: its marginals, places, links, shortcuts and the limits of its options."""
 
 from itertools import combinations
-from math import sqrt
+from math import comb, sqrt
 
 import pytest
 import torch
@@ -58,8 +58,30 @@ def test_shortcuts_score_what_they_say():
     spread = 5 * sqrt(by_luck / (rows * 16))
     assert scores["last content"] == pytest.approx(by_luck, abs=spread)
     assert scores["any content"] == pytest.approx(by_luck, abs=spread)
-    assert scores["by place"] == pytest.approx(1 / 3, abs=0.03)
+    assert scores["by place"] == pytest.approx(0.385, abs=0.02)
+    assert scores["most frequent content"] == pytest.approx(0.192, abs=0.02)
     assert scores["position only"] == pytest.approx(1 / 16, abs=spread)
+
+
+@pytest.mark.parametrize(("seq_len", "n_tokens"), [(40, 1), (40, 2), (60, 9), (21, 10)])
+def test_by_place_is_the_content_likeliest_to_be_asked_for(seq_len: int, n_tokens: int):
+    task = SelectiveCopy(seq_len=seq_len, n_tokens=n_tokens, vocab_size=1000)
+    batch = task.batch(size=50)
+    answers, room = task.shortcuts()["by place"](batch), seq_len - n_tokens
+    for row, answer in zip(batch.inputs.tolist(), answers.tolist(), strict=True):
+        content = [position for position in range(room) if row[position] >= 2]
+        for i in range(n_tokens):
+            ways = {p: comb(p, i) * comb(room - 1 - p, n_tokens - 1 - i) for p in content}
+            assert answer[room + i] in {row[p] for p in content if ways[p] == max(ways.values())}
+
+
+def test_the_most_frequent_content_is_no_blank():
+    task = SelectiveCopy(seq_len=30, n_tokens=8, vocab_size=5)
+    batch = task.batch(size=50)
+    answers = task.shortcuts()["most frequent content"](batch)
+    for row, answer in zip(batch.inputs.tolist(), answers.tolist(), strict=True):
+        content = [token for token in row if token >= 2]
+        assert answer[22:] == [max(content, key=content.count)] * 8
 
 
 def test_by_place_suffices_without_blanks():

@@ -1,11 +1,12 @@
 """Options that vary over the rows: mixtures, schedules, and both."""
 
+import json
 import pickle
 
 import pytest
 import torch
 
-from tasks import TASKS
+from tasks import TASKS, described
 from tasks.base import IGNORE, MAX_SETTINGS, accuracy
 from tasks.varying import Schedule
 
@@ -24,6 +25,41 @@ def test_a_mixture_is_of_the_class_it_varies():
 
 def test_a_list_is_a_tuple():
     assert MQAR(n_pairs=[4, 16]) == MQAR(n_pairs=(4, 16))
+
+
+def test_what_describes_a_mixture_makes_it_again():
+    kind = TASKS["hops"]
+    task = kind(hops=(1, 2, 3), n_pairs=(4, 8), seq_len=64)
+    again = described(json.loads(json.dumps(task.described())))
+    assert again == task == task.changed()
+    assert again.batch(size=8).links["setting"].equal(task.batch(size=8).links["setting"])
+    scheduled = kind(hops=Schedule(1, 3, rows=10), n_pairs=(4, 8), seq_len=64)
+    assert described(json.loads(json.dumps(scheduled.described()))) == scheduled
+
+
+def test_batches_of_a_mixture_travel():
+    batch = MQAR(seq_len=(16, 32), vocab_size=64).batch(size=4)
+    there = pickle.loads(pickle.dumps(batch))
+    assert there.inputs.equal(batch.inputs)
+    assert there.links.keys() == batch.links.keys()
+    assert all(there.links[name].equal(batch.links[name]) for name in batch.links)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mqar", {"n_pairs": 2.5}, "n_pairs=2.5: must be a whole number"),
+        ("mqar", {"n_pairs": True}, "n_pairs=True: must be a whole number"),
+        ("mqar", {"n_pairs": "4"}, "n_pairs='4': must be a whole number"),
+        ("mqar", {"n_pairs": (4, 2.5)}, "n_pairs=2.5: must be a whole number"),
+        ("mqar", {"power": "x"}, "power='x': must be a number"),
+        ("copy", {"repeats": "no"}, "repeats='no': must be true or false"),
+        ("bytes", {"path": 3}, "path=3: must be text"),
+    ],
+)
+def test_values_of_another_kind_are_named(unchecked, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        TASKS[name](**options)
 
 
 def test_several_options_vary_apart():
@@ -55,6 +91,8 @@ def test_a_schedule_goes_in_stages_of_as_many_rows():
     [
         (1, 5, (1, 2, 3, 4, 5)),
         (5, 1, (5, 4, 3, 2, 1)),
+        (0, 3, (0, 1, 2, 3)),
+        (2, 0, (2, 1, 0)),
         (64, 256, (64, 128, 192, 256)),
         (7, 7, (7,)),
         (0.5, 1.0, (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)),
@@ -115,3 +153,27 @@ def test_bad_schedules_are_named(arguments, message):
 def test_unknown_options_are_named():
     with pytest.raises(ValueError, match="unknown option 'pairs'; mqar has seq_len, vocab_size"):
         MQAR().changed(pairs=3)
+
+
+def test_a_token_is_shown_as_its_rows_part_has_it():
+    task = TASKS["word_problem"](group=("A5", "Z2"), seq_len=4)
+    batch = task.batch(size=8)
+    for part, row in zip(task.parts_of(batch), batch.inputs.tolist(), strict=True):
+        assert all(part.text(token) for token in row)
+    assert {part.group for part in task.parts_of(batch)} == {"A5", "Z2"}
+
+
+def test_the_setting_is_known_without_making_links(unchecked):
+    batch = MQAR(seq_len=(16, 32), vocab_size=64).batch(size=6)
+    setting = batch.links["setting"]
+    assert batch[2:4].links["setting"].equal(setting[2:4])
+    assert "_made" not in vars(batch.links)
+    assert batch[2:4].links["query_pos"].equal(batch.links["query_pos"][2:4])
+
+
+def test_many_settings_cost_little():
+    """Links are as wide as any part's, which is looked up once."""
+    task = MQAR(n_pairs=Schedule(1, 64, rows=640))
+    assert len(task.parts) == 64
+    widths = {task.batch(start=start, size=1).links["query_pos"].shape[1] for start in (0, 639)}
+    assert widths == {64}

@@ -75,6 +75,18 @@ def test_a_mixture_of_groups_has_the_larger_vocabulary():
     assert accuracy(task.oracle(batch), batch.targets) == 1
 
 
+def test_few_small_rows_of_one_split_are_another_s():
+    preset = WordProblem.presets["small"]
+    assert preset.stack == "SM*2"
+    task = WordProblem(**preset.options)
+    seen, asked = (
+        {tuple(row) for row in task.batch(split=split, size=size).inputs.tolist()}
+        for split, size in (("train", 1_000), ("test", 1_000))
+    )
+    # 2¹⁴ rows, 1,000 of them drawn: about one in sixteen of the others is among them.
+    assert 0.02 < len(seen & asked) / len(asked) < 0.12
+
+
 def test_elements_are_shown():
     assert WordProblem(group="Z60").text(59) == "59"
     assert WordProblem(group="A5").text(0) == "01234"

@@ -9,14 +9,13 @@ from lab.oracles import Rung
 
 
 def audit_table(found: Audit, title: str) -> Table:
-    """Return the rules of a task, best first, each with its 95 % interval."""
+    """Return the rules of a task, best first, each but chance with its 95 % interval."""
     caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
     table = Table(title=title, title_justify="left", caption=caption)
     for name in ("", "accuracy", "95 %"):
         table.add_column(name, justify="right" if name else "left")
     for score in found.best_first:
-        low, high = score.interval or (None, None)
-        interval = "computed" if low is None else f"{low:.4f} … {high:.4f}"
+        interval = "{:.4f} … {:.4f}".format(*score.interval) if score.interval else ""
         table.add_row(score.name, f"{score.accuracy:.4f}", interval)
     return table
 

@@ -1,0 +1,60 @@
+"""What a run came to: beside rules, at other settings, and why it ended."""
+
+from typing import Any
+
+from rich.table import Table
+
+from lab.console.progress import duration
+from lab.experiment import AUDIT_ROWS
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
+    scores = {"this model": result["accuracy"], **result["baselines"]}
+    by_hand = result.get("set_by_hand") or {}
+    if by_hand.get("accuracy") is not None:
+        scores["this model, set by hand"] = by_hand["accuracy"]
+    table = Table(
+        title=f"{result['task']}: test accuracy",
+        title_justify="left",
+        caption=f"rules: first {AUDIT_ROWS} test rows",
+    )
+    table.add_column("")
+    table.add_column("accuracy", justify="right")
+    for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):
+        style = "bold" if name == "this model" else ""
+        table.add_row(name, "—" if value is None else f"{value:.4f}", style=style)
+    return table
+
+
+def evaluations_table(found: list[dict[str, Any]]) -> Table:
+    """Return the accuracy at settings beyond training, each with its 95 % interval."""
+    table = Table(title="beyond training: test accuracy", title_justify="left")
+    for name in ("", "accuracy", "95 %", "chance", "rows"):
+        table.add_column(name, justify="left" if not name else "right")
+    for entry in found:
+        where = f"{entry['option']}={entry['value']}"
+        if "error" in entry:
+            table.add_row(where, entry["error"])
+            continue
+        low, high = entry["interval"]
+        table.add_row(
+            where,
+            f"{entry['accuracy']:.4f}",
+            f"{low:.4f} … {high:.4f}",
+            f"{entry['chance']:.4f}",
+            f"{entry['rows']:,}",
+        )
+    return table
+
+
+def ending(result: dict[str, Any]) -> str:
+    """Return how a run ended, in a line, and why no weights set by hand solve it, in another."""
+    line = (
+        f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
+        f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
+    )
+    by_hand = result.get("set_by_hand")
+    if by_hand is None or by_hand["verdict"] == "solves":
+        return line
+    return f"{line}\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"

@@ -1,0 +1,34 @@
+"""Tables of runs."""
+
+from typing import Any
+
+import polars as pl
+from rich.table import Table
+
+
+def runs_table(runs: pl.DataFrame) -> Table:
+    """Return what matters most of a table of runs, for the terminal."""
+    chosen = runs.select("path", "task", "model", "accuracy", "steps", "seconds", "stopped")
+    table = Table(box=None)
+    for name in chosen.columns:
+        table.add_column(name, overflow="fold", no_wrap=name != "path")
+    for row in chosen.iter_rows():
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "—"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def comparison_table(runs: list[dict[str, Any]]) -> Table:
+    """Return runs beside each other, as `lab compare` puts them in its page."""
+    names = ("name", "model", "accuracy", "mechanism", "steps", "rows_per_second", "parameters")
+    table = Table(box=None)
+    for name in names:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for run in runs:
+        table.add_row(*(_cell(run[name]) for name in names))
+    return table
