@@ -207,11 +207,11 @@ class Fuzzy(Task):
 
         "most recent match" copies what followed the last token alone: about 1/2 at the defaults,
         more where tokens seldom recur. "first match" copies what followed it first: .65. "two
-        tokens" matches the last two, or one where they are new: .946, and .93 at "small". A
-        third token adds little: it brings .950 of either, as the rest are short keys,
-        which three tokens take for the end of another. "last value" is the latest token of a value
-        so far, "position only" what is most often right there: near chance. A bigram table is at
-        chance, as motifs are drawn anew.
+        tokens" matches the last two, or one where they are new: .946, and .93 at "small". A third
+        token adds little, and brings both to .950: nearly all of the rest are keys of one token,
+        which stood in another key before. "last value" is the latest token of a value so far,
+        "position only" what is most often right there: near chance. A bigram table is at chance,
+        as motifs are drawn anew.
         """
         return {
             "most recent match": most_recent_match,

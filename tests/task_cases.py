@@ -19,9 +19,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"seq_len": (100, 120), "n_pairs": (4, 16), "vocab_size": 32},
     ],
     "hops": [
-        {"seq_len": 9, "n_pairs": 2, "hops": 1, "vocab_size": 8},
+        {"seq_len": 13, "n_pairs": 3, "hops": 1, "vocab_size": 9},
         {"seq_len": 31, "n_pairs": 7, "hops": 5, "vocab_size": 13},
-        {"seq_len": 40, "n_pairs": (6, 9), "hops": (1, 2, 5), "vocab_size": 20},
+        {"seq_len": 40, "n_pairs": (7, 9), "hops": (1, 2, 5), "vocab_size": 20},
     ],
     "fuzzy": [
         {"seq_len": 4, "n_pairs": 1, "max_key_len": 1, "max_value_len": 1, "vocab_size": 6},

@@ -29,11 +29,11 @@ def test_a_list_is_a_tuple():
 
 def test_what_describes_a_mixture_makes_it_again():
     kind = TASKS["hops"]
-    task = kind(hops=(1, 2, 3), n_pairs=(4, 8), seq_len=64)
+    task = kind(hops=(1, 2, 3), n_pairs=(5, 8), seq_len=64)
     again = described(json.loads(json.dumps(task.described())))
     assert again == task == task.changed()
     assert again.batch(size=8).links["setting"].equal(task.batch(size=8).links["setting"])
-    scheduled = kind(hops=Schedule(1, 3, rows=10), n_pairs=(4, 8), seq_len=64)
+    scheduled = kind(hops=Schedule(1, 3, rows=10), n_pairs=(5, 8), seq_len=64)
     assert described(json.loads(json.dumps(scheduled.described()))) == scheduled
 
 
