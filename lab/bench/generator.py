@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.bench.peak import peak_mib
+from lab.bench.peak import keep_pages, peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from tasks.mqar import MQAR
 
@@ -57,9 +57,7 @@ def generator() -> list[Ratio]:
 
 def _batches(count: int) -> Callable[[], None]:
     """Return a call that generates batches in turn, the first one's set-up behind it."""
-    # A training step frees tensors larger than a batch's, after which malloc keeps freed pages
-    # and no longer hands them back to the system each time; so it is here too.
-    torch.empty(2**25 - 2**16, dtype=torch.uint8).fill_(0)
+    keep_pages()
     TASK.batch(size=1)
 
     def generate() -> None:

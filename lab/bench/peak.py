@@ -13,6 +13,15 @@ from lab.bench.ratio import median_seconds
 MATRIX_SIZE = 2048
 
 
+def keep_pages() -> None:
+    """Let malloc keep the pages that are freed, as it does in training.
+
+    A training step frees tensors larger than a batch's, after which pages are no longer handed
+    back to the system each time.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8).fill_(0)
+
+
 def peak_mib(work: Callable[[], Callable[[], object]]) -> float:
     """Return by how many MiB a fresh process grows, at most, while it computes (Linux).
 

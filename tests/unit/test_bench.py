@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from lab.bench import rows
 from lab.bench.generator import TASK, usual
 from lab.bench.peak import peak_mib
 from lab.bench.ratio import Ratio, median_seconds, seconds_each
 from lab.bench.step import usual_forward
 from lab.models import build
+from tasks import TASKS
 from tasks.mqar import MQAR
 
 
@@ -29,6 +31,20 @@ def test_the_usual_generator_draws_rows_that_our_oracle_answers():
     batch = TASK.batch(size=1)
     answers = TASK.oracle(type(batch)(inputs, targets, batch.roles.expand(2, -1), {}))
     assert torch.equal(answers[scored], targets[scored])
+
+
+def test_rows_of_every_task_are_timed_at_both_sizes(monkeypatch):
+    def made_once(ours, theirs):
+        ours()
+        theirs()
+        return 1.0, 2.0
+
+    monkeypatch.setattr(rows, "seconds_each", made_once)
+    monkeypatch.setattr(rows, "ROWS", 1)
+    found = rows.rows()
+    assert {line.name.split(",")[0] for line in found} == set(TASKS)
+    # Twice the time for four times the tokens, and for sixteen times the vocabulary.
+    assert {line.ratio for line in found} == {2.0, 0.5}
 
 
 def allocate_64_mib():
