@@ -50,7 +50,7 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
     if seq_len + 1 > mlp.up.out_features:
         raise CannotError(
             f"d_ff={mlp.up.out_features}: parity of counts up to seq_len={seq_len} bends at each "
-            f"of them, so takes {seq_len + 1} hidden units here; d_ff={seq_len + 1} would do"
+            f"of them, so takes d_ff ≥ {seq_len + 1} here"
         )
     residual = Residual(
         d_model=width,
