@@ -84,7 +84,7 @@ def _trainer(name: str) -> Callable[..., None]:
                 help="The run folder; the same again resumes.", show_default=f"runs/{name}-DIGEST"
             ),
         ],
-        "as_json": Annotated[bool, typer.Option("--json", help="Print JSON alone: the result, or what was looked at.")],
+        "as_json": Annotated[bool, typer.Option("--json", help="Print what was found, as JSON.")],
         "preset": Annotated[
             Literal["small", "published"] | None,
             typer.Option(

@@ -10,7 +10,7 @@ from lab.palette import ink_on, of_roles
 from tasks.base import IGNORE, Batch, Task
 
 EDGE = 64
-"""Positions shown at each end of a row that is folded."""
+"""Positions shown of a folded row's begin, and of where its answers end."""
 STRIDE = 4
 """A line holds a multiple of so many cells where it can, so that positions are easy to count."""
 SPACE = "␣"
@@ -77,9 +77,8 @@ def _legend(names: Sequence[str], coloured: bool) -> Text:
 def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) -> Iterator[Text]:
     """Yield the lines of the one row of a batch: blocks of tokens, targets and roles."""
     t = task.seq_len
-    folded = not whole and t > 2 * EDGE
-    pieces = [(0, EDGE), (t - EDGE, t)] if folded else [(0, t)]
     inputs, targets, roles = (x[0].tolist() for x in (batch.inputs, batch.targets, batch.roles))
+    pieces = [(0, t)] if whole or t <= 2 * EDGE else _folded(targets)
     places = [i for first, end in pieces for i in range(first, end)]
     tokens = {i: visible(task.text(inputs[i])) for i in places}
     answers = {i: visible(task.text(targets[i])) for i in places if targets[i] != IGNORE}
@@ -88,11 +87,11 @@ def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) ->
     count = max(1, (width - margin - 1) // (cell + 1))
     count -= count % STRIDE if count > STRIDE else 0
     colours, names = of_roles(task.role_names), letters(task.role_names)
+    shown = 0
     for first, end in pieces:
-        if first:
-            hidden = sum(target != IGNORE for target in targets[EDGE : t - EDGE])
-            scored = f", {hidden:,} of them scored" if hidden else ""
-            yield Text(f"… {t - 2 * EDGE:,} more{scored} …")
+        if first > shown:
+            yield _hidden(targets[shown:first])
+        shown = end
         for start in range(first, end, count):
             block = range(start, min(start + count, end))
             line = Text(f"{start:>{margin}}│")
@@ -105,6 +104,24 @@ def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) ->
                 yield _plain("→".rjust(margin) + "│", [answers.get(i, "") for i in block], cell)
             if not coloured:
                 yield _plain(" " * margin + "│", [names[roles[i]] for i in block], cell)
+
+    if shown < t:
+        yield _hidden(targets[shown:])
+
+
+def _folded(targets: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the two stretches of a long row that are shown: its begin, and where answers end."""
+    t = len(targets)
+    answered = max(i for i, target in enumerate(targets) if target != IGNORE) + 1
+    end = t if t - answered < EDGE else max(answered, 2 * EDGE)
+    return [(0, EDGE), (end - EDGE, end)]
+
+
+def _hidden(targets: Sequence[int]) -> Text:
+    """Say how many positions are left out."""
+    scored = sum(target != IGNORE for target in targets)
+    said = f", {scored:,} of them scored" if scored else ""
+    return Text(f"… {len(targets):,} more{said} …")
 
 
 def _plain(label: str, cells: Sequence[str], width: int) -> Text:

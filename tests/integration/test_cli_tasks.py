@@ -75,6 +75,13 @@ def test_long_rows_are_folded_unless_asked_otherwise():
     assert len(whole.splitlines()) > 4 * len(folded.splitlines())
 
 
+def test_a_folded_row_shows_where_its_answers_are():
+    shown = lab("hops --show 1").stdout
+    assert "32 scored" in shown
+    assert shown.rstrip().endswith("… 128 more …")
+    assert sum(len(line.split("│")[1].split()) for line in shown.splitlines() if "→│" in line) == 32
+
+
 def test_a_mixtures_rows_say_their_setting_and_are_not_padded():
     text = lab("induction --seq-len 4,40 --show 8").stdout
     assert "row 0 of train, seed 0: " in text

@@ -42,7 +42,7 @@ def test_docstring_examples_are_true(name: str):
 
 
 @every_case
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data(), seed=seeds, start=st.integers(0, 2**30))
 def test_a_row_depends_on_its_number_alone(name, options, data, seed, start):
     task = TASKS[name](**options)
@@ -56,7 +56,7 @@ def test_a_row_depends_on_its_number_alone(name, options, data, seed, start):
 
 
 @every_case
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data(), seed=seeds)
 def test_rows_are_what_a_batch_promises(name, options, data, seed):
     task = TASKS[name](**options)
@@ -85,7 +85,7 @@ READ_BY_ORACLES = {
 
 
 @every_case
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data(), seed=seeds)
 def test_oracle_is_right_and_needs_the_inputs_alone(name, options, data, seed):
     task = TASKS[name](**options)
@@ -155,7 +155,7 @@ def test_numbers_out_of_bounds_are_named(unchecked, name: str):
 
 
 @every_task
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=seeds)
 def test_a_row_of_a_mixture_is_its_parts_row(name, seed):
     small = TASKS[name](**TASKS[name].presets["small"].options)
