@@ -53,10 +53,11 @@ def evaluate(
         hidden, weight, targets = score(model, batch, "fp32")
         loss, _ = linear_cross_entropy(hidden, weight, targets)
         total += loss.item() * len(targets)
+        asked = batch.targets != IGNORE
         hits = torch.zeros_like(batch.targets)
-        hits[batch.targets != IGNORE] = (linear_argmax(hidden, weight) == targets).long()
+        hits[asked] = (linear_argmax(hidden, weight) == targets).long()
         right.append(hits.sum(1).cpu())
-        count.append((batch.targets != IGNORE).sum(1).cpu())
+        count.append(asked.sum(1).cpu())
     model.train(training)
     hits, scored = torch.cat(right), torch.cat(count)
     number = int(scored.sum())

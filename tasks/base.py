@@ -109,7 +109,7 @@ class Task(metaclass=_Varying):
     parts: tuple["Task", ...] = field(init=False, default=(), repr=False, compare=False)
 
     def __post_init__(self):
-        hints = get_type_hints(type(self))
+        hints = _hints(type(self))
         for f in fields(self):
             if f.init:
                 of_kind(f.name, getattr(self, f.name), hints[f.name])
@@ -282,6 +282,12 @@ class Task(metaclass=_Varying):
             place, part = (setting == s).nonzero()[:, 0], self.parts[s]
             answers[place, : part.seq_len] = rule(part, batch.taken(place, part.seq_len))
         return answers
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: type[Task]) -> dict[str, Any]:
+    """Return a class's annotations, looked up once: a schedule makes a task for every stage."""
+    return get_type_hints(kind)
 
 
 def _values(name: str, values: tuple[Any, ...] | Schedule) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_VOCAB_SIZE
+from tasks.bounds import MAX_VOCAB_SIZE, one_of
 from tasks.rules import at, context_value, most_recent_match, what_followed
 
 KEY, VALUE, QUERY, FILLER = range(4)
@@ -102,8 +102,7 @@ class MQAR(Task):
             )
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power={self.power}: must be > 0 and finite")
-        if self.fillers not in get_args(Fillers):
-            raise ValueError(f"fillers={self.fillers!r}: must be {', '.join(get_args(Fillers))}")
+        one_of("fillers", self.fillers, get_args(Fillers))
 
     @property
     def pair_count(self) -> int:

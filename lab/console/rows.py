@@ -36,9 +36,8 @@ def show(console: Console, task: Task, *, split: str, seed: int, count: int, who
     console.print(_legend(task.role_names, coloured))
     for number in range(count):
         batch = task.batch(split=split, start=number, size=1, seed=seed)
-        part, said = task, ""
+        (part,), said = task.parts_of(batch), ""
         if task.varied:
-            part = task.parts[int(batch.links["setting"])]
             batch = batch.taken(slice(None), part.seq_len)
             said = ", ".join(f"{name}={getattr(part, name)}" for name, _ in task.varied)
         console.print()
