@@ -7,6 +7,7 @@ import typer
 
 from lab.commands.analysis import analyze, compare
 from lab.commands.bench import bench
+from lab.commands.certify import certify
 from lab.commands.paper import errata, model
 from lab.commands.runs import runs
 from lab.commands.tasks import tasks
@@ -18,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train small sequence models on synthetic tasks and see what they learned.",
 )
-for command in (tasks, analyze, compare, runs, model, errata, bench):
+for command in (tasks, analyze, compare, runs, model, errata, certify, bench):
     app.command()(command)
 
 

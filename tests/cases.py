@@ -34,6 +34,8 @@ TABLE: dict[str, Outcome] = {"relative": "not applicable"}
 """A mask that learns a number for each position."""
 TIES: dict[str, Outcome] = {"table reach": "fails"}
 """Keys that score alike choose the same rows for every token (errata I1, C3)."""
+WAITS: dict[str, Outcome] = {"gradient reach": "holds"}
+"""What learns nothing waits for a zero in front of it to move."""
 HEAVY: dict[str, Outcome] = {"stable": "not decided"}
 """With A > 0 a value mask has unbounded biases: the more tokens, the larger the largest."""
 
@@ -67,16 +69,16 @@ MIXERS = [
         verdicts=TABLE,
     ),
     Case("attention soft mask window", lambda: moved(A(8, 2, mask="soft", window=3)), {}, TABLE),
-    Case("attention value mask", lambda: A(8, 2, mask="value"), ZERO_A),
+    Case("attention value mask", lambda: A(8, 2, mask="value"), ZERO_A, WAITS),
     Case("attention value mask moved", lambda: moved(A(8, 2, mask="value")), verdicts=HEAVY),
     Case("attention value grouped heads", lambda: moved(A(8, 4, mask="value", n_kv_heads=2))),
-    Case("attention value mask window", lambda: A(8, 2, mask="value", window=2), ZERO_A),
+    Case("attention value mask window", lambda: A(8, 2, mask="value", window=2), ZERO_A, WAITS),
     Case("attention value window moved", lambda: moved(A(8, 2, mask="value", window=2)), {}, HEAVY),
     Case("attention oracle mask", lambda: Told(A(8, 2, mask="oracle")), verdicts=TABLE),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),
     Case("ifa softmax all of 3", lambda: IFA(8, n_values=3, k=3, d_retrieval=2)),
-    Case("ifa softmax zero keys", lambda: IFA(8, key_init="zeros"), ZERO_KEYS, TIES),
+    Case("ifa softmax zero keys", lambda: IFA(8, key_init="zeros"), ZERO_KEYS, TIES | WAITS),
     Case("ifa literal", lambda: IFA(8, 2, retrieval="literal"), NO_CHOICE),
     Case("ifa as printed", lambda: IFA(8, retrieval="literal", key_init="zeros"), NO_CHOICE, TIES),
     Case("ifa sigmoid", lambda: IFA(8, 2, n_values=4, k=2, retrieval="sigmoid")),
@@ -84,14 +86,14 @@ MIXERS = [
         "ifa sigmoid zero keys",
         lambda: IFA(8, retrieval="sigmoid", key_init="zeros"),
         ZERO_KEYS,
-        TIES,
+        TIES | WAITS,
     ),
     Case("ifa straight-through", lambda: IFA(8, n_values=4, retrieval="straight-through")),
     Case(
         "ifa straight-through zero keys",
         lambda: IFA(8, retrieval="straight-through", key_init="zeros"),
         ZERO_KEYS,
-        TIES,
+        TIES | WAITS,
     ),
     Case("ifa linear", lambda: IFA(8, 2, value_map="linear")),
     Case("ifa linear grouped heads", lambda: IFA(8, 4, value_map="linear", n_kv_heads=2)),
@@ -176,12 +178,12 @@ TRANSFORMS = [
     transform("cdmoe form two score outside", cdmoe),
     transform("cdmoe form two score raw", lambda: cdmoe(score="raw")),
     transform("cdmoe gated", lambda: cdmoe(gated=True)),
-    transform("cdmoe zero keys", lambda: cdmoe(key_init="zeros"), TIED_QUERY, TIES),
+    transform("cdmoe zero keys", lambda: cdmoe(key_init="zeros"), TIED_QUERY, TIES | WAITS),
     transform(
         "cdmoe as printed",
         lambda: cdmoe(key_init="zeros", score="inside"),
         TIED_QUERY | ZERO_EXPERTS,
-        TIES,
+        TIES | WAITS,
     ),
     transform("cdmoe gather", lambda: cdmoe(backend="gather")),
     transform("cdmoe dense", lambda: cdmoe(backend="dense")),
@@ -216,6 +218,7 @@ MODELS = [
         name,
         lambda name=name, sizes=sizes: architecture(name, **sizes),
         dead,
+        WAITS,
         kind="model",
         lengths=(1, 6),
     )

@@ -1,27 +1,69 @@
 """The law of batches: a row's output is its own."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
-from lab.laws.probes import Probes, draw, relative
-from lab.laws.verdict import Errors, Verdict, compared
+from lab.laws.probes import Probes, draw
+from lab.laws.verdict import Trial, Verdict, compared
+
+MOST_ROWS = 32
 
 
 def batch_invariant(module: nn.Module, probes: Probes) -> Verdict:
     """A row gives the same output alone, beside other rows, and in another order."""
-    return compared("batch-invariant", module, probes, _errors)
+
+    def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+        yield from _trials(x, probes.same_shape)
+
+    return compared("batch-invariant", module, probes, trials)
 
 
-def _errors(module: nn.Module, x: Tensor) -> Errors:
-    with torch.no_grad():
-        y = module(x)
-        reversed_y = module(x.flip(0)).flip(0)
-        yield relative(reversed_y - y, y), "reversing the batch moves a row's output"
-        for row in range(x.shape[0]):
-            one = slice(row, row + 1)
-            alone = module(x[one])
-            yield relative(alone - y[one], y), f"row {row} alone gives another output"
-            others = 8 * draw(x.shape, seed=row + 1).to(x)
-            others[one] = x[one]
-            beside = module(others)[one]
-            yield relative(beside - y[one], y), f"row {row} beside others gives another output"
+def _trials(x: Tensor, same_shape: bool) -> Iterator[Trial]:
+    if not same_shape:
+        words = "reversing the batch moves output {position} of row {row}"
+        yield Trial(moved_by_order, {}, words)
+        if x.shape[1] <= MOST_ROWS:
+            # Axes that are mistaken for each other fit where there are as many rows as tokens.
+            words = "among as many rows as tokens, row {row} gives another output {position}"
+            yield Trial(moved_by_square, {}, words, refusable=True)
+    for row in range(x.shape[0]):
+        if not same_shape:
+            words = f"row {row} alone gives another output {{position}}"
+            yield Trial(moved_alone, {"row": row}, words, refusable=True)
+        words = f"row {row} beside others gives another output {{position}}"
+        yield Trial(moved_by_others, {"row": row}, words)
+
+
+@torch.no_grad()
+def moved_by_order(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when the rows come in reverse."""
+    y = module(x)
+    return module(x.flip(0)).flip(0) - y, y
+
+
+@torch.no_grad()
+def moved_alone(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """Return how a row's output moves when it stands alone."""
+    y = module(x)
+    return module(x[row : row + 1]) - y[row : row + 1], y
+
+
+@torch.no_grad()
+def moved_by_others(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """Return how a row's output moves when all others change."""
+    y = module(x)
+    others = 8 * draw(x.shape, seed=row + 1).to(x)
+    others[row] = x[row]
+    return (module(others) - y)[row : row + 1], y
+
+
+@torch.no_grad()
+def moved_by_square(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when there are as many rows as tokens."""
+    y = module(x)
+    rows = draw((x.shape[1], *x.shape[1:]), seed=1).to(x)
+    n = min(len(rows), len(x))
+    rows[:n] = x[:n]
+    return module(rows)[:n] - y[:n], y

@@ -1,40 +1,124 @@
 """The law of causality: no output depends on a later input, forward or by gradient."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
-from lab.laws.probes import Probes, draw, relative
-from lab.laws.verdict import Errors, Verdict, compared
+from lab.laws.probes import Probes, draw
+from lab.laws.verdict import Trial, Verdict, compared
+
+TOKENS = 2**14
+FEW = 12
 
 
 def causal(module: nn.Module, probes: Probes) -> Verdict:
-    """No output depends on a later input, forward or by gradient."""
-    return compared("causal", module, probes, _errors)
+    """No output depends on a later input, forward or by gradient.
+
+    A copy of the input for each position, with that position changed, makes one batch: wherever it
+    moves an earlier output, or wherever an output has a gradient at a later position, is tried by
+    itself. Cuts are tried at every length up to 16, and at twelve of a longer sequence.
+    """
+
+    def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+        yield from _trials(module, x, cuts=not probes.same_shape)
+
+    return compared("causal", module, probes, trials)
 
 
-def _errors(module: nn.Module, x: Tensor) -> Errors:
-    with torch.no_grad():
-        y = module(x)
-    for s in _positions(x.shape[1]):
-        with torch.no_grad():
-            # A small change follows a smooth leak; a larger one flips a hidden choice.
-            for scale in (1, 8):
-                changed = x.clone()
-                changed[:, s] = scale * draw(x[:, s].shape, seed=s + 1).to(x)
-                moved = module(changed)[:, :s] - y[:, :s]
-                yield relative(moved, y), f"changing position {s} moves an earlier output"
-            moved = module(x[:, : s + 1]) - y[:, : s + 1]
-        yield relative(moved, y), f"cutting after position {s} moves an earlier output"
-        inputs = x.clone().requires_grad_()
-        output = module(inputs)[:, s]
-        if output.requires_grad:
-            (grad,) = torch.autograd.grad(output, inputs, draw(output.shape, seed=s).to(output))
-            leak = relative(grad[:, s + 1 :], grad)
-            yield leak, f"output {s} has a gradient at a later position"
+def _trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
+    length = x.shape[1]
+    # A small change follows a smooth leak; a larger one flips a hidden choice.
+    for scale in (1, 8):
+        for s in {*_suspects(module, x, scale), *_spread(1, length - 1, 3)}:
+            words = f"changing position {s} moves output {{position}} of row {{row}}"
+            yield Trial(moved_by_change, {"s": s, "scale": scale}, words)
+    if cuts:
+        for s in _spread(0, length - 2, 16 if length <= 16 else FEW):
+            words = f"cutting after position {s} moves output {{position}} of row {{row}}"
+            yield Trial(moved_by_cut, {"s": s}, words, refusable=True)
+    for s in {*_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
+        words = f"output {s} of row {{row}} has a gradient at position {{position}}"
+        yield Trial(gradient_ahead, {"s": s}, words)
 
 
-def _positions(length: int) -> list[int]:
-    """Return all positions of a short sequence, 16 spread over a long one."""
-    if length <= 16:
-        return list(range(length))
-    return sorted({round(i * (length - 1) / 15) for i in range(16)})
+@torch.no_grad()
+def moved_by_change(module: nn.Module, x: Tensor, s: int, scale: int) -> tuple[Tensor, Tensor]:
+    """Return how the outputs before position s move when it changes."""
+    changed = x.clone()
+    changed[:, s] = scale * draw(x[:, s].shape, seed=s + 1).to(x)
+    y = module(x)
+    return module(changed)[:, :s] - y[:, :s], y
+
+
+@torch.no_grad()
+def moved_by_cut(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor, Tensor]:
+    """Return how the outputs up to position s move when the sequence ends there."""
+    y = module(x)
+    return module(x[:, : s + 1]) - y[:, : s + 1], y
+
+
+def gradient_ahead(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor, Tensor]:
+    """Return the gradient of output s at later positions, in its place among all."""
+    inputs = x.clone().requires_grad_()
+    output = module(inputs)[:, s]
+    if not output.requires_grad:
+        return torch.zeros_like(x), x
+    weighed = (output * draw(output.shape, seed=s).to(output)).sum()
+    (grad,) = torch.autograd.grad(weighed, inputs)
+    ahead = grad.clone()
+    ahead[:, : s + 1] = 0
+    return ahead, grad
+
+
+@torch.no_grad()
+def _suspects(module: nn.Module, x: Tensor, scale: int) -> list[int]:
+    """Return the positions whose change moves earlier outputs most, each in a row of its own."""
+    positions = _screened(x)
+    rows = x[:1].expand(len(positions), -1, -1).clone()
+    y = module(x[:1])
+    index = torch.arange(len(positions), device=x.device)
+    at = torch.tensor(positions, device=x.device)
+    changed = draw((len(positions), x.shape[2]), seed=1).to(x)
+    rows[index, at] = scale * changed
+    moved = (module(rows) - y).flatten(2).abs().amax(2).nan_to_num(torch.inf)
+    before = torch.arange(x.shape[1], device=x.device) < at[:, None]
+    return _first_and_most(positions, moved.where(before, 0).amax(1))
+
+
+def _gradient_suspects(module: nn.Module, x: Tensor) -> list[int]:
+    """Return the positions whose outputs have most gradient later on, each in a row of its own."""
+    positions = _screened(x)
+    rows = x[:1].expand(len(positions), -1, -1).clone().requires_grad_()
+    y = module(rows)
+    if not y.requires_grad:
+        return []
+    index = torch.arange(len(positions), device=x.device)
+    at = torch.tensor(positions, device=x.device)
+    outputs = y[index, at]
+    (grad,) = torch.autograd.grad((outputs * draw(outputs.shape, seed=0).to(y)).sum(), rows)
+    after = torch.arange(x.shape[1], device=x.device) > at[:, None]
+    ahead = grad.abs().amax(2).nan_to_num(torch.inf).where(after, 0).amax(1)
+    return _first_and_most(positions, ahead)
+
+
+def _first_and_most(positions: list[int], sizes: Tensor) -> list[int]:
+    """Return the first position of some size, and that of the largest."""
+    most = int(sizes.argmax())
+    if not sizes[most] > 0:
+        return []
+    # A thousandth of the largest is no rounding beside it.
+    first = int((sizes > sizes[most] / 1000).nonzero()[0])
+    return sorted({positions[first], positions[most]})
+
+
+def _screened(x: Tensor) -> list[int]:
+    """Return all positions, or as many as make a batch of moderate size."""
+    return _spread(0, x.shape[1] - 1, max(2, min(x.shape[1], TOKENS // x.shape[1])))
+
+
+def _spread(first: int, last: int, count: int) -> list[int]:
+    """Return so many positions from first to last, evenly spread, or all where there are fewer."""
+    if last - first < count:
+        return list(range(first, last + 1))
+    return sorted({first + round(i * (last - first) / (count - 1)) for i in range(count)})

@@ -1,15 +1,17 @@
 """The laws of decoding: a state stands for all that was read, and no position is special."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from lab.laws.probes import Probes, draw, relative
-from lab.laws.verdict import Errors, Verdict, compared
+from lab.laws.probes import Probes, draw
+from lab.laws.verdict import ROUNDINGS, Trial, Verdict, compared
 from lab.layers.state import Decoder, State
 
 SHIFTS = (1, 1_000, 100_000)
+FAR = 3  # steps taken from the state after a prefill
 
 
 @runtime_checkable
@@ -27,7 +29,7 @@ def prefill_equals_step(module: nn.Module, probes: Probes) -> Verdict:
     if not isinstance(module, Decoder):
         missing = "the module has no start, prefill and step"
         return Verdict("prefill = step", "not applicable", missing)
-    return compared("prefill = step", module, probes, _decoding_errors)
+    return compared("prefill = step", module, probes, _decoding_trials)
 
 
 def relative_positions(module: nn.Module, probes: Probes) -> Verdict:
@@ -49,66 +51,131 @@ def relative_positions(module: nn.Module, probes: Probes) -> Verdict:
     found = []
     for shift in SHIFTS:
 
-        def errors(module: nn.Module, x: Tensor, shift: int = shift) -> Errors:
-            return _shift_errors(module, x, shift)
+        def trials(module: nn.Module, x: Tensor, shift: int = shift) -> Iterator[Trial]:
+            words = f"started at position {shift}, row {{row}} gives another output {{position}}"
+            yield Trial(moved_by_shift, {"shift": shift}, words)
+            yield Trial(moved_by_shifted_step, {"shift": shift}, f"{words} of a step")
+            words = f"started at position {shift}, row {{row}} ends at a wrong one"
+            yield Trial(position_off_by_shift, {"shift": shift}, words)
 
-        roundings = max(64, 8 * (shift + probes.inputs[-1].shape[1]))
-        found.append(compared(law, module, probes, errors, roundings))
+        roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
+        found.append(compared(law, module, probes, trials, roundings))
         if found[-1].verdict != "holds":
             return found[-1]
     evidence = "; ".join(f"by {s}: {v.evidence}" for s, v in zip(SHIFTS, found, strict=True))
-    return Verdict(law, "holds", evidence)
+    return Verdict(law, "holds", evidence, measured=found[-1].measured, allowed=found[-1].allowed)
 
 
-@torch.no_grad()
-def _decoding_errors(module: nn.Module, x: Tensor) -> Errors:
-    assert isinstance(module, Decoder)
-    y = module(x)
-    b, t, _ = x.shape
-    yield from _step_errors(module, x, y, module.start(b), 0, t)
-    cuts = sorted({cut for cut in (1, t // 3, t // 2, t - 1) if 0 < cut < t})
-    for cut in cuts:
-        head, state = module.prefill(x[:, :cut])
-        yield relative(head - y[:, :cut], y), f"prefill of {cut} tokens gives another output"
-        # A state stands for what was read: going on elsewhere must leave it so.
-        elsewhere = 8 * draw((b, 3, x.shape[-1]), seed=cut).to(x)
-        module.step(elsewhere[:, 0], state)
-        module.prefill(elsewhere, state)
-        yield from _step_errors(module, x, y, state, cut, min(cut + 3, t))
-        tail, end = module.prefill(x[:, cut:], state)
-        words = f"prefill of the rest from the state after {cut} tokens gives another output"
-        yield relative(tail - y[:, cut:], y), words
-        yield _off(end, t), f"after prefills of {cut} and {t - cut} tokens the position is wrong"
-        # Three parts: the state of a prefill that went on from a state.
+def _decoding_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    t = x.shape[1]
+    other = "moves output {position} of row {row}"
+    yield Trial(moved_by_steps, {"cut": 0, "end": t}, f"going by steps from the start {other}")
+    yield Trial(position_off_by_steps, {"cut": 0}, "after a step, row {row}'s position is wrong")
+    for cut in sorted({cut for cut in (1, t // 3, t // 2, t - 1) if 0 < cut < t}):
+        end = min(cut + FAR, t)
+        yield Trial(
+            moved_by_prefills, {"cut": cut}, f"going by prefills of {cut} and {t - cut} {other}"
+        )
+        words = f"going by steps after a prefill of {cut} {other}"
+        yield Trial(moved_by_steps, {"cut": cut, "end": end}, words)
+        words = f"going on a second time from the state after {cut} {other}"
+        yield Trial(moved_by_forks, {"cut": cut, "end": end}, words)
+        words = f"after prefills of {cut} and {t - cut} row {{row}}'s position is wrong"
+        yield Trial(position_off_by_prefills, {"cut": cut}, words)
         middle = (cut + t) // 2
         if cut < middle:
-            _, state = module.prefill(x[:, cut:middle], state)
-            yield from _step_errors(module, x, y, state, middle, min(middle + 3, t))
-
-
-def _step_errors(
-    module: Decoder, x: Tensor, y: Tensor, state: State, first: int, end: int
-) -> Errors:
-    for i in range(first, end):
-        out, state = module.step(x[:, i], state)
-        words = f"step {i}, from the state after {first} tokens, gives another output"
-        yield relative(out - y[:, i], y), words
-        yield _off(state, i + 1), f"after step {i} the state's position is wrong"
-
-
-def _off(state: State, position: int) -> float:
-    """Return by how many tokens a state's position is off."""
-    return float((state.position - position).abs().max())
+            given = {"cut": cut, "middle": middle, "end": min(middle + FAR, t)}
+            words = f"going by steps after prefills of {cut} and {middle - cut} {other}"
+            yield Trial(moved_by_thirds, given, words)
 
 
 @torch.no_grad()
-def _shift_errors(module: nn.Module, x: Tensor, shift: int) -> Errors:
-    assert isinstance(module, Decoder)
+def moved_by_steps(module: Any, x: Tensor, cut: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return how outputs from a cut to an end move when each is a step of its own."""
     y = module(x)
-    state = module.start(x.shape[0], shift)
-    shifted, end = module.prefill(x, state)
-    yield relative(shifted - y, y), f"started at position {shift}, it gives another output"
-    yield _off(end, shift + x.shape[1]), f"started at position {shift}, it ends at a wrong one"
-    out, _ = module.step(x[:, 0], state)
-    words = f"the first step at position {shift} gives another output"
-    yield relative(out - y[:, 0], y), words
+    state = module.prefill(x[:, :cut])[1] if cut else module.start(x.shape[0])
+    return _stepped(module, x, y, state, cut, end), y
+
+
+@torch.no_grad()
+def moved_by_prefills(module: Any, x: Tensor, cut: int) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when they are prefilled in two parts."""
+    head, state = module.prefill(x[:, :cut])
+    tail, _ = module.prefill(x[:, cut:], state)
+    y = module(x)
+    return torch.cat([head, tail], 1) - y, y
+
+
+@torch.no_grad()
+def moved_by_forks(module: Any, x: Tensor, cut: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return how steps move when others were taken from the same state before."""
+    y = module(x)
+    _, state = module.prefill(x[:, :cut])
+    elsewhere = 8 * draw((x.shape[0], 3, x.shape[2]), seed=cut).to(x)
+    module.step(elsewhere[:, 0], state)
+    module.prefill(elsewhere, state)
+    return _stepped(module, x, y, state, cut, end), y
+
+
+@torch.no_grad()
+def moved_by_thirds(
+    module: Any, x: Tensor, cut: int, middle: int, end: int
+) -> tuple[Tensor, Tensor]:
+    """Return how steps move after a prefill that itself went on from a state."""
+    y = module(x)
+    _, state = module.prefill(x[:, :cut])
+    _, state = module.prefill(x[:, cut:middle], state)
+    return _stepped(module, x, y, state, middle, end), y
+
+
+def _stepped(module: Any, x: Tensor, y: Tensor, state: State, cut: int, end: int) -> Tensor:
+    """Return what steps differ from outputs y, zero elsewhere."""
+    difference = torch.zeros_like(y)
+    for i in range(cut, end):
+        out, state = module.step(x[:, i], state)
+        difference[:, i] = out - y[:, i]
+    return difference
+
+
+@torch.no_grad()
+def position_off_by_steps(module: Any, x: Tensor, cut: int) -> tuple[Tensor, Tensor]:
+    """Return by how many tokens a state's position is off after a step."""
+    state = module.start(x.shape[0], cut)
+    _, state = module.step(x[:, 0], state)
+    return _off(state, cut + 1)
+
+
+@torch.no_grad()
+def position_off_by_prefills(module: Any, x: Tensor, cut: int) -> tuple[Tensor, Tensor]:
+    """Return by how many tokens a state's position is off after two prefills."""
+    _, state = module.prefill(x[:, :cut])
+    _, state = module.prefill(x[:, cut:], state)
+    return _off(state, x.shape[1])
+
+
+@torch.no_grad()
+def position_off_by_shift(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return by how many tokens a state's position is off after a prefill that started later."""
+    _, state = module.prefill(x, module.start(x.shape[0], shift))
+    return _off(state, shift + x.shape[1])
+
+
+def _off(state: State, position: int) -> tuple[Tensor, Tensor]:
+    off = (state.position - position).double()[:, None]
+    return off, torch.ones_like(off)
+
+
+@torch.no_grad()
+def moved_by_shift(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when the first token stands at a later position."""
+    y = module(x)
+    shifted, _ = module.prefill(x, module.start(x.shape[0], shift))
+    return shifted - y, y
+
+
+@torch.no_grad()
+def moved_by_shifted_step(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return how the first output moves when it is a step at a later position."""
+    y = module(x)
+    out, _ = module.step(x[:, 0], module.start(x.shape[0], shift))
+    return (out - y[:, 0])[:, None], y

@@ -1,12 +1,13 @@
 """The law of the matrix: what a mixer shows as its matrix is what it applies."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from lab.laws.probes import Probes, relative
-from lab.laws.verdict import Errors, Verdict, compared
+from lab.laws.probes import Probes
+from lab.laws.verdict import Trial, Verdict, compared
 
 
 @runtime_checkable
@@ -31,12 +32,16 @@ def matrix_applies(module: nn.Module, probes: Probes) -> Verdict:
     if not isinstance(module, MatrixMixer):
         missing = "the module has no matrix, values and project"
         return Verdict("matrix applies", "not applicable", missing)
-    return compared("matrix applies", module, probes, _errors)
+    return compared("matrix applies", module, probes, _trials)
 
 
-def _errors(module: nn.Module, x: Tensor) -> Errors:
-    assert isinstance(module, MatrixMixer)
-    with torch.no_grad():
-        y = module(x)
-        applied = module.project(x, module.matrix(x) @ module.values(x))
-        yield relative(applied - y, y), "forward(x) is not project(x, matrix(x) @ values(x))"
+def _trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    words = "forward(x) is not project(x, matrix(x) @ values(x)) at output {position} of row {row}"
+    yield Trial(moved_by_matrix, {}, words)
+
+
+@torch.no_grad()
+def moved_by_matrix(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when the shown matrix is applied."""
+    y = module(x)
+    return module.project(x, module.matrix(x) @ module.values(x)) - y, y

@@ -1,12 +1,15 @@
 """What modules are tried on, and how exactly a module can be expected to answer."""
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from lab.laws.reproduction import Origin
 
 
 @dataclass(frozen=True)
@@ -14,33 +17,58 @@ class Probes:
     """What laws try a module on, and how much they may spend.
 
     Args:
-        inputs: each [b t d], shortest first, in the precision and on the device of the module.
+        d_model: width of the inputs [b t d].
+        lengths: their lengths t, shortest first.
+        batch: their rows b.
+        seed: what they are drawn from.
+        dtype: the precision in which the module runs.
+        device: where it runs.
         max_len: tokens after which `stable` is content.
         rounding_len: tokens of the input on which `precision` counts roundings; angles and running
             sums go wrong late.
-        seconds: what `stable` and `table reach` may take each.
+        seconds: what a law may take; what it has not tried by then it says.
         compiler: torch.compile's backend; None compiles nothing.
+        same_shape: whether only calls of one shape compare, as the module draws random numbers.
+        origin: how the module came to be, for reproductions.
     """
 
-    inputs: Sequence[Tensor]
-    max_len: int
-    rounding_len: int
-    seconds: float
-    compiler: str | None
+    d_model: int
+    lengths: Sequence[int]
+    batch: int = 3
+    seed: int = 0
+    dtype: torch.dtype = torch.float64
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    max_len: int = 65_536
+    rounding_len: int = 1024
+    seconds: int | float = 5.0
+    compiler: str | None = None
+    same_shape: bool = False
+    origin: Origin = field(default_factory=Origin)
+
+    def input(self, length: int, batch: int | None = None) -> Float[Tensor, "b t d"]:
+        """Return the probe of a length."""
+        shape = (self.batch if batch is None else batch, length, self.d_model)
+        return draw(shape, self.seed).to(self.device, self.dtype)
+
+    @property
+    def inputs(self) -> list[Float[Tensor, "b t d"]]:
+        """The probes, shortest first."""
+        return [self.input(length) for length in self.lengths]
 
 
-def in_double(module: nn.Module, inputs: list[Tensor]) -> tuple[nn.Module, list[Tensor]]:
-    """Return a copy of the module in fp64 with its inputs, or in its own precision.
+def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
+    """Return a copy of the module in fp64, or in its own precision, and which it is.
 
     A module may refuse fp64: by a cast to fp32 inside that meets an fp64 weight, or for a kernel.
     """
     double = deepcopy(module).double()
     try:
-        double(inputs[0])
-    except (RuntimeError, ValueError):
+        with torch.no_grad():
+            double(x.double())
+    except (RuntimeError, ValueError, TypeError):
         dtype = next((p.dtype for p in module.parameters()), torch.float32)
-        return deepcopy(module), [x.to(dtype) for x in inputs]
-    return double, inputs
+        return deepcopy(module), dtype
+    return double, torch.float64
 
 
 def noise_floor(module: Callable[[Tensor], Tensor], x: Float[Tensor, "b t d"]) -> float:
@@ -49,13 +77,16 @@ def noise_floor(module: Callable[[Tensor], Tensor], x: Float[Tensor, "b t d"]) -
     Moving x to and fro by h = √eps tells two things: how steep the module is, so how far one
     rounding of x moves it, eps·|y₊ - y|/h, and how far it is from a straight line, |y₊ + y₋ - 2y|,
     which is rounding once curvature, h² = eps, is no larger. The second sees modules that
-    compute in a lower precision than they return, and those that are not deterministic.
+    compute in a lower precision than they return, and those that are not deterministic. An output
+    that is not finite has no floor: infinity.
     """
     with torch.no_grad():
         y = module(x)
         eps = torch.finfo(torch.promote_types(x.dtype, y.dtype)).eps
         step = x * eps**0.5 * draw(x.shape, seed=1).sign().to(x)
         ahead, behind = module(x + step), module(x - step)
+    if not y.isfinite().all():
+        return math.inf
     steepness = relative(ahead - y, y) * eps**0.5
     return max(eps, steepness, relative(ahead + behind - 2 * y, y))
 
@@ -73,13 +104,13 @@ def relative(difference: Tensor, reference: Tensor) -> float:
 def draw(shape: Sequence[int], seed: int) -> Tensor:
     """Return normal numbers in fp64 that depend on shape and seed alone."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
 
 
 def described(probes: Probes) -> str:
     """Return the words for the inputs: their lengths, and their precision."""
-    lengths = ", ".join(str(x.shape[1]) for x in probes.inputs)
-    return f"lengths {lengths} in {precision_name(probes.inputs[0].dtype)}"
+    lengths = ", ".join(map(str, probes.lengths))
+    return f"lengths {lengths} in {precision_name(probes.dtype)}"
 
 
 def precision_name(dtype: torch.dtype) -> str:

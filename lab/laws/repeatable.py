@@ -1,32 +1,46 @@
-"""The law of repetition: the same input gives the same bits, and seeds reproduce what is drawn."""
+"""The law of repetition: the same input gives the same bits, and seeds reproduce training."""
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
-from lab.laws.probes import Probes, described, relative
-from lab.laws.verdict import Verdict
+from lab.laws.probes import Probes, described, draw, relative
+from lab.laws.reproduction import written
+from lab.laws.verdict import Verdict, drawn
 
 
 def deterministic(module: nn.Module, probes: Probes) -> Verdict:
-    """Evaluating, the same input gives the same bits; training, the same input and seed do."""
+    """Evaluating, the same input gives the same bits; training, the same input and seed do.
+
+    Neither does a call before it, on another input, change an output.
+    """
+    law, random = "deterministic", False
     for training in (False, True):
-        # A copy: what training leaves behind, statistics of batches, is for no other law to see.
-        tried = deepcopy(module).train(training)
         for x in probes.inputs:
-            first, second = _outputs(tried, x, seed=0 if training else None)
-            if not torch.equal(first, second):
-                evidence = f"relative difference {relative(second - first, first):.2g}"
-                how = "training, a second call with the same seed" if training else "a second call"
-                counterexample = f"length {x.shape[1]}: {how} gives another output"
-                return Verdict("deterministic", "fails", evidence, counterexample)
+            # A copy: what training leaves behind, statistics of batches, is for no other law.
+            tried = deepcopy(module).train(training)
+            seed = 0 if training else None
+            how = "training, a second call with the same seed" if training else "a second call"
+            for repeat, words in ((twice, how), (after_another, "a call after another input's")):
+                if repeat is after_another and training:
+                    continue
+                first, second = repeat(tried, x, seed)
+                if not same(first, second):
+                    return _failure(probes, x, training, repeat, words, (first, second))
+                # What a module remembers of the first input it sees, another copy has not seen.
+                tried = deepcopy(module).train(training)
+            if training:
+                random |= not same(*twice(tried, x, seed=None))
     evidence = f"two calls, evaluating, and training from one seed, {described(probes)}: equal bits"
-    return Verdict("deterministic", "holds", evidence)
+    if random:
+        evidence += "; training draws random numbers"
+    return Verdict(law, "holds", evidence, measured=0.0, allowed=0.0)
 
 
 @torch.no_grad()
-def _outputs(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
+def twice(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
     """Return the outputs of two calls, after the seed each if there is one."""
     if seed is None:
         return module(x), module(x)
@@ -35,3 +49,36 @@ def _outputs(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Te
         first = module(x)
         torch.manual_seed(seed)
         return first, module(x)
+
+
+@torch.no_grad()
+def after_another(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a first call, and of one after another input of the same shape."""
+    other = deepcopy(module)
+    other(draw(x.shape, seed=1).to(x))
+    return module(x), other(x)
+
+
+def same(first: Tensor, second: Tensor) -> bool:
+    """Whether two outputs are equal, entry by entry, what is not a number included."""
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
+
+
+def _failure(
+    probes: Probes,
+    x: Tensor,
+    training: bool,
+    repeat: Callable[..., tuple[Tensor, Tensor]],
+    how: str,
+    outputs: tuple[Tensor, Tensor],
+) -> Verdict:
+    law, error = "deterministic", relative(outputs[1] - outputs[0], outputs[0])
+    words = f"length {x.shape[1]}: {how} gives another output"
+    body = f"""
+        {drawn(probes, x.shape[0], x.shape[1])}
+        first, second = {repeat.__name__}(module.train({training}), x, {0 if training else None})
+        print({words + ": relative difference"!r}, relative(second - first, first))
+        sys.exit(not same(first, second))
+    """
+    snippet = written(probes.origin, (draw, relative, same, repeat), body, f"{law}: {words}")
+    return Verdict(law, "fails", f"relative difference {error:.2g}", words, error, 0.0, snippet)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lab.laws.probes import Probes, draw, longest_input
+from lab.laws.reproduction import written
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 
@@ -41,12 +42,15 @@ def stable(module: nn.Module, probes: Probes) -> Verdict:
     that may be spent ends the sequence sooner, and a table of positions does at its end.
     """
     law = "stable"
-    sizes = _read(module, probes) if isinstance(module, Decoder) else _whole(module, probes)
+    decodes = isinstance(module, Decoder)
+    sizes = _read(module, probes) if decodes else _whole(module, probes)
     tokens = sizes[-1].tokens if sizes else 0
     for size in sizes:
         if not math.isfinite(size.output + sum(size.state)):
             evidence = f"output {size.output:.2g}, state {max(size.state, default=0):.2g}"
-            return Verdict(law, "fails", evidence, f"not finite within {size.tokens} tokens")
+            words = f"not finite within {size.tokens} tokens"
+            snippet = _snippet(probes, decodes, size.tokens, words)
+            return Verdict(law, "fails", evidence, words, math.inf, GROWS, snippet)
     early = [size for size in sizes if tokens / 8 < size.tokens <= tokens / 4]
     late = [size for size in sizes if tokens / 2 < size.tokens]
     if not early:
@@ -68,8 +72,26 @@ def stable(module: nn.Module, probes: Probes) -> Verdict:
         evidence += f" (its own limit, or the time for {probes.max_len} tokens)"
     if growth > GROWS:
         words = f"within {tokens} tokens it grows {growth:.2g} times over two doublings"
-        return Verdict(law, "fails", evidence, words)
-    return Verdict(law, "holds" if growth <= WANDERS else "not decided", evidence)
+        snippet = _snippet(probes, decodes, tokens, words)
+        return Verdict(law, "fails", evidence, words, growth, GROWS, snippet)
+    outcome = "holds" if growth <= WANDERS else "not decided"
+    return Verdict(law, outcome, evidence, measured=growth, allowed=WANDERS)
+
+
+def _snippet(probes: Probes, decodes: bool, tokens: int, words: str) -> str:
+    """Return the program: sizes after a quarter of the tokens, and after all of them."""
+    size = f"({probes.batch if decodes else 1}, {tokens}, {probes.d_model})"
+    read = "module.prefill(x)[0]" if decodes else "module(x)"
+    body = f"""
+        x = draw({size}, seed={tokens}).to({probes.device.type!r}, {probes.dtype})
+        with torch.no_grad():
+            squares = {read}.double().square().flatten(2).mean((0, 2))
+        early = squares[{tokens // 8} : {tokens // 4}].mean().sqrt().item()
+        late = squares[{tokens // 2} :].mean().sqrt().item()
+        print("size of the output after a quarter of {tokens} tokens", early, "and of all", late)
+        sys.exit(not late <= {GROWS} * early)
+    """
+    return written(probes.origin, (draw,), body, f"stable: {words}")
 
 
 def _read(module: Decoder, probes: Probes) -> list[_Size]:
@@ -85,7 +107,7 @@ def _read(module: Decoder, probes: Probes) -> list[_Size]:
 @torch.no_grad()
 def _blocks(module: Decoder, probes: Probes, length: int) -> tuple[list[_Size], bool]:
     """Return the sizes of blocks of a length, and whether the module refused a further one."""
-    like = probes.inputs[0]
+    like = probes.input(1)
     b, _, d = like.shape
     began, state, sizes = time.monotonic(), module.start(b), []
     for end in range(length, probes.max_len + 1, length):
@@ -93,7 +115,8 @@ def _blocks(module: Decoder, probes: Probes, length: int) -> tuple[list[_Size], 
             y, state = module.prefill(draw((b, length, d), seed=end).to(like), state)
         except (ValueError, IndexError):
             return sizes, True
-        tensors = [x for x in pytree.tree_leaves(state) if x is not None and x.is_floating_point()]
+        leaves = [x for x in pytree.tree_leaves(state) if isinstance(x, Tensor)]
+        tensors = [x for x in leaves if x.is_floating_point()]
         sizes.append(_Size(end, _size(y), tuple(_size(x) for x in tensors)))
         if not math.isfinite(sizes[-1].output) or time.monotonic() - began > probes.seconds:
             break
@@ -105,7 +128,7 @@ def _whole(module: nn.Module, probes: Probes) -> list[_Size]:
     """Return the sizes of the parts of the longest sequence that there is time for."""
     longest, length = min(probes.max_len, STATELESS_LEN), 256
     while True:
-        x = longest_input(module, probes.inputs[0], min(length, longest))
+        x = longest_input(module, probes.input(1, 1), min(length, longest))
         began = time.monotonic()
         y = module(x)
         spent = time.monotonic() - began

@@ -2,12 +2,14 @@
 
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
 from lab.laws.probes import Probes, draw, longest_input
+from lab.laws.reproduction import written
 from lab.laws.verdict import Verdict
 
 SCALES = (0.25, 1.0, 4.0, 16.0)
@@ -15,7 +17,7 @@ FIRST = 64  # tokens of the first round; each round doubles all before it
 EXPECTED = 16  # rows to have been found by chance, before the missing ones are given up
 LEAST = 3  # times the tokens that the last new row took
 AT_ONCE = 4096  # tokens in one pass
-SEQ_LEN = 16  # or the longest input's, if that is less
+SEQ_LEN = 16  # or the longest probe's below, or the shortest's above
 LONG = 512
 
 
@@ -31,7 +33,8 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
     missing selected as often as the rarest one found, at least once in its N tokens, then 16 N / M
     further tokens would miss them all with a chance of e⁻¹⁶: then, and after 3 N at least, the law
     fails, unless a long sequence shows new rows, which says that positions select. Then, or when
-    time is up before, it is not decided.
+    time is up before, it is not decided. The row of an embedding's `padding_idx`, which torch keeps
+    from learning, counts as reached.
     """
     law = "table reach"
     tables = {name: p for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
@@ -41,17 +44,22 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
         name: torch.zeros(p.shape[:-1], dtype=torch.bool, device=p.device)
         for name, p in tables.items()
     }
+    for name, row in _padding_rows(module):
+        found[name][row] = True
+    padded = _n_reached(found)
     began, tokens, newest = time.monotonic(), 0, FIRST
+    short = [length for length in probes.lengths if length <= SEQ_LEN]
+    like = probes.input(max(short, default=probes.lengths[0]), 1)
     while True:
         n_new, before = max(tokens, FIRST), _n_reached(found)
-        _probe(module, tables, found, probes.inputs[-1], n_new, seed=tokens)
+        _probe(module, tables, found, like, n_new, seed=tokens)
         tokens += n_new
         newest = tokens if _n_reached(found) > before else newest
-        if not _n_reached(found):
+        if _n_reached(found) == padded:
             words = f"no table gets a gradient from {tokens} tokens: a matter of gradient reach"
             return Verdict(law, "not applicable", words)
         if not _missing(found):
-            return Verdict(law, "holds", _counted(found, tokens))
+            return Verdict(law, "holds", _counted(found, tokens), measured=0, allowed=0)
         if tokens - newest >= newest * max(LEAST, EXPECTED / _n_missing(found)):
             break
         if time.monotonic() - began > probes.seconds:
@@ -59,11 +67,21 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
             return Verdict(law, "not decided", evidence)
     unreached = "; ".join(_missing(found))
     evidence, before = f"{_counted(found, tokens)}, no new row after {newest}", _n_reached(found)
-    _mark(module, tables, found, longest_input(module, probes.inputs[0], LONG), seed=0)
+    _mark(module, tables, found, longest_input(module, like, LONG), seed=0)
     if _n_reached(found) == before:
-        return Verdict(law, "fails", evidence, f"none of {tokens} tokens reaches {unreached}")
+        words = f"none of {tokens} tokens reaches {unreached}"
+        snippet = _snippet(probes, found, like, tokens, words)
+        return Verdict(law, "fails", evidence, words, _n_missing(found), 0, snippet)
     evidence += f", but {_n_reached(found) - before} more with a longer sequence"
     return Verdict(law, "not decided" if _missing(found) else "holds", evidence)
+
+
+def _padding_rows(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield each embedding's table, trainable, and its row of padding."""
+    for path, part in module.named_modules():
+        row = part.padding_idx if isinstance(part, nn.Embedding) else None
+        if row is not None and part.get_parameter("weight").requires_grad:
+            yield f"{path}.weight".removeprefix("."), row
 
 
 def _probe(
@@ -75,7 +93,7 @@ def _probe(
     seed: int,
 ) -> None:
     """Mark the rows that get a gradient from so many further tokens."""
-    length, d_model = min(SEQ_LEN, like.shape[1]), like.shape[2]
+    length, d_model = like.shape[1:]
     for first in range(0, n_tokens, AT_ONCE):
         rows = math.ceil(min(AT_ONCE, n_tokens) / length)
         scale = torch.tensor(SCALES).repeat(math.ceil(rows / len(SCALES)))[:rows]
@@ -94,11 +112,28 @@ def _mark(
     y = module(x)
     if not y.requires_grad:
         return
-    against = draw(y.shape, seed).to(y)
-    grads = torch.autograd.grad(y, list(tables.values()), against, allow_unused=True)
+    weighed = (y * draw(y.shape, seed).to(y)).sum()
+    grads = torch.autograd.grad(weighed, list(tables.values()), allow_unused=True)
     for name, grad in zip(tables, grads, strict=True):
         if grad is not None:
             found[name] |= (grad != 0).any(dim=-1)
+
+
+def _snippet(
+    probes: Probes, found: dict[str, Bool[Tensor, "..."]], like: Tensor, tokens: int, words: str
+) -> str:
+    names = [name for name, rows in found.items() if rows.any() and not rows.all()]
+    body = f"""
+        tables = {{name: module.get_parameter(name) for name in {names}}}
+        found = {{name: torch.zeros(p.shape[:-1], dtype=torch.bool) for name, p in tables.items()}}
+        like = torch.zeros({tuple(like.shape)}, dtype={like.dtype})
+        _probe(module, tables, found, like, {tokens}, seed=0)
+        print("rows that get a gradient from {tokens} tokens:")
+        for name, rows in found.items():
+            print(name, int(rows.sum()), "of", rows.numel())
+        sys.exit(not all(rows.all() for rows in found.values()))
+    """
+    return written(probes.origin, (draw, _probe), body, f"table reach: {words}")
 
 
 def _n_reached(found: dict[str, Bool[Tensor, "..."]]) -> int:

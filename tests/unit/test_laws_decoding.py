@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws import LAWS, Probes, Verdict, certify
-from lab.laws.probes import draw
 from lab.layers.state import next_position, token_positions
 from lab.ops.rope import rotate
 
@@ -122,14 +121,13 @@ class DecodedGRU(nn.Module):
 
 def verdicts(module: nn.Module) -> dict[str, Verdict]:
     module = module.double()
-    inputs = [draw((3, length, 8), seed=0) for length in (1, 2, 5, 16)]
-    probes = Probes(inputs, max_len=64, rounding_len=16, seconds=60.0, compiler=None)
+    probes = Probes(8, (1, 2, 5, 16), max_len=64, rounding_len=16, seconds=60.0)
     return {name: LAWS[name](module, probes) for name in ("prefill = step", "relative", "padding")}
 
 
 @pytest.mark.parametrize("build", [CachedAttention, DecodedGRU])
 def test_right_decoders_pass(build: type[nn.Module]):
-    found = certify(build(), d_model=8, max_len=1024, rounding_len=64)
+    found = certify(build(), 8, (1, 2, 5, 16), max_len=1024, rounding_len=64)
     for v in found:
         undecided = {"matrix applies": "not applicable", "forms agree": "not decided"}
         assert v.verdict == undecided.get(v.law, "holds"), v
@@ -156,10 +154,10 @@ def test_planted_faults_are_found(fault: str, laws: set[str]):
 
 def test_the_counterexample_is_the_smallest():
     found = verdicts(CachedAttention("restarts"))["prefill = step"]
-    words = "length 2: step 1, from the state after 0 tokens, gives another output"
+    words = "length 2: going by steps from the start moves output 1 of row 0"
     assert found.counterexample == words
     assert verdicts(CachedAttention("empty rows"))["padding"].counterexample == (
-        "length 1: left padding gives NaN or infinity"
+        "length 1: left padding gives NaN or infinity at position 0 of row 0"
     )
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws import LAWS, Probes, Verdict
-from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.ops.ssd_decay import decay_matrix
@@ -30,8 +29,14 @@ def judge(
     seconds: float = 60.0,
     compiler: str | None = None,
 ) -> Verdict:
-    inputs = [draw((3, length, 8), seed=0) for length in (1, 2, 5, 16)]
-    probes = Probes(inputs, max_len, rounding_len, seconds, compiler)
+    probes = Probes(
+        8,
+        (1, 2, 5, 16),
+        max_len=max_len,
+        rounding_len=rounding_len,
+        seconds=seconds,
+        compiler=compiler,
+    )
     return LAWS[law](module.double(), probes)
 
 
@@ -263,8 +268,9 @@ from tests.cases import CASES
 found = {}
 for case in CASES:
     if case.name in NAMES:
-        module, inputs = in_double(case.make(), [draw((2, 16, case.d_model), seed=0)])
-        found[case.name] = LAWS["forms agree"](module, Probes(inputs, 1, 1, 1.0, "aot_eager"))
+        module, dtype = in_double(case.make(), draw((2, 16, case.d_model), seed=0))
+        probes = Probes(case.d_model, (16,), 2, dtype=dtype, compiler="aot_eager")
+        found[case.name] = LAWS["forms agree"](module, probes)
 print(json.dumps({name: [v.verdict, v.evidence] for name, v in found.items()}))
 """
 

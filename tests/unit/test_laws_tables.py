@@ -5,14 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws import LAWS, Probes, Verdict
-from lab.laws.probes import draw
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed import FloorSquareCDMoE
 
 
 def judge(module: nn.Module, d_model: int = 8, seconds: float = 60.0) -> Verdict:
-    inputs = [draw((2, length, d_model), seed=0) for length in (1, 16)]
-    return LAWS["table reach"](module.double(), Probes(inputs, 1, 1, seconds, None))
+    probes = Probes(d_model, (1, 16), batch=2, seconds=seconds)
+    return LAWS["table reach"](module.double(), probes)
 
 
 class Looked(nn.Module):

@@ -58,19 +58,18 @@ class Case:
             return PRINTED[self.row](self.d_model, **self.options)
 
     def probes(self) -> Probes:
-        inputs = [drawn(3, length, self.d_model) for length in self.lengths]
-        return Probes(inputs, max_len=256, rounding_len=1024, seconds=10.0, compiler=None)
+        return Probes(self.d_model, self.lengths, max_len=256, rounding_len=1024, seconds=10.0)
 
 
 CASES = [
     Case("R1", {"n_heads": 2}),
     Case("R5", {"n_heads": 8}, lengths=(8,), tried=("batch-invariant", "matrix applies")),
-    Case("R6", {"n_heads": 2, "max_position": 8}, "causal", "length 16: cutting after position 1"),
+    Case("R6", {"n_heads": 2, "max_position": 8}, "causal", "length 9: cutting after position 1"),
     Case("R7", {}, "precision", "length 1024: bfloat16"),
     Case("R7", {"round_angles": False}),
-    Case("S2", {"d_state": 4, "chunk_len": 4}, "causal", "length 16: cutting after position 4"),
+    Case("S2", {"d_state": 4, "chunk_len": 4}, "causal", "length 6: changing position 5"),
     Case("S2", {"d_state": 4, "chunk_len": 16}),
-    Case("D2", {"n_heads": 2}, "causal", "length 2: cutting after position 0", {"l": "zero"}),
+    Case("D2", {"n_heads": 2}, "causal", "length 2: changing position 1", {"l": "zero"}),
     Case("I3", {"n_heads": 2}),
     Case("C4", SMALL, "table reach", "3 of 12 rows of down: 9, 10, 11"),
 ]

@@ -1,0 +1,125 @@
+"""Models of the transformers library: what they take and return, and their caches."""
+
+import sys
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.laws.adapters.carried import Carried, after, all_kept, before_any, copied
+from lab.laws.adapters.plain import Plain
+
+
+class HuggingFace(Plain):
+    """A model of transformers, from tokens [b t] to the field `output` of what it returns."""
+
+    def __init__(self, module: nn.Module, output: int | str | None = "logits"):
+        super().__init__(module, output)
+
+    def called(self, x: Tensor) -> Any:
+        """Return the model's output object, asked for no cache."""
+        if "use_cache" in signature(self.module.forward).parameters:
+            return self.module(input_ids=x, use_cache=False)
+        return self.module(input_ids=x)
+
+
+class HuggingFaceDecoder(HuggingFace):
+    """A model of transformers that goes on from its cache.
+
+    A padded token is left out by `attention_mask` and counts no position, where `position_ids` are
+    taken. Padding on the left is what the library promises of decoders.
+
+    Args:
+        cache: name of its parameter for the cache, and of the field that returns it.
+        relative: whether only differences of positions count; None says nothing of it.
+    """
+
+    paddings = ("left",)
+
+    def __init__(
+        self,
+        module: nn.Module,
+        cache: str = "past_key_values",
+        relative: bool | None = None,
+        output: int | str | None = "logits",
+    ):
+        super().__init__(module, output)
+        self.cache = cache
+        self.takes_positions = "position_ids" in signature(module.forward).parameters
+        if relative is not None:
+            self.relative = relative
+        if cache == "state":
+            # The one model with a cache of this name, RWKV, warns that it does not look at a mask.
+            self.paddings = ()
+
+    def start(self, batch: int, position: int = 0) -> Carried:
+        """Return the state before the first token.
+
+        Raises:
+            ValueError: for another position than 0 of a model that takes no positions.
+        """
+        if position and not self.takes_positions:
+            raise ValueError(f"{position=} must be 0: this model takes no position_ids")
+        return before_any(batch, position, next(self.module.parameters()).device)
+
+    def prefill(
+        self, x: Tensor, state: Carried | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Carried]:
+        """Return the outputs of further tokens [b t], and the state after them."""
+        before, kept = self.start(len(x)) if state is None else state, all_kept(x, keep)
+        options = {}
+        if before.held is not None:
+            options[self.cache] = copied(before.held)
+        mask = torch.cat([before.keep, kept], dim=1)
+        if not mask.all():
+            # What is recurrent has no use for the mask of what it has already read.
+            seen = mask if self.cache == "past_key_values" else kept
+            options["attention_mask"] = seen.long()
+        if self.takes_positions and not (state is None and keep is None):
+            counted = (kept.cumsum(1) - 1).clamp(min=0)
+            options["position_ids"] = before.position[:, None] + counted
+        found = self.module(input_ids=x, use_cache=True, **options)
+        return self.sequence(found), after(before, kept, found[self.cache])
+
+    def step(self, x: Tensor, state: Carried) -> tuple[Tensor, Carried]:
+        """Return the output of one further token [b], and the state after it."""
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+
+class Layer(Plain):
+    """An attention or a block of a model of transformers, told what the model would tell it.
+
+    Args:
+        masked: whether it is given a causal mask [1 1 t s], to be added to its scores.
+        rotated: whether it is given the rotations of its positions, by the class of them that
+            stands beside its own, made for its configuration.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        masked: bool = True,
+        rotated: bool = True,
+        output: int | str | None = None,
+    ):
+        super().__init__(module, output)
+        self.masked, self.rotary = masked, None
+        if rotated:
+            beside = vars(sys.modules[type(module).__module__])
+            rotary = next(cls for name, cls in beside.items() if name.endswith("RotaryEmbedding"))
+            config = next(m.config for m in module.modules() if hasattr(m, "config"))
+            self.rotary = rotary(config=config)
+
+    def called(self, x: Tensor) -> Any:
+        """Return what the layer does at positions 0, 1, 2 …"""
+        t, options = x.shape[1], {}
+        if self.rotary is not None:
+            positions = torch.arange(t, device=x.device)[None]
+            options["position_embeddings"] = self.rotary(x, positions)
+        if self.masked:
+            least = torch.finfo(x.dtype).min
+            mask = torch.full((1, 1, t, t), least, dtype=x.dtype, device=x.device)
+            options["attention_mask"] = mask.triu(1)
+        return self.module(x, **options)

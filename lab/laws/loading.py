@@ -1,0 +1,67 @@
+"""Targets by name: "package.module:factory", imported and called."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def load(path: str) -> Any:
+    """Import what is named "package.module:name"; the name may have dots.
+
+    Raises:
+        ValueError: when the path has another form, does not import, or names nothing.
+    """
+    module, colon, name = path.partition(":")
+    if not (module and colon and name) or module.startswith("."):
+        raise ValueError(f"target={path}: must look like package.module:factory")
+    try:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    # A user's module may raise anything while it is imported.
+    except Exception as error:
+        raise ValueError(f"target={path}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def is_target(found: Any, options: Mapping[str, Any]) -> bool:
+    """Whether what was loaded is itself to be tried: a module, or a function of one argument."""
+    if isinstance(found, nn.Module):
+        return True
+    return inspect.isfunction(found) and not options and len(_required(found)) == 1
+
+
+def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) -> Any:
+    """Call a factory, with torch's seed, and return what it makes.
+
+    Raises:
+        ValueError: for arguments it needs and was not given, or does not take; when it raises, or
+            makes nothing that can be called.
+    """
+    name = getattr(factory, "__qualname__", repr(factory))
+    missing = [argument for argument in _required(factory) if argument not in options]
+    if missing:
+        given = " ".join(f"--option {argument}=…" for argument in missing)
+        raise ValueError(f"{name} needs {', '.join(missing)}: give {given}, or name a factory")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            made = factory(**options)
+        except Exception as error:
+            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+    if not callable(made):
+        raise ValueError(f"{name} made a {type(made).__name__}, must make a module or a function")
+    return made
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of some built-in classes
+        return []
+    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]

@@ -1,0 +1,81 @@
+"""Ties, broken another way than torch breaks them."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lab.laws.cuts import calls, place_of
+
+RANKING = {
+    "topk": (2, -1),
+    "kthvalue": (2, -1),
+    "sort": (1, -1),
+    "argsort": (1, -1),
+    "argmax": (1, None),
+    "argmin": (1, None),
+    "max": (1, None),
+    "min": (1, None),
+    "median": (1, None),
+}
+"""Functions that answer with indices of entries by their size: where they take the axis, and which
+without."""
+
+
+class Ties(TorchFunctionMode):
+    """Has every function that ranks look at its numbers in another order.
+
+    Indices come back as they would be, so nothing else changes than which of equals is first.
+
+    Args:
+        order: 0 for the reverse, else the seed of a permutation.
+        caller: the id of the frame that runs the module, where the module's own lines end.
+
+    Attributes:
+        places: where equals were ranked, and by what.
+    """
+
+    def __init__(self, order: int, caller: int = 0):
+        super().__init__()
+        self.order, self.caller = order, caller
+        self.places: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Rank in another order, or do what was asked."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        plain = func(*args, **kwargs)
+        indices = _indices(name, plain) if name in RANKING and args else None
+        if indices is None or not args[0].ndim or "out" in kwargs:
+            return plain
+        position, dim = RANKING[name]
+        dim = args[position] if len(args) > position else kwargs.get("dim", dim)
+        x = args[0] if dim is not None else args[0].flatten()
+        order = self._order(x.shape[-1 if dim is None else dim], x.device)
+        permuted = x.index_select(-1 if dim is None else dim, order)
+        other = func(permuted.view(args[0].shape) if dim is None else permuted, *args[1:], **kwargs)
+        found = _indices(name, other)
+        assert found is not None
+        found = order[found]
+        if not torch.equal(found, indices):
+            place = place_of(calls(sys._getframe(1), self.caller))
+            words = f"{name} at {place}" if place else name
+            self.places += [words] if words not in self.places else []
+        return found if isinstance(other, Tensor) else type(plain)((other[0], found))
+
+    def _order(self, n: int, device: torch.device) -> Tensor:
+        if not self.order:
+            return torch.arange(n - 1, -1, -1, device=device)
+        generator = torch.Generator().manual_seed(self.order)
+        return torch.randperm(n, generator=generator).to(device)
+
+
+def _indices(name: str, answer: Any) -> Tensor | None:
+    """Return the indices of an answer; None where it has none, as the largest of all numbers."""
+    if isinstance(answer, tuple):
+        return answer[1]
+    return answer if name.startswith("arg") else None

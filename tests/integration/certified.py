@@ -1,0 +1,52 @@
+"""Targets of `lab certify` that break a law, or break down, each in its own way."""
+
+import ctypes
+import os
+import time
+
+import torch
+from torch import nn
+
+TERABYTE = 2**40
+
+
+class Leaky(nn.Module):
+    """Sees the whole sequence, and talks."""
+
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.map = nn.Linear(width, width)
+
+    def forward(self, x):
+        print('{"not": "an event"}')
+        return self.map(x) + x.mean(1, keepdim=True)
+
+
+class Fragile(nn.Module):
+    """Right where it answers: hangs training, dies of length, wants all memory in bf16."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x):
+        length = x.shape[1]
+        if length == 7:
+            raise RuntimeError("seven is not taken")
+        if self.training and x.dtype == torch.float64 and length > 2:
+            time.sleep(600)
+        if length > 300:
+            ctypes.string_at(0)
+        if x.dtype == torch.bfloat16:
+            torch.empty(TERABYTE, dtype=torch.int8)
+        return self.map(x)
+
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return x * float("nan")
+
+
+class Leaving(nn.Module):
+    def forward(self, x):
+        os._exit(3)

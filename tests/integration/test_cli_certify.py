@@ -1,0 +1,169 @@
+"""`lab certify` as a user meets it: verdicts, programs, exit codes, and targets that break down."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lab import isolated
+from lab.cli import app
+from lab.laws.worker import chosen
+
+HERE = Path(__file__).parent
+BROKEN = "tests.integration.certified:"
+ALONE = "import runpy, sys; sys.modules['lab'] = None; runpy.run_path(sys.argv[1])"
+"""Runs a program where this project cannot be imported."""
+
+
+def lab(*words: str):
+    return CliRunner().invoke(app, ["certify", *words], env={"COLUMNS": "200"})
+
+
+def only(*laws: str) -> list[str]:
+    return [word for law in laws for word in ("--only", law)]
+
+
+def one_line(result) -> str:
+    """Return the single line an error is answered with."""
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A user's folder, with a module of their own."""
+    made = tmp_path_factory.mktemp("user")
+    shutil.copy(HERE / "certified.py", made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def leaky(folder):
+    words = ["--quick", "--json", "--snippets", "programs"]
+    words += only("causal", "padding", "deterministic")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return lab("certified:Leaky", "--option", "width=8", *words)
+
+
+@pytest.fixture(scope="module")
+def fragile():
+    laws = only("deterministic", "causal", "precision", "stable")
+    return lab(f"{BROKEN}Fragile", "--quick", "--seconds", "4", "--memory", "8", *laws)
+
+
+def test_a_failing_law_is_exit_code_1_and_one_json_object(leaky):
+    assert leaky.exit_code == 1, leaky.output
+    assert leaky.stderr == ""
+    found = json.loads(leaky.stdout)
+    assert list(found) == ["target", "notes", "lengths", "d_model", "seconds", "laws"]
+    assert found["target"] == "certified:Leaky"
+    assert found["lengths"] == [1, 2, 7, 33]
+    assert found["d_model"] == 8
+    keys = ["law", "verdict", "evidence", "counterexample", "measured", "allowed", "snippet"]
+    assert all(list(law) == keys for law in found["laws"])
+    verdicts = {law["law"]: law["verdict"] for law in found["laws"]}
+    assert verdicts == {"deterministic": "holds", "causal": "fails", "padding": "not applicable"}
+    failed = found["laws"][1]
+    assert failed["measured"] > failed["allowed"] > 0
+    assert "moves output 0" in failed["counterexample"]
+
+
+def test_its_program_shows_it_without_this_project(leaky, folder):
+    (program,) = (folder / "programs").iterdir()
+    assert program.name == "causal.py"
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, program], cwd=folder, capture_output=True, text=True
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert "moves output" in ran.stdout
+
+
+def test_laws_that_hang_die_or_eat_memory_leave_the_others_decided(fragile):
+    assert fragile.exit_code == 0, fragile.output
+    lines = fragile.stdout.splitlines()
+    assert lines[1] == "refuses lengths 7: raised RuntimeError: seven is not taken"
+    assert lines[2] == "? deterministic   not decided: took longer than 4 s and was stopped"
+    assert lines[3].startswith("✓ causal          worst relative error")
+    assert lines[4].startswith("? precision       not decided: used more than 8 GiB: ")
+    assert lines[-2] == "? stable          not decided: the process died with signal SIGSEGV"
+    assert lines[-1].startswith("1 holds, 3 not decided; ")
+
+
+def test_a_module_without_a_number_decides_nothing():
+    said = one_line(lab(f"{BROKEN}Nothing", "--quick", *only("causal")))
+    assert "no law could be decided; causal: length 1: output 0 of row 0 is not finite" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (f"{BROKEN}Leaving", "Leaving, probing it: the process ended with code 3"),
+        ("tests.integration.quitting_module:x", "SystemExit: has had enough"),
+        ("torch.nn:Linear", "Linear needs in_features, out_features: give --option in_features=…"),
+    ],
+)
+def test_a_target_that_cannot_be_examined_is_one_line(target, said):
+    assert said in one_line(lab(target, "--quick", *only("causal")))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--option width", "option=width: must look like"),
+        ("--lengths 7,x", "lengths=7,x: must be whole numbers"),
+        ("--memory 0.5", "memory=0.5: must be ≥ 1 GiB"),
+        ("--seconds 0", "seconds=0.0: must be > 0"),
+        ("--seconds nan", "seconds=nan: must be > 0"),
+        ("--snippets /dev/null", "/dev/null: cannot be written"),
+    ],
+)
+def test_a_bad_option_is_one_line_before_anything_runs(words, said, monkeypatch):
+    monkeypatch.setattr(isolated, "examined", None)
+    assert said in one_line(lab("torch.nn:Identity", *words.split()))
+
+
+def test_an_unknown_law_lists_the_known():
+    with pytest.raises(ValueError, match=r"only=casual: must be among deterministic, causal, "):
+        chosen(["causal", "casual"])
+    assert chosen(["stable", "causal"]) == ["causal", "stable"]
+
+
+def test_ctrl_c_ends_the_child(monkeypatch):
+    children = []
+
+    def interrupted(child, seconds):
+        children.append(child._process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolated._Child, "told", interrupted)
+    result = lab("torch.nn:Identity")
+    assert result.exit_code == 130
+    assert [child.returncode for child in children] == [-9]
+
+
+def test_a_child_that_does_not_start_is_said_so(monkeypatch):
+    monkeypatch.setattr(isolated, "WORKER", "no_such_worker")
+    assert "starting: the process ended with code 1: " in one_line(lab("torch.nn:Identity"))
+
+
+def test_numbers_beyond_json_are_text():
+    numbers = [0, 2.5, None, float("inf"), float("-inf"), float("nan")]
+    found = [isolated._number(number) for number in numbers]
+    assert found == [0, 2.5, None, "Infinity", "-Infinity", "NaN"]
+    assert float(str(found[3])) == float("inf")
+
+
+def test_the_command_itself_imports_no_torch():
+    code = (
+        "import sys, lab.cli, lab.isolated, lab.console.certify; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

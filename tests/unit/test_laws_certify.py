@@ -1,0 +1,216 @@
+"""Certifying whole targets: by name, over conditions, with programs that reproduce what fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.laws import CONDITIONS, LAWS, QUICK, Budget, Examination, assert_lawful, certify
+
+# What the tests load by name, and the printed programs import without this project.
+TARGETS = '''
+import torch
+from torch import nn
+
+
+class Peek(nn.Module):
+    """Each output has a little of the next input, behind a gate that begins shut."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.mix, self.gate = nn.Linear(width, width), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        y = self.mix(x)
+        return y + self.gate * y.roll(-1, 1)
+
+
+class Rows(nn.Module):
+    """Nine rows, of which a modulo skips two; and a sum without forgetting, in bf16."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.spare = nn.Parameter(torch.randn(9, 8)), nn.Linear(8, 8)
+
+    def forward(self, x):
+        chosen = self.rows[(x[..., 0].abs() * 3).long() % 7]
+        single = x.dtype == torch.float32
+        return ((x.abs().bfloat16() if single else x.abs()).to(x.dtype) + chosen).cumsum(1)
+
+
+class Words(nn.Module):
+    """Tokens whose batch is mixed, and noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, tokens):
+        y = self.table(tokens)
+        return self.head(y - y.mean(0) + 1e-9 * torch.randn(()))
+
+
+def four_at_a_time(x):
+    if x.shape[2] != 6 or x.shape[1] % 4:
+        raise ValueError("width must be 6, length must be divisible by 4")
+    return x.cumsum(1)
+
+
+def needs(a, b):
+    return nn.Linear(a, b)
+
+
+def broken():
+    raise OSError("no weights here")
+'''
+
+SMALL = Budget(max_len=512, rounding_len=64, seconds=60.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("certified")
+    (folder / "lab_targets.py").write_text(TARGETS)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    del sys.modules["lab_targets"]
+
+
+@pytest.mark.parametrize(
+    ("name", "laws"),
+    [
+        ("Peek", {"causal"}),
+        ("Rows", {"gradient reach", "table reach", "precision", "stable"}),
+        ("Words", {"deterministic", "batch-invariant"}),
+    ],
+)
+def test_each_failure_is_shown_by_a_program_of_its_own(folder: Path, name: str, laws: set[str]):
+    examined = Examination(f"lab_targets:{name}", lengths=(1, 2, 5), budget=SMALL)
+    failures = [v for v in examined if v.verdict == "fails"]
+    assert {v.law for v in failures} == laws
+    for failure in failures:
+        assert failure.snippet is not None
+        # Without this project: an isolated interpreter sees the program's folder alone.
+        program = folder / "program.py"
+        program.write_text(
+            f"import sys\nsys.path.insert(0, {str(folder)!r})\n{later(failure.snippet)}"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", program], cwd="/", capture_output=True, text=True
+        )
+        assert ran.returncode == 1, ran.stderr
+        assert ran.stdout
+        assert "lab." not in failure.snippet.replace("lab_targets", "")
+
+
+def later(program: str) -> str:
+    """Return a program whose first statement may come after others."""
+    return program.replace("from __future__ import annotations\n", "")
+
+
+def test_what_weights_hide_is_found_in_another_condition():
+    (found,) = (v for v in certify("lab_targets:Peek", lengths=(3,)) if v.law == "causal")
+    assert found.verdict == "fails"
+    assert found.counterexample == (
+        "length 2: changing position 1 moves output 0 of row 0 (seed 1, weights moved, evaluating)"
+    )
+    alone = certify("lab_targets:Peek", lengths=(3,), conditions=CONDITIONS[:1])
+    assert next(v for v in alone if v.law == "causal").verdict == "holds"
+
+
+def test_the_same_is_found_twice():
+    first, second = (Examination("lab_targets:Peek", lengths=(5,), budget=SMALL) for _ in "ab")
+    for law in ("causal", "precision", "gradient reach"):
+        assert first.verdict(law) == second.verdict(law)
+
+
+def test_lengths_that_are_refused_are_named_and_left_out():
+    examined = Examination("lab_targets:four_at_a_time", 6, (3, 4, 7, 8), budget=SMALL)
+    refused = (
+        "refuses lengths 3, 7: raised ValueError: width must be 6, length must be divisible by 4"
+    )
+    assert examined.notes[-1] == refused
+    assert "lengths 4, 8 in float64" in examined.verdict("batch-invariant").evidence
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("lab_targets", "target=lab_targets: must look like package.module:factory"),
+        ("lab_targets:Absent", "target=lab_targets:Absent: AttributeError"),
+        ("no_such_module:f", "target=no_such_module:f: ModuleNotFoundError"),
+        ("lab_targets:needs", "needs needs a, b: give --option a=… --option b=…"),
+        ("lab_targets:broken", "broken raised OSError: no weights here"),
+    ],
+)
+def test_what_cannot_be_made_is_said(target: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        Examination(target)
+
+
+def test_options_go_to_the_factory():
+    examined = Examination("torch.nn:GRU", options={"input_size": 6, "hidden_size": 5})
+    assert examined.verdict("prefill = step").verdict == "holds"
+    with pytest.raises(ValueError, match=r"GRU raised TypeError: .*argument 'width'"):
+        Examination("torch.nn:GRU", options={"input_size": 6, "hidden_size": 5, "width": 1})
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x).mean(1, keepdim=True).expand_as(x)
+
+
+def test_lawful_modules_pass_in_other_projects_tests():
+    assert_lawful(nn.GRU(8, 8, batch_first=True), laws=["causal", "prefill = step"])
+    assert_lawful(nn.Linear(8, 8), lengths=(1, 3))
+
+
+def test_unlawful_ones_say_why():
+    with pytest.raises(AssertionError) as raised:
+        assert_lawful(Mean(), 8, laws=["deterministic", "causal"])
+    words = str(raised.value)
+    assert words.startswith("causal fails: length 2: changing position 1 moves output 0 of row 0\n")
+    assert "module = ...  # the module that was certified" in words
+
+
+def test_laws_that_are_asked_for_must_be_decided():
+    with pytest.raises(AssertionError, match="padding not applicable: the module has no start"):
+        assert_lawful(nn.Linear(8, 8), laws=["padding"])
+    with pytest.raises(
+        ValueError, match=r"laws=.'causality'.: must be among deterministic, causal"
+    ):
+        assert_lawful(nn.Linear(8, 8), laws=["causality"])
+
+
+def test_a_module_that_comes_evaluating_is_tried_so():
+    trained = Examination(nn.Dropout(0.5), 8, budget=QUICK)
+    assert [c.training for c in trained.conditions] == [False, False]
+    assert len(Examination(nn.Dropout(0.5), 8).conditions) == 4
+    assert len(Examination(nn.Dropout(0.5).eval(), 8).conditions) == 3
+
+
+def test_a_law_that_raises_is_not_decided():
+    class Alone(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] != 3:
+                raise RuntimeError("three rows\nand no others")
+            return x
+
+    with pytest.raises(ValueError, match="three rows"):
+        Examination(Alone(), 8, batch=2)
+
+
+def test_every_law_has_numbers():
+    for verdict in certify(nn.GRU(8, 8, batch_first=True), lengths=(1, 5), max_len=512):
+        if verdict.verdict == "holds":
+            assert verdict.measured is not None, verdict
+            assert verdict.allowed is not None, verdict
+    assert set(LAWS) == {v.law for v in certify(torch.tanh, 8, (1, 2), max_len=512)}

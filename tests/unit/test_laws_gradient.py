@@ -1,0 +1,353 @@
+"""The law of gradients: what cuts a parameter is named, and what only waits is let be."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lab.laws.gradient import gradient_reach, reach
+from lab.laws.probes import Probes, draw
+from lab.laws.verdict import Verdict
+from lab.layers.attention import Attention
+from lab.layers.cdmoe import CDMoE
+from lab.layers.inner_function import InnerFunctionAttention
+
+
+def judge(module: nn.Module, lengths: tuple[int, ...] = (1, 5)) -> Verdict:
+    return gradient_reach(module.double(), Probes(8, lengths, batch=2))
+
+
+class Planted(nn.Module):
+    """A function of itself and of a map's output, with parameters of its own."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parameters: Tensor):
+        super().__init__()
+        self.function = function
+        self.map = nn.Linear(8, 8)
+        for name, start in parameters.items():
+            self.register_parameter(name, nn.Parameter(start.clone()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.map(x))
+
+
+class ForgetsOne(torch.autograd.Function):
+    """A product whose gradient for the second factor was forgotten."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return a * b + 0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
+        return grads[0], None
+
+
+class SilencesOne(ForgetsOne):
+    """One whose gradient for the second factor is zero."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
+        return grads[0], torch.zeros(8, dtype=grads[0].dtype)
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        return a.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def unwatched(m: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        weight = m.p * 2
+    return h * weight
+
+
+def assigned(m: Any, h: Tensor) -> Tensor:
+    buffer = torch.zeros_like(h)
+    buffer[..., :] = m.p.detach()
+    return h + buffer
+
+
+NONE = {
+    "cut by Tensor.detach": lambda m, h: h * m.p.detach(),
+    "cut by Tensor.data": lambda m, h: h * m.p.data,
+    "cut by Tensor.detach ": assigned,
+    "cut by no_grad around Tensor.mul": unwatched,
+    "cut by Tensor.item": lambda m, h: h * m.p.sum().item(),
+    "cut by Tensor.argmax": lambda m, h: h * (h * m.p).argmax(-1, keepdim=True),
+    "cut by Tensor.topk": lambda m, h: h * (h * m.p).topk(1).indices,
+    "cut by Tensor.long": lambda m, h: h * (h * m.p).round().long(),
+    "cut by Tensor.gt": lambda m, h: h * (m.p > h),
+    "cut by ForgetsOne, an autograd.Function, around Tensor.mul": lambda m, h: ForgetsOne.apply(
+        h, m.p
+    ),
+    "cut by Tensor.detach  ": lambda m, h: checkpoint(
+        lambda z: z * m.p.detach(), h, use_reentrant=False
+    ),
+    "used": lambda m, h: (h * m.p, h)[1],
+    "never used": lambda m, h: h,
+}
+ZERO = {
+    "lost in Tensor.round": lambda m, h: h + m.p.round(),
+    "lost in Tensor.sign": lambda m, h: h + m.p.sign() * 2,
+    "lost in Tensor.clamp": lambda m, h: h * m.p.clamp(7, 8),
+    "lost in F.relu": lambda m, h: h + F.relu(m.p - 9),
+    "lost in Tensor.round ": lambda m, h: StraightThrough.apply(m.p.round() + h),
+    "lost in SilencesOne, an autograd.Function, around Tensor.add": lambda m, h: SilencesOne.apply(
+        h, m.p
+    ),
+    "lost between Tensor.mul and Tensor.sub": lambda m, h: h + m.p * 1 - m.p,
+    "multiplied by zero in Tensor.mul": lambda m, h: h + 0 * m.p,
+    "multiplied by zero in Tensor.mul ": lambda m, h: h + m.p * torch.zeros(8, dtype=h.dtype),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "function"),
+    [("none", *case) for case in NONE.items()] + [("zero", *case) for case in ZERO.items()],
+    ids=[*NONE, *ZERO],
+)
+def test_what_cuts_a_parameter_is_named_with_its_line(how: str, words: str, function: Callable):
+    found = judge(Planted(function, p=draw((8,), seed=1)))
+    assert found.verdict == "fails"
+    assert found.evidence == "2 of 3 parameters alive, lengths 1, 5 in float64"
+    place = "" if words == "never used" else r" at test_laws_gradient\.py:\d+"
+    end = ", but its result does not reach the output" if words == "used" else ""
+    expected = f"p: {how}, {re.escape(words.rstrip())}{place}{end}"
+    assert re.fullmatch(expected, found.counterexample or ""), found.counterexample
+
+
+def test_the_line_is_where_it_was_cut():
+    found = judge(Planted(unwatched, p=torch.ones(8))).counterexample or ""
+    line = unwatched.__code__.co_firstlineno + 2
+    assert found.endswith(f"test_laws_gradient.py:{line}")
+
+
+def test_a_line_of_torchs_own_is_not_given():
+    class Cut(nn.Linear):
+        pass
+
+    module = nn.Sequential(Cut(8, 8, bias=False), nn.Linear(8, 8), nn.Softmax(-1))
+    module[1].bias = nn.Parameter(torch.zeros(1))
+    assert judge(module).counterexample == "1.bias: zero, lost in F.linear"
+
+
+@pytest.mark.parametrize(
+    ("how", "cut"), [("none", lambda p: p.detach()), ("zero", lambda p: p.round())]
+)
+def test_what_a_trace_cannot_see_is_left_out(how: str, cut: Callable[[Tensor], Tensor]):
+    def inside(m: Any, h: Tensor) -> Tensor:
+        return checkpoint(lambda z: z + cut(m.p), h, use_reentrant=True)
+
+    assert judge(Planted(inside, p=torch.ones(8))).counterexample == f"p: {how}"
+
+
+def test_many_dead_parameters_are_counted():
+    dead = {f"p{i}": torch.ones(8) for i in range(11)}
+    found = judge(Planted(lambda m, h: h, **dead)).counterexample or ""
+    assert found.startswith("p0: none, never used; p1: none, never used; ")
+    assert found.endswith("p7: none, never used; and 3 more")
+
+
+WAITING: dict[str, tuple[Callable, dict[str, Tensor], str]] = {
+    "low rank": (
+        lambda m, h: h + h @ m.a[:, :2] @ m.b,
+        {"b": torch.zeros(2, 8)},
+        "a zero until b moves",
+    ),
+    "gate": (lambda m, h: h + m.b * (h @ m.a), {"b": torch.zeros(())}, "a zero until b moves"),
+    "one behind the other": (
+        lambda m, h: h * (1 + m.b) + m.b * m.c * (h @ m.a),
+        {"b": torch.zeros(8), "c": torch.zeros(8)},
+        "a zero, c zero until b, c move",
+    ),
+    "a branch left out": (
+        lambda m, h: h * (1 + m.b) + (h @ m.a if m.b.any() else 0),
+        {"b": torch.zeros(8)},
+        "a none until b moves",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "parameters", "words"), WAITING.values(), ids=WAITING)
+def test_what_waits_for_a_zero_to_move_is_no_fault(
+    function: Callable, parameters: dict[str, Tensor], words: str
+):
+    module = Planted(function, a=draw((8, 8), seed=1), **parameters)
+    before = {name: p.clone() for name, p in module.double().named_parameters()}
+    found = judge(module)
+    assert found.verdict == "holds", found
+    assert words in found.evidence
+    for name, p in module.named_parameters():
+        assert torch.equal(p, before[name])
+        assert p.grad is None
+
+
+def test_two_zeros_wait_for_ever():
+    zeros = {"a": torch.zeros(8, 2), "b": torch.zeros(2, 8)}
+    found = judge(Planted(lambda m, h: h + h @ m.a @ m.b, **zeros))
+    assert found.verdict == "fails"
+    assert (found.counterexample or "").startswith("a: zero, multiplied by zero in Tensor.matmul")
+
+
+def test_a_module_that_keeps_its_output_may_wait():
+    def keeps(m: Any, h: Tensor) -> Tensor:
+        m.kept = m.b * (h @ m.a)
+        return h + m.kept
+
+    module = Planted(keeps, a=draw((8, 8), seed=1), b=torch.zeros(()))
+    assert judge(module).verdict == "holds"
+
+
+def chosen(m: Any, h: Tensor) -> Tensor:
+    """Add the rows of the two highest scores, by choice alone."""
+    return h + m.table[(h @ m.keys.T).topk(2).indices].sum(-2)
+
+
+def mixed(m: Any, h: Tensor) -> Tensor:
+    """Add them weighted by their scores, which learn so."""
+    scores, rows = (h @ m.keys.T).softmax(-1).topk(2)
+    return h + (m.table[rows] * scores[..., None]).sum(-2)
+
+
+def ranked(m: Any, h: Tensor) -> Tensor:
+    return h + m.table[(0 * h[..., :6]).argsort(dim=-1, descending=True, stable=True)[..., 0]]
+
+
+def largest(m: Any, h: Tensor) -> Tensor:
+    return h + m.table[(0 * h[..., :6]).max(-1).indices]
+
+
+def first_of_all(m: Any, h: Tensor) -> Tensor:
+    return h + m.table[(0 * m.table).argmax() // 8]
+
+
+@pytest.mark.parametrize(
+    ("function", "by"),
+    [(ranked, "argsort"), (largest, "max"), (first_of_all, "argmax")],
+    ids=["argsort", "max", "argmax"],
+)
+def test_rows_chosen_among_equals_are_tie_only(function: Callable, by: str):
+    found = judge(Planted(function, table=draw((6, 8), seed=1)))
+    assert found.verdict == "fails"
+    line = function.__code__.co_firstlineno + 1
+    words = f"table: tie-only, chosen among equals by {by} at test_laws_gradient.py:{line}"
+    assert found.counterexample == words
+
+
+def test_a_tie_lasts_where_its_keys_do_not_learn():
+    table, keys = draw((6, 8), seed=1), torch.zeros(6, 8)
+    found = judge(Planted(chosen, table=table, keys=keys))
+    assert found.verdict == "fails"
+    assert "table: tie-only, chosen among equals by topk" in (found.counterexample or "")
+    assert "keys: none, cut by Tensor.topk" in (found.counterexample or "")
+    found = judge(Planted(mixed, table=table, keys=keys))
+    assert found.verdict == "holds"
+    assert "table tie-only until keys moves" in found.evidence
+
+
+def test_rows_chosen_by_content_are_alive():
+    tables = {"table": draw((6, 8), seed=1), "keys": draw((6, 8), seed=2)}
+    found = judge(Planted(mixed, **tables))
+    assert found.evidence == "4 of 4 parameters alive, lengths 1, 5 in float64"
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(8, 8, 2, batch_first=True, dropout=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0]
+
+
+class Looked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 8, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table((x[..., 0] > 0).long())
+
+
+def checkpointed(m: Any, h: Tensor) -> Tensor:
+    return checkpoint(lambda z: z * m.p, h, use_reentrant=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        Recurrent,
+        Looked,
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+        lambda: Planted(checkpointed, p=torch.ones(8)),
+        lambda: Planted(lambda m, h: StraightThrough.apply(h * m.p), p=torch.ones(8)),
+        lambda: Attention(8, 2),
+        lambda: Attention(8, 2, mask="value", window=2),
+        lambda: CDMoE(8, n_experts=12, n_retrieval_heads=2, k=3, d_retrieval=6),
+        lambda: CDMoE(8, n_experts=12, k=3, d_retrieval=6, key_init="zeros"),
+    ],
+    ids=[
+        *("transformer", "gru", "sparse", "weight norm", "checkpoint", "straight-through"),
+        *("attention", "value mask", "cdmoe", "cdmoe zero keys"),
+    ],
+)
+def test_right_modules_hold(make: Callable[[], nn.Module], unchecked):
+    torch.manual_seed(0)
+    found = judge(make())
+    assert found.verdict == "holds", found
+
+
+def test_printed_retrieval_chooses_by_index(unchecked):
+    # Erratum I1: keys of zero score alike, and the literal choice never moves them.
+    torch.manual_seed(0)
+    found = judge(InnerFunctionAttention(8, retrieval="literal", key_init="zeros"))
+    assert found.verdict == "fails"
+    assert "value_keys: none, cut by Tensor.argsort at inner_f" in (found.counterexample or "")
+    assert "value_rows: tie-only, chosen among equals by argsort" in (found.counterexample or "")
+
+
+def test_a_gradient_of_nan_is_a_fault_of_finite_outputs_only():
+    root = Planted(lambda m, h: h + (0 * h * m.p).sqrt(), p=torch.ones(8))
+    found = judge(root)
+    assert found.verdict == "fails"
+    assert (found.counterexample or "").startswith("length 1: the gradient of p")
+    assert judge(Planted(lambda m, h: h * m.p.log(), p=-torch.ones(8))).verdict == "not decided"
+
+
+def test_the_structure_alone_is_asked_of_reach():
+    module = Planted(chosen, table=draw((6, 8), seed=1), keys=torch.zeros(6, 8)).double()
+    found = reach(module, [draw((2, 5, 8), seed=0)])
+    assert found == {name: "none" if name == "keys" else "alive" for name in found}
+
+
+FAILING = {
+    "none": lambda: Planted(unwatched, p=torch.ones(8)),
+    "zero": lambda: Planted(lambda m, h: h + m.p.round(), p=draw((8,), seed=1)),
+    "tie-only": lambda: Planted(ranked, table=draw((6, 8), seed=1)),
+    "not finite": lambda: Planted(lambda m, h: h + (0 * h * m.p).sqrt(), p=torch.ones(8)),
+}
+
+
+@pytest.mark.parametrize("make", FAILING.values(), ids=FAILING)
+def test_a_failure_can_be_run_again(make: Callable, capsys: pytest.CaptureFixture[str]):
+    module = make()
+    snippet = judge(module).snippet or ""
+    head = "module = ...  # the module that was certified\n"
+    assert head in snippet
+    assert not re.search(r"^(from|import) lab", snippet, re.MULTILINE)
+    with pytest.raises(SystemExit) as left:
+        exec(snippet.replace(head, ""), {"module": module, "__name__": "again"})
+    assert left.value.code == 1
+    assert capsys.readouterr().out
