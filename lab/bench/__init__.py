@@ -8,6 +8,7 @@ BENCHMARKS = {
     "attention": "lab.bench.attention:attention",
     "ssd": "lab.bench.ssd:ssd",
     "analyze": "lab.bench.analyze:analyze",
+    "certify": "lab.bench.certify:certify",
     "help": "lab.bench.startup:startup",
 }
 """Where each benchmark is; called without arguments, it returns a list of `Ratio`."""

@@ -19,8 +19,12 @@ class Exact(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in LOWER:
             kwargs["dtype"] = torch.float64
+        name = getattr(func, "__name__", "")
+        if name == "rms_norm" and len(args) < 4 and kwargs.get("eps") is None:
+            # What is added to the squares by default is the precision's own, not a rounding.
+            kwargs["eps"] = torch.finfo(torch.float32).eps
         found = func(*args, **kwargs)
-        if getattr(func, "__name__", "") in CASTS and isinstance(found, Tensor):
+        if name in CASTS and isinstance(found, Tensor):
             return args[0].to(found.device, torch.float64) if found.dtype in LOWER else found
         return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +19,30 @@ def forms_agree(module: nn.Module, probes: Probes) -> Verdict:
     `prefill = step`; the quadratic form, a matrix applied to values, `matrix applies`. Compiling
     takes seconds: where no compiler is named, this law is not decided.
     """
-    law, backend = "forms agree", probes.compiler
-    if backend is None:
+    law = "forms agree"
+    if probes.compiler is None:
         return Verdict(law, "not decided", "no compiler was named")
-
-    def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
-        words = "compiled, it gives another output {position} of row {row}"
-        yield Trial(moved_by_compiling, {"backend": backend, "gradient": False}, words)
-        words = "compiled, it gives another gradient at position {position} of row {row}"
-        yield Trial(moved_by_compiling, {"backend": backend, "gradient": True}, words)
-
     # Each length would be compiled anew, and the longest is the one with chunks to get wrong.
     longest = replace(probes, lengths=probes.lengths[-1:])
-    try:
-        found = compared(law, module, longest, trials)
-    except (RuntimeError, ValueError) as error:
-        words = f"{backend} does not compile it: {type(error).__name__}: {error}"
-        return Verdict(law, "not decided", words.splitlines()[0])
-    return replace(found, evidence=f"{backend}: {found.evidence}")
+    refusals = []
+    # What a backend cannot compile, the tracing alone may tell apart from eager code.
+    for backend in dict.fromkeys((probes.compiler, "eager")):
+        try:
+            found = compared(law, module, longest, partial(_trials, backend))
+        except (RuntimeError, ValueError) as error:
+            words = f"{backend} does not compile it: {type(error).__name__}: {error}"
+            refusals.append(words.splitlines()[0])
+        else:
+            evidence = "; ".join([f"{backend}: {found.evidence}", *refusals])
+            return replace(found, evidence=evidence)
+    return Verdict(law, "not decided", "; ".join(refusals))
+
+
+def _trials(backend: str, module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    words = "compiled, it gives another output {position} of row {row}"
+    yield Trial(moved_by_compiling, {"backend": backend, "gradient": False}, words)
+    words = "compiled, it gives another gradient at position {position} of row {row}"
+    yield Trial(moved_by_compiling, {"backend": backend, "gradient": True}, words)
 
 
 def moved_by_compiling(
@@ -51,8 +58,8 @@ def moved_by_compiling(
         inputs = x.clone().requires_grad_()
         y = form(inputs)
         if gradient and y.requires_grad:
-            weighed = (y * draw(y.shape, seed=0).to(y)).sum()
-            (y,) = torch.autograd.grad(weighed, inputs, materialize_grads=True)
+            against = draw(y.shape, seed=0).to(y)
+            (y,) = torch.autograd.grad(y, inputs, against, materialize_grads=True)
         found.append(y.detach())
     torch._dynamo.reset()
     return found[0] - found[1], found[1]
