@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lab.laws.probes import Probes, draw
 from lab.laws.verdict import Trial, Verdict, compared
 
-TOKENS = 2**14
+TOKENS = 2**13  # of the batches that look for suspects
 FEW = 12
 
 

@@ -185,9 +185,10 @@ class Examination:
         seed = self.seed + condition.seed
         adapted = self._adapted(seed)
         module = brought(adapted.module, condition.weights, seed, condition.training)
-        # What weights hide is seen at some lengths if at all, what lengths hide with any weights.
-        lengths = self._lengths if condition == self.conditions[0] else self._lengths[1::3]
-        lengths, d_model = lengths or self._lengths, adapted.d_model
+        lengths, d_model = self._lengths, adapted.d_model
+        if condition != self.conditions[0]:
+            # What weights hide is seen at some lengths; what lengths hide, with any weights.
+            lengths = [n for n in lengths if n <= LENGTHS[-1]][1::3] or lengths
         x = draw((self.batch, lengths[0], d_model), seed).to(self.device)
         module, dtype = in_double(module.to(self.device), x)
         random = seeded and _draws(module, x.to(dtype))

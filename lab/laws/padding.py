@@ -1,6 +1,7 @@
 """The law of padding: what a mask leaves out is as if it were not there."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -41,7 +42,9 @@ def padding(module: nn.Module, probes: Probes) -> Verdict:
         for pattern in promised:
             yield from _trials(pattern, every)
 
-    return compared(law, module, probes, trials)
+    # Five trials a pattern: every other length, and the longest, must do.
+    few = sorted({*probes.lengths[::2], probes.lengths[-1]})
+    return compared(law, module, replace(probes, lengths=few), trials)
 
 
 def _trials(pattern: str, every: bool) -> Iterator[Trial]:
