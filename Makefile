@@ -5,8 +5,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PEERS := .venv/.peers
 NOTEBOOKS := .venv/.notebooks
+FINDINGS := .venv-findings/.installed
 
-.PHONY: install peers mqar test check format lint types arch verify bench notebooks gpu browser clean
+.PHONY: install peers mqar test check format lint types arch verify bench notebooks gpu browser findings clean
 
 install: $(INSTALLED)
 
@@ -75,5 +76,18 @@ browser: install
 		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) || \
 		$(BIN)/playwright install --with-deps chromium
 
+# Faults found in public packages, each shown by a program that needs no part of this one.
+findings: $(FINDINGS)
+	.venv-findings/bin/python tests/findings/run.py
+
+# A place of their own, for the versions named; their requirements are listed whole.
+$(FINDINGS): tests/findings/requirements.txt constraints.txt
+	$(PYTHON) -m venv .venv-findings
+	.venv-findings/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt torch setuptools
+	.venv-findings/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps --requirement tests/findings/requirements.txt
+	touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf .venv .venv-findings .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs

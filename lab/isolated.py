@@ -143,13 +143,17 @@ def _judged(child: "_Child", law: str, seconds: int | float) -> Certificate:
     except _StoppedError as error:
         child.kill()
         return _undecided(law, str(error))
+    if verdict.get("law") != law:
+        # A child of the target's own, which speaks with its voice.
+        child.kill()
+        return _undecided(law, "the target's own process answered for it")
     numbers = {name: _number(verdict[name]) for name in ("measured", "allowed")}
     return {**verdict, **numbers}
 
 
 def _undecided(law: str, why: str) -> Certificate:
-    nothing = dict.fromkeys(("counterexample", "measured", "allowed", "snippet"))
-    return {"law": law, "verdict": "not decided", "evidence": why, **nothing}
+    nothing = dict.fromkeys(("counterexample", "measured", "allowed", "snippet", "where"))
+    return {"law": law, "verdict": "not decided", "evidence": why, **nothing, "left": ""}
 
 
 def _number(value: int | float | None) -> int | float | str | None:

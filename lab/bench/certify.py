@@ -7,7 +7,7 @@ import time
 import torch
 
 from lab.bench.ratio import Ratio
-from lab.laws import QUICK, Budget, Examination
+from lab.laws import LAWS, QUICK, Budget, Examination
 from lab.laws.calibration import FAULTS, RIGHT, Fault, Right
 
 TARGETS = {
@@ -26,6 +26,7 @@ def certify() -> list[Ratio]:
         *(_timed(target, words, "--quick", QUICK_BOUND_S) for words, target in TARGETS.items()),
         _share("planted faults found", [_found(fault, WHOLE) for fault in FAULTS]),
         _share("planted faults found by --quick", [_found(fault, QUICK) for fault in FAULTS], None),
+        _share("planted faults beside which no other law fails", [_alone(f) for f in FAULTS]),
         _share("right modules that no law calls wrong", [_spared(right) for right in RIGHT]),
     ]
 
@@ -52,6 +53,15 @@ def _found(fault: Fault, budget: Budget) -> str:
     torch.manual_seed(0)
     found = Examination(fault.build(), budget=budget).verdict(fault.law)
     return "" if found.verdict == "fails" else fault.name
+
+
+def _alone(fault: Fault) -> str:
+    """Return nothing, or the name of a fault and the laws that fail although they are kept."""
+    torch.manual_seed(0)
+    examined = Examination(fault.build(), budget=QUICK)
+    others = [law for law in LAWS if law not in (fault.law, *fault.also)]
+    failing = [law for law in others if examined.verdict(law).verdict == "fails"]
+    return f"{fault.name} ({', '.join(failing)})" if failing else ""
 
 
 def _spared(right: Right) -> str:

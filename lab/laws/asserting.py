@@ -36,6 +36,8 @@ def assert_lawful(
             ends with the program that shows the first.
         ValueError: as `Examination`; for a law of no known name, lists the known.
     """
+    if isinstance(laws, str) or (laws is not None and not laws):
+        raise ValueError(f"{laws=}: must be a list of one law or more, or None for all")
     unknown = [law for law in laws or () if law not in LAWS]
     if unknown:
         raise ValueError(f"laws={unknown}: must be among {', '.join(LAWS)}")

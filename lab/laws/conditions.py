@@ -1,11 +1,12 @@
 """Under what a module is tried: its weights can hide a fault, and so can its mode."""
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from lab.laws.copying import copied
 
 Weights = Literal["as built", "moved", "larger"]
 
@@ -45,7 +46,7 @@ def brought(module: nn.Module, weights: Weights, seed: int, training: bool) -> n
     elif weights == "larger":
         module = larger(module)
     else:
-        module = deepcopy(module)
+        module = copied(module)
     return module.train(training)
 
 
@@ -57,7 +58,7 @@ def moved(module: nn.Module, seed: int) -> nn.Module:
     any parameter, become normal numbers of deviation 0.5; a parameter of equal entries is
     multiplied by exp(0.3 times one), which keeps its sign.
     """
-    module = deepcopy(module)
+    module = copied(module)
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -71,7 +72,7 @@ def moved(module: nn.Module, seed: int) -> nn.Module:
 @torch.no_grad()
 def larger(module: nn.Module) -> nn.Module:
     """Return a copy whose trainable parameters of two axes and more are three times as large."""
-    module = deepcopy(module)
+    module = copied(module)
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.ndim > 1:
             parameter.mul_(3)

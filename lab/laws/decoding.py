@@ -1,6 +1,7 @@
 """The laws of decoding: a state stands for all that was read, and no position is special."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -61,10 +62,15 @@ def relative_positions(module: nn.Module, probes: Probes) -> Verdict:
 
         roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
         found.append(compared(law, module, probes, trials, roundings))
-        if found[-1].verdict != "holds":
+        if found[-1].verdict == "fails":
             return found[-1]
+    decided = [v for v in found if v.verdict == "holds"]
     evidence = "; ".join(f"by {s}: {v.evidence}" for s, v in zip(SHIFTS, found, strict=True))
-    return Verdict(law, "holds", evidence, measured=found[-1].measured, allowed=found[-1].allowed)
+    if not decided:
+        return Verdict(law, "not decided", evidence)
+    left = "; ".join(f"by {s}" for s, v in zip(SHIFTS, found, strict=True) if v not in decided)
+    worst = max(decided, key=lambda v: v.measured or 0.0)
+    return replace(worst, evidence=evidence, left=left)
 
 
 def _decoding_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:

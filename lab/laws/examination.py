@@ -1,7 +1,6 @@
 """A target before the laws: brought to each condition, then judged, law by law."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +12,7 @@ from lab.laws.adapters import Adapted, accepted, adapt
 from lab.laws.batch import batch_invariant
 from lab.laws.causal import causal
 from lab.laws.conditions import CONDITIONS, Condition, Seeded, brought
+from lab.laws.copying import copied
 from lab.laws.decoding import prefill_equals_step, relative_positions
 from lab.laws.forms import forms_agree
 from lab.laws.gradient import gradient_reach
@@ -20,7 +20,7 @@ from lab.laws.loading import build, is_target, load
 from lab.laws.matrix import matrix_applies
 from lab.laws.padding import padding
 from lab.laws.precision import precision
-from lab.laws.probes import Probes, draw, in_double
+from lab.laws.probes import Probes, draw, in_double, lowest_precision
 from lab.laws.repeatable import deterministic
 from lab.laws.reproduction import Origin
 from lab.laws.stable import stable
@@ -47,11 +47,13 @@ WHATEVER_WEIGHTS = ("prefill = step", "relative", "padding", "matrix applies")
 """Laws that hold for any weights, evaluating; they are tried under every such condition."""
 WHATEVER_MODE = ("causal", "batch-invariant")
 """Laws that hold in training too."""
-UNSEEDED = ("deterministic",)
+UNSEEDED = ("deterministic", *WHATEVER_WEIGHTS)
 """Laws that see the random numbers a module draws; for all others a seed holds them."""
+HALVES = (torch.float16, torch.bfloat16)
 
 LENGTHS = (1, 2, 3, 7, 16, 33, 65, 130)
 """One, primes, a power of two, and such as end one after one, or two after two chunks of 32, 64."""
+ADAPTERS = "lab.laws.adapters"
 CHUNKS = ("chunk", "block_size", "window")
 LONGEST_CHUNK = 256
 
@@ -156,9 +158,11 @@ class Examination:
         """Return a law's verdict over the conditions that matter to it."""
         found = []
         for condition in self._conditions_of(law):
-            prepared = self._brought(condition, law not in UNSEEDED)
             try:
-                one = LAWS[law](prepared.module, prepared.probes)
+                # Whatever the caller has switched off, and the target's own code.
+                with torch.inference_mode(False), torch.enable_grad():
+                    prepared = self._brought(condition, law not in UNSEEDED)
+                    one = LAWS[law](prepared.module, prepared.probes)
             # The target's own code, which may raise anything.
             except Exception as error:
                 words = f"raised {type(error).__name__}: {error}".splitlines()[0]
@@ -188,12 +192,12 @@ class Examination:
         lengths, d_model = self._lengths, adapted.d_model
         if condition != self.conditions[0]:
             # What weights hide is seen at some lengths; what lengths hide, with any weights.
-            lengths = [n for n in lengths if n <= LENGTHS[-1]][1::3] or lengths
-        x = draw((self.batch, lengths[0], d_model), seed).to(self.device)
+            lengths = [n for n in lengths if n <= LENGTHS[-1]][::-3][::-1]
+        x = draw((self.batch, lengths[-1], d_model), seed).to(self.device)
         module, dtype = in_double(module.to(self.device), x)
         random = seeded and _draws(module, x.to(dtype))
+        inside = lowest_precision(module, x.to(dtype))
         module = Seeded(module) if random else module
-        budget = self.budget
         probes = Probes(
             d_model,
             lengths,
@@ -201,12 +205,14 @@ class Examination:
             seed,
             dtype,
             self.device,
-            budget.max_len,
-            budget.rounding_len,
-            budget.seconds,
-            budget.compiler,
-            random,
-            self._origin(adapted, condition, dtype, random),
+            max_len=self.budget.max_len,
+            rounding_len=self.budget.rounding_len,
+            seconds=self.budget.seconds,
+            compiler=self.budget.compiler,
+            inside=inside,
+            # Another shape rounds otherwise, in half precision as much as a fault would.
+            same_shape=random or inside in HALVES,
+            origin=self._origin(adapted, condition, dtype, random),
         )
         return _Prepared(module, probes, condition)
 
@@ -215,13 +221,13 @@ class Examination:
         if isinstance(self.target, str) and not is_target(found, self.options):
             found = build(found, self.options, seed)
         elif isinstance(found, nn.Module):
-            found = deepcopy(found)
+            found = copied(found)
         calling = {"d_model": self.d_model, **self.calling}
         return adapt(found, **calling)
 
     def _accepted(self) -> tuple[int, ...]:
         wanted = tuple(sorted(set(self.lengths or (*LENGTHS, *_around_chunks(self._first.module)))))
-        module = self._first.module.to(self.device)
+        module = copied(self._first.module).to(self.device).eval()
         taken, refused = accepted(module, self._first.d_model, wanted, self.batch)
         if not taken:
             words = "; ".join(f"length {length}: {why}" for length, why in refused.items())
@@ -238,20 +244,22 @@ class Examination:
         lines = []
         if adapted.recipe != "module":
             lines.append(f"module = {adapted.recipe}")
-            uses.append(type(adapted.module))
+            uses += _adapters(adapted.module)
         if condition.weights != "as built":
             lines.append(
                 f"module = brought(module, {condition.weights!r}, "
                 f"seed={self.seed + condition.seed}, training={condition.training})"
             )
             uses.append(brought)
-        lines.append(f"module = module.to({dtype}).train({condition.training})")
+        lines.append(f"module = module.to({self.device.type!r}).train({condition.training})")
+        if dtype == torch.float64:
+            lines.append("module = module.double()")
         if random:
             lines.append("module = Seeded(module)")
             uses.append(Seeded)
         return Origin(
             self.target if isinstance(self.target, str) else None,
-            tuple(self.options.items()),
+            None if is_target(self._loaded, self.options) else tuple(self.options.items()),
             self.seed + condition.seed,
             tuple(lines),
             tuple(uses),
@@ -277,6 +285,7 @@ def certify(
     rounding_len: int = 1024,
     seconds: int | float = 5.0,
     compiler: str | None = None,
+    device: str | torch.device = "cpu",
 ) -> list[Verdict]:
     """Try every law on a module, ours or foreign, and return its verdicts.
 
@@ -298,14 +307,34 @@ def certify(
         seconds: what a law may take under one condition, above 0.
         compiler: torch.compile's backend for "forms agree", "inductor" or "aot_eager"; compiling
             takes seconds, so None leaves that law undecided.
+        device: where to try it.
 
     Raises:
         ValueError: as `Examination`.
     """
     budget = Budget(conditions, max_len, rounding_len, seconds, compiler)
-    return list(
-        Examination(target, d_model, lengths, batch, seed, options or {}, calling or {}, budget)
+    examined = Examination(
+        target,
+        d_model,
+        lengths,
+        batch,
+        seed,
+        options or {},
+        calling or {},
+        budget,
+        torch.device(device),
     )
+    return list(examined)
+
+
+def _adapters(module: nn.Module) -> list[type[nn.Module]]:
+    """Return the classes of a module's adapters, from the outermost in."""
+    found: list[type[nn.Module]] = []
+    held: Any = module  # by the last of them: a module, or a function
+    while type(held).__module__.startswith(ADAPTERS):
+        found.append(type(held))
+        held = held.module
+    return found
 
 
 def _merged(law: str, found: list[tuple[Condition, Verdict]]) -> Verdict:
@@ -317,11 +346,10 @@ def _merged(law: str, found: list[tuple[Condition, Verdict]]) -> Verdict:
     words = [worst.evidence]
     if len(found) > 1:
         words.append(f"the worst of {len(held)} conditions")
-    words += [
-        f"not decided with {condition}: {verdict.evidence}"
-        for condition, verdict in found
-        if verdict.verdict == "not decided"
-    ]
+    for condition, verdict in found:
+        left = verdict.evidence if verdict.verdict == "not decided" else verdict.left
+        if left and verdict is not worst:
+            words.append(f"not decided with {condition}: {left}")
     return replace(worst, evidence="; ".join(words))
 
 

@@ -28,6 +28,7 @@ SEEDS = 3
 BREAKINGS = 8  # ways to break ties; the chance to keep one row of k chosen among n is (k / n)⁸
 ROUNDS = 4  # of zeros behind zeros
 TRIALS = 8  # parameters moved alone, to tell which one another waits for
+CANCELS = "zero, lost in F.linear"
 SHOWN = 8  # dead parameters in a counterexample
 
 
@@ -60,6 +61,11 @@ def gradient_reach(module: nn.Module, probes: Probes) -> Verdict:
         return Verdict(law, "holds", evidence, measured=0, allowed=0)
     with _moved(module, moves):
         words = list(_words(module, inputs[-1], {n: later[n] for n in dead[:SHOWN]}, tied))
+    cancelled = [w for w in words if w.endswith(CANCELS) or CANCELS + " at " in w]
+    if len(cancelled) == len(dead):
+        # A number that every key's score has alike, say: of no use, and no fault.
+        evidence += f"; {_listed(n for n in dead)} cancels out: no change of it moves the output"
+        return Verdict(law, "holds", evidence, measured=0, allowed=0)
     more = f"; and {len(dead) - SHOWN} more" if len(dead) > SHOWN else ""
     snippet = _snippet(probes, probes.lengths[-1], dead[0], built.reach[dead[0]], words[0])
     return Verdict(law, "fails", evidence, "; ".join(words) + more, len(dead), 0, snippet)
@@ -241,7 +247,8 @@ def _snippet(probes: Probes, length: int, name: str, how: str, words: str) -> st
     body = f"""
         {drawn(probes, probes.batch, length)}
         y = module(x.requires_grad_().clone())
-        (y * draw(y.shape, seed={SEEDS}).to(y)).sum().backward()
+        if y.requires_grad:
+            (y * draw(y.shape, seed={SEEDS}).to(y)).sum().backward()
         grads = {{n: p.grad for n, p in module.named_parameters() if p.grad is not None}}
         sizes = {{n: grad.abs().max().item() for n, grad in grads.items()}}
         size, largest = sizes.pop({name!r}, None), max(sizes.values(), default=0.0)

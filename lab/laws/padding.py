@@ -7,11 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lab.laws.adapters.carried import PATTERNS
 from lab.laws.probes import Probes, draw
 from lab.laws.verdict import Trial, Verdict, compared
 from lab.layers.state import Decoder
-
-PATTERNS = ("left", "right", "scattered")
 
 
 @runtime_checkable

@@ -1,13 +1,13 @@
 """The law of precision: in fp32 and bf16 a module errs no more than rounding makes it."""
 
 import math
-from copy import deepcopy
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.laws.arithmetic import Exact, RoundedAngles
+from lab.laws.copying import copied
 from lab.laws.probes import Probes, draw, longest_input, precision_name
 from lab.laws.reproduction import written
 from lab.laws.verdict import Verdict
@@ -82,15 +82,15 @@ def rounding_errors(
     module: nn.Module, x: Float[Tensor, "1 t d"], dtype: torch.dtype
 ) -> tuple[list[float], list[float]]:
     """Return the quantiles of the tokens' errors, and what is allowed them."""
-    low = deepcopy(module).to(dtype)
+    low = copied(module).to(dtype)
     # The reference has the weights and the input as they were rounded once.
-    exact, rounded_x = deepcopy(low).double(), x.to(dtype).double()
+    exact, rounded_x = copied(low).double(), x.to(dtype).double()
     y = exactly(exact, rounded_x)
     error = _of_tokens(low(x.to(dtype)), y)
     with RoundedAngles():
         from_angles = _of_tokens(exactly(exact, rounded_x), y)
     unit = torch.finfo(dtype).eps / 2
-    moved = deepcopy(exact)
+    moved = copied(exact)
     tensors = [*moved.parameters(), *(b for b in moved.buffers() if b.is_floating_point())]
     for seed, tensor in enumerate(tensors, 1):
         tensor.mul_(1 + unit * draw(tensor.shape, seed).to(tensor))

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from lab.laws.copying import copied
+from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import Origin
 
 
@@ -28,6 +30,7 @@ class Probes:
             sums go wrong late.
         seconds: what a law may take; what it has not tried by then it says.
         compiler: torch.compile's backend; None compiles nothing.
+        inside: the lowest precision in which the module computes.
         same_shape: whether only calls of one shape compare, as the module draws random numbers.
         origin: how the module came to be, for reproductions.
     """
@@ -42,6 +45,7 @@ class Probes:
     rounding_len: int = 1024
     seconds: int | float = 5.0
     compiler: str | None = None
+    inside: torch.dtype = torch.float64
     same_shape: bool = False
     origin: Origin = field(default_factory=Origin)
 
@@ -61,23 +65,48 @@ def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
 
     A module may refuse fp64: by a cast to fp32 inside that meets an fp64 weight, or for a kernel.
     """
-    double = deepcopy(module).double()
+    double = copied(module).double()
     try:
         with torch.no_grad():
             double(x.double())
-    except (RuntimeError, ValueError, TypeError):
+    except REFUSALS:
         dtype = next((p.dtype for p in module.parameters()), torch.float32)
-        return deepcopy(module), dtype
+        return copied(module), dtype
     return double, torch.float64
 
 
-def noise_floor(module: Callable[[Tensor], Tensor], x: Float[Tensor, "b t d"]) -> float:
+class Lowest(TorchFunctionMode):
+    """Sees in which precision a module computes: the lowest of all that it makes."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function and look at what it returns."""
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.is_floating_point():
+            self.dtype = max(self.dtype, found.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        return found
+
+
+@torch.no_grad()
+def lowest_precision(module: Callable[[Tensor], Tensor], x: Tensor) -> torch.dtype:
+    """Return the lowest precision in which a module computes what it makes of x."""
+    with Lowest(x.dtype) as seen:
+        module(x)
+    return seen.dtype
+
+
+def noise_floor(
+    module: Callable[[Tensor], Tensor], x: Float[Tensor, "b t d"], inside: torch.dtype
+) -> float:
     """Return how far rounding moves the module's output, relative to its largest entry.
 
     Moving x to and fro by h = √eps tells two things: how steep the module is, so how far one
     rounding of x moves it, eps·|y₊ - y|/h, and how far it is from a straight line, |y₊ + y₋ - 2y|,
-    which is rounding once curvature, h² = eps, is no larger. The second sees modules that
-    compute in a lower precision than they return, and those that are not deterministic. An output
+    which is rounding once curvature, h² = eps, is no larger, and sees modules that are not
+    deterministic. Nor is the floor below the unit of the precision inside the module. An output
     that is not finite has no floor: infinity.
     """
     with torch.no_grad():
@@ -88,6 +117,7 @@ def noise_floor(module: Callable[[Tensor], Tensor], x: Float[Tensor, "b t d"]) -
     if not y.isfinite().all():
         return math.inf
     steepness = relative(ahead - y, y) * eps**0.5
+    eps = max(eps, torch.finfo(inside).eps)
     return max(eps, steepness, relative(ahead + behind - 2 * y, y))
 
 
@@ -128,7 +158,7 @@ def longest_input(module: nn.Module, like: Tensor, length: int) -> Tensor:
         try:
             with torch.no_grad():
                 module(x)
-        except (ValueError, IndexError):
+        except REFUSALS:
             if length == 1:
                 raise
             length //= 2

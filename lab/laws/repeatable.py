@@ -1,11 +1,11 @@
 """The law of repetition: the same input gives the same bits, and seeds reproduce training."""
 
 from collections.abc import Callable
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
+from lab.laws.copying import copied
 from lab.laws.probes import Probes, described, draw, relative
 from lab.laws.reproduction import written
 from lab.laws.verdict import Verdict, drawn
@@ -20,9 +20,9 @@ def deterministic(module: nn.Module, probes: Probes) -> Verdict:
     for training in (False, True):
         for x in probes.inputs:
             # A copy: what training leaves behind, statistics of batches, is for no other law.
-            tried = deepcopy(module).train(training)
+            tried = copied(module).train(training)
             seed = 0 if training else None
-            how = "training, a second call with the same seed" if training else "a second call"
+            how = "training, a call with the same seed" if training else "a second call"
             for repeat, words in ((twice, how), (after_another, "a call after another input's")):
                 if repeat is after_another and training:
                     continue
@@ -30,31 +30,35 @@ def deterministic(module: nn.Module, probes: Probes) -> Verdict:
                 if not same(first, second):
                     return _failure(probes, x, training, repeat, words, (first, second))
                 # What a module remembers of the first input it sees, another copy has not seen.
-                tried = deepcopy(module).train(training)
+                tried = copied(module).train(training)
             if training:
                 random |= not same(*twice(tried, x, seed=None))
     evidence = f"two calls, evaluating, and training from one seed, {described(probes)}: equal bits"
     if random:
-        evidence += "; training draws random numbers"
+        evidence += "; in training calls differ, by their seed or by what they leave behind"
     return Verdict(law, "holds", evidence, measured=0.0, allowed=0.0)
 
 
 @torch.no_grad()
 def twice(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of two calls, after the seed each if there is one."""
+    """Return the outputs of two calls, or of a call each of two copies after the seed.
+
+    In training a module may keep averages: what a call leaves behind is no matter of seeds.
+    """
     if seed is None:
         return module(x), module(x)
+    other = copied(module)
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         torch.manual_seed(seed)
         first = module(x)
         torch.manual_seed(seed)
-        return first, module(x)
+        return first, other(x)
 
 
 @torch.no_grad()
 def after_another(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
     """Return the outputs of a first call, and of one after another input of the same shape."""
-    other = deepcopy(module)
+    other = copied(module)
     other(draw(x.shape, seed=1).to(x))
     return module(x), other(x)
 

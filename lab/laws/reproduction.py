@@ -5,6 +5,7 @@ refer to, so that it cannot say anything else than the law did.
 """
 
 import ast
+import importlib
 import inspect
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 OURS = "lab.laws"
+FACTORY = "factory"
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,14 @@ class Origin:
     Attributes:
         factory: "package.module:name", called without arguments but `options`; None where the
             module was handed over, which leaves a gap in the program.
-        options: what the factory was called with.
+        options: what the factory was called with; None where what is named is itself the target.
         seed: torch's, before it was called.
         recipe: the expression that makes of `module` what laws try: an adapter, the module in fp64.
         uses: the functions and classes that the recipe names.
     """
 
     factory: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] | None = ()
     seed: int = 0
     recipe: tuple[str, ...] = ()
     uses: tuple[Callable[..., Any], ...] = ()
@@ -142,6 +144,8 @@ def _assignment(home: ModuleType, name: str) -> str:
     for node in ast.parse(inspect.getsource(home)).body:
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             node = ast.Assign([node.target], node.value, lineno=node.lineno)
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return _assignment(importlib.import_module(str(node.module)), name)
         targets = node.targets if isinstance(node, ast.Assign) else ()
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return ast.unparse(node)
@@ -158,13 +162,16 @@ def _names_of(tree: ast.AST) -> Iterator[str]:
 
 
 def _factory_import(path: str) -> str:
+    # By a name of its own: the user's might be one of ours.
     module, _, name = path.partition(":")
-    first = name.partition(".")[0]
-    return f"from {module} import {first}"
+    return f"from {module} import {name.partition('.')[0]} as {FACTORY}"
 
 
 def _made(origin: Origin) -> str:
     if origin.factory is None:
         return "...  # the module that was certified"
-    options = ", ".join(f"{name}={value!r}" for name, value in origin.options)
-    return f"{origin.factory.partition(':')[2]}({options})"
+    _, *rest = origin.factory.partition(":")[2].split(".")
+    named = ".".join([FACTORY, *rest])
+    if origin.options is None:
+        return named
+    return f"{named}({', '.join(f'{name}={value!r}' for name, value in origin.options)})"

@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_leaves
 
 from lab.laws.probes import Probes, draw, longest_input
+from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import written
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 
 BLOCKS = 32  # in which the whole length is read
 FEWEST = 8  # to compare the last with
+ENOUGH = 4  # to compare at all
 GROWS, WANDERS = 2.8, 1.5
 STATELESS_LEN = 8192  # longest sequence for a module that must read it at once
 
@@ -64,15 +66,14 @@ def stable(module: nn.Module, probes: Probes) -> Verdict:
         default=1.0,
     )
     growth = max(output, state)
-    evidence = (
-        f"after {tokens} tokens output is {output:.2f} and state {state:.2f} times what it was "
-        "after a quarter of them"
-    )
+    sizes_of = f"output is {output:.2f}" + (f" and state {state:.2f}" if decodes else "")
+    evidence = f"after {tokens} tokens {sizes_of} times what it was after a quarter of them"
     if tokens < probes.max_len:
         evidence += f" (its own limit, or the time for {probes.max_len} tokens)"
     if growth > GROWS:
         words = f"within {tokens} tokens it grows {growth:.2g} times over two doublings"
-        snippet = _snippet(probes, decodes, tokens, words)
+        shown = _state_snippet if state > output else _snippet
+        snippet = shown(probes, decodes, tokens, words)
         return Verdict(law, "fails", evidence, words, growth, GROWS, snippet)
     outcome = "holds" if growth <= WANDERS else "not decided"
     return Verdict(law, outcome, evidence, measured=growth, allowed=WANDERS)
@@ -94,33 +95,49 @@ def _snippet(probes: Probes, decodes: bool, tokens: int, words: str) -> str:
     return written(probes.origin, (draw,), body, f"stable: {words}")
 
 
+def _state_snippet(probes: Probes, decodes: bool, tokens: int, words: str) -> str:
+    """Return the program: sizes of the state's tensors after a quarter of the tokens, and all."""
+    body = f"""
+        x = draw(({probes.batch}, {tokens}, {probes.d_model}), seed={tokens})
+        x, sizes = x.to({probes.device.type!r}, {probes.dtype}), []
+        for length in ({tokens // 4}, {tokens}):
+            with torch.no_grad():
+                _, state = module.prefill(x[:, :length])
+            leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+            sizes.append([_size(leaf) for leaf in leaves if leaf.is_floating_point()])
+        print("sizes of the state after a quarter of {tokens} tokens, and after all", sizes)
+        sys.exit(any(not late <= {GROWS} * early for early, late in zip(*sizes)))
+    """
+    return written(probes.origin, (draw, tree_leaves, _size), body, f"stable: {words}")
+
+
 def _read(module: Decoder, probes: Probes) -> list[_Size]:
-    """Return the sizes of block after block; of shorter blocks where a table ends too soon."""
+    """Return the sizes of block after block, shorter where a table or the time ends too soon."""
     length = max(1, probes.max_len // BLOCKS)
     while True:
-        sizes, refused = _blocks(module, probes, length)
-        if not refused or len(sizes) >= FEWEST or length == 1:
+        sizes = _blocks(module, probes, length)
+        if len(sizes) >= ENOUGH or length == 1:
             return sizes
         length = max(1, length // FEWEST)
 
 
 @torch.no_grad()
-def _blocks(module: Decoder, probes: Probes, length: int) -> tuple[list[_Size], bool]:
-    """Return the sizes of blocks of a length, and whether the module refused a further one."""
+def _blocks(module: Decoder, probes: Probes, length: int) -> list[_Size]:
+    """Return the sizes of blocks of a length, until the module refuses one or time is up."""
     like = probes.input(1)
     b, _, d = like.shape
     began, state, sizes = time.monotonic(), module.start(b), []
     for end in range(length, probes.max_len + 1, length):
         try:
             y, state = module.prefill(draw((b, length, d), seed=end).to(like), state)
-        except (ValueError, IndexError):
-            return sizes, True
-        leaves = [x for x in pytree.tree_leaves(state) if isinstance(x, Tensor)]
+        except REFUSALS:
+            return sizes
+        leaves = [x for x in tree_leaves(state) if isinstance(x, Tensor)]
         tensors = [x for x in leaves if x.is_floating_point()]
         sizes.append(_Size(end, _size(y), tuple(_size(x) for x in tensors)))
         if not math.isfinite(sizes[-1].output) or time.monotonic() - began > probes.seconds:
             break
-    return sizes, False
+    return sizes
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from lab.laws.adapters.tokens import Tokens
 from lab.laws.probes import Probes, draw, longest_input
 from lab.laws.reproduction import written
 from lab.laws.verdict import Verdict
@@ -16,6 +17,7 @@ SCALES = (0.25, 1.0, 4.0, 16.0)
 FIRST = 64  # tokens of the first round; each round doubles all before it
 EXPECTED = 16  # rows to have been found by chance, before the missing ones are given up
 LEAST = 3  # times the tokens that the last new row took
+PARAMETRISED = "parametrizations."  # of torch: what makes a weight, not the weight
 AT_ONCE = 4096  # tokens in one pass
 SEQ_LEN = 16  # or the longest probe's below, or the shortest's above
 LONG = 512
@@ -34,17 +36,21 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
     further tokens would miss them all with a chance of e⁻¹⁶: then, and after 3 N at least, the law
     fails, unless a long sequence shows new rows, which says that positions select. Then, or when
     time is up before, it is not decided. The row of an embedding's `padding_idx`, which torch keeps
-    from learning, counts as reached.
+    from learning, counts as reached, and so do those beyond the vocabulary.
     """
     law = "table reach"
-    tables = {name: p for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
+    tables = {
+        name: p
+        for name, p in module.named_parameters()
+        if p.requires_grad and p.ndim > 1 and PARAMETRISED not in name
+    }
     if not tables:
         return Verdict(law, "not applicable", "the module has no trainable parameter of two axes")
     found = {
         name: torch.zeros(p.shape[:-1], dtype=torch.bool, device=p.device)
         for name, p in tables.items()
     }
-    for name, row in _padding_rows(module):
+    for name, row in _unread_rows(module):
         found[name][row] = True
     padded = _n_reached(found)
     began, tokens, newest = time.monotonic(), 0, FIRST
@@ -76,12 +82,16 @@ def table_reach(module: nn.Module, probes: Probes) -> Verdict:
     return Verdict(law, "not decided" if _missing(found) else "holds", evidence)
 
 
-def _padding_rows(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield each embedding's table, trainable, and its row of padding."""
+def _unread_rows(module: nn.Module) -> Iterator[tuple[str, int | slice]]:
+    """Yield trainable tables, and rows no probe can select: of padding, beyond the vocabulary."""
     for path, part in module.named_modules():
         row = part.padding_idx if isinstance(part, nn.Embedding) else None
         if row is not None and part.get_parameter("weight").requires_grad:
             yield f"{path}.weight".removeprefix("."), row
+        if isinstance(part, Tokens) and part.table is not None:
+            name = ".".join(filter(None, (path, "module", part.table, "weight")))
+            if module.get_parameter(name).requires_grad:
+                yield name, slice(part.vocab_size, None)
 
 
 def _probe(

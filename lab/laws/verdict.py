@@ -5,20 +5,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lab.laws.probes import Probes, draw, noise_floor, precision_name, relative
+from lab.laws.refusal import REFUSALS, raised
 from lab.laws.reproduction import written
 
 Outcome = Literal["holds", "fails", "not applicable", "not decided"]
 
 ROUNDINGS = 64
 NOISY = 1e-2
-MOST_LENGTHS = 32
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+MOST_LENGTHS = 64
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Verdict:
         measured: the number that the law is decided by: an error, a growth, a count of rows.
         allowed: what it may be.
         snippet: a program that shows the failure without this project, and ends with code 1.
+        where: the counter-example's numbers by name: length, rows, row, position, the check's own.
+        left: what was not decided although the law holds, in words.
     """
 
     law: str
@@ -42,6 +45,8 @@ class Verdict:
     measured: int | float | None = None
     allowed: int | float | None = None
     snippet: str | None = None
+    where: Mapping[str, Any] | None = None
+    left: str = ""
 
 
 Law = Callable[[nn.Module, Probes], Verdict]
@@ -110,6 +115,7 @@ def compared(
     probes: Probes,
     trials: Trials,
     roundings: int = ROUNDINGS,
+    same_shape: bool = False,
 ) -> Verdict:
     """Hold what trials find against the noise floor, shortest probe first.
 
@@ -119,7 +125,10 @@ def compared(
         probes: what it is tried on.
         trials: of an input.
         roundings: how many times the noise floor an error may be.
+        same_shape: whether trials compare calls of one shape, which a lower precision inside the
+            module does not move.
     """
+    floor = partial(noise_floor, inside=probes.dtype if same_shape else probes.inside)
     began, worst, allowed = time.monotonic(), 0.0, 0.0
     tried: list[int] = []
     undecided = Undecided()
@@ -129,26 +138,30 @@ def compared(
             break
         x = probes.input(length)
         remembered = _Remembered(module, x)
-        bound = roundings * noise_floor(remembered, x)
+        bound = roundings * floor(remembered, x)
         # Past this, noise would hide a leak, a dependence on the order of rounding, say.
-        if not bound < NOISY:
+        if not bound < NOISY or not remembered.repeats():
             undecided.noisy[length] = _noise(module, x, bound / roundings)
             continue
-        for trial in trials(module, x):
-            found = _tried(remembered, x, trial, bound)
-            if not found.error <= bound:
-                found = _smallest(
-                    module, probes, found, tried[-1] if tried else 0, trials, roundings
-                )
-                return _failure(law, found, probes)
-            worst, allowed = max(worst, found.error), max(allowed, bound)
+        try:
+            for trial in trials(module, x):
+                found = _tried(remembered, x, trial, bound)
+                if not found.error <= bound:
+                    again = partial(_again, module, roundings=roundings, floor=floor)
+                    return _failure(
+                        law, _smallest(probes, found, max(tried, default=0), trials, again), probes
+                    )
+                worst, allowed = max(worst, found.error), max(allowed, bound)
+        except REFUSALS as error:
+            undecided.noisy[length] = raised(error)
+            continue
         tried.append(length)
     if not tried:
         return Verdict(law, "not decided", str(undecided), allowed=NOISY)
     lengths = f"lengths {', '.join(map(str, tried))} in {precision_name(probes.dtype)}"
     evidence = f"worst relative error {worst:.2g} of {allowed:.2g} allowed, {lengths}"
     evidence += f"; not decided: {undecided}" if str(undecided) else ""
-    return Verdict(law, "holds", evidence, measured=worst, allowed=allowed)
+    return Verdict(law, "holds", evidence, measured=worst, allowed=allowed, left=str(undecided))
 
 
 def _noise(module: nn.Module, x: Tensor, floor: float) -> str:
@@ -174,6 +187,11 @@ class _Remembered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.y if x is self.x and not torch.is_grad_enabled() else self.module(x)
+
+    @torch.no_grad()
+    def repeats(self) -> bool:
+        """Whether a second call gives the same but for rounding."""
+        return relative(self.module(self.x) - self.y, self.y) <= torch.finfo(torch.float32).eps
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -207,12 +225,16 @@ def where(difference: Tensor) -> tuple[int, int]:
 
 
 def _smallest(
-    module: nn.Module, probes: Probes, found: _Found, held: int, trials: Trials, roundings: int
+    probes: Probes,
+    found: _Found,
+    held: int,
+    trials: Trials,
+    again: Callable[[Tensor, Iterable[Trial] | Trials], _Found | None],
 ) -> _Found:
     """Return a failure of the fewest rows, then of the fewest tokens beyond those that hold."""
     began, length = time.monotonic(), found.x.shape[1]
     for rows in range(1, probes.batch):
-        fewer = _again(module, probes.input(length, rows), [found.trial], roundings)
+        fewer = again(probes.input(length, rows), [found.trial])
         if fewer is not None:
             found = fewer
             break
@@ -221,18 +243,22 @@ def _smallest(
         if time.monotonic() - began > probes.seconds:
             break
         x = probes.input(shorter, rows)
-        fewer = _again(module, x, trials, roundings)
+        fewer = again(x, trials)
         if fewer is not None:
             return fewer
     return found
 
 
 def _again(
-    module: nn.Module, x: Tensor, trials: Iterable[Trial] | Trials, roundings: int
+    module: nn.Module,
+    x: Tensor,
+    trials: Iterable[Trial] | Trials,
+    roundings: int,
+    floor: Callable[[nn.Module, Tensor], float],
 ) -> _Found | None:
     """Return the first of the trials that fails on an input, where the module takes it."""
     try:
-        bound = roundings * noise_floor(module, x)
+        bound = roundings * floor(module, x)
         if not bound < NOISY:
             return None
         for trial in trials(module, x) if callable(trials) else trials:
@@ -258,7 +284,10 @@ def _failure(law: str, found: _Found, probes: Probes) -> Verdict:
     snippet = written(
         probes.origin, (draw, relative, found.trial.check), body, f"{law}: {found.words}"
     )
-    return Verdict(law, "fails", evidence, found.words, found.error, found.allowed, snippet)
+    rows, length = found.x.shape[:2]
+    where = {"length": length, "rows": rows, "row": found.row, "position": found.position}
+    where |= found.trial.given
+    return Verdict(law, "fails", evidence, found.words, found.error, found.allowed, snippet, where)
 
 
 def drawn(probes: Probes, batch: int, length: int) -> str:

@@ -68,13 +68,14 @@ def test_a_failing_law_is_exit_code_1_and_one_json_object(leaky):
     assert found["target"] == "certified:Leaky"
     assert found["lengths"] == [1, 2, 7, 33]
     assert found["d_model"] == 8
-    keys = ["law", "verdict", "evidence", "counterexample", "measured", "allowed", "snippet"]
-    assert all(list(law) == keys for law in found["laws"])
+    keys = {"law", "verdict", "evidence", "counterexample", "measured", "allowed", "snippet"}
+    assert all(set(law) == keys | {"where", "left"} for law in found["laws"])
     verdicts = {law["law"]: law["verdict"] for law in found["laws"]}
     assert verdicts == {"deterministic": "holds", "causal": "fails", "padding": "not applicable"}
     failed = found["laws"][1]
     assert failed["measured"] > failed["allowed"] > 0
     assert "moves output 0" in failed["counterexample"]
+    assert {"length", "rows", "row", "position", "s"} <= set(failed["where"])
 
 
 def test_its_program_shows_it_without_this_project(leaky, folder):

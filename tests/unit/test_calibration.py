@@ -28,6 +28,15 @@ def test_no_right_module_is_called_wrong(right: Right, unchecked):
     assert {verdict.law for verdict in found if verdict.verdict == "holds"} >= DECIDED
 
 
+@pytest.mark.parametrize("law", ["causal", "batch-invariant", "prefill = step"])
+@pytest.mark.parametrize("name", ["bf16 inside", "fp16 scores"])
+def test_half_precision_inside_is_no_other_fault(name: str, law: str, unchecked):
+    torch.manual_seed(0)
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    found = Examination(fault.build(), lengths=(3, 17, 64), budget=BUDGET).verdict(law)
+    assert found.verdict == ("not applicable" if law.startswith("prefill") else "holds"), found
+
+
 LENGTHS = (1, 8, 16, 40)
 DECIDED = {"deterministic", "causal", "batch-invariant"}
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from lab.laws.adapters.kinds import is_hugging_face
 from lab.laws.adapters.reading import Adapted, Asked, like, reading_tokens, reading_vectors
-from lab.laws.adapters.refusal import REFUSALS, RefusalError, raised
 from lab.laws.adapters.sizes import vocabularies
 from lab.laws.probes import draw
+from lab.laws.refusal import REFUSALS, RefusalError, raised
 
 READINGS = {"hidden": reading_vectors, "tokens": reading_tokens}
 LAYOUTS = ("btd", "tbd", "bdt")

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+PATTERNS = ("left", "right", "scattered")
+"""Where padding may stand: a decoder that says nothing of `paddings` promises all of it."""
+
 
 class Carried(NamedTuple):
     """What a foreign module carries, and how much it has read.

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lab.laws.adapters.kinds import Kind, decoder_kinds
 from lab.laws.adapters.plain import Plain, item, laid
-from lab.laws.adapters.refusal import REFUSALS, RefusalError, raised
 from lab.laws.adapters.returned import items, kind_of, named, sequence_in
 from lab.laws.adapters.stateful import Returned
+from lab.laws.refusal import REFUSALS, RefusalError, raised
 
 LENGTHS = (5, 8, 16, 64, 128, 256)
 BATCH = 2
@@ -65,7 +65,9 @@ def fitted(
                 try:
                     found = _seen(target, kind, layout, give, length, output)
                 except REFUSALS as error:
-                    shape = list(laid(give(length), layout).shape)
+                    given = give(length)
+                    # Tokens have no third axis to lay.
+                    shape = list((laid(given, layout) if given.ndim > 2 else given).shape)
                     words = f"given {shape}, it {raised(error)}"
                     # What came back says more than why nothing did.
                     more = isinstance(error, RefusalError) and length == LENGTHS[0]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from lab.laws.adapters.fitting import BATCH, TOKENS, Fit, Give, decoding, fitted, recipe
 from lab.laws.adapters.kinds import forward_kinds, is_hugging_face
-from lab.laws.adapters.refusal import RefusalError
 from lab.laws.adapters.sizes import ANY_WIDTH, vocabularies, vocabulary, widths
 from lab.laws.adapters.tokens import BITS, DecodingTokens, Tokens
 from lab.laws.probes import draw
+from lab.laws.refusal import RefusalError
 from lab.layers.state import Decoder
 
 

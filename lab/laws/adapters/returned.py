@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lab.laws.adapters.plain import laid
-from lab.laws.adapters.refusal import RefusalError
+from lab.laws.refusal import RefusalError
 
 
 def sequence_in(

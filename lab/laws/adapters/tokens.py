@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.laws.adapters.carried import PATTERNS
+
 BITS = 24
 """Channels that spell a token: of v tokens, none is likelier than another by more than v / 2²⁴."""
-PADDINGS = ("left", "right", "scattered")
-"""What a decoder that says nothing of padding promises."""
 
 
 class Tokens(nn.Module):
@@ -34,7 +34,7 @@ class Tokens(nn.Module):
     ):
         super().__init__()
         self.module = module
-        self.vocab_size, self.skip = vocab_size, skip
+        self.vocab_size, self.table, self.skip = vocab_size, table, skip
         self.moved = None
         if table is not None:
             embedding = module.get_submodule(table)
@@ -66,7 +66,7 @@ class DecodingTokens(Tokens):
 
     def __init__(self, module: Any, vocab_size: int, table: str | None, skip: int | None = None):
         super().__init__(module, vocab_size, table, skip)
-        self.paddings = getattr(module, "paddings", PADDINGS)
+        self.paddings = getattr(module, "paddings", PATTERNS)
         # A decoder that says nothing of positions has no such attribute.
         if hasattr(module, "relative"):
             self.relative = module.relative

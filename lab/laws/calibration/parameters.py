@@ -82,17 +82,6 @@ class _AsNumber(Attention):
         return super()._scores(q, k) * math.exp(self.temperature.item())
 
 
-class _KeyBias(Attention):
-    """Keys have a bias and no positions: it moves all scores of a query alike."""
-
-    def __init__(self):
-        super().__init__()
-        self.key = nn.Linear(D_MODEL, D_MODEL)
-
-    def _turned(self, z: Tensor) -> Tensor:
-        return z
-
-
 class _Clamped(Convolution):
     """A scale is clamped to [0, 1] and begins above."""
 
@@ -161,7 +150,6 @@ PARAMETERS = (
     Fault("weight of one over its sum", "gradient reach", _SumOfOne),
     Fault("gradient lost in rounding", "gradient reach", _Rounded),
     Fault("parameter read as a number", "gradient reach", _AsNumber),
-    Fault("bias that softmax cancels", "gradient reach", _KeyBias),
     Fault("clamped where it begins", "gradient reach", _Clamped, notes="weights as built"),
     Fault("floor of a root", "table reach", _FloorOfRoot),
     Fault("hash skips rows", "table reach", _EvenRows),

@@ -224,6 +224,24 @@ class _Normed(scans.NormalisedConvolution):
         return F.batch_norm(z, norm.running_mean, norm.running_var, norm.weight, norm.bias)
 
 
+class _KeyBias(Attention):
+    """Keys have a bias and no positions: it moves all scores of a query alike, and cancels."""
+
+    def __init__(self):
+        super().__init__()
+        self.key = nn.Linear(D_MODEL, D_MODEL)
+
+    def _turned(self, z: Tensor) -> Tensor:
+        return z
+
+
+class _Spectral(nn.Sequential):
+    """A map of norm one, whose estimate every call in training improves."""
+
+    def __init__(self):
+        super().__init__(nn.utils.parametrizations.spectral_norm(nn.Linear(D_MODEL, D_MODEL)))
+
+
 RIGHT: tuple[Right, ...] = (
     Right("attention", Attention),
     Right("cosine attention", attention.CosineAttention, "scores up to 100"),
@@ -271,6 +289,8 @@ RIGHT: tuple[Right, ...] = (
     Right("tied blocks", _Tied),
     Right("checkpointed", _Checkpointed),
     Right("norm in fp32", _NormInSingle),
+    Right("bias that softmax cancels", _KeyBias),
+    Right("spectral norm", _Spectral, "changes in training"),
     Right("fp32 only", _SingleOnly, "refuses fp64"),
     Right("quantised tokens", _Quantised, "steps"),
     Right("frozen map", _Frozen, "parameters without gradient by intent"),

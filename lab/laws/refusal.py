@@ -8,6 +8,7 @@ REFUSALS = (
     KeyError,
     AttributeError,
     AssertionError,
+    NameError,
 )
 """What a module that is called in a way it was not written for raises."""
 
