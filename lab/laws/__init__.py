@@ -6,11 +6,11 @@ a module whose output moves by n when its input is rounded cannot be held to les
 """
 
 from lab.laws.asserting import assert_lawful as assert_lawful
+from lab.laws.budget import QUICK as QUICK
+from lab.laws.budget import Budget as Budget
 from lab.laws.conditions import CONDITIONS as CONDITIONS
 from lab.laws.conditions import Condition as Condition
 from lab.laws.examination import LAWS as LAWS
-from lab.laws.examination import QUICK as QUICK
-from lab.laws.examination import Budget as Budget
 from lab.laws.examination import Examination as Examination
 from lab.laws.examination import certify as certify
 from lab.laws.gradient import Reach as Reach

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from lab.laws.examination import LAWS, QUICK, QUICK_LENGTHS, Budget, Examination
+from lab.laws.budget import QUICK, QUICK_LENGTHS, Budget
+from lab.laws.examination import LAWS, Examination
 
 
 def assert_lawful(

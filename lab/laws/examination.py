@@ -10,6 +10,7 @@ from torch import nn
 
 from lab.laws.adapters import Adapted, accepted, adapt
 from lab.laws.batch import batch_invariant
+from lab.laws.budget import LENGTHS, Budget, around_chunks
 from lab.laws.causal import causal
 from lab.laws.conditions import CONDITIONS, Condition, Seeded, brought
 from lab.laws.copying import copied
@@ -51,30 +52,7 @@ UNSEEDED = ("deterministic", *WHATEVER_WEIGHTS)
 """Laws that see the random numbers a module draws; for all others a seed holds them."""
 HALVES = (torch.float16, torch.bfloat16)
 
-LENGTHS = (1, 2, 3, 7, 16, 33, 65, 130)
-"""One, primes, a power of two, and such as end one after one, or two after two chunks of 32, 64."""
 ADAPTERS = "lab.laws.adapters"
-CHUNKS = ("chunk", "block_size", "window")
-LONGEST_CHUNK = 256
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much trying may cost.
-
-    Attributes:
-        conditions: to bring the target to.
-        max_len: tokens after which "stable" is content.
-        rounding_len: tokens among which "precision" counts roundings.
-        seconds: what a law may take under one condition.
-        compiler: torch.compile's backend for "forms agree"; None leaves that law undecided.
-    """
-
-    conditions: tuple[Condition, ...] = CONDITIONS
-    max_len: int = 65_536
-    rounding_len: int = 1024
-    seconds: int | float = 5.0
-    compiler: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +170,7 @@ class Examination:
         lengths, d_model = self._lengths, adapted.d_model
         if condition != self.conditions[0]:
             # What weights hide is seen at some lengths; what lengths hide, with any weights.
-            lengths = [n for n in lengths if n <= LENGTHS[-1]][::-3][::-1]
+            lengths = ([n for n in lengths if n <= LENGTHS[-1]] or lengths)[::-3][::-1]
         x = draw((self.batch, lengths[-1], d_model), seed).to(self.device)
         module, dtype = in_double(module.to(self.device), x)
         random = seeded and _draws(module, x.to(dtype))
@@ -226,7 +204,7 @@ class Examination:
         return adapt(found, **calling)
 
     def _accepted(self) -> tuple[int, ...]:
-        wanted = tuple(sorted(set(self.lengths or (*LENGTHS, *_around_chunks(self._first.module)))))
+        wanted = tuple(sorted(set(self.lengths or (*LENGTHS, *around_chunks(self._first.module)))))
         module = copied(self._first.module).to(self.device).eval()
         taken, refused = accepted(module, self._first.d_model, wanted, self.batch)
         if not taken:
@@ -264,11 +242,6 @@ class Examination:
             tuple(lines),
             tuple(uses),
         )
-
-
-QUICK_LENGTHS = (1, 2, 7, 33)
-QUICK = Budget(CONDITIONS[:2], max_len=4096, rounding_len=256, seconds=0.3)
-"""What five seconds allow."""
 
 
 def certify(
@@ -357,21 +330,3 @@ def _merged(law: str, found: list[tuple[Condition, Verdict]]) -> Verdict:
 def _draws(module: nn.Module, x: torch.Tensor) -> bool:
     """Whether a module gives another output each time."""
     return not torch.equal(module(x), module(x))
-
-
-def _around_chunks(module: nn.Module) -> list[int]:
-    """Return lengths around the chunks, blocks and windows that a module's attributes name."""
-    sizes = {
-        value
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if type(value) is int and any(word in name for word in CHUNKS)
-    }
-    return sorted(
-        {
-            length
-            for size in sizes
-            if 1 < size <= LONGEST_CHUNK
-            for length in (size - 1, size + 1, 2 * size + 1)
-        }
-    )

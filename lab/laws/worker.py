@@ -20,7 +20,8 @@ import torch
 from lab.device import choose_device
 from lab.files import in_one_line
 from lab.isolated import Request
-from lab.laws.examination import LAWS, QUICK, QUICK_LENGTHS, Budget, Examination
+from lab.laws.budget import QUICK, QUICK_LENGTHS, Budget
+from lab.laws.examination import LAWS, Examination
 from lab.laws.loading import load
 from lab.laws.verdict import Verdict
 

@@ -193,6 +193,12 @@ def test_laws_that_are_asked_for_must_be_decided():
         assert_lawful(nn.Linear(8, 8), laws=["causality"])
 
 
+def test_long_lengths_alone_are_tried_under_every_condition():
+    found = Examination(nn.Linear(8, 8), 8, (200,), budget=SMALL).verdict("causal")
+    assert found.verdict == "holds"
+    assert found.evidence.endswith("lengths 200 in float64; the worst of 4 conditions")
+
+
 def test_a_module_that_comes_evaluating_is_tried_so():
     trained = Examination(nn.Dropout(0.5), 8, budget=QUICK)
     assert [c.training for c in trained.conditions] == [False, False]
