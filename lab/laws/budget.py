@@ -49,6 +49,6 @@ def around_chunks(module: nn.Module) -> list[int]:
             length
             for size in sizes
             if 1 < size <= LONGEST_CHUNK
-            for length in (size - 1, size + 1, 2 * size + 1)
+            for length in (size + 1, 2 * size + 1)
         }
     )

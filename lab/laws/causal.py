@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from lab.laws.probes import Probes, draw
 from lab.laws.verdict import Trial, Verdict, compared
 
-TOKENS = 2**13  # of the batches that look for suspects
-FEW = 12
+TOKENS = 2**12  # of the batches that look for suspects
+FEW = 8
 
 
 def causal(module: nn.Module, probes: Probes) -> Verdict:
@@ -17,7 +17,7 @@ def causal(module: nn.Module, probes: Probes) -> Verdict:
 
     A copy of the input for each position, with that position changed, makes one batch: wherever it
     moves an earlier output, or wherever an output has a gradient at a later position, is tried by
-    itself. Cuts are tried at every length up to 16, and at twelve of a longer sequence.
+    itself. Cuts are tried at every length up to 16, and at eight of a longer sequence.
     """
 
     def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:

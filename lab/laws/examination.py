@@ -1,8 +1,9 @@
 """A target before the laws: brought to each condition, then judged, law by law."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -145,11 +146,20 @@ class Examination:
             except Exception as error:
                 words = f"raised {type(error).__name__}: {error}".splitlines()[0]
                 one = Verdict(law, "not decided", words)
+            one = self._named(one)
             if one.verdict == "fails":
                 where = "" if condition == self.conditions[0] else f" ({condition})"
                 return replace(one, counterexample=f"{one.counterexample}{where}")
             found.append((condition, one))
         return _merged(law, found)
+
+    def _named(self, verdict: Verdict) -> Verdict:
+        """Return a verdict that calls parameters by the names they have in the target."""
+        held = "module." * len(_adapters(self._first.module))
+        # Not in the middle of another name, nor in a file's.
+        own = partial(re.sub, rf"(?<![\w.]){re.escape(held)}(?!py:)", "") if held else str
+        words = verdict.counterexample
+        return replace(verdict, evidence=own(verdict.evidence), counterexample=words and own(words))
 
     def _conditions_of(self, law: str) -> list[Condition]:
         if law in WHATEVER_MODE:

@@ -106,8 +106,8 @@ def noise_floor(
     Moving x to and fro by h = √eps tells two things: how steep the module is, so how far one
     rounding of x moves it, eps·|y₊ - y|/h, and how far it is from a straight line, |y₊ + y₋ - 2y|,
     which is rounding once curvature, h² = eps, is no larger, and sees modules that are not
-    deterministic. Nor is the floor below the unit of the precision inside the module. An output
-    that is not finite has no floor: infinity.
+    deterministic. Where the precision inside is lower, what is rounded there may flip by a unit of
+    it, a sixteenth of which is the least floor. An output that is not finite has none: infinity.
     """
     with torch.no_grad():
         y = module(x)
@@ -117,8 +117,8 @@ def noise_floor(
     if not y.isfinite().all():
         return math.inf
     steepness = relative(ahead - y, y) * eps**0.5
-    eps = max(eps, torch.finfo(inside).eps)
-    return max(eps, steepness, relative(ahead + behind - 2 * y, y))
+    flips = torch.finfo(inside).eps / 16 * max(1.0, steepness / eps)
+    return max(eps, flips, steepness, relative(ahead + behind - 2 * y, y))
 
 
 def relative(difference: Tensor, reference: Tensor) -> float:

@@ -155,6 +155,19 @@ def test_what_cannot_be_made_is_said(target: str, words: str):
         Examination(target)
 
 
+def test_parameters_have_their_own_names():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.spare = nn.Embedding(9, 8), nn.Linear(8, 8)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.table(tokens)
+
+    found = Examination(Unused(), lengths=(3,), budget=SMALL).verdict("gradient reach")
+    assert found.counterexample == "spare.weight: none, never used; spare.bias: none, never used"
+
+
 def test_options_go_to_the_factory():
     examined = Examination("torch.nn:GRU", options={"input_size": 6, "hidden_size": 5})
     assert examined.verdict("prefill = step").verdict == "holds"

@@ -217,7 +217,9 @@ DECODERS = (
     Fault("step one position late", "prefill = step", _OneLate),
     Fault("prefill goes on at position zero", "prefill = step", _ContinuesAtZero),
     Fault("position of the last part only", "prefill = step", _PositionOfChunk, ("relative",)),
-    Fault("groups tiled in a step", "prefill = step", _TiledGroups, ("causal", "relative")),
+    Fault(
+        "groups tiled in a step", "prefill = step", _TiledGroups, ("causal", "relative", "padding")
+    ),
     Fault("key turned twice in a step", "prefill = step", _TurnedAgain),
     Fault("window one short in a step", "prefill = step", _ShorterWindow),
     Fault("scale counts the last part only", "prefill = step", _ScoresByLength, ("padding",)),
