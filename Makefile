@@ -40,7 +40,7 @@ mqar: install
 	$(BIN)/lab mqar --seq-len 64 --vocab-size 256 --out runs/mqar
 
 test: peers browser $(NOTEBOOKS)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: format lint types arch
 

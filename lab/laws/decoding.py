@@ -61,7 +61,7 @@ def relative_positions(module: nn.Module, probes: Probes) -> Verdict:
             yield Trial(position_off_by_shift, {"shift": shift}, words)
 
         roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
-        found.append(compared(law, module, probes, trials, roundings))
+        found.append(compared(law, module, probes, trials, roundings, probes.angles))
         if found[-1].verdict == "fails":
             return found[-1]
     decided = [v for v in found if v.verdict == "holds"]

@@ -22,7 +22,7 @@ from lab.laws.loading import build, is_target, load
 from lab.laws.matrix import matrix_applies
 from lab.laws.padding import padding
 from lab.laws.precision import precision
-from lab.laws.probes import Probes, draw, in_double, lowest_precision
+from lab.laws.probes import Probes, draw, in_double, precisions_inside
 from lab.laws.repeatable import deterministic
 from lab.laws.reproduction import Origin
 from lab.laws.stable import stable
@@ -184,7 +184,7 @@ class Examination:
         x = draw((self.batch, lengths[-1], d_model), seed).to(self.device)
         module, dtype = in_double(module.to(self.device), x)
         random = seeded and _draws(module, x.to(dtype))
-        inside = lowest_precision(module, x.to(dtype))
+        inside, angles = precisions_inside(module, x.to(dtype))
         module = Seeded(module) if random else module
         probes = Probes(
             d_model,
@@ -198,6 +198,7 @@ class Examination:
             seconds=self.budget.seconds,
             compiler=self.budget.compiler,
             inside=inside,
+            angles=angles,
             # Another shape rounds otherwise, in half precision as much as a fault would.
             same_shape=random or inside in HALVES,
             origin=self._origin(adapted, condition, dtype, random),

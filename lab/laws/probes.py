@@ -9,9 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lab.laws.arithmetic import CASTS, Exact
 from lab.laws.copying import copied
 from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import Origin
+
+TURNS = ("cos", "sin", "polar")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Probes:
             sums go wrong late.
         seconds: what a law may take; what it has not tried by then it says.
         compiler: torch.compile's backend; None compiles nothing.
-        inside: the lowest precision in which the module computes.
+        inside: the lowest precision to which the module rounds what it computes.
+        angles: the same with the angles of rotations, which matter where positions shift.
         same_shape: whether only calls of one shape compare, as the module draws random numbers.
         origin: how the module came to be, for reproductions.
     """
@@ -46,6 +50,7 @@ class Probes:
     seconds: int | float = 5.0
     compiler: str | None = None
     inside: torch.dtype = torch.float64
+    angles: torch.dtype = torch.float64
     same_shape: bool = False
     origin: Origin = field(default_factory=Origin)
 
@@ -76,26 +81,56 @@ def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
 
 
 class Lowest(TorchFunctionMode):
-    """Sees in which precision a module computes: the lowest of all that it makes."""
+    """Sees to which precisions a module rounds what it computes, and its angles' cosines.
+
+    Attributes:
+        rounded: the lowest to which something was cast that it does not hold, or computed.
+        angles: the lowest of cosines, sines and polar numbers, and no higher than `rounded`.
+    """
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
-        self.dtype = dtype
+        self.rounded = self.angles = dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Call a function and look at what it returns."""
         found = func(*args, **(kwargs or {}))
         if isinstance(found, Tensor) and found.is_floating_point():
-            self.dtype = max(self.dtype, found.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+            name, given = getattr(func, "__name__", ""), args[0] if args else None
+            if name in TURNS:
+                self.angles = _lower(self.angles, found.dtype)
+            if isinstance(given, Tensor) and given.is_floating_point():
+                lost = _lower(given.dtype, found.dtype) != given.dtype
+                # Whole numbers, say, lose nothing in less.
+                if lost and not (name in CASTS and torch.equal(found.to(given.dtype), given)):
+                    self.rounded = _lower(self.rounded, found.dtype)
         return found
 
 
+def _lower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
+
+
 @torch.no_grad()
-def lowest_precision(module: Callable[[Tensor], Tensor], x: Tensor) -> torch.dtype:
-    """Return the lowest precision in which a module computes what it makes of x."""
+def precisions_inside(
+    module: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[torch.dtype, torch.dtype]:
+    """Return the lowest precision to which a module rounds what it makes of x, and its angles.
+
+    A cast whose rest is added elsewhere rounds nothing: without casts the output is the same.
+    """
     with Lowest(x.dtype) as seen:
-        module(x)
-    return seen.dtype
+        y = module(x)
+    rounded = seen.rounded
+    if rounded != x.dtype == torch.float64:
+        try:
+            with Exact():
+                exact = module(x)
+        except REFUSALS:
+            exact = y * math.nan
+        if relative(exact - y, y) <= 64 * torch.finfo(x.dtype).eps:
+            rounded = x.dtype
+    return rounded, _lower(rounded, seen.angles)
 
 
 def noise_floor(

@@ -115,7 +115,7 @@ def compared(
     probes: Probes,
     trials: Trials,
     roundings: int = ROUNDINGS,
-    same_shape: bool = False,
+    inside: torch.dtype | None = None,
 ) -> Verdict:
     """Hold what trials find against the noise floor, shortest probe first.
 
@@ -125,10 +125,9 @@ def compared(
         probes: what it is tried on.
         trials: of an input.
         roundings: how many times the noise floor an error may be.
-        same_shape: whether trials compare calls of one shape, which a lower precision inside the
-            module does not move.
+        inside: the precision inside the module that matters to the trials; None for the lowest.
     """
-    floor = partial(noise_floor, inside=probes.dtype if same_shape else probes.inside)
+    floor = partial(noise_floor, inside=inside or probes.inside)
     began, worst, allowed = time.monotonic(), 0.0, 0.0
     tried: list[int] = []
     undecided = Undecided()
