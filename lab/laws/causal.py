@@ -110,7 +110,7 @@ def _worst(positions: list[int], sizes: Tensor) -> list[int]:
     most = sizes.topk(min(3, len(positions))).indices.tolist()
     if not sizes[most[0]] > 0:
         return []
-    first = int((sizes > sizes[most[0]] / 1000).nonzero()[0])
+    first = int((sizes >= sizes[most[0]] / 1000).nonzero()[0])
     return sorted({positions[i] for i in (first, *most)})
 
 
