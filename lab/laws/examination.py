@@ -56,15 +56,6 @@ HALVES = (torch.float16, torch.bfloat16)
 ADAPTERS = "lab.laws.adapters"
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A target under a condition, and what it is tried on there."""
-
-    module: nn.Module
-    probes: Probes
-    condition: Condition
-
-
 @dataclass
 class Examination:
     """The trial of one target.
@@ -79,6 +70,9 @@ class Examination:
         calling: how the target is called (`adapt`), where that is not to be found.
         budget: how much it may cost.
         device: where to try it.
+
+    Found when it is made: `notes`, what was recognised, in words; `taken`, the lengths that the
+    target takes.
 
     Raises:
         ValueError: for bounds, for a target that cannot be loaded or built, or that takes no input.
@@ -104,19 +98,14 @@ class Examination:
             raise ValueError(f"lengths={tuple(self.lengths)}: there must be one, each at least 1")
         if not self.budget.seconds > 0:
             raise ValueError(f"seconds={self.budget.seconds} must be above 0")
-        self._prepared: dict[tuple[Condition, bool], _Prepared] = {}
+        self._prepared: dict[tuple[Condition, bool], tuple[nn.Module, Probes]] = {}
         self._loaded = load(self.target) if isinstance(self.target, str) else self.target
         self.notes: list[str] = list(self._first.notes)
-        self._lengths = self._accepted()
+        self.taken = self._accepted()
 
     @cached_property
     def _first(self) -> Adapted:
         return self._adapted(self.seed)
-
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """The lengths of the probes: those wanted that the target takes."""
-        return self._lengths
 
     @property
     def width(self) -> int:
@@ -140,8 +129,7 @@ class Examination:
             try:
                 # Whatever the caller has switched off, and the target's own code.
                 with torch.inference_mode(False), torch.enable_grad():
-                    prepared = self._brought(condition, law not in UNSEEDED)
-                    one = LAWS[law](prepared.module, prepared.probes)
+                    one = LAWS[law](*self._brought(condition, law not in UNSEEDED))
             # The target's own code, which may raise anything.
             except Exception as error:
                 words = f"raised {type(error).__name__}: {error}".splitlines()[0]
@@ -168,16 +156,17 @@ class Examination:
             return [condition for condition in self.conditions if not condition.training]
         return [self.conditions[0]]
 
-    def _brought(self, condition: Condition, seeded: bool) -> _Prepared:
+    def _brought(self, condition: Condition, seeded: bool) -> tuple[nn.Module, Probes]:
         if (condition, seeded) not in self._prepared:
             self._prepared[condition, seeded] = self._prepare(condition, seeded)
         return self._prepared[condition, seeded]
 
-    def _prepare(self, condition: Condition, seeded: bool) -> _Prepared:
+    def _prepare(self, condition: Condition, seeded: bool) -> tuple[nn.Module, Probes]:
+        """Return the target under a condition, and what it is tried on there."""
         seed = self.seed + condition.seed
         adapted = self._adapted(seed)
         module = brought(adapted.module, condition.weights, seed, condition.training)
-        lengths, d_model = self._lengths, adapted.d_model
+        lengths, d_model = self.taken, adapted.d_model
         if condition != self.conditions[0]:
             # What weights hide is seen at some lengths; what lengths hide, with any weights.
             lengths = ([n for n in lengths if n <= LENGTHS[-1]] or lengths)[::-3][::-1]
@@ -203,7 +192,7 @@ class Examination:
             same_shape=random or inside in HALVES,
             origin=self._origin(adapted, condition, dtype, random),
         )
-        return _Prepared(module, probes, condition)
+        return module, probes
 
     def _adapted(self, seed: int) -> Adapted:
         found = self._loaded

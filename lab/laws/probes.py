@@ -85,7 +85,7 @@ class Lowest(TorchFunctionMode):
 
     Attributes:
         rounded: the lowest to which something was cast that it does not hold, or computed.
-        angles: the lowest of cosines, sines and polar numbers, and no higher than `rounded`.
+        angles: the lowest of cosines, sines and polar numbers.
     """
 
     def __init__(self, dtype: torch.dtype):
