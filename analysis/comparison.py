@@ -42,8 +42,9 @@ class Compared:
         rows_per_second: of training.
         parameters: how many numbers the model holds.
         mechanism: how it recalls; None where that does not apply.
-        test_steps: steps at which the test split was evaluated.
-        test: accuracy there.
+        held_out_steps: steps at which held-out rows, of the length then trained at, were evaluated.
+        held_out: accuracy there.
+        stages: row lengths trained at, each with the steps it took.
     """
 
     name: str
@@ -58,8 +59,9 @@ class Compared:
     rows_per_second: float | None
     parameters: int
     mechanism: str | None
-    test_steps: Int[np.ndarray, " m"] = drawn()
-    test: Float[np.ndarray, " m"] = drawn()
+    held_out_steps: Int[np.ndarray, " m"] = drawn()
+    held_out: Float[np.ndarray, " m"] = drawn()
+    stages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _run(subject: Subject) -> Run:
 
 def _compared(subject: Subject, name: str, first: Run) -> Compared:
     run = _run(subject)
-    result, tested = run.result() or {}, [r for r in run.metrics() if "test_accuracy" in r]
+    result, evaluated = run.result() or {}, run.evaluations()
     accuracy = result.get("accuracy")
     scored = baselines.scored_positions(run) if accuracy is not None else 0
     try:
@@ -173,13 +175,14 @@ def _compared(subject: Subject, name: str, first: Run) -> Compared:
         accuracy=accuracy,
         interval=None if accuracy is None else wilson(accuracy, scored),
         loss=result.get("loss"),
-        steps=result.get("steps", tested[-1]["step"] if tested else 0),
+        steps=result.get("steps", evaluated[-1]["step"] if evaluated else 0),
         seconds=result.get("seconds"),
         rows_per_second=result.get("rows_per_second"),
         parameters=subject.model.parameter_count(),
         mechanism=labels[0] if labels else None,
-        test_steps=np.array([row["step"] for row in tested], dtype=np.int64),
-        test=np.array([row["test_accuracy"] for row in tested], dtype=np.float64),
+        held_out_steps=np.array([row["step"] for row in evaluated], dtype=np.int64),
+        held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
+        stages=tuple((stage["seq_len"], stage["steps"]) for stage in run.stages()),
     )
 
 
@@ -298,9 +301,9 @@ def draw_accuracy(found: Comparison) -> go.Figure:
 def describe_curves(found: Comparison) -> Words:
     """Put who learns first in words: the first evaluation at which half is right."""
     half = {
-        run.name: int(run.test_steps[(run.test >= 0.5).argmax()])
+        run.name: int(run.held_out_steps[(run.held_out >= 0.5).argmax()])
         for run in found.runs
-        if (run.test >= 0.5).any()
+        if (run.held_out >= 0.5).any()
     }
     never = [run.name for run in found.runs if run.name not in half]
     ordered = sorted(half, key=half.__getitem__)
@@ -308,17 +311,25 @@ def describe_curves(found: Comparison) -> Words:
     if never:
         said.append(f"{', '.join(never)} never")
     says = f"Half of the answers are right: {'; '.join(said)}."
-    reading = "Accuracy on the fixed test split, one line a run."
-    return Words("Accuracy by training step", says, reading, f"Lines of test accuracy. {says}")
+    reading = "Accuracy on held-out rows of the length then trained at, one line a run."
+    grown = [run for run in found.runs if len(run.stages) > 1]
+    if grown:
+        says += " Steps at each row length: "
+        says += "; ".join(
+            f"{run.name} {', '.join(f'{steps:,} at {length:,}' for length, steps in run.stages)}"
+            for run in grown
+        )
+        says += "."
+    return Words("Accuracy by training step", says, reading, f"Lines of accuracy. {says}")
 
 
 def draw_curves(found: Comparison) -> go.Figure:
-    """Draw test accuracy by step, a colour, a dash and a symbol a run."""
+    """Draw accuracy by step, a colour, a dash and a symbol a run."""
     drawing = figure(height=360 + 14 * len(found.runs))
     for i, run in enumerate(found.runs):
         drawing.add_scatter(
-            x=run.test_steps,
-            y=run.test,
+            x=run.held_out_steps,
+            y=run.held_out,
             mode="lines+markers",
             name=html.escape(run.name),
             line={"dash": DASHES[i % len(DASHES)], "width": 2},

@@ -30,18 +30,20 @@ class Curve:
         steps: the last step of each mean.
         train: mean over `window` steps, each its own training batch.
         window: steps a mean.
-        test_steps: steps at which the fixed test split was evaluated.
-        test: the quantity there.
+        held_out_steps: steps at which held-out rows, of the length then trained at, were evaluated.
+        held_out: the quantity there.
         references: what the quantity is of rules that need no training, by name.
+        stages: the first step at each row length, and that length.
     """
 
     quantity: Literal["loss", "accuracy"]
     steps: Int[np.ndarray, " n"]
     train: Float[np.ndarray, " n"]
     window: int
-    test_steps: Int[np.ndarray, " m"]
-    test: Float[np.ndarray, " m"]
+    held_out_steps: Int[np.ndarray, " m"]
+    held_out: Float[np.ndarray, " m"]
     references: dict[str, float]
+    stages: tuple[tuple[int, int], ...] = ()
 
 
 def measure(subject: Subject) -> list[Curve]:
@@ -57,8 +59,11 @@ def measure(subject: Subject) -> list[Curve]:
     starts = np.arange(0, len(rows), window)
     ends = np.minimum(starts + window, len(rows))
     steps = np.array([row["step"] for row in rows])[ends - 1]
-    tested = [row for row in rows if "test_loss" in row]
-    test_steps = np.array([row["step"] for row in tested], dtype=np.int64)
+    evaluated, stages, first = subject.run.evaluations(), [], rows[0]["step"]
+    held_out_steps = np.array([row["step"] for row in evaluated], dtype=np.int64)
+    for stage in subject.run.stages():
+        stages.append((first, stage["seq_len"]))
+        first += stage["steps"]
     scores = baselines.scores(subject.run)
     shortcuts = [name for name in scores if name not in ("chance", "oracle")]
     best = max(shortcuts, key=scores.__getitem__, default=None)
@@ -74,9 +79,18 @@ def measure(subject: Subject) -> list[Curve]:
     for quantity in ("loss", "accuracy"):
         values = np.array([row[quantity] for row in rows], dtype=np.float64)
         means = np.add.reduceat(values, starts) / (ends - starts)
-        test = np.array([row[f"test_{quantity}"] for row in tested], dtype=np.float64)
-        known = references[quantity]
-        curves.append(Curve(quantity, steps, means, window, test_steps, test, known))
+        curves.append(
+            Curve(
+                quantity,
+                steps,
+                means,
+                window,
+                held_out_steps,
+                np.array([row[quantity] for row in evaluated], dtype=np.float64),
+                references[quantity],
+                tuple(stages),
+            )
+        )
     return curves
 
 
@@ -85,19 +99,24 @@ def describe(curve: Curve) -> Words:
     loss = curve.quantity == "loss"
     title = "Loss by training step" if loss else "Accuracy by training step"
     means = f", means of {curve.window} steps" if curve.window > 1 else ""
-    reading = f"Thin line: training batches{means}. Thick line: the fixed test split."
-    if len(curve.test) == 0:
+    reading = f"Thin line: training batches{means}. Thick line: held-out rows."
+    if len(curve.stages) > 1:
+        reading += " Dotted verticals: from there on, rows of the length written beside."
+    if len(curve.held_out) == 0:
         value = _value(curve, curve.train[-1])
         says = f"No evaluation yet; the last training batch stands at {value}."
         return Words(title, says, reading, f"Line of {curve.quantity} by step. {says}")
-    last = curve.test[-1]
-    if len(curve.test) == 1:
-        says = f"The test {curve.quantity} stands at {_value(curve, last)} after step "
-        says += f"{curve.test_steps[-1]:,}; it was evaluated once."
+    last = curve.held_out[-1]
+    if len(curve.held_out) == 1:
+        says = f"The held-out {curve.quantity} stands at {_value(curve, last)} after step "
+        says += f"{curve.held_out_steps[-1]:,}; it was evaluated once."
         return Words(title, says, reading, f"Line of {curve.quantity} by step. {says}")
-    says = f"The test {curve.quantity} goes from {_value(curve, curve.test[0])} "
-    says += f"(step {curve.test_steps[0]:,}) to {_value(curve, last)} "
-    says += f"(step {curve.test_steps[-1]:,})"
+    if len(curve.stages) > 1:
+        says = _growth(curve)
+        return Words(title, says, reading, f"Line of {curve.quantity} by training step. {says}")
+    says = f"The held-out {curve.quantity} goes from {_value(curve, curve.held_out[0])} "
+    says += f"(step {curve.held_out_steps[0]:,}) to {_value(curve, last)} "
+    says += f"(step {curve.held_out_steps[-1]:,})"
     jump = _steepest(curve)
     says += f"; its steepest stretch is steps {jump[0]:,} to {jump[1]:,}." if jump else "."
     return Words(title, says, reading, f"Line of {curve.quantity} by training step. {says}")
@@ -118,17 +137,28 @@ def draw(curve: Curve) -> go.Figure:
         hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (training)<extra></extra>",
     )
     drawn.add_scatter(
-        x=curve.test_steps,
-        y=curve.test,
-        mode="lines+markers" if len(curve.test) <= 60 else "lines",
-        name="test split",
+        x=curve.held_out_steps,
+        y=curve.held_out,
+        mode="lines+markers" if len(curve.held_out) <= 60 else "lines",
+        name="held-out rows",
         line={"width": 2},
         marker={"size": 6},
         cliponaxis=False,
-        hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (test)<extra></extra>",
+        hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (held out)<extra></extra>",
     )
     for level in curve.references.values():
         drawn.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
+    for first, length in curve.stages if len(curve.stages) > 1 else ():
+        drawn.add_vline(first, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
+        drawn.add_annotation(
+            text=f"{length:,}",
+            x=first,
+            y=1,
+            yref="y domain",
+            xanchor="left",
+            yanchor="bottom",
+            textangle=-60,
+        )
     for level, side, text in _labels(curve):
         drawn.add_annotation(
             text=html.escape(text),
@@ -141,7 +171,7 @@ def draw(curve: Curve) -> go.Figure:
     drawn.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
     if curve.quantity == "loss":
         # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
-        seen = np.array([*curve.train, *curve.test, *curve.references.values()])
+        seen = np.array([*curve.train, *curve.held_out, *curve.references.values()])
         low, high = np.log10(np.maximum([seen.min(), seen.max()], LEAST_LOSS))
         drawn.update_yaxes(type="log", range=[low - 0.1, high + 0.1], dtick="D2", tickformat="~g")
         drawn.update_yaxes(title_text="cross-entropy, nats")
@@ -165,14 +195,29 @@ def _labels(curve: Curve) -> list[tuple[float, Literal["top", "bottom"], str]]:
     return [(at, "bottom" if at else "top", ", ".join(names)) for at, names in groups.items()]
 
 
+def _growth(curve: Curve) -> str:
+    """Say how rows grew, and where the quantity stands at the last length."""
+    (_, shortest), (since, longest) = curve.stages[0], curve.stages[-1]
+    says = f"Rows grow from {shortest:,} to {longest:,} tokens; those of {longest:,} begin at step "
+    says += f"{since:,}"
+    there = curve.held_out_steps >= since
+    if not there.any():
+        return f"{says} and are not evaluated yet."
+    return f"{says}, and end at a held-out {curve.quantity} of {_value(curve, curve.held_out[-1])}."
+
+
 def _value(curve: Curve, value: float) -> str:
     return f"{value:.2f} nats" if curve.quantity == "loss" else percent(float(value))
 
 
 def _steepest(curve: Curve) -> tuple[int, int] | None:
     """Return the two neighbouring evaluations between which most happened, if any did."""
-    change = np.abs(np.diff(curve.test))
-    if len(change) < 3 or change.max() < 0.3 * np.ptp(curve.test) or np.ptp(curve.test) == 0:
+    change = np.abs(np.diff(curve.held_out))
+    if (
+        len(change) < 3
+        or change.max() < 0.3 * np.ptp(curve.held_out)
+        or np.ptp(curve.held_out) == 0
+    ):
         return None
     i = int(change.argmax())
-    return int(curve.test_steps[i]), int(curve.test_steps[i + 1])
+    return int(curve.held_out_steps[i]), int(curve.held_out_steps[i + 1])

@@ -14,6 +14,7 @@ from lab.files import FORMAT, RunError, in_one_line, read_json, write, write_jso
 from lab.train import DivergedError, State
 
 FILES = ("model", "optimizer")
+COUNTERS = ("step", "rows", "stage", "stage_step")
 AGAIN = "remove the checkpoint folder to begin again"
 
 
@@ -49,8 +50,9 @@ def save(run: Path, state: State) -> None:
             digests[name] = hashlib.sha256(data).hexdigest()
         told = {
             "format": FORMAT,
-            "step": state.step,
+            **{name: getattr(state, name) for name in COUNTERS},
             "first_loss": state.first_loss,
+            "precision": state.precision,
             "sha256": digests,
         }
         write_json(temporary / "state.json", told)
@@ -62,8 +64,13 @@ def save(run: Path, state: State) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def restore(home: Path, state: State) -> State:
+def restore(home: Path, state: State, batch_size: int) -> State:
     """Bring `state`, fresh from `lab.train.start`, to a checkpoint; returns it.
+
+    Args:
+        home: the checkpoint's folder.
+        state: changed in place.
+        batch_size: rows a step, from which a checkpoint older than lengthening counts its rows.
 
     Raises:
         RunError: when the checkpoint is truncated, tampered with, or of another model.
@@ -75,11 +82,19 @@ def restore(home: Path, state: State) -> State:
         raise RunError(f"checkpoint {home}: state.json says step {told.get('step')}; {AGAIN}")
     if not isinstance(told.get("first_loss"), float | None):
         raise RunError(f"checkpoint {home}: state.json has no number as first_loss; {AGAIN}")
+    if not isinstance(told.get("precision", ""), str):
+        raise RunError(f"checkpoint {home}: state.json has no text as precision; {AGAIN}")
+    counters = {"rows": told["step"] * batch_size, "stage": 0, "stage_step": 0} | told
+    for name in COUNTERS:
+        if type(counters[name]) is not int or counters[name] < 0:
+            raise RunError(f"checkpoint {home}: state.json has no count as {name}; {AGAIN}")
     weights, moments = (_read(home, name, told) for name in FILES)
     try:
         state.model.load_state_dict(weights)
         _load_moments(state, moments)
-        state.step, state.first_loss = told["step"], told["first_loss"]
+        for name in COUNTERS:
+            setattr(state, name, counters[name])
+        state.first_loss, state.precision = told["first_loss"], told.get("precision", "")
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(f"checkpoint {home} does not fit its run: {in_one_line(error)}") from error
     return state

@@ -12,6 +12,8 @@ PAPER_SEQ_LENS = (256, 512, 1024, 2048)
 PAPER_TRAIN_ROWS = 2**18
 PAPER_EPOCHS = 64
 LAB_TOKENS_A_STEP = 4_096
+LAB_EVAL_EVERY = 25
+LAB_TABLE_LEARNING_RATE = 2e-2
 
 
 def option(default: Any, help: str, shown: str | None = None) -> Any:
@@ -70,6 +72,8 @@ class ModelConfig(_Config):
     train_embedding: bool = option(True, "train the embedding table, or keep it as drawn")
     embedding_std: float = option(1.0, "standard deviation the embedding table is drawn with")
 
+    logit_scale: float = option(1.0, "fixed factor on the logits", "1/√d_model")
+
     def __post_init__(self):
         _require(isinstance(self.stack, str), "stack", self.stack, "text, e.g. 'SE*7 IE'")
         _require(self.d_model >= 1, "d_model", self.d_model, "≥ 1")
@@ -80,8 +84,9 @@ class ModelConfig(_Config):
             self.d_model,
             f"a multiple of n_heads={self.n_heads}",
         )
-        std = self.embedding_std
-        _require(0 < std < math.inf, "embedding_std", std, "> 0 and finite")
+        for name in ("embedding_std", "logit_scale"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, name, value, "> 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,31 +100,47 @@ class TrainConfig(_Config):
     )
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
     learning_rate: float = option(3e-3, "peak learning rate")
+    table_learning_rate: float | None = option(
+        None, "peak learning rate of embedding and head", f"{LAB_TABLE_LEARNING_RATE}"
+    )
     schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices")
     clip_norm: float = option(1.0, "largest norm of the whole gradient")
     batch_size: int = option(64, "rows a step", f"{LAB_TOKENS_A_STEP} tokens")
     max_steps: int = option(20_000, "steps at most")
+    lengthen: bool = option(
+        False, "start with short rows, go on to longer ones", "on; off in --protocol paper"
+    )
+    start_len: int | None = option(
+        None, "tokens of the first rows; divides seq_len", "halves of seq_len, down to 8 or more"
+    )
+    lengthen_at: float = option(0.99, "validation accuracy at which rows get longer")
+    stage_steps: int = option(5_000, "steps that a row length short of seq_len may take")
     train_rows: int | None = option(None, "rows of the training set; none: every row is new")
     test_rows: int = option(1024, "rows of the test split")
-    eval_every: int = option(100, "steps between evaluations", "a tenth of the time")
-    early_stop: bool = option(True, "stop when the test accuracy reaches --solved-at")
-    solved_at: float = option(0.99, "test accuracy that counts as solved")
+    eval_every: int = option(
+        100, "steps between evaluations on validation rows", f"{LAB_EVAL_EVERY}"
+    )
+    early_stop: bool = option(True, "stop when validation and then test reach --solved-at")
+    solved_at: float = option(0.99, "accuracy that counts as solved")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto: bf16 where it pays")
 
     def __post_init__(self):
         _check_choices(self)
         _require(0 <= self.seed < 2**63, "seed", self.seed, "in 0 … 2⁶³ − 1")
-        for name in ("max_steps", "batch_size", "test_rows", "eval_every"):
+        for name in ("max_steps", "stage_steps", "batch_size", "test_rows", "eval_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
-        for name in ("learning_rate", "clip_norm"):
+        for name in ("learning_rate", "table_learning_rate", "clip_norm"):
             value = getattr(self, name)
-            _require(0 < value < math.inf, name, value, "> 0 and finite")
+            _require(value is None or 0 < value < math.inf, name, value, "> 0 and finite")
         for name in ("warmup_steps", "weight_decay"):
             value = getattr(self, name)
             _require(0 <= value < math.inf, name, value, "≥ 0 and finite")
-        _require(0 < self.solved_at <= 1, "solved_at", self.solved_at, "in (0, 1]")
+        for name in ("solved_at", "lengthen_at"):
+            _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
+        start = self.start_len
+        _require(start is None or start >= 1, "start_len", start, "≥ 1")
         if self.train_rows is not None:
             _require(
                 self.train_rows % self.batch_size == 0 and self.train_rows > 0,
@@ -159,10 +180,13 @@ def protocol_defaults(protocol: str, seq_len: int, d_model: int) -> dict[str, An
         ValueError: when the paper states nothing for this width or length.
     """
     if protocol == "lab":
-        batch_size = max(1, LAB_TOKENS_A_STEP // seq_len)
-        # A row is evaluated in about a third of the time it is trained in: a tenth of it all.
-        eval_every = max(50, 4 * TrainConfig.test_rows // batch_size)
-        return {"batch_size": batch_size, "eval_every": eval_every}
+        return {
+            "logit_scale": d_model**-0.5,
+            "table_learning_rate": LAB_TABLE_LEARNING_RATE,
+            "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
+            "lengthen": True,
+            "eval_every": LAB_EVAL_EVERY,
+        }
     if d_model not in PAPER_LEARNING_RATES:
         known = ", ".join(map(str, PAPER_LEARNING_RATES))
         raise ValueError(f"d_model={d_model}: --protocol paper states learning rates for {known}")

@@ -1,4 +1,4 @@
-"""Where to compute, and in which precision."""
+"""Where to compute."""
 
 import torch
 
@@ -23,10 +23,3 @@ def choose_device(name: str) -> torch.device:
         last = torch.cuda.device_count() - 1
         raise ValueError(f"device={name}: this machine has cuda:0 to cuda:{last}")
     return device
-
-
-def bf16_pays(device: torch.device) -> bool:
-    """Whether matrix products in bf16 are faster than in fp32 there (LOG.md has the ratios)."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -13,12 +13,14 @@ import torch
 
 from lab.audit import audit
 from lab.config import Runtime, TrainConfig
-from lab.device import bf16_pays, choose_device
+from lab.device import choose_device
 from lab.evaluation import evaluate, score
 from lab.files import locked
 from lab.history import Pace
+from lab.lengthening import stages
 from lab.oracles import BUILT, rung
 from lab.runs import Run
+from lab.step_time import measure
 from lab.train import DivergedError, Row, State, check, fit
 from lab.user_mixer import mixers_checked
 from tasks.base import Task
@@ -38,12 +40,16 @@ class Plan:
         precision: "fp32" or "bf16".
         parameters: how many numbers the model holds.
         first_step: steps already taken by an earlier part of this run.
+        seq_lens: row lengths still to be trained at, shortest first.
+        slowing: how many times as long a step at the full row length takes as one at the shortest.
     """
 
     device: torch.device
     precision: str
     parameters: int
     first_step: int
+    seq_lens: tuple[int, ...]
+    slowing: float
 
 
 @dataclass(frozen=True)
@@ -84,10 +90,20 @@ def carry_out(
             return done
         state = run.load(device)
         run.rewind(state.step)
-        precision = run.train.precision
-        if precision == "auto":
-            precision = "bf16" if bf16_pays(device) else "fp32"
-        plan = Plan(device, precision, state.model.parameter_count(), state.step)
+        parts = stages(run.task, run.train)
+        # A run keeps the precision it began in: measured again, another could come out.
+        state.precision, slowing = state.precision or run.train.precision, 1.0
+        if state.precision == "auto" or len(parts) > 1:
+            times = measure(run, parts, device, state.precision)
+            state.precision, slowing = times.precision, times.last / times.first
+        plan = Plan(
+            device=device,
+            precision=state.precision,
+            parameters=state.model.parameter_count(),
+            first_step=state.step,
+            seq_lens=tuple(part.task.seq_len for part in parts[state.stage :]),
+            slowing=slowing,
+        )
         on_plan(plan)
         with run.recording() as record:
 
@@ -96,7 +112,7 @@ def carry_out(
                 on_row(row)
 
             try:
-                ending = _train(run, state, runtime, precision, told)
+                ending = _train(run, state, runtime, state.precision, told)
             except DivergedError as error:
                 run.write_result(_result(run, state, Ending("diverged"), plan))
                 kept = ", ".join(f"step {step}" for step in run.checkpoints()) or "none yet"
@@ -133,7 +149,7 @@ def _train(
 ) -> Ending:
     """Take steps, checkpointing, until one of the reasons to end."""
     began = time.monotonic()
-    if _solved(run.last_evaluation(), state.step, run.train):
+    if _solved(run.last_test(), state.step, run.train):
         return Ending("solved")
     pace = Pace()
     # As if it had not been interrupted.
@@ -142,7 +158,9 @@ def _train(
     with interrupts() as interrupted:
         for row in fit(run.task, state, run.train, precision):
             told(row)
-            if pace.due(row.step, row.accuracy) and runtime.history:
+            longer = state.stage_step == row.step
+            due = pace.due(row.step, row.accuracy)
+            if runtime.history and (due or longer):
                 run.keep(state)
             number = interrupted()
             late = (
@@ -150,7 +168,7 @@ def _train(
                 and time.monotonic() - began >= 60 * runtime.max_minutes
             )
             solved = _solved(vars(row), state.step, run.train)
-            if solved or number or late or row.step % runtime.checkpoint_every == 0:
+            if solved or number or late or longer or row.step % runtime.checkpoint_every == 0:
                 run.save(state)
             if solved:
                 return Ending("solved")
@@ -191,8 +209,7 @@ def _solved(row: Mapping[str, Any], step: int, config: TrainConfig) -> bool:
 
 
 def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any]:
-    seconds = sum(row["seconds"] for row in run.metrics())
-    rows = state.step * run.train.batch_size
+    seconds, rows = sum(row["seconds"] for row in run.metrics()), state.rows
     loss, right = _scores(run, state, ending)
     return {
         "task": run.task.name,
@@ -206,6 +223,7 @@ def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any
         "seconds": seconds,
         "rows_per_second": rows / seconds if seconds else None,
         "parameters": plan.parameters,
+        "stages": run.stages(),
         "stopped": ending.stopped,
         "signal": ending.by and ending.by.name,
         "device": str(plan.device),
@@ -229,7 +247,7 @@ def _set_by_hand(run: Run) -> dict[str, Any] | None:
 
 def _scores(run: Run, state: State, ending: Ending) -> tuple[float | None, float | None]:
     """Return test loss and accuracy: of the last weights, unless a signal asks for haste."""
-    last = run.last_evaluation()
+    last = run.last_test()
     if ending.stopped == "diverged":
         return None, None
     if last.get("step") == state.step or ending.by:

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -83,6 +84,24 @@ class Block(nn.Module):
         return self.mixer
 
 
+class FinalNorm(nn.RMSNorm):
+    """The last RMSNorm, times a fixed factor: x ← scale · gain · x / rms(x). [b t d] → [b t d].
+
+    Args:
+        d_model: width d.
+        scale: 1/√d makes the first logits of a tied table of std 1 have a standard deviation of 1,
+            where they would have √d: T5 scales its tied head so (Raffel et al. 2020).
+    """
+
+    def __init__(self, d_model: int, scale: float = 1.0):
+        super().__init__(d_model)
+        self.scale = scale
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return the scaled norm."""
+        return F.rms_norm(x, self.normalized_shape, self.weight * self.scale, self.eps)
+
+
 class ModelState(NamedTuple):
     """What a model carries from token to token: `position` [b], and each block's mixer's state."""
 
@@ -103,6 +122,7 @@ class LanguageModel(nn.Module):
             by this scale (LOG.md).
         tied: use the embedding table as the head.
         train_embedding: whether the table gets gradient.
+        logit_scale: fixed factor on what the head reads, and so on the logits.
     """
 
     def __init__(
@@ -114,6 +134,7 @@ class LanguageModel(nn.Module):
         embedding_std: float = 1.0,
         tied: bool = True,
         train_embedding: bool = True,
+        logit_scale: float = 1.0,
     ):
         super().__init__()
         self.embed = nn.Embedding(vocab_size, d_model)
@@ -121,7 +142,7 @@ class LanguageModel(nn.Module):
         self.embed.weight.requires_grad_(train_embedding)
         self.hook_embed = hooks.HookPoint()
         self.blocks = nn.ModuleList(blocks)
-        self.norm_final = nn.RMSNorm(d_model)
+        self.norm_final = FinalNorm(d_model, logit_scale)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tied:
             self.head.weight = self.embed.weight

@@ -45,6 +45,7 @@ def build(
     tied: bool = True,
     train_embedding: bool = True,
     embedding_std: float = 1.0,
+    logit_scale: float = 1.0,
     seed: int = 0,
 ) -> LanguageModel:
     """Build a language model from stack notation, or by an architecture's name.
@@ -63,6 +64,7 @@ def build(
         tied: use the embedding table as the head.
         train_embedding: whether the embedding table is trained.
         embedding_std: scale of the embedding table, > 0.
+        logit_scale: fixed factor on the logits, > 0.
         seed: of the initial weights; torch's global generator is left as it was.
 
     Raises:
@@ -70,8 +72,9 @@ def build(
     """
     if vocab_size < 1:
         raise ValueError(f"{vocab_size=} must be at least 1")
-    if not 0 < embedding_std < float("inf"):
-        raise ValueError(f"{embedding_std=} must be > 0 and finite")
+    for name, value in (("embedding_std", embedding_std), ("logit_scale", logit_scale)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value} must be > 0 and finite")
     if stack in ARCHITECTURES and model is None:
         return ARCHITECTURES[stack](
             vocab_size=vocab_size,
@@ -81,6 +84,7 @@ def build(
             tied=tied,
             train_embedding=train_embedding,
             embedding_std=embedding_std,
+            logit_scale=logit_scale,
             seed=seed,
         )
     mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
@@ -107,6 +111,7 @@ def build(
             tied=tied,
             train_embedding=train_embedding,
             embedding_std=embedding_std,
+            logit_scale=logit_scale,
         )
 
 
@@ -136,6 +141,7 @@ class Sizes(TypedDict, total=False):
     tied: bool
     train_embedding: bool
     embedding_std: float
+    logit_scale: float
     seed: int
 
 

@@ -153,10 +153,40 @@ class Run:
                     rows.append(row)
         return rows
 
-    def last_evaluation(self) -> dict[str, Any]:
-        """Return the newest row of metrics.jsonl that was evaluated; empty when none was."""
-        evaluated = [row for row in self.metrics() if "test_accuracy" in row]
-        return evaluated[-1] if evaluated else {}
+    def last_test(self) -> dict[str, Any]:
+        """Return the newest row of metrics.jsonl with a test of the model; empty if none has."""
+        tested = [row for row in self.metrics() if "test_accuracy" in row]
+        return tested[-1] if tested else {}
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return what held-out rows said along the way, oldest first: step, loss, accuracy.
+
+        They are validation rows of the length trained at; in runs from before those, test rows.
+        """
+        found = []
+        for row in self.metrics():
+            split = "validation" if "validation_accuracy" in row else "test"
+            loss, accuracy = (row.get(f"{split}_{name}") for name in ("loss", "accuracy"))
+            if loss is not None and accuracy is not None:
+                found.append({"step": row["step"], "loss": loss, "accuracy": accuracy})
+        return found
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Return the parts of training by row length, as far as they went.
+
+        Each has seq_len, steps, seconds, and the newest validation accuracy there was (or None).
+        """
+        found: list[dict[str, Any]] = []
+        for row in self.metrics():
+            seq_len = row.get("seq_len", self.task.seq_len)
+            if not found or found[-1]["seq_len"] != seq_len:
+                begun = {"seq_len": seq_len, "steps": 0, "seconds": 0.0, "accuracy": None}
+                found.append(begun)
+            stage = found[-1]
+            stage["steps"] += 1
+            stage["seconds"] += row["seconds"]
+            stage["accuracy"] = row.get("validation_accuracy", stage["accuracy"])
+        return found
 
     def rewind(self, step: int) -> None:
         """Drop the rows and the kept weights of later steps: those will be taken again.
@@ -219,7 +249,7 @@ class Run:
             raise RunError(
                 f"{self.path}: no checkpoint of step {step}; has {list(saved) or 'none'}"
             )
-        return checkpoint.restore(saved[step], state)
+        return checkpoint.restore(saved[step], state, self.train.batch_size)
 
     def keep(self, state: State) -> None:
         """Keep the weights after this step, for analysis; those that are not finite are not kept.

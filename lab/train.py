@@ -12,12 +12,15 @@ from torch import nn
 from lab.config import TrainConfig
 from lab.evaluation import evaluate, score
 from lab.layers.routed import balance_losses
+from lab.lengthening import Stage, stages
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks.base import Schedule, Task
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
+VALIDATION_STEPS = 4
+"""Validation rows are as many as so many training steps have: a twentieth of the time or so."""
 
 
 class DivergedError(Exception):
@@ -30,55 +33,83 @@ class Row:
 
     Attributes:
         step: steps taken so far, this one included.
+        seq_len: tokens of the task's rows in this stage of training.
         loss: mean cross-entropy of the batch at scored positions, nats.
         accuracy: share of the batch's scored positions answered right.
         learning_rate: of this step.
         grad_norm: Euclidean norm of the whole gradient before clipping.
         seconds: that the step took, evaluation apart.
-        test_loss: on the fixed test split, when this step was evaluated.
+        validation_loss: on rows held out at this length, when this step was evaluated.
+        validation_accuracy: likewise.
+        test_loss: on the fixed test split, when validation says that the task may be solved, or
+            after the last step.
         test_accuracy: likewise.
     """
 
     step: int
+    seq_len: int
     loss: float
     accuracy: float
     learning_rate: float
     grad_norm: float
     seconds: float
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
 
 
 @dataclass
 class State:
-    """All that training changes: a model, its optimisers by name, steps taken, the first loss."""
+    """All that training changes.
+
+    Attributes:
+        model: whose weights are trained.
+        optimizers: by name.
+        step: steps taken.
+        rows: training rows seen.
+        stage: which of `lab.lengthening.stages` comes next.
+        stage_step: steps that had been taken when it began.
+        first_loss: of the first step, nats.
+        precision: that "auto" chose for this run; empty before.
+    """
 
     model: LanguageModel
     optimizers: dict[str, torch.optim.Optimizer]
     step: int = 0
+    rows: int = 0
+    stage: int = 0
+    stage_step: int = 0
     first_loss: float | None = None
+    precision: str = ""
 
 
 def start(model: LanguageModel, config: TrainConfig) -> State:
     """Return the state before the first step, with the optimisers the configuration names.
 
     Muon takes the weights of the blocks' linear layers (its step is scaled to AdamW's, so that
-    one learning rate serves both); AdamW takes tables, keys, head, gains, and everything else.
-    Weight decay is applied to tensors of two dimensions or more.
+    one learning rate serves both); AdamW takes tables, keys, head, gains, and everything else,
+    the embedding and the head at `table_learning_rate`. Weight decay is applied to tensors of two
+    dimensions or more.
     """
     linear = {id(m.weight) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
-    muon, matrices, vectors = [], [], []
+    ends = {id(model.embed.weight), id(model.head.weight)}
+    muon, tables, matrices, vectors = [], [], [], []
     for p in model.parameters():
         if not p.requires_grad:
             continue
         if config.optimizer == "muon" and id(p) in linear:
             muon.append(p)
+        elif config.table_learning_rate is not None and id(p) in ends:
+            tables.append(p)
         elif p.ndim >= 2:
             matrices.append(p)
         else:
             vectors.append(p)
     rate, decay = config.learning_rate, config.weight_decay
+    faster = (config.table_learning_rate or rate) / rate
     groups = [
+        {"params": tables, "weight_decay": decay, "rate": faster},
         {"params": matrices, "weight_decay": decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
@@ -107,9 +138,12 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterator[Row]:
-    """Train to the last step, one `Row` a step; between rows `state` is whole.
+    """Train to the end, one `Row` a step; between rows `state` is whole.
 
-    Rows of the task are numbered by step, so a state alone says where to go on.
+    A stage ends when its rows are learned, and the next has longer ones (`lab.lengthening`).
+    Training ends after the last step, or when a shorter stage has used its own steps up.
+
+    Rows of the task are numbered in the order of training, so a state alone says where to go on.
 
     Args:
         task: where rows come from.
@@ -124,17 +158,24 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
     check(task, config)
     model = state.model
     device = next(model.parameters()).device
-    ragged = any(name == "seq_len" for name, _ in task.varied)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    parts = stages(task, config)
     while state.step < config.max_steps:
+        stage = parts[state.stage]
+        last = stage is parts[-1]
+        if state.step - state.stage_step >= stage.max_steps:
+            return
         began = time.perf_counter()
         step = state.step + 1
         rate = learning_rate(config, step)
-        batch = task.batch(
-            start=first_row(config, step), size=config.batch_size, seed=config.seed, device=device
+        batch = stage.task.batch(
+            start=first_row(config, state.rows),
+            size=stage.batch_size,
+            seed=config.seed,
+            device=device,
         )
-        if ragged:  # the model is causal: what no row scores after it is work for nothing
-            batch = batch.trimmed()
+        if any(name == "seq_len" for name, _ in task.varied):
+            batch = batch.trimmed()  # the model is causal: what follows the last answer is unread
         with _drawing(config.seed, step, device):
             with balance_losses(model) as imbalances:
                 hidden, weight, targets = score(model, batch, precision)
@@ -145,12 +186,13 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         _check(state, step, value, grad_norm, task.vocab_size)
         for optimizer in state.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("rate", 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        state.step = step
+        state.step, state.rows = step, state.rows + stage.batch_size
         row = Row(
             step=step,
+            seq_len=stage.task.seq_len,
             loss=value,
             accuracy=correct.item() / len(targets),
             learning_rate=rate,
@@ -158,22 +200,46 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
             seconds=time.perf_counter() - began,
         )
         if step % config.eval_every == 0 or step == config.max_steps:
-            test = evaluate(
-                task,
-                model,
-                rows=config.test_rows,
-                rows_at_once=config.batch_size,
-                seed=config.seed,
-            )
-            row = replace(row, test_loss=test.loss, test_accuracy=test.accuracy)
+            row = _evaluated(row, stage, model, config, last=last)
+            assert row.validation_accuracy is not None
+            if not last and row.validation_accuracy >= config.lengthen_at:
+                state.stage, state.stage_step = state.stage + 1, step
         yield row
+
+
+def _evaluated(
+    row: Row, stage: Stage, model: LanguageModel, config: TrainConfig, *, last: bool
+) -> Row:
+    """Evaluate on validation rows, and on the test split where that may end the run."""
+    rows = min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
+    found = evaluate(
+        stage.task,
+        model,
+        rows=rows,
+        rows_at_once=stage.batch_size,
+        seed=config.seed,
+        split="validation",
+    )
+    row = replace(row, validation_loss=found.loss, validation_accuracy=found.accuracy)
+    promising = config.early_stop and found.accuracy >= config.solved_at
+    if not last or not (promising or row.step == config.max_steps):
+        return row
+    test = evaluate(
+        stage.task,
+        model,
+        rows=config.test_rows,
+        rows_at_once=config.batch_size,
+        seed=config.seed,
+    )
+    return replace(row, test_loss=test.loss, test_accuracy=test.accuracy)
 
 
 def check(task: Task, config: TrainConfig) -> None:
     """Hold a task against how it is trained on.
 
     Raises:
-        ValueError: for a schedule over rows that come again: it would go back with them.
+        ValueError: for a schedule over rows that come again: it would go back with them; or as
+            `lab.lengthening.stages`.
     """
     for name, values in task.varied:
         if isinstance(values, Schedule) and config.train_rows is not None:
@@ -181,12 +247,12 @@ def check(task: Task, config: TrainConfig) -> None:
                 f"{name}={values.first}:{values.last}: goes over {values.rows:,} rows, but of "
                 f"train_rows={config.train_rows:,} each comes again; must be all new"
             )
+    stages(task, config)
 
 
-def first_row(config: TrainConfig, step: int) -> int:
-    """Return the number of the first training row of a step (from 1)."""
-    row = (step - 1) * config.batch_size
-    return row if config.train_rows is None else row % config.train_rows
+def first_row(config: TrainConfig, seen: int) -> int:
+    """Return the number of the next training row after so many."""
+    return seen if config.train_rows is None else seen % config.train_rows
 
 
 @contextmanager

@@ -84,24 +84,29 @@ class Task(metaclass=_Varying):
     Attributes:
         name: in `tasks.TASKS`, and of its command.
         role_names: what a position can be; the last is what padding is.
-        splits: whose rows never share a number's bits.
+        splits: whose rows never share a number's bits; "validation" says when training goes on to
+            longer rows or ends, "test" what the trained model is worth.
         separates: what the task tells apart, in a few words.
         presets: "small", which two CPU cores learn in minutes, and "published".
         evaluations: options and the values beyond training that a run is evaluated at by default.
         stochastic: whether rows do not settle their targets; the oracle is then the best there is.
         unit: what a token is, where bits are counted.
+        grows: options that `at_length` scales; none where shorter rows would be no easier start.
+        why_fixed: why a task that does not grow does not.
         varied: options that vary over the rows, with their mixture or schedule.
         parts: the task of each setting of those; none where nothing varies.
     """
 
     name: ClassVar[str]
     role_names: ClassVar[tuple[str, ...]]
-    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    splits: ClassVar[tuple[str, ...]] = ("train", "test", "validation")
     separates: ClassVar[str]
     presets: ClassVar[Mapping[str, Preset]]
     evaluations: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     stochastic: ClassVar[bool] = False
     unit: ClassVar[str] = "token"
+    grows: ClassVar[tuple[str, ...]] = ("seq_len",)
+    why_fixed: ClassVar[str] = ""
 
     seq_len: int
     vocab_size: int
@@ -173,6 +178,29 @@ class Task(metaclass=_Varying):
             if name not in known:
                 raise ValueError(f"unknown option {name!r}; {self.name} has {', '.join(known)}")
         return type(self)(**{**known, **options})
+
+    def at_length(self, seq_len: int) -> "Task":
+        """Return the task in rows of another length, for training that starts with short rows.
+
+        The options in `grows` are scaled by the same factor, rounded down; all others stay.
+
+        Raises:
+            ValueError: for a task that does not grow, rows that a schedule changes or whose length
+                varies already, or a length at which the options are out of their bounds.
+        """
+        if not self.grows:
+            raise ValueError(f"seq_len={seq_len}: {self.name} does not grow: {self.why_fixed}")
+        for name, values in self.varied:
+            if name == "seq_len" or isinstance(values, Schedule):
+                raise ValueError(f"seq_len={seq_len}: {name} already varies over the rows")
+        now = self.options()
+        return self.changed(**{name: self._scaled(name, now[name], seq_len) for name in self.grows})
+
+    def _scaled(self, name: str, value: Any, seq_len: int) -> Any:
+        """Return an option's whole number, or each of a mixture's, at another row length."""
+        if isinstance(value, tuple):
+            return tuple(dict.fromkeys(self._scaled(name, one, seq_len) for one in value))
+        return value * seq_len // self.seq_len
 
     def batch(
         self,

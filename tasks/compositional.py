@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class Compositional(Task):
     name: ClassVar[str] = "compositional"
     role_names: ClassVar[tuple[str, ...]] = ("first key", "second key", "value", "query", "filler")
     separates: ClassVar[str] = "binding, inner functions"
+    grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 24, "n_pairs": 4, "vocab_size": 32}, "LOG.md, the suite end to end"
@@ -83,6 +84,11 @@ class Compositional(Task):
             )
         least = max(2 * self.n_pairs, 4 * self.side + 4)
         within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "half of them values")
+
+    def _scaled(self, name: str, value: Any, seq_len: int) -> Any:
+        """Return an option at another row length: pairs stay a square."""
+        scaled = super()._scaled(name, value, seq_len)
+        return isqrt(scaled) ** 2 if name == "n_pairs" and isinstance(scaled, int) else scaled
 
     @property
     def side(self) -> int:

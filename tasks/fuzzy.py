@@ -60,6 +60,7 @@ class Fuzzy(Task):
     name: ClassVar[str] = "fuzzy"
     role_names: ClassVar[tuple[str, ...]] = ("key", "value", "query", "answer", "filler")
     separates: ClassVar[str] = "short convolution against attention"
+    grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "n_pairs": 5, "vocab_size": 16}, "LOG.md, the suite end to end"

@@ -60,6 +60,7 @@ class Hops(Task):
     name: ClassVar[str] = "hops"
     role_names: ClassVar[tuple[str, ...]] = ("source", "target", "hops", "query", "filler")
     separates: ClassVar[str] = "depth and composition of heads"
+    grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 29, "n_pairs": 7, "vocab_size": 24},

@@ -95,6 +95,10 @@ class Language(Task):
     name: ClassVar[str] = "language"
     role_names: ClassVar[tuple[str, ...]] = ("symbol", "separator", "padding")
     separates: ClassVar[str] = "in-context language learning"
+    grows: ClassVar[tuple[str, ...]] = ()
+    why_fixed: ClassVar[str] = (
+        "its answers are uncertain, so no accuracy says that a length is learned"
+    )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 128, "max_states": 6, "n_symbols": 8, "max_length": 12},

@@ -61,6 +61,8 @@ class Memorize(Task):
     name: ClassVar[str] = "memorize"
     role_names: ClassVar[tuple[str, ...]] = ("key", "query", "padding")
     separates: ClassVar[str] = "facts a parameter; CDMoE retrieval, expert collapse"
+    grows: ClassVar[tuple[str, ...]] = ()
+    why_fixed: ClassVar[str] = "its facts are asked one by one, in a row of any length"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 48, "n_facts": 256, "vocab_size": 64}, "LOG.md, the suite end to end"

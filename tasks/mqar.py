@@ -59,12 +59,12 @@ class MQAR(Task):
 
     name: ClassVar[str] = "mqar"
     role_names: ClassVar[tuple[str, ...]] = ("key", "value", "query", "filler")
-    splits: ClassVar[tuple[str, ...]] = ("train", "test", "probe")
+    splits: ClassVar[tuple[str, ...]] = ("train", "test", "probe", "validation")
     separates: ClassVar[str] = "capacity: attention's cache against an SSD state"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset({"seq_len": 64, "vocab_size": 256}, "LOG.md, the suite end to end"),
         "published": Preset(
-            {"seq_len": 2048, "n_pairs": 512, "vocab_size": 8192},
+            {"seq_len": 2048, "vocab_size": 8192},
             "Wonderful Matrices, tab:multi_query_associative_recall:data, its longest",
         ),
     }

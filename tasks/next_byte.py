@@ -27,7 +27,8 @@ class Bytes(Task):
 
     The text is the bytes of a file, or of a folder's text files in the order of their names with
     byte 0 between two (`tasks.corpus` says what is left out). Its last test_share is the split
-    "test", what comes before it "train", and no row reaches over the border. A row is T + 1 bytes
+    "test", as large a share of what comes before it "validation", the rest "train", and no row
+    reaches over a border. A row is T + 1 bytes
     from an offset that is uniform over its split: the first T are the inputs, the last T their
     targets. Bytes are not decoded, so a text need not be UTF-8.
 
@@ -41,7 +42,7 @@ class Bytes(Task):
     ...     batch = Bytes(path=str(path), seq_len=8, test_share=0.25).batch(size=1)
     ...     offset = batch.links["offset"].tolist()
     >>> bytes(batch.inputs[0].tolist()), bytes(batch.targets[0].tolist()), offset
-    (b'at on th', b't on the', [[9]])
+    (b'the mat.', b'he mat. ', [[39]])
 
     Scored: every position. Chance: 1/256.
 
@@ -64,6 +65,10 @@ class Bytes(Task):
     role_names: ClassVar[tuple[str, ...]] = ("byte", "padding")
     unit: ClassVar[str] = "byte"
     separates: ClassVar[str] = "perplexity on real text"
+    grows: ClassVar[tuple[str, ...]] = ()
+    why_fixed: ClassVar[str] = (
+        "its answers are uncertain, so no accuracy says that a length is learned"
+    )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset({"seq_len": 64}, "LOG.md, the suite end to end"),
         "published": Preset(
@@ -148,8 +153,14 @@ class Bytes(Task):
 
     def _span(self, corpus: Corpus, split: str) -> tuple[int, int]:
         """Return where a split begins and ends."""
-        border = corpus.size - int(corpus.size * self.test_share)
-        return (0, border) if split == "train" else (border, corpus.size)
+        test = corpus.size - int(corpus.size * self.test_share)
+        validation = test - int(test * self.test_share)
+        spans = {
+            "train": (0, validation),
+            "validation": (validation, test),
+            "test": (test, corpus.size),
+        }
+        return spans[split]
 
     def solve(self, batch: Batch) -> Tensor:
         """Return what the text has there, read at the offset that `links` holds.

@@ -56,6 +56,7 @@ class Overwrite(Task):
     name: ClassVar[str] = "overwrite"
     role_names: ClassVar[tuple[str, ...]] = ("key", "value", "query", "filler")
     separates: ClassVar[str] = "decay and dt against a static mask"
+    grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "n_pairs": 4, "vocab_size": 64}, "LOG.md, the suite end to end"

@@ -28,6 +28,15 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep measured step times out of the user's cache folder, and measure briefly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("lab.step_time.SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _poisoned_memory(request):
     """Fill what torch.empty returns with NaN, so that a read before a write shows."""

@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lab.bench.peak import matrix_product_peak, peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from lab.config import TrainConfig
-from lab.device import bf16_pays
 from lab.evaluation import score
 from lab.layers.attention import Attention
 from lab.models import Block, LanguageModel, build
@@ -92,10 +91,9 @@ def _usual_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
 def _prepare_lab_step(seq_len: int, size: int) -> Callable[[], float]:
     model, batch = _model(), _batch(seq_len, size)
     state = start(model, TrainConfig(optimizer="adamw"))
-    precision = "bf16" if bf16_pays(torch.device("cpu")) else "fp32"
 
     def take() -> float:
-        loss, _ = linear_cross_entropy(*score(model, batch, precision))
+        loss, _ = linear_cross_entropy(*score(model, batch, "fp32"))
         loss.backward()
         for optimizer in state.optimizers.values():
             optimizer.step()

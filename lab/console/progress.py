@@ -39,36 +39,46 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
     shown = bar.add_task("", total=last_step, visible=False)
     first: list[float] = []
     recent: deque[float] = deque(maxlen=RECENT_STEPS)
-    test = ""
+    held_out, slowing = "", 1.0
 
     def on_plan(plan: Plan) -> None:
+        nonlocal slowing
+        slowing = plan.slowing
         model = run.model.model or run.model.stack
         console.print(
             f"{run.task.name}: {model}, {plan.parameters:,} parameters, on {plan.device} in "
             f"{plan.precision}, {run.train.optimizer}, {run.train.batch_size} rows a step; "
             f"kept in {run.path}"
         )
+        if len(plan.seq_lens) > 1:
+            console.print(
+                f"rows grow: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, each length "
+                f"once {run.train.lengthen_at:.1%} of validation answers are right"
+            )
         if plan.first_step:
             console.print(f"resuming after step {plan.first_step:,}")
         bar.update(shown, completed=plan.first_step, visible=True)
 
     def on_row(row: Row) -> None:
-        nonlocal test
+        nonlocal held_out
         recent.append(row.seconds)
         steps_left = last_step - row.step
         if len(first) < MEASURED_STEPS.stop:
             first.append(row.seconds)
             if len(first) == MEASURED_STEPS.stop:
-                console.print(_cost(first, steps_left))
+                console.print(_cost(first, steps_left, slowing))
         each = median(recent)
+        if row.validation_accuracy is not None:
+            held_out = f"  validation {row.validation_accuracy:.3f}"
         if row.test_accuracy is not None:
-            test = f"  test {row.test_accuracy:.3f}"
+            held_out = f"  test {row.test_accuracy:.3f}"
+        slowest = each if row.seq_len == run.task.seq_len else each * max(1.0, slowing)
         text = (
-            f"loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{test}  "
-            f"{run.train.batch_size / each:,.0f} rows/s  ≤ {duration(steps_left * each)}"
+            f"T {row.seq_len:,}  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{held_out}  "
+            f"{1000 * each:,.0f} ms  ≤ {duration(steps_left * slowest)}"
         )
         bar.update(shown, completed=row.step, description=text)
-        if not console.is_terminal and row.test_accuracy is not None:
+        if not console.is_terminal and row.validation_accuracy is not None:
             console.print(f"step {row.step:,}  {text}")
 
     with bar:
@@ -92,11 +102,14 @@ def counting(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
         bar.update(shown, completed=len(names), description="done")
 
 
-def _cost(times: list[float], steps_left: int) -> str:
+def _cost(times: list[float], steps_left: int, slowing: float) -> str:
     each = median(times[i] for i in MEASURED_STEPS)
+    longest = each * max(1.0, slowing)
+    later = f", {1000 * longest:,.0f} ms at full length" if longest > each else ""
     return (
-        f"{1000 * each:,.0f} ms a step measured: the {steps_left:,} steps left take at most "
-        f"{duration(each * steps_left)}, evaluation apart; Ctrl-C stops, the same command resumes"
+        f"{1000 * each:,.0f} ms a step measured{later}: the {steps_left:,} steps left take at most "
+        f"{duration(longest * steps_left)}, evaluation apart; Ctrl-C stops, the same command "
+        "resumes"
     )
 
 

@@ -137,7 +137,7 @@ def read_answers(model: LanguageModel, residual: Residual, size: float, others: 
     """
     amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
     model.norm_final.weight.zero_()
-    gain = _scale(residual) / (residual.unit * amplitude)
+    gain = _scale(residual) / (residual.unit * amplitude * model.norm_final.scale)
     model.norm_final.weight[residual.answer] = gain
 
 

@@ -66,7 +66,8 @@ def test_train_resume_and_list(tmp_path):
         *("task", "model", "accuracy", "loss", "steps", "rows", "seconds", "rows_per_second"),
         *("parameters", "stopped"),
     }
-    assert (result["task"], result["steps"], result["rows"]) == ("mqar", 8, 32)
+    assert (result["task"], result["steps"], result["rows"]) == ("mqar", 8, 64)
+    assert [stage["seq_len"] for stage in result["stages"]] == [8]
     assert result["stopped"] == "budget"
     assert result["baselines"]["oracle"] == 1.0
     assert {p.name for p in out.iterdir()} == {

@@ -35,7 +35,7 @@ def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
         {"step": step, "loss": 5 / step, "accuracy": step / 8, "seconds": 0.5, **tested}
         for step, tested in (
             (2, {"test_loss": 2.5, "test_accuracy": 0.25}),
-            (4, {"test_accuracy": 0.5}),
+            (4, {"test_loss": 2.0, "test_accuracy": 0.5}),
         )
     ]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -59,8 +59,8 @@ def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -
         rows_per_second=1.0,
         parameters=1,
         mechanism=None,
-        test_steps=np.arange(1, len(curve) + 1),
-        test=np.array(curve),
+        held_out_steps=np.arange(1, len(curve) + 1),
+        held_out=np.array(curve),
     )
 
 

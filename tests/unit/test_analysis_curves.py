@@ -13,9 +13,9 @@ from tasks.mqar import MQAR
 
 def rows():
     """Return 25 steps, each fifth evaluated."""
-    steps = [{"step": i, "loss": 1 / i, "accuracy": i / 25} for i in range(1, 26)]
+    steps = [{"step": i, "loss": 1 / i, "accuracy": i / 25, "seconds": 1.0} for i in range(1, 26)]
     for step in steps[4::5]:
-        step |= {"test_loss": step["loss"], "test_accuracy": step["accuracy"]}
+        step |= {"validation_loss": step["loss"], "validation_accuracy": step["accuracy"]}
     return steps
 
 
@@ -44,7 +44,7 @@ def test_long_curves_are_means_of_equal_runs(measured):
     values = [1 / i for i in range(1, 26)]
     expected = [np.mean(values[i : i + 3]) for i in range(0, 25, 3)]
     np.testing.assert_allclose(loss.train, expected)
-    assert accuracy.test_steps.tolist() == [5, 10, 15, 20, 25]
+    assert accuracy.held_out_steps.tolist() == [5, 10, 15, 20, 25]
     assert accuracy.references == {"oracle": 1.0, "copy": 0.4, "chance": 0.01}
 
 
@@ -65,5 +65,20 @@ def test_one_evaluation_is_no_journey():
     one = np.array([30])
     curve = Curve("accuracy", one, one / 60, 1, one, one / 60, {"chance": 0.1})
     assert describe(curve).says == (
-        "The test accuracy stands at 50.0 % after step 30; it was evaluated once."
+        "The held-out accuracy stands at 50.0 % after step 30; it was evaluated once."
     )
+
+
+def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
+    grown = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
+    monkeypatch.setattr(Run, "metrics", lambda run: grown)
+    run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
+    monkeypatch.setattr(baselines, "scores", lambda run: {"chance": 0.01, "oracle": 1.0})
+    loss, accuracy = curves.measure(Subject(run.task, run.build(), run.task.batch(size=1), run=run))
+    assert accuracy.stages == ((1, 8), (11, 16))
+    assert describe(accuracy).says == (
+        "Rows grow from 8 to 16 tokens; those of 16 begin at step 11, and end at a held-out "
+        "accuracy of 100.0 %."
+    )
+    verticals = [shape.x0 for shape in draw(loss).layout.shapes if shape.x0 == shape.x1]
+    assert verticals == [1, 11]

@@ -49,17 +49,27 @@ def test_offsets_are_uniform_and_no_row_reaches_over_the_border(tmp_path: Path):
     task = Bytes(path=str(path), seq_len=10, test_share=0.2)
     train = task.batch(size=14_000).links["offset"]
     test = task.batch(split="test", size=2_000).links["offset"]
-    # Rows of 11 bytes in bytes 0 … 79 and 80 … 99.
-    assert_uniform(train, 0, 70)
+    validation = task.batch(split="validation", size=1_000).links["offset"]
+    # Rows of 11 bytes in bytes 0 … 63, 64 … 79 and 80 … 99.
+    assert_uniform(train, 0, 54)
+    assert_uniform(validation - 64, 0, 6)
     assert_uniform(test - 80, 0, 10)
 
 
 def test_a_row_of_every_byte_of_a_split(tmp_path: Path):
     path = tmp_path / "a.txt"
-    path.write_text("abcdefghij")
+    path.write_text("abcdefghijklmnopqrst")
     task = Bytes(path=str(path), seq_len=4, test_share=0.5)
     assert bytes(task.batch(size=1).inputs[0].tolist()) == b"abcd"
-    assert bytes(task.batch(split="test", size=1).inputs[0].tolist()) == b"fghi"
+    assert bytes(task.batch(split="validation", size=1).inputs[0].tolist()) == b"fghi"
+    assert {bytes(row) for row in task.batch(split="test", size=99).inputs.tolist()} == {
+        b"klmn",
+        b"lmno",
+        b"mnop",
+        b"nopq",
+        b"opqr",
+        b"pqrs",
+    }
 
 
 def test_offsets_go_beyond_31_bits(tmp_path: Path):
@@ -68,7 +78,7 @@ def test_offsets_go_beyond_31_bits(tmp_path: Path):
     os.truncate(path, 2**36)
     task = Bytes(path=str(path), seq_len=1, test_share=0.5)
     offset = task.batch(size=4_000).links["offset"]
-    assert_uniform(offset >> 29, 0, 64)
+    assert_uniform(offset >> 29, 0, 32)
     assert_uniform(offset & 63, 0, 64)
     assert (task.batch(split="test", size=100).links["offset"] >= 2**35).all()
 

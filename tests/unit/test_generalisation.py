@@ -62,7 +62,7 @@ def test_each_setting_is_evaluated_once_in_order_and_kept(tmp_path):
     ]
     assert kept(run) == [*wanted, ("n_pairs", 2)]
     own = next(entry for entry in again if entry["option"] == "seq_len")
-    assert own["accuracy"] == run.last_evaluation()["test_accuracy"]
+    assert own["accuracy"] == run.last_test()["test_accuracy"]
     expected = evaluate(
         TASK.changed(n_pairs=2), run.load("cpu").model, rows=8, rows_at_once=8, seed=0
     )

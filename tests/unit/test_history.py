@@ -44,8 +44,8 @@ class CrashError(Exception):
 
 
 def make(path: Path, **train) -> Run:
-    values = {"batch_size": 4, "max_steps": STEPS, "eval_every": 8, "test_rows": 8, **train}
-    config = TrainConfig(precision="fp32", **values)
+    values = {"batch_size": 4, "max_steps": STEPS, "eval_every": 8, "test_rows": 8}
+    config = TrainConfig(**{"precision": "fp32", **values, **train})
     return Run(path, TASKS["mqar"](seq_len=16, vocab_size=64), ModelConfig(d_model=8), config)
 
 

@@ -59,16 +59,18 @@ def test_a_frozen_table_has_none():
 
 def test_training_rows_are_new_or_go_round():
     fresh = TrainConfig(batch_size=4)
-    assert [first_row(fresh, step) for step in (1, 2, 100)] == [0, 4, 396]
+    assert [first_row(fresh, seen) for seen in (0, 4, 396)] == [0, 4, 396]
     finite = TrainConfig(batch_size=4, train_rows=8)
-    assert [first_row(finite, step) for step in (1, 2, 3, 4)] == [0, 4, 0, 4]
+    assert [first_row(finite, seen) for seen in (0, 4, 8, 12)] == [0, 4, 0, 4]
 
 
 def test_rows_tell_what_happened():
     config = TrainConfig(batch_size=4, max_steps=5, eval_every=2, test_rows=4)
     rows = list(fit(TASK, start(model(), config), config, "fp32"))
     assert [row.step for row in rows] == [1, 2, 3, 4, 5]
-    assert [row.test_accuracy is not None for row in rows] == [False, True, False, True, True]
+    validated = [row.validation_accuracy is not None for row in rows]
+    assert validated == [False, True, False, True, True]
+    assert [row.test_accuracy is not None for row in rows] == [False] * 4 + [True]
     assert all(math.isfinite(row.loss) and row.grad_norm > 0 and row.seconds > 0 for row in rows)
 
 

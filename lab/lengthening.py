@@ -1,0 +1,108 @@
+"""Lengthening: training starts with short rows and goes on to longer ones, up to those asked for.
+
+At the length of the paper's hardest recall, 2,048 tokens, a model sees no more than a plateau for
+hours. In rows of a few tokens the same weights leave it in minutes, and what they learn there
+carries over: each longer row takes a few dozen steps (LOG.md has the measurements).
+"""
+
+from dataclasses import dataclass
+
+from lab.config import TrainConfig
+from tasks.base import Task
+
+SHORTEST = 8
+"""Tokens of the shortest row that training starts with, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of training at one row length.
+
+    Attributes:
+        task: what is trained on.
+        batch_size: rows a step; times the row length it is the same in every stage, but for
+            rounding down.
+        max_steps: steps after which the stage, if it is not learned by then, ends the run.
+    """
+
+    task: Task
+    batch_size: int
+    max_steps: int
+
+
+def stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
+    """Return the parts of training, shortest rows first; the last is the task itself.
+
+    Each stage's rows are twice as long as those before, or as long as the task's at most.
+
+    Raises:
+        ValueError: for a start length that does not divide the row's, that the task has no rows
+            of, or that is given for a task that does not grow; for a threshold that chance
+            reaches; or for training rows that do not come round in whole steps.
+    """
+    lengths = _lengths(task, config)
+    parts = [task.at_length(length) for length in lengths[:-1]]
+    if parts:
+        _check_threshold(parts[0], config)
+    shorter = [
+        Stage(part, config.batch_size * task.seq_len // part.seq_len, config.stage_steps)
+        for part in parts
+    ]
+    for stage in shorter:
+        _check_rounds(stage, config)
+    return (*shorter, Stage(task, config.batch_size, config.max_steps))
+
+
+def grows(task: Task, config: TrainConfig) -> bool:
+    """Whether a run lengthens its rows at all."""
+    return len(_lengths(task, config)) > 1
+
+
+def _lengths(task: Task, config: TrainConfig) -> list[int]:
+    """Return the row lengths of the stages, in order."""
+    full, first = task.seq_len, config.start_len
+    if first is None:
+        first = _default_start(task) if config.lengthen and config.init == "random" else full
+    elif not config.lengthen:
+        raise ValueError(f"start_len={first}: needs --lengthen, which is off")
+    elif first > full or full % first:
+        raise ValueError(f"start_len={first}: must divide the row's length, seq_len={full}")
+    lengths = []
+    while first < full:
+        lengths.append(first)
+        first *= 2
+    for length in lengths:
+        try:
+            task.at_length(length)
+        except ValueError as error:
+            raise ValueError(f"start_len={config.start_len}: {error}") from error
+    return [*lengths, full]
+
+
+def _default_start(task: Task) -> int:
+    """Return the shortest length ≥ SHORTEST that the row's halves lead to within its bounds."""
+    length = task.seq_len
+    while length % 2 == 0 and length // 2 >= SHORTEST:
+        try:
+            task.at_length(length // 2)
+        except ValueError:
+            break
+        length //= 2
+    return length
+
+
+def _check_threshold(task: Task, config: TrainConfig) -> None:
+    chance = task.chance
+    if not chance < config.lengthen_at <= 1:
+        raise ValueError(
+            f"lengthen_at={config.lengthen_at}: must be in ({chance:.3g}, 1], above chance at "
+            f"seq_len={task.seq_len}"
+        )
+
+
+def _check_rounds(stage: Stage, config: TrainConfig) -> None:
+    if config.train_rows is not None and config.train_rows % stage.batch_size:
+        raise ValueError(
+            f"train_rows={config.train_rows}: must be a multiple of the {stage.batch_size} rows "
+            f"a step at seq_len={stage.task.seq_len}, or use --no-lengthen"
+        )

@@ -1,0 +1,239 @@
+"""Lengthening: its stages, when it goes on, that a resume is exact, and what it refuses."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.experiment import carry_out
+from lab.lengthening import SHORTEST, stages
+from lab.models import build
+from lab.runs import Run
+from lab.train import Row, fit, start
+from tasks import TASKS
+from tasks.base import IGNORE, Schedule
+
+MQAR = TASKS["mqar"]
+GROWING = [name for name in TASKS if TASKS[name].grows]
+FIXED = [name for name in TASKS if not TASKS[name].grows]
+
+
+def lengths(task, **options) -> list[int]:
+    return [
+        stage.task.seq_len for stage in stages(task, TrainConfig(**{"lengthen": True, **options}))
+    ]
+
+
+def test_rows_double_up_to_the_length_asked_for():
+    assert lengths(MQAR(seq_len=256)) == [8, 16, 32, 64, 128, 256]
+    assert lengths(MQAR(seq_len=256), start_len=64) == [64, 128, 256]
+    assert lengths(MQAR(seq_len=96), start_len=16) == [16, 32, 64, 96]
+    assert lengths(MQAR(seq_len=256), lengthen=False) == [256]
+    assert lengths(MQAR(seq_len=256), start_len=256) == [256]
+    assert lengths(MQAR(seq_len=256), init="oracle") == [256]
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_tokens_a_step_stay_the_same(name: str):
+    task = TASKS[name]()
+    parts = stages(task, TrainConfig(lengthen=True, batch_size=8))
+    tokens = [part.batch_size * part.task.seq_len for part in parts]
+    assert all(
+        8 * task.seq_len - part.task.seq_len < n <= 8 * task.seq_len
+        for n, part in zip(tokens, parts, strict=True)
+    )
+    assert parts[-1].task is task
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_task_that_grows_starts_with_short_rows_of_its_own(name: str):
+    task = TASKS[name]()
+    parts = stages(task, TrainConfig(lengthen=True))
+    assert SHORTEST <= parts[0].task.seq_len <= 32
+    for part in parts:
+        batch = part.task.batch(split="validation", size=4)
+        assert batch.inputs.shape == (4, part.task.seq_len)
+        scored = batch.targets != -100
+        assert part.task.oracle(batch)[scored].equal(batch.targets[scored])
+        kept = {
+            option: value for option, value in task.options().items() if option not in task.grows
+        }
+        assert kept.items() <= part.task.options().items()
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_task_that_does_not_grow_says_why(name: str):
+    task = TASKS[name]()
+    assert lengths(task) == [task.seq_len]
+    with pytest.raises(
+        ValueError, match=f"start_len=8: .*{name} does not grow: .*{task.why_fixed}"
+    ):
+        lengths(task, start_len=task.seq_len // 2) if task.seq_len == 16 else lengths(
+            TASKS[name](seq_len=16), start_len=8
+        )
+
+
+def test_the_share_of_pairs_is_kept_and_pairs_given_by_hand_are_too():
+    def grown(name: str, **options) -> list[tuple[int, int]]:
+        """Row lengths, and how many answers a row has at each."""
+        parts = stages(TASKS[name](**options), TrainConfig(lengthen=True))
+        found = [part.task.batch(size=1) for part in parts]
+        return [(b.inputs.shape[1], int((b.targets != IGNORE).sum())) for b in found]
+
+    assert grown("mqar", seq_len=64) == [(8, 2), (16, 4), (32, 8), (64, 16)]
+    assert grown("mqar", seq_len=64, n_pairs=4) == [(16, 4), (32, 4), (64, 4)]
+    assert lengths(MQAR(seq_len=64, n_pairs=(2, 8))) == [32, 64]
+    grid = grown("compositional", seq_len=256, n_pairs=36)
+    assert grid == [(32, 4), (64, 9), (128, 16), (256, 36)]
+
+
+def test_rows_that_vary_by_themselves_are_left_alone():
+    assert lengths(MQAR(seq_len=(64, 128))) == [128]
+    assert lengths(MQAR(seq_len=64, n_pairs=Schedule(2, 4, 100))) == [64]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_len": 128}, "start_len=128: must divide the row's length, seq_len=64"),
+        ({"start_len": 24}, "start_len=24: must divide the row's length, seq_len=64"),
+        ({"start_len": 2}, "start_len=2: seq_len=2: too short"),
+        ({"start_len": 8, "lengthen": False}, "start_len=8: needs --lengthen"),
+        ({"lengthen_at": 0.0001}, r"lengthen_at=0.0001: must be in \(0.000244, 1\], above chance"),
+        ({"train_rows": 96, "batch_size": 32}, "train_rows=96: must be a multiple of the 256 rows"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        stages(MQAR(seq_len=64), TrainConfig(**{"lengthen": True, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengthen_at": 1.5}, r"lengthen_at=1.5: must be in \(0, 1\]"),
+        ({"start_len": 0}, "start_len=0: must be ≥ 1"),
+        ({"stage_steps": 0}, "stage_steps=0: must be ≥ 1"),
+    ],
+)
+def test_what_no_task_takes(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**options)
+
+
+TASK = TASKS["flip_flop"](seq_len=32, p_ignore=0.5)
+CONFIG = TrainConfig(
+    lengthen=True,
+    batch_size=8,
+    max_steps=60,
+    warmup_steps=5,
+    learning_rate=1e-2,
+    eval_every=5,
+    test_rows=16,
+    lengthen_at=0.55,
+    precision="fp32",
+)
+
+
+def rows(**changes) -> list[Row]:
+    config = replace(CONFIG, **changes)
+    model = build("AM", vocab_size=TASK.vocab_size, d_model=16)
+    return list(fit(TASK, start(model, config), config, "fp32"))
+
+
+def test_a_length_follows_once_validation_rows_of_the_one_before_are_right():
+    seen = rows()
+    assert {row.seq_len for row in seen} == {8, 16, 32}
+    for before, after in pairwise(seen):
+        learned = (before.validation_accuracy or 0.0) >= 0.55 and before.seq_len < 32
+        assert after.seq_len == (2 if learned else 1) * before.seq_len
+    assert all(row.test_accuracy is None for row in seen[:-1])
+    assert seen[-1].test_accuracy is not None
+
+
+def test_the_test_split_is_read_only_when_validation_says_solved(monkeypatch):
+    splits = []
+    batch = type(TASK).batch
+
+    def spy(self, *, split="train", **options):
+        splits.append((split, self.seq_len))
+        return batch(self, split=split, **options)
+
+    monkeypatch.setattr(type(TASK), "batch", spy)
+    seen = rows(solved_at=0.55)
+    tested = [row.step for row in seen if row.test_accuracy is not None]
+    promising = [
+        row.step
+        for row in seen
+        if (row.seq_len == 32 and (row.validation_accuracy or 0) >= 0.55) or row.step == 60
+    ]
+    assert tested == promising
+    assert {length for split, length in splits if split == "test"} == {32}
+
+
+def test_a_stage_that_is_not_learned_ends_the_run():
+    seen = rows(lengthen_at=1.0, stage_steps=12)
+    assert [row.step for row in seen] == list(range(1, 13))
+    assert {row.seq_len for row in seen} == {8}
+
+
+class CrashError(Exception):
+    """Ends a run in the middle."""
+
+
+def made(path: Path) -> Run:
+    return Run(path, TASK, ModelConfig(stack="AM", d_model=16), CONFIG)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return run.load("cpu").model.weights()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Run:
+    run = made(tmp_path_factory.mktemp("unbroken") / "run")
+    carry_out(run, Runtime(device="cpu", checkpoint_every=7))
+    return run
+
+
+def first_steps(run: Run) -> list[int]:
+    """Return the first step of each stage."""
+    found: dict[int, int] = {}
+    for row in run.metrics():
+        found.setdefault(row["seq_len"], row["step"])
+    return list(found.values())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("into", [0, 1, 3])
+def test_a_resume_at_any_stage_ends_with_the_same_bits(tmp_path, unbroken, stage, into):
+    at = first_steps(unbroken)[stage] + into
+    run = made(tmp_path / "run")
+
+    def on_row(row: Row) -> None:
+        if row.step == at:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        carry_out(run, Runtime(device="cpu", checkpoint_every=7), on_row=on_row)
+    result = carry_out(run, Runtime(device="cpu", checkpoint_every=7))
+    for name, weight in weights(unbroken).items():
+        assert weight.equal(weights(run)[name]), name
+    untimed = [{**row, "seconds": 0} for row in run.metrics()]
+    assert untimed == [{**row, "seconds": 0} for row in unbroken.metrics()]
+    expected = unbroken.result()
+    assert expected is not None
+    assert result["rows"] == expected["rows"]
+    assert [s["steps"] for s in result["stages"]] == [s["steps"] for s in expected["stages"]]
+
+
+def test_the_result_names_its_stages(unbroken):
+    result = unbroken.result()
+    assert result is not None
+    assert [stage["seq_len"] for stage in result["stages"]] == [8, 16, 32]
+    assert sum(stage["steps"] for stage in result["stages"]) == 60
+    assert all(stage["accuracy"] >= 0.55 for stage in result["stages"][:-1])
+    assert result["rows"] == sum(s["steps"] * 256 // s["seq_len"] for s in result["stages"])
