@@ -60,8 +60,8 @@ def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: s
     known = _read(memory)
     if key in known:
         return StepTime(**known[key])
-    offered = _offered(device) if precision == "auto" else (precision,)
-    found = _fastest(run.build().to(device), [parts[0], parts[-1]], offered)
+    choices = offered(device) if precision == "auto" else (precision,)
+    found = fastest(run.build().to(device), [parts[0], parts[-1]], choices)
     known[key] = vars(found)
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
@@ -76,11 +76,14 @@ def cache_file() -> Path:
     return Path(platformdirs.user_cache_dir("wonderful-lab")) / "step_time.json"
 
 
-def _fastest(model: LanguageModel, parts: Sequence[Stage], offered: Sequence[str]) -> StepTime:
-    """Time the precisions in turn, by the fastest step of each stage."""
+def fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]) -> StepTime:
+    """Time two stages in some precisions in turn, and return the best: each stage's fastest step.
+
+    The model's weights stay as they are.
+    """
     device = next(model.parameters()).device
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
-    best = {precision: [float("inf")] * len(parts) for precision in offered}
+    best = {precision: [float("inf")] * len(parts) for precision in choices}
     began, rounds = time.perf_counter(), 0
     # The first round warms up: allocation, kernels chosen, caches filled.
     while rounds < 2 or time.perf_counter() - began < SECONDS:
@@ -97,8 +100,8 @@ def _fastest(model: LanguageModel, parts: Sequence[Stage], offered: Sequence[str
     return half if pays else exact
 
 
-def _offered(device: torch.device) -> tuple[str, ...]:
-    """Return the precisions that the device has products in."""
+def offered(device: torch.device) -> tuple[str, ...]:
+    """Return the precisions that the device has products in, "fp32" first."""
     if device.type == "cuda":
         has = torch.cuda.is_bf16_supported(including_emulation=False)
     else:

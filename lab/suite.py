@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from lab.config import TrainConfig
+from lab.lengthening import stages
 from tasks import TASKS
 from tasks.base import IGNORE, Task
 
@@ -38,6 +40,9 @@ class Entry:
         chance: accuracy of a uniform guess over the legal answers, in [0, 1].
         microseconds: what a row costs on this machine now, the median of a few batches.
         presets: sizes by name.
+        grows: options that lengthening scales while a model is trained; none: it does not grow.
+        grows_from: tokens a row that training starts with at the defaults.
+        why_fixed: why the task does not grow; empty where it does.
     """
 
     name: str
@@ -47,6 +52,9 @@ class Entry:
     chance: float
     microseconds: float
     presets: dict[str, Size]
+    grows: tuple[str, ...]
+    grows_from: int
+    why_fixed: str
 
 
 def surveyed() -> Iterator[Entry]:
@@ -61,6 +69,9 @@ def surveyed() -> Iterator[Entry]:
             chance=task.chance,
             microseconds=_microseconds(task),
             presets={name: _size(kind(**preset.options)) for name, preset in kind.presets.items()},
+            grows=task.grows,
+            grows_from=stages(task, TrainConfig(lengthen=True))[0].task.seq_len,
+            why_fixed=task.why_fixed,
         )
 
 

@@ -19,9 +19,11 @@ from lab.bench.ratio import Ratio, seconds_each
 from lab.config import TrainConfig
 from lab.evaluation import score
 from lab.layers.attention import Attention
+from lab.lengthening import Stage
 from lab.models import Block, LanguageModel, build
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
+from lab.step_time import fastest, offered
 from lab.train import start
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
@@ -37,12 +39,13 @@ def step() -> list[Ratio]:
     ratios = []
     for seq_len, n_pairs, size, target in SETTINGS:
         where = f"training step, T={seq_len}, K={n_pairs}, {size} rows"
-        ours, theirs = _lab_step(seq_len, size)(), _usual_step(seq_len, size)()
+        precision = _faster_precision(seq_len, size)
+        ours, theirs = _lab_step(seq_len, size, precision)(), _usual_step(seq_len, size)()
         ours_s, theirs_s = seconds_each(ours, theirs)
         ratios.append(
             Ratio(where, size / ours_s, size / theirs_s, "rows/s", theirs_s / ours_s, target)
         )
-        our_peak = peak_mib(_lab_step(seq_len, size))
+        our_peak = peak_mib(_lab_step(seq_len, size, precision))
         their_peak = peak_mib(_usual_step(seq_len, size))
         ratios.append(
             Ratio(
@@ -80,20 +83,26 @@ def _model() -> LanguageModel:
     return build("AM*2", vocab_size=VOCAB_SIZE, d_model=D_MODEL)
 
 
-def _lab_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
-    return partial(_prepare_lab_step, seq_len, size)
+def _faster_precision(seq_len: int, size: int) -> str:
+    """Return the precision that a run would choose here."""
+    stage = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, max_steps=1)
+    return fastest(_model(), [stage, stage], offered(torch.device("cpu"))).precision
+
+
+def _lab_step(seq_len: int, size: int, precision: str) -> Callable[[], Callable[[], float]]:
+    return partial(_prepare_lab_step, seq_len, size, precision)
 
 
 def _usual_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
     return partial(_prepare_usual_step, seq_len, size)
 
 
-def _prepare_lab_step(seq_len: int, size: int) -> Callable[[], float]:
+def _prepare_lab_step(seq_len: int, size: int, precision: str) -> Callable[[], float]:
     model, batch = _model(), _batch(seq_len, size)
     state = start(model, TrainConfig(optimizer="adamw"))
 
     def take() -> float:
-        loss, _ = linear_cross_entropy(*score(model, batch, "fp32"))
+        loss, _ = linear_cross_entropy(*score(model, batch, precision))
         loss.backward()
         for optimizer in state.optimizers.values():
             optimizer.step()

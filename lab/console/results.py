@@ -54,6 +54,10 @@ def ending(result: dict[str, Any]) -> str:
         f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
         f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
     )
+    stages = result.get("stages", [])
+    if len(stages) > 1:
+        grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)
+        line += f"\nsteps at each row length: {grown} tokens"
     by_hand = result.get("set_by_hand")
     if by_hand is None or by_hand["verdict"] == "solves":
         return line

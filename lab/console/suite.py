@@ -8,13 +8,13 @@ from rich.text import Text
 
 from lab.suite import Entry, Size
 
-ROOM_FOR_A_LINE = 120
+ROOM_FOR_A_LINE = 136
 """Columns of a terminal from which a task of the suite fits a line."""
 
 
 def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
     """Return the suite: a line a task where there is room, else what it separates above."""
-    numbers = ("scored", "chance", "µs a row", "tokens × vocabulary", "small", "published")
+    numbers = ("scored", "chance", "µs a row", "tokens × vocabulary", "from", "small", "published")
     if width >= ROOM_FOR_A_LINE:
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("task", no_wrap=True)
@@ -23,12 +23,17 @@ def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
             table.add_column(name, justify="right", no_wrap=True)
         for entry in entries:
             table.add_row(entry.name, entry.separates, *_numbers(entry))
-        return table
+        fixed = [f"{e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
+        start = "“from”: tokens a row that training starts with, before it goes on to longer ones."
+        return Group(table, Text("\n".join(["", start, *fixed])))
     parts: list[RenderableType] = []
     for entry in entries:
         parts.append(Text(f"{entry.name}: {entry.separates}"))
-        scored, chance, cost, size, small, published = _numbers(entry)
+        scored, chance, cost, size, start, small, published = _numbers(entry)
         parts.append(Text(f"    {size} (small {small}, published {published})"))
+        grows = ", ".join(entry.grows)
+        grown = f"grows from {start} tokens ({grows})" if grows else f"fixed: {entry.why_fixed}"
+        parts.append(Text(f"    {grown}"))
         parts.append(Text(f"    {scored} scored, chance {chance}, {cost} µs a row"))
     parts.append(Text("Sizes are tokens a row × vocabulary."))
     return Group(*parts)
@@ -40,6 +45,7 @@ def _numbers(entry: Entry) -> tuple[str, ...]:
         f"{entry.chance:.2g}",
         f"{entry.microseconds:,.0f}" if entry.microseconds >= 10 else f"{entry.microseconds:.1f}",
         _said(entry.size),
+        f"{entry.grows_from:,}" if entry.grows else "—",
         _said(entry.presets["small"]),
         _said(entry.presets["published"]),
     )

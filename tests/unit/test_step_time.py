@@ -32,7 +32,7 @@ def timed(monkeypatch, tmp_path):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(step_time, "_seconds", seconds)
-    monkeypatch.setattr(step_time, "_offered", lambda device: ("fp32", "bf16"))
+    monkeypatch.setattr(step_time, "offered", lambda device: ("fp32", "bf16"))
     monkeypatch.setattr(step_time, "SECONDS", 0)
     return asked, planted
 
