@@ -13,7 +13,8 @@ PAPER_TRAIN_ROWS = 2**18
 PAPER_EPOCHS = 64
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
-LAB_TABLE_LEARNING_RATE = 2e-2
+LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
+"""Learning rate of a table of up to 256 tokens, and the most that a larger one's grows to."""
 
 
 def option(default: Any, help: str, shown: str | None = None) -> Any:
@@ -101,7 +102,7 @@ class TrainConfig(_Config):
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
     learning_rate: float = option(3e-3, "peak learning rate")
     table_learning_rate: float | None = option(
-        None, "peak learning rate of embedding and head", f"{LAB_TABLE_LEARNING_RATE}"
+        None, "that of embedding and head, while rows are shortest", "3e-3 · √(V/256), ≤ 2e-2"
     )
     schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up")
@@ -165,7 +166,7 @@ class Runtime(_Config):
             _require(self.max_minutes > 0, "max_minutes", self.max_minutes, "> 0")
 
 
-def protocol_defaults(protocol: str, seq_len: int, d_model: int) -> dict[str, Any]:
+def protocol_defaults(protocol: str, seq_len: int, vocab_size: int, d_model: int) -> dict[str, Any]:
     """Return what a protocol sets: fields of `ModelConfig` and `TrainConfig` by name.
 
     `lab` is this project's own (LOG.md says how it was found). `paper` is the paper's hard MQAR:
@@ -182,7 +183,7 @@ def protocol_defaults(protocol: str, seq_len: int, d_model: int) -> dict[str, An
     if protocol == "lab":
         return {
             "logit_scale": d_model**-0.5,
-            "table_learning_rate": LAB_TABLE_LEARNING_RATE,
+            "table_learning_rate": _table_learning_rate(vocab_size),
             "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
             "lengthen": True,
             "eval_every": LAB_EVAL_EVERY,
@@ -208,3 +209,9 @@ def protocol_defaults(protocol: str, seq_len: int, d_model: int) -> dict[str, An
         "train_rows": PAPER_TRAIN_ROWS,
         "precision": "fp32",
     }
+
+
+def _table_learning_rate(vocab_size: int) -> float:
+    """Return the lab's rate for a table: a token that is rarely seen has to learn more from it."""
+    small, most = LAB_TABLE_LEARNING_RATES
+    return min(most, small * max(1.0, vocab_size / 256) ** 0.5)

@@ -89,8 +89,8 @@ def start(model: LanguageModel, config: TrainConfig) -> State:
 
     Muon takes the weights of the blocks' linear layers (its step is scaled to AdamW's, so that
     one learning rate serves both); AdamW takes tables, keys, head, gains, and everything else,
-    the embedding and the head at `table_learning_rate`. Weight decay is applied to tensors of two
-    dimensions or more.
+    the embedding and the head at `table_learning_rate` in the first stage. Weight decay is applied
+    to tensors of two dimensions or more.
     """
     linear = {id(m.weight) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
     ends = {id(model.embed.weight), id(model.head.weight)}
@@ -186,7 +186,8 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         _check(state, step, value, grad_norm, task.vocab_size)
         for optimizer in state.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = rate * group.get("rate", 1.0)
+                # Tables are learned in the first stage; at that rate longer rows would stay noisy.
+                group["lr"] = rate * (group.get("rate", 1.0) if state.stage == 0 else 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         state.step, state.rows = step, state.rows + stage.batch_size

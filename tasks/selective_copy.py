@@ -49,7 +49,8 @@ class SelectiveCopy(Task):
     name: ClassVar[str] = "selective_copy"
     role_names: ClassVar[tuple[str, ...]] = ("content", "insert", "blank")
     separates: ClassVar[str] = "ordered selection"
-    grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_tokens")
+    grows: ClassVar[tuple[str, ...]] = ()
+    why_fixed: ClassVar[str] = "short rows teach answers by place, which longer ones unlearn"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "n_tokens": 8, "vocab_size": 10}, "LOG.md, the suite end to end"

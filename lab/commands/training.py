@@ -258,10 +258,10 @@ def _configured(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dic
     }
     d_model = given.get("d_model", ModelConfig.d_model)
     # How long rows are says how many make a step, and that over how many rows a schedule goes.
-    seq_len = task_class(**ends(options)).seq_len
+    sizes = task_class(**ends(options))
     values = {
         **({"stack": preset.stack} if preset and preset.stack else {}),
-        **protocol_defaults(given.get("protocol", "lab"), seq_len, d_model),
+        **protocol_defaults(given.get("protocol", "lab"), sizes.seq_len, sizes.vocab_size, d_model),
         **given,
     }
     train = _part(TrainConfig, values)

@@ -23,8 +23,8 @@ def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
             table.add_column(name, justify="right", no_wrap=True)
         for entry in entries:
             table.add_row(entry.name, entry.separates, *_numbers(entry))
-        fixed = [f"{e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
-        start = "“from”: tokens a row that training starts with, before it goes on to longer ones."
+        fixed = [f"— {e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
+        start = "from: tokens a row that training starts with, before it goes on to longer ones."
         return Group(table, Text("\n".join(["", start, *fixed])))
     parts: list[RenderableType] = []
     for entry in entries:

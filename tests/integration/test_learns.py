@@ -1,4 +1,4 @@
-"""The main job, as `make mqar` runs it: recall is learned, and the mechanism is there to see."""
+"""The small recall job: recall is learned, and the mechanism is there to see."""
 
 from analysis.links import mass, row_links
 from analysis.mixing import mixers
@@ -9,11 +9,12 @@ from tasks.mqar import MQAR
 
 
 def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
-    values = protocol_defaults("lab", seq_len=64, d_model=64)
+    values = protocol_defaults("lab", seq_len=64, vocab_size=256, d_model=64)
+    model = ModelConfig(logit_scale=values.pop("logit_scale"))
     run = Run(
         tmp_path / "run",
         MQAR(seq_len=64, vocab_size=256),
-        ModelConfig(),
+        model,
         TrainConfig(max_steps=1500, test_rows=256, **values),
     )
     result = carry_out(run, Runtime(device="cpu"))

@@ -111,3 +111,26 @@ def test_an_exploded_loss_is_named(begun):
         language_model.norm_final.weight.mul_(-1e4)
     with pytest.raises(DivergedError, match=r"loss=.* at step 2, above"):
         next(steps)
+
+
+def test_tables_learn_at_a_rate_of_their_own_while_rows_are_shortest():
+    config = TrainConfig(
+        learning_rate=1e-3,
+        table_learning_rate=5e-3,
+        warmup_steps=0,
+        batch_size=4,
+        max_steps=4,
+        eval_every=1,
+        test_rows=4,
+        lengthen=True,
+        lengthen_at=1.0,
+    )
+    state = start(model(), config)
+    tables, rest = state.optimizers["adamw"].param_groups
+    assert [id(p) for p in tables["params"]] == [id(state.model.embed.weight)]
+    steps = fit(TASK, state, config, "fp32")
+    next(steps)
+    assert (tables["lr"], rest["lr"]) == (pytest.approx(5e-3), 1e-3)
+    state.stage = 1
+    next(steps)
+    assert (tables["lr"], rest["lr"]) == (1e-3, 1e-3)
