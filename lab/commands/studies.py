@@ -67,12 +67,19 @@ def reproduce(
     show: Show = False,
 ) -> None:
     """Reproduce a table or figure of the paper: its numbers beside ours, with a verdict."""
+    from analysis.studies import recall as results
+    from lab.console.studies import recall_table
     from lab.studies import recall
 
     with usage():
-        _check_seeds(seeds)
+        _check(seeds, precision, figure)
         study = recall.study(seeds=seeds, learning_rates=learning_rate or (), precision=precision)
-    _carry_out(study, out, only, workers, max_minutes, table, show)
+    found = _carry_out(study, out, only, workers, max_minutes, table, show)
+    settings = results.measure(found)
+    said = results.verdict(settings, results.missing(found))
+    if settings:
+        _print(recall_table(settings))
+    _conclude(said, results.draw(settings) if figure else None, figure, "Hard recall")
 
 
 def study(
@@ -88,17 +95,65 @@ def study(
     show: Show = False,
 ) -> None:
     """Run one of the lab's own studies: trainability, what shortens the first stage of training."""
+    from analysis.studies import trainability as results
+    from lab.console.studies import trainability_table
     from lab.studies import trainability
 
     with usage():
-        _check_seeds(seeds)
+        _check(seeds, precision, figure)
         chosen = trainability.study(seeds=seeds, precision=precision)
-    _carry_out(chosen, out, only, workers, max_minutes, table, show)
+    try:
+        results.check_installed()
+    except results.MissingLibraryError as error:
+        raise refusal(error, 2) from error
+    found = _carry_out(chosen, out, only, workers, max_minutes, table, show)
+    effects = results.measure(found)
+    left = sum(status not in results.ENDED for status in found["status"])
+    if effects:
+        _print(trainability_table(effects))
+    drawn = results.draw(effects) if figure else None
+    _conclude(results.verdict(effects, left), drawn, figure, "What shortens the first stage")
 
 
-def _check_seeds(seeds: int) -> None:
+def _check(seeds: int, precision: str, figure: Path | None) -> None:
+    """Validate what all studies are given.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    from analysis.export import SUFFIXES
+
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: must be ≥ 1")
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(f"precision={precision}: must be fp32 or bf16, the same for all runs")
+    if figure is not None and figure.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+
+
+def _print(table: Any) -> None:
+    from rich.console import Console
+
+    Console(markup=False, highlight=False).print(table)
+
+
+def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> None:
+    """Print the verdict, and save the figure where one is asked for."""
+    typer.echo("\n".join(said))
+    if file is None:
+        return
+    from analysis.export import BrowserError, save
+    from analysis.figures.style import stamped
+    from lab.files import writing
+
+    with answering():
+        try:
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                save(stamped(drawn, title, said[0]), file)
+        except BrowserError as error:
+            raise refusal(error, 2) from error
+    typer.echo(file)
 
 
 def _carry_out(

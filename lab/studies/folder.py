@@ -9,7 +9,7 @@ lengths.json    accuracy by row length
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -105,14 +105,14 @@ class CellFolder:
             return []
         return read_json(file, f"{file}: cannot be read; remove it")["lengths"]
 
-    def write_lengths(self, found: list[Mapping[str, Any]]) -> None:
+    def write_lengths(self, found: Sequence[Mapping[str, Any]]) -> None:
         """Write what was evaluated by row length.
 
         Raises:
             RunError: when it cannot be written.
         """
         with writing(self.path):
-            write_json(self.path / "lengths.json", {"lengths": found})
+            write_json(self.path / "lengths.json", {"lengths": list(found)})
 
     def status(self) -> Status:
         """Return how far the cell got."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.evaluation import evaluate
+from lab.models import LanguageModel
 from lab.runs import Run
 
 VALIDATION_SHARE = 4
@@ -20,28 +21,28 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
         ValueError: for a length that the task has no rows of.
         RunError: when weights cannot be read.
     """
-    ends, last = stage_ends(run), max(run.checkpoints(), default=0)
+    ends, last, result = stage_ends(run), max(run.checkpoints(), default=0), run.result() or {}
     found = []
     for length in lengths:
         step = ends.get(length, last)
-        task = run.task if length == run.task.seq_len else run.task.at_length(length)
-        model = run.weights(step)
-        accuracy = {
-            split: evaluate(
-                task,
-                model,
-                rows=rows,
-                rows_at_once=max(1, run.train.batch_size * run.task.seq_len // length),
-                seed=run.train.seed,
-                split=split,
-            ).accuracy
-            for split, rows in (
-                ("test", run.train.test_rows),
-                ("validation", max(1, run.train.test_rows // VALIDATION_SHARE)),
-            )
-        }
-        found.append({"seq_len": length, "step": step, **accuracy})
+        known = result.get("accuracy") if (step, length) == (last, run.task.seq_len) else None
+        model, rows = run.weights(step), run.train.test_rows
+        test = _accuracy(run, model, length, "test", rows) if known is None else known
+        validation = _accuracy(run, model, length, "validation", max(1, rows // VALIDATION_SHARE))
+        found.append({"seq_len": length, "step": step, "test": test, "validation": validation})
     return found
+
+
+def _accuracy(run: Run, model: LanguageModel, length: int, split: str, rows: int) -> float:
+    task, full = run.task, run.task.seq_len
+    return evaluate(
+        task if length == full else task.at_length(length),
+        model,
+        rows=rows,
+        rows_at_once=max(1, run.train.batch_size * full // length),
+        seed=run.train.seed,
+        split=split,
+    ).accuracy
 
 
 def stage_ends(run: Run) -> dict[int, int]:
