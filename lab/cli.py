@@ -10,6 +10,7 @@ from lab.commands.bench import bench
 from lab.commands.certify import certify
 from lab.commands.paper import errata, model
 from lab.commands.runs import runs
+from lab.commands.studies import reproduce, study
 from lab.commands.tasks import tasks
 from lab.commands.training import LazyTasks
 
@@ -19,7 +20,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train small sequence models on synthetic tasks and see what they learned.",
 )
-for command in (tasks, analyze, compare, runs, model, errata, certify, bench):
+for command in (
+    tasks,
+    analyze,
+    compare,
+    runs,
+    model,
+    errata,
+    certify,
+    reproduce,
+    study,
+    bench,
+):
     app.command()(command)
 
 

@@ -180,7 +180,7 @@ def _train(
     from lab.generalisation import at_settings, by_default, evaluate_at
 
     with usage():
-        run, runtime = _described(name, given, out)
+        run, runtime = describe_run(name, given, out)
         if evaluations is None:
             wanted = by_default(run)
         else:
@@ -215,7 +215,7 @@ def _train(
     typer.echo(f"`lab analyze {run.path}` looks deeper.", err=True)
 
 
-def _described(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:
+def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:
     """Return the run and the machine settings that the given options describe.
 
     An option given goes before the protocol's value, and that before the field's default.

@@ -1,0 +1,1 @@
+"""What studies found: tables of many runs, put into words and figures."""

@@ -1,0 +1,259 @@
+"""Hard recall by mixer, width and row length, beside the numbers of the paper's figure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+import polars as pl
+from plotly.subplots import make_subplots
+
+from analysis.figures.style import MUTED, figure
+from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
+
+LOOKS = {
+    "attention": (BLUE, "solid", "circle"),
+    "value mask": (VERMILLION, "solid", "square"),
+    "soft mask": (VERMILLION, "dash", "diamond"),
+    "straight-through mask": (VERMILLION, "dot", "triangle-up"),
+    "literal mask": (VERMILLION, "dashdot", "x"),
+    "oracle mask": (ORANGE, "longdash", "star"),
+    "SSD, RoPE": (GREEN, "solid", "triangle-down"),
+    "SSD, convolution": (GREEN, "dash", "cross"),
+    "inner function attention": (PURPLE, "solid", "pentagon"),
+    "Cheems pair": (SKY, "solid", "hexagon"),
+}
+"""Colour, dash and marker of each mixer: a colour a family, no two mixers with the same dash."""
+PAPER_LOOKS = {
+    "dynamic mask attention": (VERMILLION, "square-open"),
+    "attention": (BLUE, "circle-open"),
+    "SSD": (GREEN, "triangle-down-open"),
+    "Based": (MUTED, "x-thin-open"),
+}
+PANEL, LEGEND_ROW = 220, 22
+"""Heights of a panel and of a row of the legend, px."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A mixer at one width and row length.
+
+    Attributes:
+        mixer: its name in the study.
+        seq_len: tokens a row.
+        d_model: width.
+        learning_rate: of those tried, the one best on validation rows.
+        accuracies: on test rows, one a seed.
+        cut: how many of these runs were not solved when their minutes were up.
+    """
+
+    mixer: str
+    seq_len: int
+    d_model: int
+    learning_rate: str
+    accuracies: tuple[float, ...]
+    cut: int
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over seeds."""
+        return sum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def published(self) -> float | None:
+        """The paper's number for the mixer that this one stands for; None without one."""
+        counterpart = COUNTERPARTS.get(self.mixer, "")
+        return PUBLISHED.get((counterpart, self.seq_len, self.d_model))
+
+
+def measure(table: pl.DataFrame) -> list[Setting]:
+    """Return the settings that were run and evaluated, each at its best learning rate.
+
+    The rate with the highest mean accuracy on validation rows of that length is taken: test rows
+    choose nothing.
+    """
+    run = table.filter(pl.col("accuracy").is_not_null())
+    found = []
+    for (mixer, width, length), rows in run.group_by(
+        "mixer", "d_model", "seq_len", maintain_order=True
+    ):
+        by_rate = rows.group_by("learning_rate", maintain_order=True).agg(pl.mean("validation"))
+        best = by_rate.sort("validation", descending=True, nulls_last=True)["learning_rate"][0]
+        chosen = rows.filter(pl.col("learning_rate") == best)
+        cut = chosen.filter((pl.col("status") == "out of time") & ~pl.col("solved"))
+        found.append(
+            Setting(str(mixer), length, width, str(best), tuple(chosen["accuracy"]), cut.height)
+        )
+    return found
+
+
+def missing(table: pl.DataFrame) -> int:
+    """Return how many settings have no accuracy."""
+    by_setting = table.group_by("mixer", "d_model", "seq_len").agg(
+        pl.col("accuracy").is_not_null().any().alias("run")
+    )
+    return by_setting.filter(~pl.col("run")).height
+
+
+def verdict(settings: Sequence[Setting], without: int) -> list[str]:
+    """Return what the settings that were run say about the paper's figure, in sentences.
+
+    Args:
+        settings: as `measure` returns.
+        without: how many settings of the study were not run.
+    """
+    if not settings:
+        return ["No setting was run: no verdict."]
+    said = [
+        *_beside_the_paper(settings, "attention"),
+        *_beside_the_paper(settings, "SSD, RoPE"),
+        *_masks(settings),
+    ]
+    cut = [setting for setting in settings if setting.cut]
+    if cut:
+        said.append(
+            f"In {len(cut)} of {len(settings)} settings a run was not solved when its minutes were "
+            "up: the accuracy is that of training cut short."
+        )
+    if without:
+        said.append(f"{without} settings of the study were not run; nothing is said of them.")
+    return said
+
+
+def _beside_the_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
+    """Compare one mixer's accuracies with those read off the figure."""
+    pairs = [
+        (setting, setting.published)
+        for setting in settings
+        if setting.mixer == mixer and setting.published is not None
+    ]
+    if not pairs:
+        return []
+    above = [pair for pair in pairs if pair[0].mean > pair[1] + READING_ERROR]
+    below = [pair for pair in pairs if pair[0].mean < pair[1] - READING_ERROR]
+    said = (
+        f"{mixer} is more accurate here than in the paper in {len(above)} of {len(pairs)} settings "
+        f"run, less in {len(below)}, within ±{READING_ERROR} in the others"
+    )
+    if above:
+        setting, published = max(above, key=lambda pair: pair[0].mean - pair[1])
+        said += f"; most at {_where(setting)}, {setting.mean:.2f} against {published:.2f}"
+    elif below:
+        setting, published = min(below, key=lambda pair: pair[0].mean - pair[1])
+        said += f"; least at {_where(setting)}, {setting.mean:.2f} against {published:.2f}"
+    return [f"{said}."]
+
+
+def _masks(settings: Sequence[Setting]) -> list[str]:
+    """Compare each dynamic mask with attention, where both were run, as the paper does."""
+    plain = {(s.seq_len, s.d_model): s for s in settings if s.mixer == "attention"}
+    said = []
+    for mixer, counterpart in COUNTERPARTS.items():
+        if counterpart != "dynamic mask attention":
+            continue
+        both = [
+            (s, plain[s.seq_len, s.d_model])
+            for s in settings
+            if s.mixer == mixer and (s.seq_len, s.d_model) in plain
+        ]
+        if not both:
+            continue
+        ahead = sum(_ahead(masked, bare) for masked, bare in both)
+        behind = sum(_ahead(bare, masked) for masked, bare in both)
+        claimed = sum(
+            PUBLISHED["dynamic mask attention", s.seq_len, s.d_model]
+            > PUBLISHED["attention", s.seq_len, s.d_model] + 2 * READING_ERROR
+            for s, _ in both
+        )
+        fewest = min(len(s.accuracies) for pair in both for s in pair)
+        said.append(
+            f"The {mixer} is ahead of attention without one in {ahead} of {len(both)} settings "
+            f"run and behind in {behind}; in the paper it is ahead in {claimed} of these. Ahead is "
+            f"every seed above every seed, and more than {READING_ERROR} on average; the fewest "
+            f"seeds of a setting are {fewest}."
+        )
+    return said
+
+
+def _ahead(one: Setting, other: Setting) -> bool:
+    apart = min(one.accuracies) > max(other.accuracies)
+    return apart and one.mean - other.mean > READING_ERROR
+
+
+def _where(setting: Setting) -> str:
+    return f"T {setting.seq_len:,}, d_model {setting.d_model}"
+
+
+def draw(settings: Sequence[Setting]) -> go.Figure:
+    """Draw accuracy by d_model, a panel a row length, a line a mixer, the paper's hollow.
+
+    Whiskers reach from the lowest seed to the highest.
+    """
+    lengths = sorted({length for _, length, _ in PUBLISHED})
+    widths = sorted({width for _, _, width in PUBLISHED})
+    mixers = [name for name in LOOKS if any(s.mixer == name for s in settings)]
+    legend = LEGEND_ROW * -(-(len(mixers) + len(PAPER_MIXERS)) // 3)
+    drawn = make_subplots(
+        rows=2,
+        cols=2,
+        shared_xaxes=True,
+        shared_yaxes=True,
+        subplot_titles=[f"{length:,} tokens, {length // 4} pairs" for length in lengths],
+        horizontal_spacing=0.06,
+        vertical_spacing=0.12,
+        figure=figure(height=2 * PANEL + legend + 130),
+    )
+    for i, length in enumerate(lengths):
+        place = {"row": i // 2 + 1, "col": i % 2 + 1, "showlegend": i == 0}
+        for mixer in mixers:
+            _add(
+                drawn,
+                [s for s in settings if (s.mixer, s.seq_len) == (mixer, length)],
+                mixer,
+                place,
+            )
+        for mixer in PAPER_MIXERS:
+            color, symbol = PAPER_LOOKS[mixer]
+            drawn.add_scatter(
+                x=widths,
+                y=[PUBLISHED[mixer, length, width] for width in widths],
+                mode="markers",
+                marker={"color": color, "symbol": symbol, "size": 11, "line": {"width": 1.6}},
+                name=f"paper: {mixer}",
+                legendgroup=f"paper: {mixer}",
+                hovertemplate=f"paper, {mixer}, d_model %{{x}}: %{{y:.2f}}<extra></extra>",
+                **place,
+            )
+    drawn.update_xaxes(type="log", tickvals=widths, ticktext=[str(width) for width in widths])
+    drawn.update_xaxes(title_text="d_model", row=2)
+    drawn.update_yaxes(range=[-0.04, 1.06], tickformat=".0%")
+    drawn.update_yaxes(title_text="test accuracy", col=1)
+    return drawn.update_layout(
+        margin_b=legend + 60,
+        legend={"y": -40 / (2 * PANEL), "yanchor": "top", "entrywidth": 170},
+    )
+
+
+def _add(drawn: go.Figure, points: Sequence[Setting], mixer: str, place: dict[str, int]) -> None:
+    """Add a mixer's line to a panel; one without points keeps its entry in the legend."""
+    color, dash, symbol = LOOKS[mixer]
+    points = sorted(points, key=lambda setting: setting.d_model)
+    drawn.add_scatter(
+        x=[setting.d_model for setting in points] or [None],
+        y=[setting.mean for setting in points] or [None],
+        mode="lines+markers",
+        line={"color": color, "dash": dash, "width": 2},
+        marker={"symbol": symbol, "size": 7},
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [max(s.accuracies) - s.mean for s in points],
+            "arrayminus": [s.mean - min(s.accuracies) for s in points],
+            "thickness": 1,
+            "width": 3,
+        },
+        name=mixer,
+        legendgroup=mixer,
+        hovertemplate=f"{mixer}, d_model %{{x}}: %{{y:.3f}}<extra></extra>",
+        **place,
+    )

@@ -1,0 +1,281 @@
+"""What shortens the first stage of training: steps to solve, factor by factor, as survival times.
+
+A run that is not solved after its last step says only that solving it takes longer: its time is
+censored. Medians are Kaplan and Meier's. A factor is compared with the baseline by the log-rank
+test, exact for few runs, with Holm's correction over the factors.
+"""
+
+import html
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+
+from analysis.figures.style import BLUE, MUTED, VERMILLION, figure
+from lab.studies.trainability import BASELINE
+
+LEVEL = 0.05
+"""Below this corrected p a factor counts."""
+ENDED = ("solved", "budget", "out of time", "diverged")
+"""Status of cells that say something; one that diverged is taken as not solved, at the most steps
+that any run had."""
+SPLITS = 50_000
+HALF = 0.5 + 1e-9
+"""Share of runs still unsolved at the median: a product of fractions is a half but for rounding."""
+ROW = 19
+"""Height of a factor, px."""
+
+
+class MissingLibraryError(Exception):
+    """A library that this analysis needs is not installed."""
+
+
+def check_installed() -> None:
+    """Look for the library of survival analysis.
+
+    Raises:
+        MissingLibraryError: when it is not installed.
+    """
+    if importlib.util.find_spec("lifelines") is None:
+        raise MissingLibraryError(
+            "survival times need lifelines, which is not installed: pip install 'lifelines>=0.30' "
+            "(or the extra wonderful-lab[studies])"
+        )
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a factor does to the number of steps until rows are solved.
+
+    Attributes:
+        factor: its name.
+        steps: of each run, seed by seed.
+        solved: whether the run was solved then; else it was censored.
+        median: Kaplan–Meier median of the steps; infinite where half were not solved.
+        interval: 95 % of the median; infinite ends are not known.
+        rows: Kaplan–Meier median of the training rows, which batches of other sizes change.
+        p: of the log-rank test against the baseline; None for the baseline itself.
+        corrected: p after Holm's correction over all factors.
+    """
+
+    factor: str
+    steps: tuple[int, ...]
+    solved: tuple[bool, ...]
+    median: float
+    interval: tuple[float, float]
+    rows: float
+    p: float | None = None
+    corrected: float | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the factor can be told from the baseline."""
+        return self.corrected is not None and self.corrected < LEVEL
+
+
+def measure(table: pl.DataFrame) -> list[Effect]:
+    """Return the factors that were run, fastest first; without the baseline, none has a p.
+
+    Raises:
+        MissingLibraryError: when lifelines is not installed.
+    """
+    check_installed()
+    run = table.filter(pl.col("status").is_in(ENDED) & pl.col("steps").is_not_null())
+    most = run["steps"].max()
+    diverged = pl.col("status") == "diverged"
+    run = run.with_columns(steps=pl.when(diverged).then(pl.lit(most)).otherwise("steps"))
+    groups = {str(factor): rows for (factor,), rows in run.group_by("factor", maintain_order=True)}
+    effects = [_effect(factor, rows) for factor, rows in groups.items()]
+    baseline = groups.get(BASELINE)
+    if baseline is not None:
+        others = [effect for effect in effects if effect.factor != BASELINE]
+        known = baseline["steps"].to_list(), baseline["solved"].to_list()
+        ps = [log_rank_p(effect.steps, effect.solved, *known) for effect in others]
+        tested = {
+            effect.factor: replace(effect, p=p, corrected=corrected)
+            for effect, p, corrected in zip(others, ps, holm(ps), strict=True)
+        }
+        effects = [tested.get(effect.factor, effect) for effect in effects]
+    return sorted(effects, key=lambda effect: (effect.median, np.mean(effect.steps)))
+
+
+def _effect(factor: str, rows: pl.DataFrame) -> Effect:
+    solved = rows["solved"].to_list()
+    median, interval = _median(rows["steps"].to_list(), solved)
+    return Effect(
+        factor,
+        tuple(rows["steps"]),
+        tuple(solved),
+        median,
+        interval,
+        _median(rows["rows"].to_list(), solved)[0],
+    )
+
+
+def _median(times: Sequence[int], solved: Sequence[bool]) -> tuple[float, tuple[float, float]]:
+    """Return the Kaplan–Meier median of censored times and its 95 % interval."""
+    from lifelines import KaplanMeierFitter
+    from lifelines.utils import qth_survival_times
+
+    curve = KaplanMeierFitter().fit(times, solved)
+    ends = [curve.survival_function_, curve.confidence_interval_]
+    median, low, high = (
+        float(end) for at in ends for end in np.ravel(qth_survival_times(HALF, at))
+    )
+    return median, (low, high)
+
+
+def log_rank_p(
+    times: Sequence[int],
+    solved: Sequence[bool],
+    other_times: Sequence[int],
+    other_solved: Sequence[bool],
+) -> float:
+    """Return the two-sided p of the log-rank test, exact under permutation of the runs.
+
+    The statistic, observed minus expected events of the first group, is a sum over its runs of
+    δ − H(t), H being Nelson and Aalen's cumulative hazard of all runs together: that is permuted.
+    With three runs in a group the usual χ² is far off. Of more than `SPLITS` ways to split
+    the runs, so many are drawn.
+    """
+    from lifelines import NelsonAalenFitter
+    from scipy.stats import permutation_test
+
+    at, events = np.array([*times, *other_times]), np.array([*solved, *other_solved], dtype=float)
+    hazard = NelsonAalenFitter(nelson_aalen_smoothing=False).fit(at, events)
+    scores = events - hazard.cumulative_hazard_at_times(at).to_numpy()
+    found = permutation_test(
+        (scores[: len(times)], scores[len(times) :]),
+        lambda ours, theirs, axis: ours.sum(axis=axis),
+        n_resamples=SPLITS,
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    return min(1.0, float(found.pvalue))
+
+
+def least_p(runs: int, others: int) -> float:
+    """Return the smallest two-sided p that `log_rank_p` can have of groups so large."""
+    return min(1.0, 2 / math.comb(runs + others, runs))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p values after Holm's correction: of p₍₁₎ ≤ … ≤ p₍ₘ₎, max over j ≤ i of (m−j+1) p₍ⱼ₎.
+
+    Source: Holm, Scand. J. Stat. 6 (1979), 65.
+    """
+    corrected, highest = [1.0] * len(ps), 0.0
+    for rank, i in enumerate(np.argsort(ps, kind="stable")):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def verdict(effects: Sequence[Effect], without: int) -> list[str]:
+    """Return what shortens the first stage and what does not, in sentences.
+
+    Args:
+        effects: as `measure` returns.
+        without: how many cells of the study have not ended.
+    """
+    baseline = next((effect for effect in effects if effect.factor == BASELINE), None)
+    tested = [effect for effect in effects if effect.p is not None]
+    if baseline is None or not tested:
+        said = ["The baseline and a factor must be run first: no verdict."]
+        return said + _left(without)
+    faster = [e for e in tested if e.counts and _sooner(e, baseline)]
+    slower = [e for e in tested if e.counts and not _sooner(e, baseline)]
+    same = [e for e in tested if not e.counts]
+    against = f"against {_steps(baseline.median)} of {BASELINE}"
+    said = []
+    if faster:
+        listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in faster)
+        said.append(f"Shorter than the baseline's: {listed}, {against}.")
+    if slower:
+        listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in slower)
+        said.append(f"Longer: {listed}, {against}.")
+    if same:
+        listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in same)
+        said.append(f"Not told from the baseline, {_steps(baseline.median)}: {listed}.")
+    least = [least_p(len(e.steps), len(baseline.steps)) * len(tested) for e in tested]
+    blind = sum(p >= LEVEL for p in least)
+    if blind:
+        said.append(
+            f"{blind} of {len(tested)} factors have too few runs to be told from the baseline "
+            f"whatever they do: run more --seeds."
+        )
+    return said + _left(without)
+
+
+def _left(without: int) -> list[str]:
+    return [f"{without} cells have not ended; nothing is said of them."] if without else []
+
+
+def _sooner(effect: Effect, baseline: Effect) -> bool:
+    """Whether a factor's runs are solved sooner: by medians, or by means where those are equal."""
+    ours, theirs = effect.median, baseline.median
+    if ours == theirs:
+        return float(np.mean(effect.steps)) < float(np.mean(baseline.steps))
+    return ours < theirs
+
+
+def _steps(median: float) -> str:
+    return f"{median:,.0f} steps" if math.isfinite(median) else "never by half"
+
+
+def draw(effects: Sequence[Effect]) -> go.Figure:
+    """Draw each factor's runs and their median, fastest on top; triangles were not solved."""
+    names = [html.escape(effect.factor) for effect in effects]
+    drawn = figure(height=150 + ROW * len(effects))
+    for solved, symbol, name in (
+        (True, "circle-open", "a run, solved"),
+        (False, "triangle-right-open", "a run, not solved by then"),
+    ):
+        points = [
+            (steps, label)
+            for effect, label in zip(effects, names, strict=True)
+            for steps, ended in zip(effect.steps, effect.solved, strict=True)
+            if ended is solved
+        ]
+        drawn.add_scatter(
+            x=[steps for steps, _ in points],
+            y=[label for _, label in points],
+            mode="markers",
+            marker={"symbol": symbol, "color": MUTED, "size": 7},
+            name=name,
+            hovertemplate=f"%{{y}}: {name}, %{{x:,}} steps<extra></extra>",
+        )
+    for counts, color, symbol, name in (
+        (False, BLUE, "line-ns", "median"),
+        (True, VERMILLION, "diamond", "median, told from the baseline"),
+    ):
+        known = [
+            (effect, label)
+            for effect, label in zip(effects, names, strict=True)
+            if math.isfinite(effect.median) and effect.counts is counts
+        ]
+        drawn.add_scatter(
+            x=[effect.median for effect, _ in known],
+            y=[label for _, label in known],
+            mode="markers",
+            marker={
+                "symbol": symbol,
+                "color": color,
+                "size": 9,
+                "line": {"width": 2.4, "color": color},
+            },
+            name=name,
+            hovertemplate=f"%{{y}}: {name} %{{x:,}} steps<extra></extra>",
+        )
+    baseline = next((effect for effect in effects if effect.factor == BASELINE), None)
+    if baseline is not None and math.isfinite(baseline.median):
+        drawn.add_vline(baseline.median, line={"color": MUTED, "dash": "dot"}, layer="below")
+    drawn.update_xaxes(title_text="steps until solved", tickformat=",", rangemode="tozero")
+    drawn.update_yaxes(
+        categoryorder="array", categoryarray=names[::-1], automargin="left", showgrid=False
+    )
+    return drawn.update_layout(margin_t=90)

@@ -1,0 +1,58 @@
+"""Tables of studies, for the terminal."""
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from analysis.studies.recall import Setting
+from analysis.studies.trainability import Effect
+from lab.studies.published import PUBLISHED
+
+
+def recall_table(settings: Sequence[Setting]) -> Table:
+    """Return accuracy by mixer, row length and width; after a stroke, the paper's."""
+    widths = sorted({width for _, _, width in PUBLISHED})
+    by_place = {(s.mixer, s.seq_len, s.d_model): s for s in settings}
+    table = Table(box=None, title="test accuracy / the paper's (±0.02)", title_justify="left")
+    table.add_column("mixer")
+    table.add_column("T", justify="right")
+    for width in widths:
+        table.add_column(f"d {width}", justify="right")
+    for mixer in dict.fromkeys(setting.mixer for setting in settings):
+        for length in sorted({length for name, length, _ in by_place if name == mixer}):
+            cells = [_beside(by_place.get((mixer, length, width))) for width in widths]
+            table.add_row(mixer, f"{length:,}", *cells)
+    return table
+
+
+def _beside(setting: Setting | None) -> str:
+    if setting is None:
+        return "not run"
+    cut = "*" if setting.cut else ""
+    published = "" if setting.published is None else f" / {setting.published:.2f}"
+    return f"{setting.mean:.3f}{cut}{published}"
+
+
+def trainability_table(effects: Sequence[Effect]) -> Table:
+    """Return the factors by the median of the steps until solved."""
+    table = Table(box=None)
+    for name in ("factor", "median steps", "95 %", "rows", "solved", "p", "Holm"):
+        table.add_column(name, justify="left" if name == "factor" else "right")
+    for effect in effects:
+        low, high = effect.interval
+        table.add_row(
+            effect.factor,
+            _number(effect.median),
+            f"{_number(low)} … {_number(high)}",
+            _number(effect.rows),
+            f"{sum(effect.solved)} of {len(effect.solved)}",
+            "" if effect.p is None else f"{effect.p:.2g}",
+            "" if effect.corrected is None else f"{effect.corrected:.2g}",
+            style="bold" if effect.counts else "",
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "—"

@@ -1,0 +1,136 @@
+"""The folder of a cell: what it is, its run, and how far it got.
+
+cell.json       factors, task, options, lengths
+spent.json      minutes it has had, and the error that ended it, if one did
+log.txt         what its process printed
+run/            the run folder
+lengths.json    accuracy by row length
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lab.files import RunError, read_json, write_json, writing
+from lab.runs import Run
+from lab.studies.study import Cell
+
+Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
+"""How far a cell got. "budget": all its steps, and not solved. "out of time": its minutes are up.
+"unfinished": it was interrupted, and goes on when the study is run again."""
+ENDED = ("solved", "budget", "diverged")
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """A cell on disk, or about to be."""
+
+    path: Path
+
+    @property
+    def run_path(self) -> Path:
+        """The run folder."""
+        return self.path / "run"
+
+    @property
+    def log(self) -> Path:
+        """The file with what its process printed."""
+        return self.path / "log.txt"
+
+    def claim(self, cell: Cell) -> None:
+        """Make the folder this cell's, or find that it already is.
+
+        Raises:
+            RunError: when it holds another cell, or cannot be written.
+        """
+        file = self.path / "cell.json"
+        described = json.loads(json.dumps(cell.to_dict()))
+        if file.exists():
+            held = self.cell().to_dict()
+            for name, value in described.items():
+                if held[name] != value:
+                    raise RunError(
+                        f"{self.path}: holds a cell with {name}={held[name]}, this one has "
+                        f"{name}={value}; choose another --out"
+                    )
+            return
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(file, described)
+
+    def cell(self) -> Cell:
+        """Return the cell.
+
+        Raises:
+            RunError: when there is none.
+        """
+        held = read_json(self.path / "cell.json", f"{self.path} is no folder of a cell")
+        try:
+            return Cell(held["factors"], held["task"], held["options"], tuple(held["lengths"]))
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{self.path}/cell.json is not a cell's: {error}") from error
+
+    def run(self) -> Run | None:
+        """Return the run; None while there is none that can be read."""
+        with contextlib.suppress(RunError):
+            return Run.open(self.run_path)
+        return None
+
+    def spent(self) -> float:
+        """Return the minutes that the cell has had."""
+        return float(self._progress().get("minutes", 0.0))
+
+    def error(self) -> str | None:
+        """Return what ended it before its time, None if nothing did."""
+        return self._progress().get("error")
+
+    def note(self, minutes: float, error: str | None) -> None:
+        """Add minutes, and note how the cell's process failed, or that it did not.
+
+        Raises:
+            RunError: when it cannot be written.
+        """
+        with writing(self.path):
+            write_json(
+                self.path / "spent.json", {"minutes": self.spent() + minutes, "error": error}
+            )
+
+    def lengths(self) -> list[dict[str, Any]]:
+        """Return what was evaluated by row length: seq_len, step, test and validation accuracy."""
+        file = self.path / "lengths.json"
+        if not file.exists():
+            return []
+        return read_json(file, f"{file}: cannot be read; remove it")["lengths"]
+
+    def write_lengths(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """Write what was evaluated by row length.
+
+        Raises:
+            RunError: when it cannot be written.
+        """
+        with writing(self.path):
+            write_json(self.path / "lengths.json", {"lengths": list(found)})
+
+    def status(self) -> Status:
+        """Return how far the cell got."""
+        if not (self.path / "cell.json").exists():
+            return "not run"
+        run = self.run()
+        result = None
+        if run is not None:
+            with contextlib.suppress(RunError):
+                result = run.result()
+        if result is not None and result["stopped"] in ENDED:
+            return result["stopped"]
+        if self.error() is not None:
+            return "failed"
+        if result is not None and result["stopped"] == "interrupted" and not result["signal"]:
+            return "out of time"
+        return "unfinished"
+
+    def _progress(self) -> dict[str, Any]:
+        file = self.path / "spent.json"
+        return read_json(file, f"{file}: cannot be read; remove it") if file.exists() else {}

@@ -1,0 +1,55 @@
+"""Test accuracy at several row lengths of one run that lengthened its rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lab.evaluation import evaluate
+from lab.models import LanguageModel
+from lab.runs import Run
+
+VALIDATION_SHARE = 4
+"""Validation rows are so many times fewer than test rows: they only choose among settings."""
+
+
+def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a run's accuracy on test and validation rows of each length.
+
+    Where a stage of training with rows of that length was followed by another, the weights are
+    those kept at its end; else they are the last ones.
+
+    Raises:
+        ValueError: for a length that the task has no rows of.
+        RunError: when weights cannot be read.
+    """
+    ends, last, result = stage_ends(run), max(run.checkpoints(), default=0), run.result() or {}
+    found = []
+    for length in lengths:
+        step = ends.get(length, last)
+        known = result.get("accuracy") if (step, length) == (last, run.task.seq_len) else None
+        model, rows = run.weights(step), run.train.test_rows
+        test = _accuracy(run, model, length, "test", rows) if known is None else known
+        validation = _accuracy(run, model, length, "validation", max(1, rows // VALIDATION_SHARE))
+        found.append({"seq_len": length, "step": step, "test": test, "validation": validation})
+    return found
+
+
+def _accuracy(run: Run, model: LanguageModel, length: int, split: str, rows: int) -> float:
+    task, full = run.task, run.task.seq_len
+    return evaluate(
+        task if length == full else task.at_length(length),
+        model,
+        rows=rows,
+        rows_at_once=max(1, run.train.batch_size * full // length),
+        seed=run.train.seed,
+        split=split,
+    ).accuracy
+
+
+def stage_ends(run: Run) -> dict[int, int]:
+    """Return the steps taken when rows of a length were learned and longer ones followed."""
+    ends, steps = {}, 0
+    parts = run.stages()
+    for stage in parts[:-1]:
+        steps += stage["steps"]
+        ends[stage["seq_len"]] = steps
+    return ends

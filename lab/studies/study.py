@@ -1,0 +1,104 @@
+"""What a study is: cells, each the options of one run, and what tells them apart."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Factor = str | int | float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        factors: what tells it from the other cells, by column of the table.
+        task: the task's name.
+        options: what `lab TASK` is given, by field name:
+            `{"seq_len": 64, "options": ["A.mask=soft"]}`.
+        lengths: row lengths at which the test accuracy is wanted; the table has a row for each.
+    """
+
+    factors: Mapping[str, Factor]
+    task: str
+    options: Mapping[str, Any]
+    lengths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        text = ",".join(f"{factor}={value}" for factor, value in self.factors.items())
+        return re.sub(r"[^\w=,.+-]+", "_", text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell, ready for JSON."""
+        return {
+            "factors": dict(self.factors),
+            "task": self.task,
+            "options": dict(self.options),
+            "lengths": list(self.lengths),
+        }
+
+
+@dataclass(frozen=True)
+class Study:
+    """Cells in the order in which they are run: those that tell most come first.
+
+    Attributes:
+        name: of the study.
+        question: what it is to answer.
+        cells: with the same factors, and no two alike.
+
+    Raises:
+        ValueError: for cells whose factors have other names, or that would share a folder.
+    """
+
+    name: str
+    question: str
+    cells: tuple[Cell, ...]
+
+    def __post_init__(self):
+        if not self.cells:
+            raise ValueError(f"{self.name}: has no cells")
+        for cell in self.cells:
+            if list(cell.factors) != list(self.cells[0].factors):
+                raise ValueError(
+                    f"{cell.name}: has the factors {', '.join(cell.factors)}, must have "
+                    f"{', '.join(self.cells[0].factors)}"
+                )
+        name, times = Counter(cell.name for cell in self.cells).most_common(1)[0]
+        if times > 1:
+            raise ValueError(f"{name}: names {times} cells, must name one")
+
+    def only(self, chosen: Sequence[str]) -> "Study":
+        """Return the study of the cells with these values, each "factor=value".
+
+        Of one factor, any of the values given; of several factors, all.
+
+        Raises:
+            ValueError: for text of another form, an unknown factor, or one that no cell has.
+        """
+        wanted: dict[str, set[str]] = {}
+        known = {
+            factor: list(dict.fromkeys(str(cell.factors[factor]) for cell in self.cells))
+            for factor in self.cells[0].factors
+        }
+        for text in chosen:
+            factor, equals, value = text.partition("=")
+            if not equals or factor not in known:
+                names = ", ".join(known)
+                raise ValueError(f"only={text}: must be FACTOR=VALUE with a factor of {names}")
+            if value not in known[factor]:
+                values = ", ".join(known[factor])
+                raise ValueError(f"only={text}: no cell has it; {factor} is one of {values}")
+            wanted.setdefault(factor, set()).add(value)
+        cells = tuple(
+            cell
+            for cell in self.cells
+            if all(str(cell.factors[factor]) in values for factor, values in wanted.items())
+        )
+        if not cells:
+            raise ValueError(f"only={', '.join(chosen)}: no cell has all of these")
+        return Study(self.name, self.question, cells)

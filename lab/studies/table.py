@@ -1,0 +1,111 @@
+"""A study as one tidy table, read from its folders: a row for each cell and row length."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from lab.files import RunError
+from lab.lengthening import stages
+from lab.runs import Run
+from lab.studies.folder import CellFolder
+from lab.studies.study import Cell, Study
+
+MEASURED = {
+    "seq_len": pl.Int64,
+    "status": pl.String,
+    "solved": pl.Boolean,
+    "steps": pl.Int64,
+    "accuracy": pl.Float64,
+    "validation": pl.Float64,
+    "rows": pl.Int64,
+    "seconds": pl.Float64,
+    "parameters": pl.Int64,
+    "error": pl.String,
+}
+"""The columns after the factors'.
+
+`solved` says whether validation rows of this length were answered as well as the run asks. Then
+`steps`, `rows` and `seconds` count training until that evaluation, that on shorter rows included.
+Else they count all training there was: the run was censored there. They are empty where nothing
+was run.
+`accuracy` is on test rows of this length, `validation` on validation rows.
+"""
+
+
+def table(study: Study, out: Path) -> pl.DataFrame:
+    """Return one row a cell and row length, cells in their order; those not run are there too.
+
+    Raises:
+        RunError: when a folder of a cell holds what cannot be read.
+    """
+    rows = [row for cell in study.cells for row in _rows(cell, CellFolder(out / cell.name))]
+    factors = {
+        name: pl.Series([cell.factors[name] for cell in study.cells], strict=False).dtype
+        for name in study.cells[0].factors
+    }
+    return pl.DataFrame(rows, schema={**factors, **MEASURED}, orient="row", strict=False)
+
+
+def _rows(cell: Cell, folder: CellFolder) -> Iterator[dict[str, Any]]:
+    status, run = folder.status(), folder.run()
+    run_rows = {} if run is None else _trained(run, folder, cell)
+    for length in cell.lengths:
+        yield {
+            **cell.factors,
+            **dict.fromkeys(MEASURED),
+            **run_rows.get(length, {}),
+            "seq_len": length,
+            "status": status,
+            "error": folder.error() if status in ("failed", "diverged") else None,
+        }
+
+
+def _trained(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
+    """Return what a run's metrics and evaluations say, by row length."""
+    metrics = run.metrics()
+    if not metrics:
+        return {}
+    solving = _solving(run, metrics)
+    evaluated = {found["seq_len"]: found for found in folder.lengths()}
+    parameters = _parameters(run)
+    found = {}
+    for length in cell.lengths:
+        solved = solving.get(length)
+        upto = metrics if solved is None else [row for row in metrics if row["step"] <= solved]
+        at = evaluated.get(length, {})
+        found[length] = {
+            "solved": solved is not None,
+            "steps": upto[-1]["step"],
+            "accuracy": at.get("test"),
+            "validation": at.get("validation"),
+            "rows": _rows_seen(run, upto),
+            "seconds": sum(row["seconds"] for row in upto),
+            "parameters": parameters,
+        }
+    return found
+
+
+def _solving(run: Run, metrics: list[dict[str, Any]]) -> dict[int, int]:
+    """Return the step at which validation rows of each length were first solved."""
+    full, first = run.task.seq_len, {}
+    for row in metrics:
+        length = row.get("seq_len", full)
+        needed = run.train.solved_at if length == full else run.train.lengthen_at
+        if row.get("validation_accuracy", 0.0) >= needed:
+            first.setdefault(length, row["step"])
+    return first
+
+
+def _rows_seen(run: Run, metrics: list[dict[str, Any]]) -> int:
+    sizes = {stage.task.seq_len: stage.batch_size for stage in stages(run.task, run.train)}
+    return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)
+
+
+def _parameters(run: Run) -> int | None:
+    try:
+        result: Mapping[str, Any] = run.result() or {}
+    except RunError:
+        return None
+    return result.get("parameters")

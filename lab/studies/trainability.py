@@ -1,0 +1,91 @@
+"""The trainability map: what shortens the first stage of training, one factor at a time.
+
+Before attention recalls anything it spends hundreds of steps on a plateau. Rows of one length, no
+lengthening: how many steps until 99 % of validation answers are right?
+"""
+
+from typing import Any
+
+from lab.studies.study import Cell, Study
+
+BASELINE = "the lab's protocol"
+SEQ_LEN, MAX_STEPS = 64, 700
+SETTING: dict[str, Any] = {
+    "seq_len": SEQ_LEN,
+    "vocab_size": 2048,
+    "d_model": 64,
+    "stack": "AM*2",
+    "start_len": SEQ_LEN,
+    "max_steps": MAX_STEPS,
+    "eval_every": 10,
+}
+"""What all cells share, but for their own factor. K is a quarter of the row, 16 pairs."""
+
+
+def _variant(name: str, *options: str) -> dict[str, Any]:
+    """Return the options of a mixer of `lab.studies.variants`."""
+    given = {"options": list(options)} if options else {}
+    return {"model": f"lab.studies.variants:{name}", "stack": "UM*2", **given}
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    BASELINE: {},
+    "recipe before": {"logit_scale": 1.0, "table_learning_rate": 3e-3},
+    "rows lengthen from 8": {"start_len": 8},
+    "half the channels rotated": _variant("PartialRotary", "U.share=0.5"),
+    "keys shifted on half the channels": _variant("ShiftedKeys"),
+    "convolution on q, k, v": _variant("ConvolvedAttention"),
+    "normed q and k": _variant("NormedAttention"),
+    "V and out near identity": _variant("NearIdentityAttention"),
+    "logit scale 1": {"logit_scale": 1.0},
+    "table rate 3e-3": {"table_learning_rate": 3e-3},
+    "4 to 16 pairs mixed": {"n_pairs": "4,8,16"},
+    "2^13 rows repeated": {"train_rows": 2**13},
+    "batch 32": {"batch_size": 32},
+    "batch 128": {"batch_size": 128},
+    "AdamW": {"optimizer": "adamw"},
+    "learning rate 1e-3": {"learning_rate": 1e-3},
+    "learning rate 6e-3": {"learning_rate": 6e-3},
+    "table rate 1e-2": {"table_learning_rate": 1e-2},
+    "table rate 4e-2": {"table_learning_rate": 4e-2},
+    "2 heads": {"n_heads": 2},
+    "4 heads": {"n_heads": 4},
+    "no position in layer 2": {"options": ["1.A.position=none"]},
+    "RoPE base 100": {"options": ["A.rope_base=100"]},
+    "RoPE base 1e6": {"options": ["A.rope_base=1e6"]},
+    "a quarter of the channels rotated": _variant("PartialRotary", "U.share=0.25"),
+    "embedding std 0.5": {"embedding_std": 0.5},
+    "embedding std 0.1": {"embedding_std": 0.1},
+    "MLP half as wide": {"options": ["M.d_ff=128"]},
+    "MLP twice as wide": {"options": ["M.d_ff=512"]},
+    "weight decay 0.1": {"weight_decay": 0.1},
+}
+"""What a cell changes, by the factor's name. "recipe before" is that of the lab before it scaled
+logits by 1/√d and trained the table faster. Mixed pairs are also evaluated on mixed pairs."""
+BASELINE_SEEDS = 6
+"""The baseline, against which every factor is tested, has so many times as many seeds: with three
+against eighteen, a factor whose runs are all faster stands out of thirty; with three each, none."""
+
+
+def study(*, seeds: int = 3, precision: str = "fp32") -> Study:
+    """Return the cells: every factor with the first seed, then with the next.
+
+    Args:
+        seeds: runs of each factor.
+        precision: of every run, the same for all.
+    """
+    drawn = [(seed, change) for seed in range(seeds) for change in CHANGES]
+    drawn += [(seed, BASELINE) for seed in range(seeds, BASELINE_SEEDS * seeds)]
+    return Study(
+        "trainability",
+        "What shortens the first stage of training?",
+        tuple(
+            Cell(
+                {"factor": change, "seed": seed},
+                "mqar",
+                {**SETTING, "seed": seed, "precision": precision, **CHANGES[change]},
+                (SEQ_LEN,),
+            )
+            for seed, change in drawn
+        ),
+    )

@@ -1,0 +1,173 @@
+"""Attention with one thing changed, for the trainability map: `--model lab.studies.variants:CLASS`.
+
+The first three are attention in all else, decoding included. The last two look at earlier tokens'
+projections, which attention's state does not carry: they read whole sequences only.
+"""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lab.layers.attention import Attention
+from lab.layers.convolution import CausalConvolution
+from lab.layers.mask import Positions
+from lab.layers.state import token_positions
+from lab.ops.attention import attend
+from lab.ops.rope import apply_rotary, rotary_table
+
+
+class PartialRotary(Attention):
+    """Attention that rotates the first `share` of each head's channels and leaves the others.
+
+    Args:
+        d_model: width of the residual stream.
+        n_heads: heads.
+        share: of a head's channels, in (0, 1]; they are rotated as a head so wide would be.
+
+    Raises:
+        ValueError: for a share that is no even number of channels above 0.
+
+    Source: GPT-NeoX, `rotary_pct`.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 1, *, share: float = 0.25):
+        super().__init__(d_model, n_heads)
+        rotated = share * d_model / n_heads
+        if not 0 < share <= 1 or rotated % 2:
+            raise ValueError(
+                f"share={share}: must be in (0, 1] and an even number of channels, is {rotated:g}"
+            )
+        self.rotated = int(rotated)
+
+    def _rotated(
+        self, x: Float[Tensor, "b t d"], positions: Positions
+    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
+        q = self.hook_q(rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads))
+        k = self.hook_k(rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads))
+        precise = torch.promote_types(q.dtype, torch.float32)
+        cos, sin = rotary_table(positions, self.rotated, self.rope_base, precise)
+        q, k = (
+            torch.cat([apply_rotary(y[..., : self.rotated], cos, sin), y[..., self.rotated :]], -1)
+            for y in (q, k)
+        )
+        q, k = self.hook_rot_q(q), self.hook_rot_k(k)
+        return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
+
+
+class NormedAttention(Attention):
+    """Attention on q / rms(q) ⊙ g and k / rms(k) ⊙ g', normed before they are rotated (QK-norm).
+
+    Args:
+        d_model: width of the residual stream.
+        n_heads: heads; each has the same gains.
+
+    Source: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters".
+        Departs: RMSNorm in place of LayerNorm, as Qwen3 and OLMo 2 have it.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 1):
+        super().__init__(d_model, n_heads)
+        self.q_norm, self.k_norm = (nn.RMSNorm(d_model // n_heads) for _ in range(2))
+
+    def _rotated(
+        self, x: Float[Tensor, "b t d"], positions: Positions
+    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
+        q = rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads)
+        k = rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads)
+        q, k = self.hook_q(self.q_norm(q)), self.hook_k(self.k_norm(k))
+        precise = torch.promote_types(q.dtype, torch.float32)
+        cos, sin = rotary_table(positions, q.shape[-1], self.rope_base, precise)
+        q, k = (
+            self.hook_rot_q(apply_rotary(q, cos, sin)),
+            self.hook_rot_k(apply_rotary(k, cos, sin)),
+        )
+        return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
+
+
+class NearIdentityAttention(Attention):
+    """Attention whose values and output start near the identity, so that V·O copies what it reads.
+
+    Args:
+        d_model: width of the residual stream.
+        n_heads: heads.
+        noise: share of the usual initial weights that is added.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 1, *, noise: float = 0.1):
+        super().__init__(d_model, n_heads)
+        with torch.no_grad():
+            for weight in (self.get_parameter("v.weight"), self.out.weight):
+                weight.mul_(noise).add_(torch.eye(d_model))
+
+
+class ShiftedKeys(nn.Module):
+    """Attention whose keys take half of their channels from the token before.
+
+    The channels that RoPE turns together are shifted together; the slower half of the pairs is.
+    Before the first token come zeros.
+
+    Args:
+        d_model: width of the residual stream.
+        n_heads: heads; each has a multiple of four channels.
+
+    Raises:
+        ValueError: for heads of another width.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 1):
+        super().__init__()
+        if d_model % (4 * n_heads):
+            raise ValueError(f"d_model={d_model}: must be a multiple of 4 · {n_heads=}")
+        self.attention = Attention(d_model, n_heads)
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return the attention's output."""
+        k = rearrange(
+            self.attention.k(x), "b t (h n q p) -> b t h n q p", h=self.attention.n_heads, n=2, q=2
+        )
+        here, before = k.unbind(-2)
+        before = F.pad(before, (0, 0, 0, 0, 0, 0, 1, -1))
+        k = rearrange(torch.stack([here, before], -2), "b t h n q p -> b t (h n q p)")
+        return _attended(self.attention, x, self.attention.q(x), k, self.attention.v(x))
+
+
+class ConvolvedAttention(nn.Module):
+    """Attention on queries, keys and values that each pass a short causal convolution.
+
+    Args:
+        d_model: width of the residual stream.
+        n_heads: heads.
+        width: tokens that a sum takes, its own among them.
+
+    Source: Mamba-2's convolution of x, B and C. Departs: no SiLU after it.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 1, *, width: int = 4):
+        super().__init__()
+        self.attention = Attention(d_model, n_heads)
+        self.convolution = CausalConvolution(3 * d_model, width)
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return the attention's output."""
+        projected = [self.attention.q(x), self.attention.k(x), self.attention.v(x)]
+        q, k, v = self.convolution(torch.cat(projected, -1))[0].chunk(3, -1)
+        return _attended(self.attention, x, q, k, v)
+
+
+def _attended(
+    attention: Attention,
+    x: Float[Tensor, "b t d"],
+    q: Float[Tensor, "b t d"],
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t d"],
+) -> Float[Tensor, "b t d"]:
+    """Return an attention's output on queries, keys and values that stand for its own."""
+    q, k, v = (rearrange(y, "b t (h p) -> b t h p", h=attention.n_heads) for y in (q, k, v))
+    precise = torch.promote_types(q.dtype, torch.float32)
+    positions = token_positions(x.shape[1], x.device)
+    cos, sin = rotary_table(positions, q.shape[-1], attention.rope_base, precise)
+    q, k = (apply_rotary(y, cos, sin) for y in (q, k))
+    q, k, v = (rearrange(y, "b t h p -> b h t p") for y in (q, k, v))
+    return attention.project(x, attend(q, k, v, None))
