@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from analysis.export import save
 from analysis.studies import recall as recalled
 from analysis.studies import trainability as trained
+from analysis.studies.holm import holm
 from lab.cli import app
 from lab.commands.cell import train_cell
 from lab.commands.training import describe_run
@@ -285,16 +286,16 @@ def test_the_log_rank_test_is_exact_and_near_the_usual_one_for_many_runs():
     from lifelines.statistics import logrank_test
 
     rng = np.random.default_rng(1)
-    ours, theirs = rng.exponential(90, 50).round(), rng.exponential(160, 60).round()
-    seen = [(list(np.minimum(times, 250)), list(times < 250)) for times in (ours, theirs)]
+    drawn = [rng.exponential(90, 50).round(), rng.exponential(160, 60).round()]
+    seen = [(np.minimum(t, 250).astype(int).tolist(), (t < 250).tolist()) for t in drawn]
     usual = logrank_test(seen[0][0], seen[1][0], seen[0][1], seen[1][1]).p_value
     assert 0.001 < usual < 0.2
     assert trained.log_rank_p(*seen[0], *seen[1]) == pytest.approx(usual, rel=0.3)
 
 
 def test_holm_is_as_by_hand():
-    assert trained.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert trained.holm([]) == []
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
     assert trained.least_p(3, 3) == pytest.approx(0.1)
 
 
@@ -345,13 +346,40 @@ def test_the_verdict_speaks_of_what_was_run_alone():
     assert said[1].startswith("8 settings of the study were not run")
 
 
-def test_a_mask_level_with_attention_is_not_ahead_and_a_better_one_is():
-    bare = recall_rows("attention", 0.5)
-    masks = [recall_rows("soft mask", 0.5005), recall_rows("value mask", 0.9)]
-    value, soft = recalled.verdict(recalled.measure(recall_frame(bare, *masks)), 0)[1:]
-    assert "value mask is ahead of attention without one in 8 of 8" in value
-    assert "soft mask is ahead of attention without one in 0 of 8" in soft
-    assert "behind in 0; in the paper it is ahead in 8 of these" in soft
+def recall_runs(mixer: str, gain: float, spread: float, seed: int):
+    """Return eight runs of a mixer at one width, each about `gain` better than a half."""
+    noise = np.random.default_rng(seed).normal(0, spread, 8)
+    rows = recall_rows(mixer, 0.5)[: 2 * len(recall.LENGTHS)]
+    return [
+        {**row, "seed": run, "accuracy": 0.5 + gain + float(noise[run])}
+        for run in range(8)
+        for row in rows
+        if row["seed"] == 0
+    ]
+
+
+def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
+    found = recalled.measure(
+        recall_frame(
+            recall_runs("attention", 0, 0.02, 0),
+            recall_runs("soft mask", 0, 0.02, 1),
+            recall_runs("value mask", 0.3, 0.02, 2),
+            recall_runs("literal mask", -0.3, 0.02, 3),
+        )
+    )
+    paper, *said = recalled.verdict(found, 0)[1:]
+    assert paper.startswith("The paper has the dynamic mask ahead of attention without one in 4 of")
+    assert [text.split(" attention without one: ")[0] for text in said] == [
+        "Here the value mask is ahead of",
+        "Here the soft mask cannot be told from",
+        "Here the literal mask is behind",
+    ]
+
+
+def test_flips_of_signs_give_the_p_they_give_by_hand():
+    assert recalled.sign_flip_p(np.array([1.0, 2.0, 3.0])) == 2 / 8
+    assert recalled.sign_flip_p(np.array([1.0, -1.0])) == 1
+    assert recalled.sign_flip_p(np.full(20, 0.1)) < 1e-3
 
 
 def test_the_learning_rate_is_chosen_on_validation_rows():
