@@ -14,7 +14,7 @@ from lab.layers.mask import stored
 from lab.layers.state import State
 from lab.models import ARCHITECTURES
 
-Kind = Literal["mixer", "transform", "model", "printed"]
+Kind = Literal["mixer", "transform", "model", "printed", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Case:
         build: makes it.
         dead: its parameters that learn nothing; the law of gradients fails by them.
         verdicts: of laws that neither hold nor are what a module of its kind has (`expected`).
-        kind: what it can be asked; a printed reading shows its matrix, and does not decode.
+        kind: what it can be asked; a printed reading shows its matrix, and does not decode; a
+            sequence mixer does neither.
         d_model: width d.
         lengths: of the probes.
     """
@@ -147,5 +148,6 @@ NOT_OF_KIND: dict[Kind, tuple[str, ...]] = {
     "transform": (*DECODING, "matrix applies"),
     "model": ("matrix applies",),
     "printed": DECODING,
+    "sequence": (*DECODING, "matrix applies"),
 }
 """Laws that do not apply: what has no state, and no matrix."""

@@ -21,6 +21,13 @@ from lab.layers.printed import (
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
+from lab.studies.variants import (
+    ConvolvedAttention,
+    NearIdentityAttention,
+    NormedAttention,
+    PartialRotary,
+    ShiftedKeys,
+)
 from tests.case import Case, Told, architecture, moved
 
 NO_CHOICE: dict[str, Reach] = {"value_query.weight": "none", "value_keys": "none"}
@@ -143,6 +150,11 @@ MIXERS = [
     Case("ssd as printed", lambda: SSD(8, 2, d_state=4, dt_init="paper", chunk_len=4)),
     Case("ssd no skip", lambda: SSD(8, 2, d_state=4, skip=False, chunk_len=4)),
     Case("ssd moved", lambda: moved(SSD(8, 2, d_state=4, chunk_len=4))),
+    Case("attention partly rotated", lambda: PartialRotary(16, 2, share=0.25), d_model=16),
+    Case("attention normed q and k", lambda: NormedAttention(8, 2)),
+    Case("attention near identity", lambda: NearIdentityAttention(8, 2)),
+    Case("attention shifted keys", lambda: ShiftedKeys(8, 2), kind="sequence"),
+    Case("attention convolved", lambda: ConvolvedAttention(8, 2), kind="sequence"),
 ]
 
 

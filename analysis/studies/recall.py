@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 import polars as pl
+from jaxtyping import Float
 from plotly.subplots import make_subplots
 
 from analysis.figures.style import MUTED, figure
+from analysis.studies.holm import holm
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
 
@@ -30,6 +33,10 @@ PAPER_LOOKS = {
     "SSD": (GREEN, "triangle-down-open"),
     "Based": (MUTED, "x-thin-open"),
 }
+LEVEL = 0.05
+"""Below this corrected p a mask is ahead, or behind."""
+MOST_FLIPPED = 16
+"""Pairs of which all flips of signs are tried."""
 PANEL, LEGEND_ROW = 220, 22
 """Heights of a panel and of a row of the legend, px."""
 
@@ -43,6 +50,7 @@ class Setting:
         seq_len: tokens a row.
         d_model: width.
         learning_rate: of those tried, the one best on validation rows.
+        seeds: of its runs.
         accuracies: on test rows, one a seed.
         cut: how many of these runs were not solved when their minutes were up.
     """
@@ -51,6 +59,7 @@ class Setting:
     seq_len: int
     d_model: int
     learning_rate: str
+    seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
     cut: int
 
@@ -82,7 +91,15 @@ def measure(table: pl.DataFrame) -> list[Setting]:
         chosen = rows.filter(pl.col("learning_rate") == best)
         cut = chosen.filter((pl.col("status") == "out of time") & ~pl.col("solved"))
         found.append(
-            Setting(str(mixer), length, width, str(best), tuple(chosen["accuracy"]), cut.height)
+            Setting(
+                str(mixer),
+                length,
+                width,
+                str(best),
+                tuple(chosen["seed"]),
+                tuple(chosen["accuracy"]),
+                cut.height,
+            )
         )
     return found
 
@@ -145,39 +162,65 @@ def _beside_the_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
 
 
 def _masks(settings: Sequence[Setting]) -> list[str]:
-    """Compare each dynamic mask with attention, where both were run, as the paper does."""
-    plain = {(s.seq_len, s.d_model): s for s in settings if s.mixer == "attention"}
-    said = []
-    for mixer, counterpart in COUNTERPARTS.items():
-        if counterpart != "dynamic mask attention":
-            continue
-        both = [
-            (s, plain[s.seq_len, s.d_model])
-            for s in settings
-            if s.mixer == mixer and (s.seq_len, s.d_model) in plain
-        ]
-        if not both:
-            continue
-        ahead = sum(_ahead(masked, bare) for masked, bare in both)
-        behind = sum(_ahead(bare, masked) for masked, bare in both)
-        claimed = sum(
-            PUBLISHED["dynamic mask attention", s.seq_len, s.d_model]
-            > PUBLISHED["attention", s.seq_len, s.d_model] + 2 * READING_ERROR
-            for s, _ in both
-        )
-        fewest = min(len(s.accuracies) for pair in both for s in pair)
+    """Compare each dynamic mask with attention, as the paper does, where both were run."""
+    bare = {(s.seq_len, s.d_model): s for s in settings if s.mixer == "attention"}
+    masks = [name for name, paper in COUNTERPARTS.items() if paper == PAPER_MIXERS[0]]
+    both = [s for s in settings if s.mixer in masks and (s.seq_len, s.d_model) in bare]
+    if not both:
+        return []
+    places = {(s.seq_len, s.d_model) for s in both}
+    claimed = sum(
+        PUBLISHED["dynamic mask attention", *place]
+        > PUBLISHED["attention", *place] + 2 * READING_ERROR
+        for place in places
+    )
+    said = [
+        f"The paper has the dynamic mask ahead of attention without one in {claimed} of the "
+        f"{len(places)} row lengths and widths at which both were run here."
+    ]
+    gains = {name: _gains([s for s in both if s.mixer == name], bare) for name in masks}
+    gains = {name: gain for name, gain in gains.items() if len(gain)}
+    ps = [sign_flip_p(gain) for gain in gains.values()]
+    for (name, gain), p in zip(gains.items(), holm(ps), strict=True):
+        place = "cannot be told from"
+        if p < LEVEL:
+            place = "is ahead of" if gain.mean() > 0 else "is behind"
         said.append(
-            f"The {mixer} is ahead of attention without one in {ahead} of {len(both)} settings "
-            f"run and behind in {behind}; in the paper it is ahead in {claimed} of these. Ahead is "
-            f"every seed above every seed, and more than {READING_ERROR} on average; the fewest "
-            f"seeds of a setting are {fewest}."
+            f"Here the {name} {place} attention without one: {gain.mean():+.3f} over "
+            f"{len(gain)} pairs of runs of one width and seed (sign flips, Holm: p = {p:.2g})."
         )
     return said
 
 
-def _ahead(one: Setting, other: Setting) -> bool:
-    apart = min(one.accuracies) > max(other.accuracies)
-    return apart and one.mean - other.mean > READING_ERROR
+def _gains(
+    masked: Sequence[Setting], bare: dict[tuple[int, int], Setting]
+) -> Float[np.ndarray, " n"]:
+    """Return how much more accurate masked runs are, each a mean over its row lengths.
+
+    The lengths of one run share its training, so that they do not count as several.
+    """
+    gains: dict[tuple[int, int], list[float]] = {}
+    for setting in masked:
+        other = bare[setting.seq_len, setting.d_model]
+        plain = dict(zip(other.seeds, other.accuracies, strict=True))
+        for seed, accuracy in zip(setting.seeds, setting.accuracies, strict=True):
+            if seed in plain:
+                gains.setdefault((setting.d_model, seed), []).append(accuracy - plain[seed])
+    return np.array([np.mean(gain) for gain in gains.values()], dtype=np.float64)
+
+
+def sign_flip_p(gains: Float[np.ndarray, " n"]) -> float:
+    """Return the two-sided p of a mean of pairs' differences, under flips of their signs.
+
+    All flips are tried, or 2^16 drawn ones where there are more.
+    """
+    n = len(gains)
+    if n <= MOST_FLIPPED:
+        flips = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+    else:
+        flips = np.random.default_rng(0).choice([-1, 1], (2**MOST_FLIPPED, n))
+    # Flips that differ by rounding alone are as extreme.
+    return float(np.mean(np.abs(flips @ gains) >= abs(gains.sum()) - 1e-12))
 
 
 def _where(setting: Setting) -> str:
@@ -224,6 +267,7 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
                 hovertemplate=f"paper, {mixer}, d_model %{{x}}: %{{y:.2f}}<extra></extra>",
                 **place,
             )
+    drawn.update_annotations(font_size=11)
     drawn.update_xaxes(type="log", tickvals=widths, ticktext=[str(width) for width in widths])
     drawn.update_xaxes(title_text="d_model", row=2)
     drawn.update_yaxes(range=[-0.04, 1.06], tickformat=".0%")

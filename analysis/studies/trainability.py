@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from analysis.figures.style import BLUE, MUTED, VERMILLION, figure
+from analysis.studies.holm import holm
 from lab.studies.trainability import BASELINE
 
 LEVEL = 0.05
@@ -161,18 +162,6 @@ def log_rank_p(
 def least_p(runs: int, others: int) -> float:
     """Return the smallest two-sided p that `log_rank_p` can have of groups so large."""
     return min(1.0, 2 / math.comb(runs + others, runs))
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Return p values after Holm's correction: of p₍₁₎ ≤ … ≤ p₍ₘ₎, max over j ≤ i of (m−j+1) p₍ⱼ₎.
-
-    Source: Holm, Scand. J. Stat. 6 (1979), 65.
-    """
-    corrected, highest = [1.0] * len(ps), 0.0
-    for rank, i in enumerate(np.argsort(ps, kind="stable")):
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
-        corrected[i] = highest
-    return corrected
 
 
 def verdict(effects: Sequence[Effect], without: int) -> list[str]:
