@@ -19,6 +19,8 @@ from lab.oracles.cannot import CannotError
 CONSTANT, KIND = 0, 1
 """The first two channels: one that all tokens share, so that a norm's divisor is known, and one
 that tells two kinds of tokens apart."""
+SEEN = 0.5
+"""What a token loses in `KIND` where tokens are to know that one stands before them."""
 ANSWER_SIZE = 4.0
 """An answer's length beside a token's code of length one."""
 LOSS = 0.005
@@ -37,9 +39,11 @@ class Residual:
         d_model: width.
         kind: of each token, [v].
         key, gathered, answer: channels of a key's code, of the key gathered from the token before,
-            and of an answer's code. Key and answer may be the same.
+            and of an answer's code. Key and answer may be the same; and key and gathered, where only
+            answers gather, which are no keys.
         keys: each token's key code, unit or zero, [v a].
         answers: each token's answer code, unit or zero, [v b].
+        marks_first: whether gathering takes `SEEN` off the kind of all tokens but a row's first.
     """
 
     d_model: int
@@ -49,6 +53,7 @@ class Residual:
     answer: slice
     keys: Float64[Tensor, "v a"]
     answers: Float64[Tensor, "v b"]
+    marks_first: bool = False
 
     @property
     def energy(self) -> float:
