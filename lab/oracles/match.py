@@ -65,16 +65,19 @@ def exact_width(n_keys: int, n_answers: int) -> int:
     return 2 + 2 * n_keys + min(n_answers, ANSWER_ROOM)
 
 
-def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> None:
+def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
     """Bring the answer next to the gathered key that the own key equals.
+
+    Returns:
+        The noise beside the answer's lead over others, as `Memory.noise`; 0 for attention.
 
     Raises:
         CannotError: where keys or positions cannot be told apart well enough.
     """
     if isinstance(mixer, Attention):
         _attend(mixer, residual, lookup)
-    else:
-        _read(mixer, residual, lookup)
+        return 0.0
+    return _read(mixer, residual, lookup)
 
 
 def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
@@ -160,7 +163,7 @@ def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
 
 
 @torch.no_grad()
-def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
+def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
     """Let B be what was gathered, C the key and x the answer, and nothing fade."""
     if ssd.position == "conv":
         raise CannotError("S.position=conv in a layer that reads what another gathered")
@@ -173,7 +176,7 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
     channels = of_mixer(ssd)
     a = lookup.width
     places = channels.slowest(a + opening, lookup.seq_len)
-    _check_sum(channels, places[:a], residual, lookup)
+    noise = _noise(channels, places[:a], residual, lookup)
     shared = residual.key == residual.answer
     # A query has gathered its own key, if own ones come along, and else nothing that counts, but
     # where all tokens are keys.
@@ -207,12 +210,13 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
     if ssd.D is not None:
         # What a token is, where that stands among answers, goes.
         ssd.D.fill_(-1 / ANSWER_SIZE if shared else 0)
+    return noise
 
 
-def _check_sum(
+def _noise(
     channels: Channels, places: tuple[int, ...], residual: Residual, lookup: Lookup
-) -> None:
-    """Hold codes to being so different that the other writes seldom hide an answer.
+) -> float:
+    """Return `Memory.noise`, 0 where codes are so different that no other writes hide an answer.
 
     Raises:
         CannotError: where they often do.
@@ -222,11 +226,11 @@ def _check_sum(
     n_answers, b = int((residual.answers.norm(dim=1) > 0).sum()), residual.answers.shape[1]
     nearest = cosines(n_answers, b).highest
     if lookup.writes * max(high, -low) * (1 + nearest) < 0.9 * own * (1 - nearest):
-        return
+        return 0.0
     memory = Memory(n, n_answers, lookup.writes)
     share = memory.misses(a, b, own)
     if share <= ALLOWED:
-        return
+        return memory.noise(a, b)
     width = memory.needed_width()
     raise CannotError(
         f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels and {n_answers} answers in "

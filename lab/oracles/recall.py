@@ -130,8 +130,8 @@ def _in_two(
             "S.skip=false where every token is a key: its own comes along with the one before"
         )
     lookup = _lookup(recall, residual, own)
-    match(second, residual, lookup)
-    _finish(model, recall, residual, lookup)
+    noise = match(second, residual, lookup)
+    _finish(model, residual, lookup, noise)
 
 
 def _in_one(model: LanguageModel, recall: Recall, mixer: SSD) -> None:
@@ -140,7 +140,7 @@ def _in_one(model: LanguageModel, recall: Recall, mixer: SSD) -> None:
     residual = _layout(recall, model, still, _room(mixer), False, KEYS_SHARE)
     lookup = _lookup(recall, residual, 0.0)
     bind(mixer, residual, lookup)
-    _finish(model, recall, residual, lookup)
+    _finish(model, residual, lookup, 0.0)
 
 
 def _lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
@@ -150,12 +150,12 @@ def _lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
     )
 
 
-def _finish(model: LanguageModel, recall: Recall, residual: Residual, lookup: Lookup) -> None:
+def _finish(model: LanguageModel, residual: Residual, lookup: Lookup, noise: float) -> None:
     write_tokens(model, residual)
     # The own token's code, if it is an answer, stands beside the answer too.
     others = residual.energy + lookup.added
     size = ANSWER_SIZE - (residual.key == residual.answer)
-    read_answers(model, residual, size, others)
+    read_answers(model, residual, size, others, noise)
 
 
 def _room(mixer: Attention | SSD) -> int:

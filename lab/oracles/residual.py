@@ -131,7 +131,9 @@ def write_tokens(model: LanguageModel, residual: Residual) -> None:
 
 
 @torch.no_grad()
-def read_answers(model: LanguageModel, residual: Residual, size: float, others: float) -> None:
+def read_answers(
+    model: LanguageModel, residual: Residual, size: float, others: float, noise: float = 0.0
+) -> None:
     """Let the last norm pass answers alone, by a gain at which it costs `LOSS`.
 
     Args:
@@ -139,18 +141,23 @@ def read_answers(model: LanguageModel, residual: Residual, size: float, others: 
         residual: where answers stand.
         size: an answer's length in units.
         others: squared units that the rest of the stream has beside it, at most.
+        noise: beside its lead over other answers, a standard deviation.
     """
     amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
     model.norm_final.weight.zero_()
-    gain = _scale(residual) / (residual.unit * amplitude * model.norm_final.scale)
+    gain = _scale(residual, noise) / (residual.unit * amplitude * model.norm_final.scale)
     model.norm_final.weight[residual.answer] = gain
 
 
-def _scale(residual: Residual) -> float:
-    """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`."""
+def _scale(residual: Residual, noise: float) -> float:
+    """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`.
+
+    As noise raises some other answers more than it lowers the rest, all are raised by it.
+    """
     answers = residual.answers
     some = answers[answers.norm(dim=1) > 0][:SAMPLE]
     products = some @ answers.T
+    products = products + noise * (products < 1 - 1e-9)
     low, high = 0.0, 1e4
     for _ in range(40):
         middle = (low + high) / 2
