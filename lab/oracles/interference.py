@@ -1,4 +1,4 @@
-"""What a sum over all writes costs: how many answers the other writes hide, and what width helps."""
+"""What reading a sum costs: how many answers other writes hide, and what width helps."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lab.oracles.codes import welch
 
 ALLOWED = 0.25
-"""Bound on the share of wrong answers above which no weights are set; in fact far fewer are wrong."""
+"""Bound on the share of wrong answers above which no weights are set; far fewer are wrong."""
 WIDEST = 4096
 """The largest width that is tried."""
 
@@ -15,8 +15,8 @@ WIDEST = 4096
 class Memory:
     """A sum of writes, each a key's code times an answer's.
 
-    A query reads its own answer once, and each of w others times the product of the two keys. So it
-    leads any other answer by 1, beside noise of variance 2 w κ² ν², where κ and ν are
+    A query reads its own answer once, and each of w others times the product of the two keys. So
+    the own answer leads any other by 1, beside noise of variance 2 w κ² ν², where κ and ν are
     Welch's bounds: no codes of that width have smaller root mean square products. The product of
     two answers adds ν² to the variance, and that of two keys κ² where the other answer was written.
 

@@ -22,8 +22,6 @@ OWN_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7)
 gathers itself, and must not look like what follows itself."""
 EARLY_ANGLE = 0.8
 """Radians that the pair which prefers the earliest turns by over a row: its sine still grows."""
-ANSWER_ROOM = 16
-"""Channels in which hundreds of answers differ well, where keys take all they can."""
 ON = 15.0
 """What a one-hot key is before the convolution's SiLU; the others are −15 or less."""
 HEAVIEST_KIND = 1.3
@@ -58,11 +56,6 @@ class Lookup:
     def added(self) -> float:
         """Squared units gathered at most."""
         return (1 + self.own) ** 2
-
-
-def exact_width(n_keys: int, n_answers: int) -> int:
-    """Return the d_model at which keys are orthogonal, twice, and answers have room enough."""
-    return 2 + 2 * n_keys + min(n_answers, ANSWER_ROOM)
 
 
 def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:

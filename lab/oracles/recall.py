@@ -15,7 +15,7 @@ from lab.oracles.cannot import CannotError
 from lab.oracles.capacity import arrangements, check_bits
 from lab.oracles.codes import spread
 from lab.oracles.gather import gather
-from lab.oracles.match import Lookup, bind, exact_width, match
+from lab.oracles.match import Lookup, bind, match
 from lab.oracles.residual import (
     ANSWER_SIZE,
     Residual,
@@ -27,6 +27,8 @@ from lab.oracles.slots import of_mixer
 
 MOST_KEYS = 8192
 """More, and comparing all pairs of codes takes minutes."""
+ANSWER_ROOM = 16
+"""Channels in which hundreds of answers differ well, where keys take all they can."""
 KIND_SIZE = 0.5
 """In the channel that tells answers, +, from other tokens, −."""
 SUMMED_SHARE = 0.5
@@ -112,11 +114,17 @@ def solve(model: LanguageModel, recall: Recall) -> None:
 def _in_two(
     model: LanguageModel, recall: Recall, first: Attention | SSD, second: Attention | SSD
 ) -> None:
-    """Gather in one mixer, match in a later one."""
+    """Gather in one mixer, match in a later one.
+
+    Where both are SSD, a key gathered shares the channels of a token's own if only answers gather,
+    which are no keys; and the first token of a row is told by having gathered nothing.
+    """
     memory = isinstance(first, SSD) and first.position != "conv" and isinstance(second, SSD)
     marks = memory and recall.opening is not None
     if recall.opening is not None and isinstance(second, SSD) and not marks:
-        raise CannotError("what the marker asks for, by an SSD without a convolution")
+        raise CannotError(
+            "what the marker asks for, by an SSD whose keys attention or a convolution gathered"
+        )
     room = min(_room(first), _room(second)) - marks
     # Said here, a rotation too fast is not taken for a stream too narrow.
     of_mixer(second).places(min(2, recall.n_keys), recall.seq_len, _reserved(second))
@@ -197,7 +205,8 @@ def _layout(
         a = b = min(widest, (d - 2) // times) if beside else min(room, recall.n_keys, d - 2)
     else:
         a = min(widest, max(1, int(share * (d - 2))))
-        if d >= exact_width(recall.n_keys, recall.n_answers) and widest == recall.n_keys:
+        exact = 2 + times * recall.n_keys + min(recall.n_answers, ANSWER_ROOM)
+        if d >= exact and widest == recall.n_keys:
             a = recall.n_keys
         b = min(recall.n_answers, room, d - 2 - times * a)
         a = min(widest, (d - 2 - b) // times)

@@ -39,8 +39,8 @@ class Residual:
         d_model: width.
         kind: of each token, [v].
         key, gathered, answer: channels of a key's code, of the key gathered from the token before,
-            and of an answer's code. Key and answer may be the same; and key and gathered, where only
-            answers gather, which are no keys.
+            and of an answer's code. Key and answer may be the same, and so may key and gathered
+            where only answers gather, which are no keys.
         keys: each token's key code, unit or zero, [v a].
         answers: each token's answer code, unit or zero, [v b].
         marks_first: whether gathering takes `SEEN` off the kind of all tokens but a row's first.
