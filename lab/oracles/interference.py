@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from itertools import count
 
 from lab.oracles.codes import welch
 
 ALLOWED = 0.25
-"""Bound on the share of wrong answers above which no weights are set; far fewer are wrong."""
-WIDEST = 4096
-"""The largest width that is tried."""
+"""Bound on the share of wrong answers above which none are set: about one in 100 is then wrong."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,7 @@ class Memory:
 
     def needed_width(self) -> int:
         """Return the least width of both codes at which one answer in 1,000 is missed at most."""
-        for width in range(2, WIDEST):
-            if self.misses(width, width) <= 0.001:
-                return width
-        return WIDEST
+        return next(width for width in count(2) if self.misses(width, width) <= 0.001)
 
 
 def _beyond(lead: float, variance: float) -> float:

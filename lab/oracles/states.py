@@ -57,13 +57,7 @@ def carry(ssd: SSD, source: slice, into: slice, what: str, amount: float = 1.0) 
 
 @torch.no_grad()
 def carry_one(ssd: SSD, source: int, into: int, place: int, amount: float) -> None:
-    """Let one value more be a channel of the stream, in a layer that does not convolve.
-
-    Raises:
-        CannotError: where values are too narrow.
-    """
-    if place >= room(ssd):
-        raise CannotError(f"to carry {place + 1} channels: d_inner={room(ssd)} is too narrow")
+    """Let one more value be a channel of the stream, in a layer that does not convolve."""
     ssd.x_proj.weight[place] = 0
     ssd.x_proj.weight[place, source] = 1.0
     ssd.out_proj.weight[into, place] = amount

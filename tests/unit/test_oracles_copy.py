@@ -40,6 +40,8 @@ def test_attention_copies_under_every_open_mask(task, letter, mask):
         (Copy(seq_len=32, repeats=False), {"stack": "SM*2"}),
         (Copy(seq_len=32, repeats=False), {"stack": "SM*2", "S__position": "decay"}),
         (Copy(seq_len=32, repeats=False), {"stack": "SM*2", "S__gate": "silu", "n_heads": 2}),
+        (Copy(seq_len=32, repeats=False), {"stack": "SM*2", "1.S.gate": "norm"}),
+        (Copy(seq_len=16, mode="suffix", repeats=False, vocab_size=17), {"stack": "AM SM"}),
         (ONCE, {"stack": "SM*2", "d_model": 130}),
         (ONCE, {"stack": "SM*2", "d_model": 130, "S__position": "decay"}),
         (FIXED, {"stack": "AM"}),
