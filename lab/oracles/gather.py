@@ -8,7 +8,7 @@ from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.oracles import heads, states
 from lab.oracles.cannot import CannotError
-from lab.oracles.residual import CONSTANT, Residual
+from lab.oracles.residual import CONSTANT, KIND, SEEN, Residual
 from lab.oracles.slots import Channels, of_mixer
 
 FADE = 4.0
@@ -95,6 +95,9 @@ def _fade(ssd: SSD, residual: Residual) -> float:
     constant = residual.normed(0)
     gate = states.open_gate(ssd, constant)
     states.carry(ssd, residual.key, residual.gathered, "gather", 1 / gate)
+    if residual.marks_first:
+        place = residual.key.stop - residual.key.start
+        states.carry_one(ssd, CONSTANT, KIND, place, -SEEN / (gate * _seen_in_all(ssd)))
     if ssd.position == "conv":
         return _shift(ssd, residual)
     channels = of_mixer(ssd)
@@ -114,10 +117,33 @@ def _fade(ssd: SSD, residual: Residual) -> float:
             ssd, second, (CONSTANT, 0.0), (CONSTANT, size * math.sin(theta) / constant)
         )
     own = size * math.cos(theta)
+    if residual.gathered == residual.key:
+        # An answer has no key of its own, and all that has one does not read.
+        for place in {first, second}:
+            _read_if_answer(ssd, place, residual)
+        if ssd.D is not None:
+            ssd.D.zero_()
+        return 0.0
     if ssd.D is None:
         return own
     ssd.D.fill_(-own)
     return 0.0
+
+
+@torch.no_grad()
+def _read_if_answer(ssd: SSD, place: int, residual: Residual) -> None:
+    """Let C be what it was for tokens of the higher kind, and zero for those of the lower."""
+    high, low = residual.kind.max().item(), residual.kind.min().item()
+    for row in states.rows(ssd, place):
+        whole = ssd.C_proj.weight[row, CONSTANT].item()
+        ssd.C_proj.weight[row, CONSTANT] = -whole * low / (high - low)
+        ssd.C_proj.weight[row, KIND] = whole / (high - low)
+
+
+def _seen_in_all(ssd: SSD) -> float:
+    """Return what the weights of all tokens before add up to, of which the last has weight one."""
+    fade = FADE if ssd.D is not None else FADE_WITHOUT_SKIP
+    return 1 / (1 - math.exp(-fade))
 
 
 def _shift(ssd: SSD, residual: Residual) -> float:

@@ -10,8 +10,9 @@ from lab.layers.mask import OracleMask
 from lab.layers.ssd import SSD
 from lab.oracles import heads, states
 from lab.oracles.cannot import CannotError
-from lab.oracles.codes import cosines, spread, welch
-from lab.oracles.residual import ANSWER_SIZE, CONSTANT, KIND, Residual
+from lab.oracles.codes import cosines, spread
+from lab.oracles.interference import ALLOWED, Memory
+from lab.oracles.residual import ANSWER_SIZE, CONSTANT, KIND, SEEN, Residual
 from lab.oracles.slots import Channels, of_mixer
 
 KIND_WEIGHT = 0.4
@@ -21,8 +22,6 @@ OWN_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7)
 gathers itself, and must not look like what follows itself."""
 EARLY_ANGLE = 0.8
 """Radians that the pair which prefers the earliest turns by over a row: its sine still grows."""
-ANSWER_ROOM = 16
-"""Channels in which hundreds of answers differ well, where keys take all they can."""
 ON = 15.0
 """What a one-hot key is before the convolution's SiLU; the others are −15 or less."""
 HEAVIEST_KIND = 1.3
@@ -37,7 +36,8 @@ class Lookup:
         n_keys: how many keys there are.
         width: channels of their codes, those of `spread`.
         seq_len: T.
-        writes: other pairs of a key and an answer behind it, in a row, at most.
+        writes: other pairs of a key and an answer behind it, in a row, at most; one that is
+            written twice counts four times, as its square does.
         earliest: "never", "query" where of several that match the first is right, "kind" where
             tokens of kind 1 ask for the first of all positions.
         reach: tokens before a query among which the earliest is sought.
@@ -58,21 +58,19 @@ class Lookup:
         return (1 + self.own) ** 2
 
 
-def exact_width(n_keys: int, n_answers: int) -> int:
-    """Return the d_model at which keys are orthogonal, twice, and answers have room enough."""
-    return 2 + 2 * n_keys + min(n_answers, ANSWER_ROOM)
-
-
-def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> None:
+def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
     """Bring the answer next to the gathered key that the own key equals.
+
+    Returns:
+        The noise beside the answer's lead over others, as `Memory.noise`; 0 for attention.
 
     Raises:
         CannotError: where keys or positions cannot be told apart well enough.
     """
     if isinstance(mixer, Attention):
         _attend(mixer, residual, lookup)
-    else:
-        _read(mixer, residual, lookup)
+        return 0.0
+    return _read(mixer, residual, lookup)
 
 
 def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
@@ -158,43 +156,38 @@ def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
 
 
 @torch.no_grad()
-def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
+def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
     """Let B be what was gathered, C the key and x the answer, and nothing fade."""
     if ssd.position == "conv":
         raise CannotError("S.position=conv in a layer that reads what another gathered")
-    if lookup.earliest != "never":
+    opening = lookup.earliest == "kind"
+    if lookup.earliest == "query" or (opening and not residual.marks_first):
         raise CannotError(
             "to prefer the earliest by a sum over all that match: "
             "an earlier and a later key of one name add up"
         )
     channels = of_mixer(ssd)
-    n, a = lookup.n_keys, lookup.width
-    places = channels.places(a, lookup.seq_len)
-    own, high, low = channels.cosines(n, a, places, lookup.seq_len)
-    other = max(high, -low)
-    n_answers, b = int((residual.answers.norm(dim=1) > 0).sum()), residual.answers.shape[1]
-    nearest = cosines(n_answers, b).highest
-    if lookup.writes * other * (1 + nearest) >= 0.9 * own * (1 - nearest):
-        raise CannotError(
-            f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels of d_model="
-            f"{residual.d_model} have products up to {other:.2f} (no codes of this width have all "
-            f"|products| < {welch(n, a):.2f}, Welch), and {lookup.writes} other writes may add "
-            f"up to a wrong answer. S.position=conv makes keys one-hot, and so would "
-            f"S.position=decay with d_state={n} and d_model={exact_width(n, n_answers)}"
-        )
-    # A query has gathered its own key, if own ones come along, and else nothing that counts.
-    target, query = residual.normed(1), residual.normed(lookup.own**2)
+    a = lookup.width
+    places = channels.slowest(a + opening, lookup.seq_len)
+    noise = _noise(channels, places[:a], residual, lookup)
+    shared = residual.key == residual.answer
+    # A query has gathered its own key, if own ones come along, and else nothing that counts, but
+    # where all tokens are keys.
+    target = residual.normed(1 + SEEN**2 * opening)
+    query = target if shared else residual.normed(lookup.own**2)
     gate = states.open_gate(ssd, query)
     # Half a percent lost over the whole row.
     states.keep_time(ssd, target, 0.005 / lookup.seq_len)
     states.clear(ssd)
-    for i, place in enumerate(places):
+    for i, place in enumerate(places[:a]):
         states.add_score(
             ssd,
             place,
             (residual.key.start + i, 1 / query),
             (residual.gathered.start + i, 1 / target),
         )
+        if not lookup.own:
+            continue
         states.add_score(
             ssd,
             place,
@@ -205,8 +198,52 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
     if ssd.norm_weight is not None:
         amount = states.normed_amount(ssd, residual)
     states.carry(ssd, residual.answer, residual.answer, "read", amount)
+    if opening:
+        _open(ssd, residual, places[a], target)
     if ssd.D is not None:
-        ssd.D.zero_()
+        # What a token is, where that stands among answers, goes.
+        ssd.D.fill_(-1 / ANSWER_SIZE if shared else 0)
+    return noise
+
+
+def _noise(
+    channels: Channels, places: tuple[int, ...], residual: Residual, lookup: Lookup
+) -> float:
+    """Return `Memory.noise`, 0 where codes are so different that no other writes hide an answer.
+
+    Raises:
+        CannotError: where they often do.
+    """
+    n, a = lookup.n_keys, lookup.width
+    own, high, low = channels.cosines(n, a, places, lookup.seq_len)
+    n_answers, b = int((residual.answers.norm(dim=1) > 0).sum()), residual.answers.shape[1]
+    nearest = cosines(n_answers, b).highest
+    if lookup.writes * max(high, -low) * (1 + nearest) < 0.9 * own * (1 - nearest):
+        return 0.0
+    memory = Memory(n, n_answers, lookup.writes)
+    share = memory.misses(a, b, own)
+    if share <= ALLOWED:
+        return memory.noise(a, b)
+    width = memory.needed_width()
+    raise CannotError(
+        f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels and {n_answers} answers in "
+        f"{b} are so alike that what other tokens wrote would hide up to {share:.0%} of the "
+        f"answers. S.position=conv makes keys one-hot; d_model={2 + 2 * width} with "
+        f"d_state={width} and S.position=decay would do"
+    )
+
+
+@torch.no_grad()
+def _open(ssd: SSD, residual: Residual, place: int, target: float) -> None:
+    """Let the marker read what the first token wrote: both stand out in `KIND` from all others."""
+    kind = residual.kind.max().item()
+    first, marker = residual.normed(0), residual.normed(1 + (kind - SEEN) ** 2 - kind**2)
+    read = 1 / (kind * marker)
+    write = target / (SEEN * first**2)
+    states.add_score(ssd, place, (KIND, read), (KIND, write))
+    for row in states.rows(ssd, place):
+        ssd.C_proj.weight[row, CONSTANT] = SEEN * read
+        ssd.B_proj.weight[row, CONSTANT] = SEEN * write
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from lab.oracles.cannot import CannotError
 from lab.oracles.capacity import arrangements, check_bits
 from lab.oracles.codes import spread
 from lab.oracles.gather import gather
-from lab.oracles.match import Lookup, bind, exact_width, match
+from lab.oracles.match import Lookup, bind, match
 from lab.oracles.residual import (
     ANSWER_SIZE,
     Residual,
@@ -27,8 +27,12 @@ from lab.oracles.slots import of_mixer
 
 MOST_KEYS = 8192
 """More, and comparing all pairs of codes takes minutes."""
+ANSWER_ROOM = 16
+"""Channels in which hundreds of answers differ well, where keys take all they can."""
 KIND_SIZE = 0.5
 """In the channel that tells answers, +, from other tokens, −."""
+SUMMED_SHARE = 0.5
+"""Of the stream, for keys, which stand in it once, where a sum is read: its noise is least so."""
 KEYS_SHARE = 0.3
 """Of the stream, for keys, which stand in it twice, where they and answers want more than all."""
 
@@ -42,7 +46,7 @@ class Recall:
         answer: likewise among the answers.
         shared: whether keys and answers are the same tokens, under one code.
         seq_len: T.
-        writes: other pairs of a key and an answer behind it, in a row, at most.
+        writes: as in `Lookup`.
         bits: log₂ of how many answers there may be to the same questions.
         earliest: as in `Lookup`.
         reach: as in `Lookup`.
@@ -110,29 +114,41 @@ def solve(model: LanguageModel, recall: Recall) -> None:
 def _in_two(
     model: LanguageModel, recall: Recall, first: Attention | SSD, second: Attention | SSD
 ) -> None:
-    """Gather in one mixer, match in a later one."""
-    room = min(_room(first), _room(second))
+    """Gather in one mixer, match in a later one.
+
+    Where both are SSD, a key gathered shares the channels of a token's own if only answers gather,
+    which are no keys; and the first token of a row is told by having gathered nothing.
+    """
+    memory = isinstance(first, SSD) and first.position != "conv" and isinstance(second, SSD)
+    marks = memory and recall.opening is not None
+    if recall.opening is not None and isinstance(second, SSD) and not marks:
+        raise CannotError(
+            "what the marker asks for, by an SSD whose keys attention or a convolution gathered"
+        )
+    room = min(_room(first), _room(second)) - marks
     # Said here, a rotation too fast is not taken for a stream too narrow.
     of_mixer(second).places(min(2, recall.n_keys), recall.seq_len, _reserved(second))
-    residual = _layout(recall, model, _still(second, recall), room, gathered=True)
+    beside = recall.shared or not memory
+    still = _still(second, recall) - marks
+    residual = _layout(recall, model, still, room, beside, SUMMED_SHARE if memory else KEYS_SHARE)
+    residual = replace(residual, marks_first=marks)
     own = gather(first, residual, recall.seq_len)
     if recall.shared and own:
         raise CannotError(
             "S.skip=false where every token is a key: its own comes along with the one before"
         )
     lookup = _lookup(recall, residual, own)
-    if recall.opening is not None and isinstance(second, SSD):
-        raise CannotError("what the marker asks for, by an SSD without a convolution")
-    match(second, residual, lookup)
-    _finish(model, recall, residual, lookup)
+    noise = match(second, residual, lookup)
+    _finish(model, residual, lookup, noise)
 
 
 def _in_one(model: LanguageModel, recall: Recall, mixer: SSD) -> None:
     """Bind and match in one convolving SSD."""
-    residual = _layout(recall, model, model.embed.weight.shape[1], _room(mixer), gathered=False)
+    still = model.embed.weight.shape[1]
+    residual = _layout(recall, model, still, _room(mixer), False, KEYS_SHARE)
     lookup = _lookup(recall, residual, 0.0)
     bind(mixer, residual, lookup)
-    _finish(model, recall, residual, lookup)
+    _finish(model, residual, lookup, 0.0)
 
 
 def _lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
@@ -142,12 +158,12 @@ def _lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
     )
 
 
-def _finish(model: LanguageModel, recall: Recall, residual: Residual, lookup: Lookup) -> None:
+def _finish(model: LanguageModel, residual: Residual, lookup: Lookup, noise: float) -> None:
     write_tokens(model, residual)
     # The own token's code, if it is an answer, stands beside the answer too.
     others = residual.energy + lookup.added
     size = ANSWER_SIZE - (residual.key == residual.answer)
-    read_answers(model, residual, size, others)
+    read_answers(model, residual, size, others, noise)
 
 
 def _room(mixer: Attention | SSD) -> int:
@@ -167,21 +183,30 @@ def _reserved(mixer: Attention | SSD) -> int:
 
 
 def _layout(
-    recall: Recall, model: LanguageModel, still: int, room: int, gathered: bool
+    recall: Recall, model: LanguageModel, still: int, room: int, beside: bool, share: float
 ) -> Residual:
-    """Give channels to the constant, the kind, keys (twice if they are gathered) and answers.
+    """Give channels to the constant, the kind, keys and answers.
+
+    Args:
+        recall: what a row asks for.
+        model: whose stream it is.
+        still: channels that hold a key's code where it is looked up.
+        room: channels that every layer carries.
+        beside: whether keys stand in the stream twice, their own and the one gathered.
+        share: of the stream, for keys once, where they and answers want more than all.
 
     Raises:
         CannotError: where not even a few channels are left for a code.
     """
     d = model.embed.weight.shape[1]
-    times = 2 if gathered else 1
+    times = 2 if beside else 1
     widest = min(still, room, recall.n_keys)
     if recall.shared:
-        a = b = min(widest, (d - 2) // times) if gathered else min(room, recall.n_keys, d - 2)
+        a = b = min(widest, (d - 2) // times) if beside else min(room, recall.n_keys, d - 2)
     else:
-        a = min(widest, max(1, int(KEYS_SHARE * (d - 2))))
-        if d >= exact_width(recall.n_keys, recall.n_answers) and widest == recall.n_keys:
+        a = min(widest, max(1, int(share * (d - 2))))
+        exact = 2 + times * recall.n_keys + min(recall.n_answers, ANSWER_ROOM)
+        if d >= exact and widest == recall.n_keys:
             a = recall.n_keys
         b = min(recall.n_answers, room, d - 2 - times * a)
         a = min(widest, (d - 2 - b) // times)
@@ -194,8 +219,8 @@ def _layout(
     keys = chosen(spread(recall.n_keys, a), recall.key)
     answers = keys if recall.shared else chosen(spread(recall.n_answers, b), recall.answer)
     key = slice(2, 2 + a)
-    beside = slice(key.stop, key.stop + a) if gathered else key
-    end = beside.stop
+    gathered = slice(key.stop, key.stop + a) if beside else key
+    end = gathered.stop
     if recall.shared:
         kind = torch.zeros(len(recall.key), dtype=torch.float64)
         kind[recall.key < 0] = 1
@@ -205,7 +230,7 @@ def _layout(
         d_model=d,
         kind=kind,
         key=key,
-        gathered=beside,
+        gathered=gathered,
         answer=key if recall.shared else slice(end, end + b),
         keys=keys,
         answers=answers,
@@ -267,7 +292,8 @@ def of_string(seq_len: int, vocab_size: int, longest: int, marker: int, opens: b
         answer=number,
         shared=True,
         seq_len=seq_len,
-        writes=2 * longest,
+        # A copy is written as it is said, and then each pair has twice the weight.
+        writes=4 * longest if opens else 2 * longest,
         # A key in a lookup is a question itself; what follows one key is all that surely differs.
         bits=arrangements(vocab_size - 1, longest) if opens else math.log2(vocab_size - longest),
         earliest="kind" if opens else "never",

@@ -19,6 +19,8 @@ from lab.oracles.cannot import CannotError
 CONSTANT, KIND = 0, 1
 """The first two channels: one that all tokens share, so that a norm's divisor is known, and one
 that tells two kinds of tokens apart."""
+SEEN = 0.5
+"""What a token loses in `KIND` where tokens are to know that one stands before them."""
 ANSWER_SIZE = 4.0
 """An answer's length beside a token's code of length one."""
 LOSS = 0.005
@@ -37,9 +39,11 @@ class Residual:
         d_model: width.
         kind: of each token, [v].
         key, gathered, answer: channels of a key's code, of the key gathered from the token before,
-            and of an answer's code. Key and answer may be the same.
+            and of an answer's code. Key and answer may be the same, and so may key and gathered
+            where only answers gather, which are no keys.
         keys: each token's key code, unit or zero, [v a].
         answers: each token's answer code, unit or zero, [v b].
+        marks_first: whether gathering takes `SEEN` off the kind of all tokens but a row's first.
     """
 
     d_model: int
@@ -49,6 +53,7 @@ class Residual:
     answer: slice
     keys: Float64[Tensor, "v a"]
     answers: Float64[Tensor, "v b"]
+    marks_first: bool = False
 
     @property
     def energy(self) -> float:
@@ -126,7 +131,9 @@ def write_tokens(model: LanguageModel, residual: Residual) -> None:
 
 
 @torch.no_grad()
-def read_answers(model: LanguageModel, residual: Residual, size: float, others: float) -> None:
+def read_answers(
+    model: LanguageModel, residual: Residual, size: float, others: float, noise: float = 0.0
+) -> None:
     """Let the last norm pass answers alone, by a gain at which it costs `LOSS`.
 
     Args:
@@ -134,18 +141,23 @@ def read_answers(model: LanguageModel, residual: Residual, size: float, others: 
         residual: where answers stand.
         size: an answer's length in units.
         others: squared units that the rest of the stream has beside it, at most.
+        noise: beside its lead over other answers, a standard deviation.
     """
     amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
     model.norm_final.weight.zero_()
-    gain = _scale(residual) / (residual.unit * amplitude * model.norm_final.scale)
+    gain = _scale(residual, noise) / (residual.unit * amplitude * model.norm_final.scale)
     model.norm_final.weight[residual.answer] = gain
 
 
-def _scale(residual: Residual) -> float:
-    """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`."""
+def _scale(residual: Residual, noise: float) -> float:
+    """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`.
+
+    As noise raises some other answers more than it lowers the rest, all are raised by it.
+    """
     answers = residual.answers
     some = answers[answers.norm(dim=1) > 0][:SAMPLE]
     products = some @ answers.T
+    products = products + noise * (products < 1 - 1e-9)
     low, high = 0.0, 1e4
     for _ in range(40):
         middle = (low + high) / 2

@@ -75,6 +75,15 @@ class Channels(NamedTuple):
             f"{count} are needed; position=none for that block or a larger rope_base would do"
         )
 
+    def slowest(self, count: int, seq_len: int) -> tuple[int, ...]:
+        """Return `count` channels for a code, both of a pair where there are enough.
+
+        Raises:
+            CannotError: where too many of them turn too fast.
+        """
+        *_, both = self.still(seq_len)
+        return tuple(both[:count]) if len(both) >= count else self.places(count, seq_len)
+
     def room(self, seq_len: int, reserved: int = 0) -> int:
         """Return how many channels hold content over seq_len tokens."""
         return max(map(len, self.still(seq_len, reserved)))

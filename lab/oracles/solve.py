@@ -24,6 +24,9 @@ from tasks.word_problem import WordProblem
 def solved(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
     """Return the configuration's model with weights that answer every scored position right.
 
+    SSD without a convolution reads a sum. With more keys than channels, what other tokens wrote
+    hides a right answer now and then (`lab.oracles.interference`).
+
     Layers that are not needed add exactly zero, by their last linear map alone; the rest stays as
     drawn, so that gradient flows on. The head's scale makes the loss small and no smaller.
 

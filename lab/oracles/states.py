@@ -56,6 +56,14 @@ def carry(ssd: SSD, source: slice, into: slice, what: str, amount: float = 1.0) 
 
 
 @torch.no_grad()
+def carry_one(ssd: SSD, source: int, into: int, place: int, amount: float) -> None:
+    """Let one more value be a channel of the stream, in a layer that does not convolve."""
+    ssd.x_proj.weight[place] = 0
+    ssd.x_proj.weight[place, source] = 1.0
+    ssd.out_proj.weight[into, place] = amount
+
+
+@torch.no_grad()
 def open_gate(ssd: SSD, constant: float) -> float:
     """Let the gate be the same for every token, as long as the constant stands at `constant`."""
     if ssd.z_proj is None:

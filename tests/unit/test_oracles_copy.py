@@ -1,7 +1,11 @@
 """Weights set by hand: copies."""
 
 import pytest
+import torch
 
+from lab.evaluation import evaluate
+from lab.language_model import Block
+from lab.layers.ssd import SSD
 from lab.oracles import CannotError
 from tasks.copying import Copy
 from tests.unit.test_oracles_recall import assert_solves, oracle
@@ -31,6 +35,15 @@ def test_attention_copies_under_every_open_mask(task, letter, mask):
         (SUFFIX, {"1.A.position": "none"}),
         (SUFFIX, {"stack": "SX", "S__position": "conv", "S__gate": "norm"}),
         (Copy(seq_len=16, mode="suffix", repeats=False, vocab_size=17), {"stack": "SM*2"}),
+        (SUFFIX, {"stack": "SM*2"}),
+        (SUFFIX, {"stack": "SM*2", "S__position": "decay"}),
+        (Copy(seq_len=32, repeats=False), {"stack": "SM*2"}),
+        (Copy(seq_len=32, repeats=False), {"stack": "SM*2", "S__position": "decay"}),
+        (Copy(seq_len=32, repeats=False), {"stack": "SM*2", "S__gate": "silu", "n_heads": 2}),
+        (Copy(seq_len=32, repeats=False), {"stack": "SM*2", "1.S.gate": "norm"}),
+        (Copy(seq_len=16, mode="suffix", repeats=False, vocab_size=17), {"stack": "AM SM"}),
+        (ONCE, {"stack": "SM*2", "d_model": 130}),
+        (ONCE, {"stack": "SM*2", "d_model": 130, "S__position": "decay"}),
         (FIXED, {"stack": "AM"}),
         (FIXED, {"stack": "IE", "n_heads": 4}),
         (Copy(shortest=100, vocab_size=512), {}),
@@ -41,12 +54,46 @@ def test_a_copy_is_solved(task, given):
     assert_solves(task, oracle(task, **given))
 
 
+@pytest.mark.parametrize("position", ["rope", "decay"])
+def test_an_ssd_copies_nearly_all_of_strings_of_more_tokens_than_channels(position):
+    model = oracle(ONCE, "SM*2", S__position=position)
+    reached = evaluate(ONCE, model, rows=128, rows_at_once=64, seed=0)
+    assert 0.99 <= reached.accuracy < 1
+    assert reached.loss < 0.06
+
+
+def test_the_marker_of_a_copy_reads_the_first_token_alone():
+    model = oracle(ONCE, "SM*2", S__position="decay")
+    batch = ONCE.batch(size=16)
+    marker = batch.inputs.eq(0).int().argmax(1)
+    block = model.blocks[1]
+    assert isinstance(block, Block)
+    assert isinstance(block.mixer, SSD)
+    assert block.norm_mixer is not None
+    with torch.no_grad():
+        _, cache = model.run_with_cache(batch.inputs, "blocks.0.hook_resid_post")
+        matrix = block.mixer.matrix(block.norm_mixer(cache["blocks.0.hook_resid_post"]))
+    read = matrix[torch.arange(16), 0, marker]
+    # The marker writes nothing: it has no code. Of what stands before it, the first counts.
+    others = (torch.arange(64) < marker[:, None]) & (torch.arange(64) > 0)
+    assert (read.abs().where(others, torch.tensor(0.0)).sum(1) < 0.02 * read[:, 0]).all()
+
+
 @pytest.mark.parametrize(
     ("task", "given", "words", "proven"),
     [
         (Copy(), {}, "79% of the longest's tokens recur", False),
         (Copy(mode="prefix"), {}, "not built: mode=prefix", False),
-        (ONCE, {"stack": "SM*2"}, "the marker asks for, by an SSD without", False),
+        (ONCE, {"stack": "AM SM"}, "the marker asks for, by an SSD whose keys attention", False),
+        (Copy(), {"stack": "SM*2"}, "79% of the longest's tokens recur", False),
+        (ONCE, {"stack": "SM*2", "S__position": "none"}, "in no order", False),
+        (ONCE, {"stack": "SM*2", "S__skip": False}, "not built: S.skip=false", False),
+        (
+            Copy(seq_len=64, repeats=False, vocab_size=128),
+            {"stack": "SM*2"},
+            "127 keys in 31 channels .* d_model=110 with d_state=54",
+            False,
+        ),
         (ONCE, {"1.A.position": "none"}, "to prefer the earliest .* without rotation", False),
         (ONCE, {"stack": "SM AM", "S__skip": False}, "not built: S.skip=false", False),
         (FIXED, {"stack": "SM*2"}, "rank 32, and one SSD has at most 128", False),

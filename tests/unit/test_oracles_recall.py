@@ -10,6 +10,7 @@ from lab.ops.rope import rotate
 from lab.oracles import CannotError, solved
 from lab.oracles.capacity import arrangements
 from lab.oracles.codes import cosines, spread, welch
+from lab.oracles.interference import Memory
 from lab.oracles.slots import Channels
 from tasks.base import Task
 from tasks.induction import Induction
@@ -123,12 +124,45 @@ def test_an_ssd_solves_mqar_of_few_keys(given):
     assert_solves(FEW, oracle(FEW, **{"stack": "SM*2", **given}))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"S__position": "decay"},
+        {"S__position": "decay", "S__skip": False},
+        {"S__gate": "silu", "S__dt_init": "paper"},
+        {"0.S.position": "decay", "1.S.position": "none", "1.S.gate": "norm"},
+        {"n_heads": 2, "S__n_groups": 2, "S__rope_layout": "interleaved"},
+        {"stack": "NM SM NM SM"},
+        {"fillers": "fresh"},
+    ],
+    ids=str,
+)
+def test_an_ssd_solves_mqar_of_more_keys_than_channels(given):
+    given = {"stack": "SM*2", **given}
+    task = MQAR(seq_len=64, vocab_size=256, fillers=given.pop("fillers", "any"))
+    assert_solves(task, oracle(task, **given))
+
+
 def test_an_ssd_solves_mqar_of_the_defaults_at_the_width_that_its_refusal_names():
-    with pytest.raises(CannotError, match="d_state=128 and d_model=274") as refused:
-        oracle(RECALL, "SM*2", S__position="decay")
+    task = MQAR(seq_len=256)
+    with pytest.raises(CannotError, match=r"up to 100% .* d_model=190 with d_state=94") as refused:
+        oracle(task, "SM*2", S__position="decay")
     assert not refused.value.proven
-    model = oracle(RECALL, "SM*2", d_model=274, S__position="decay", S__d_state=128)
-    assert_solves(RECALL, model)
+    model = oracle(task, "SM*2", d_model=190, S__position="decay", S__d_state=94)
+    assert_solves(task, model)
+
+
+@pytest.mark.parametrize("width", [10, 16, 24])
+def test_a_sum_misses_no_more_answers_than_its_bound(width, monkeypatch):
+    monkeypatch.setattr("lab.oracles.match.ALLOWED", 1)
+    model = oracle(RECALL, "SM*2", d_model=2 + 2 * width, S__position="decay")
+    missed = 1 - evaluate(RECALL, model, rows=64, rows_at_once=64, seed=0).accuracy
+    writes = 31  # the other pairs, and a filler that is an answer behind each query at most
+    bound = Memory(128, 128, writes).misses(width, width)
+    assert bound / 100 < missed < bound
+    assert Memory(128, 128, writes).misses(128, 128) == 0
+    assert Memory(128, 128, writes).misses(width, width, own=0.7) >= bound
 
 
 @pytest.mark.parametrize("stack", ["AM*2", "IM*2", "SM*2", "SM IM"])
