@@ -50,7 +50,9 @@ def look(ended: Ended) -> Look:
         if gain is not None and error is not None and gain > max(gained, NATS, ERRORS * error):
             best, gained = factor * rate, gain
     if best is None:
-        return Look(False, f"no learning rate near the run's {rate:.3g} is clearly better", evidence)
+        return Look(
+            False, f"no learning rate near the run's {rate:.3g} is clearly better", evidence
+        )
     says = (
         f"{steps} steps from the last weights go better at a learning rate of {best:.3g} than at "
         f"the run's {rate:.3g}: the loss is lower by {gained:.2f} nats on the same rows"
@@ -91,7 +93,9 @@ def _copy(ended: Ended) -> State:
     copy.model.load_state_dict(state.model.state_dict())
     for name, optimizer in copy.optimizers.items():
         optimizer.load_state_dict(deepcopy(state.optimizers[name].state_dict()))
-    counters = {name: value for name, value in vars(state).items() if name not in ("model", "optimizers")}
+    counters = {
+        name: value for name, value in vars(state).items() if name not in ("model", "optimizers")
+    }
     return replace(copy, **counters)
 
 
