@@ -30,10 +30,10 @@ def look(ended: Ended, found: Answers) -> Look:
     if found.outranks is not None and found.outranks_interval is not None:
         least, most = found.outranks_interval
         evidence |= {"outranks": found.outranks, "outranks interval": [least, most]}
-        learned = "so recall has begun underneath" if least > 0.5 else "as often as by guessing"
+        than_guessing = "more often than" if least > 0.5 else "no more often than"
         says.append(
             f"the right answer outranks another of its row {found.outranks:.1%} of the time "
-            f"({least:.1%} … {most:.1%}), {learned}"
+            f"({least:.1%} … {most:.1%}), {than_guessing} by guessing"
         )
     trend = _trend(ended)
     if trend is not None:

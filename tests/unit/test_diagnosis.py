@@ -23,9 +23,10 @@ from tasks import TASKS
 from tasks.base import Task
 
 MQAR = TASKS["mqar"]
+SMALL = MQAR(seq_len=16, vocab_size=64)
 
 
-def make(path: Path, task: Task | None = None, *, stack="AM*2", d_model=16, options=None, **train):
+def make(path: Path, task: Task = SMALL, *, stack="AM*2", d_model=16, options=None, **train):
     values = {
         "batch_size": 8,
         "max_steps": 8,
@@ -34,7 +35,6 @@ def make(path: Path, task: Task | None = None, *, stack="AM*2", d_model=16, opti
         "precision": "fp32",
         **train,
     }
-    task = task or MQAR(seq_len=16, vocab_size=64)
     model = ModelConfig(stack=stack, d_model=d_model, options=options or {})
     return Run(path, task, model, TrainConfig(**values))
 
