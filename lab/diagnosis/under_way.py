@@ -5,10 +5,11 @@ import numpy as np
 from lab.diagnosis.answers import Answers
 from lab.diagnosis.ended import Ended, Look
 
-FEWEST = 6
+FEWEST = 10
 """Evaluations that a rise is read from, at least."""
-RISE = 0.02
-"""In accuracy, over those evaluations, at least."""
+RISE, SPREADS = 0.02, 4.0
+"""Over those evaluations, at least: in accuracy, and in its spread about the fit. Successive
+evaluations are of nearly the same weights, so that their scatter alone looks like a drift."""
 RESAMPLES, PERCENTILES = 1000, (2.5, 97.5)
 FARTHEST = 1000
 """Times the rows seen: an extrapolation goes no farther."""
@@ -35,18 +36,22 @@ def look(ended: Ended, found: Answers) -> Look:
         if np.ptp(rows[some]) > 0
     ]
     low, high = np.percentile([fit[0] for fit in fits], PERCENTILES)
-    first, last = (1 / (1 + np.exp(-level - slope * np.log(rows[at]))) for at in (0, -1))
+    fitted = 1 / (1 + np.exp(-level - slope * np.log(rows)))
+    rise = float(fitted[-1] - fitted[0])
+    spread = float(np.sqrt(((accuracy - fitted) ** 2).sum() / (late - 2)))
     evidence = {
         "evaluations": late,
         "accuracy": float(accuracy[-1]),
         "slope": float(slope),
         "slope interval": [float(low), float(high)],
-        "rise": float(last - first),
+        "rise": rise,
+        "spread": spread,
     }
-    if not (low > 0 and last - first > RISE and found.interval[0] > found.plateau):
+    risen = low > 0 and rise > max(RISE, SPREADS * spread)
+    if not (risen and found.interval[0] > found.plateau):
         return Look(
             False,
-            f"over the last {late} evaluations the accuracy changes by {last - first:+.3f}",
+            f"over the last {late} evaluations the accuracy changes by {rise:+.3f}",
             evidence,
         )
     needed = _needed(slope, level, ended.goal, rows[-1])
