@@ -31,6 +31,7 @@ class Standing:
         scores: their test accuracies, in [0, 1], in the order of `names`.
         by_hand: a sentence on whether weights set by hand solve the task in this model; empty where
             nobody tried.
+        failure: a sentence on why the run failed; empty where it did not, or nobody looked.
     """
 
     stopped: str
@@ -42,6 +43,7 @@ class Standing:
     names: tuple[str, ...]
     scores: tuple[float, ...]
     by_hand: str = ""
+    failure: str = ""
 
 
 def measure(subject: Subject) -> list[Standing]:
@@ -66,6 +68,7 @@ def measure(subject: Subject) -> list[Standing]:
             names=tuple(rules),
             scores=tuple(rules.values()),
             by_hand=_by_hand(result),
+            failure=_failure(result),
         )
     ]
 
@@ -82,6 +85,19 @@ def _by_hand(result: dict[str, Any]) -> str:
     if found["verdict"] == "cannot":
         return f"No weights solve the task in this model: {found['because']}."
     return f"Whether weights solve the task in this model is open: {found['because']}."
+
+
+def _failure(result: dict[str, Any]) -> str:
+    """Say why the run failed; what no weights can is said of the weights set by hand."""
+    found = result.get("diagnosis")
+    if found is None or found["kind"] == "cannot":
+        return ""
+    stage = f"at rows of {found['seq_len']:,} tokens"
+    return f"Why it failed, {stage}: {found['kind']}. {_sentence(found['because'])}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def scores(run: Run) -> dict[str, float]:
@@ -134,7 +150,7 @@ def describe(standing: Standing) -> Words:
     rules = list(zip(standing.names, standing.scores, strict=True))
     alt = "Bars of test accuracy: "
     if standing.accuracy is None or standing.interval is None:
-        says = f"There is no model to place yet. {_rules(standing)}"
+        says = f"There is no model to place yet. {_rules(standing)} {standing.failure}".rstrip()
         reading = f"Each rule is scored on test rows; the run itself is {standing.stopped}."
     else:
         low, high = standing.interval
@@ -148,6 +164,7 @@ def describe(standing: Standing) -> Words:
             if names
         ]
         says = f"The model stands {', '.join(parts)}. {standing.by_hand}".rstrip()
+        says = f"{says} {standing.failure}".rstrip()
         reading = (
             f"The whisker is the 95 % Wilson interval over {standing.scored:,} scored positions, "
             f"{percent(low)} to {percent(high)}, as if they were independent. The other bars need "

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from lab.audit import audit
 from lab.config import Runtime, TrainConfig
 from lab.device import choose_device
+from lab.diagnosis import diagnose
 from lab.evaluation import evaluate, score
 from lab.files import locked
 from lab.history import Pace
@@ -211,6 +212,10 @@ def _solved(row: Mapping[str, Any], step: int, config: TrainConfig) -> bool:
 def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any]:
     seconds, rows = sum(row["seconds"] for row in run.metrics()), state.rows
     loss, right = _scores(run, state, ending)
+    by_hand = why = None
+    if not ending.by:
+        by_hand = _set_by_hand(run)
+        why = diagnose(run, state, stopped=ending.stopped, accuracy=right, by_hand=by_hand)
     return {
         "task": run.task.name,
         "model": run.model.model or run.model.stack,
@@ -229,7 +234,8 @@ def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any
         "device": str(plan.device),
         "precision": plan.precision,
         "baselines": baselines(run.task, run.train.seed),
-        "set_by_hand": None if ending.by else _set_by_hand(run),
+        "set_by_hand": by_hand,
+        "diagnosis": why and asdict(why),
     }
 
 

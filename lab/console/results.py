@@ -49,7 +49,7 @@ def evaluations_table(found: list[dict[str, Any]]) -> Table:
 
 
 def ending(result: dict[str, Any]) -> str:
-    """Return how a run ended, in a line, and why no weights set by hand solve it, in another."""
+    """Return how a run ended, in a line; why no weights set by hand solve it; why it failed."""
     line = (
         f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
         f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
@@ -58,7 +58,13 @@ def ending(result: dict[str, Any]) -> str:
     if len(stages) > 1:
         grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)
         line += f"\nsteps at each row length: {grown} tokens"
+    why = result.get("diagnosis")
     by_hand = result.get("set_by_hand")
-    if by_hand is None or by_hand["verdict"] == "solves":
-        return line
-    return f"{line}\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
+    # A diagnosis that no weights can says so already.
+    told = why is not None and why["kind"] == "cannot"
+    if by_hand is not None and by_hand["verdict"] != "solves" and not told:
+        line += f"\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
+    if why is not None:
+        stage = f"at rows of {why['seq_len']:,} tokens"
+        line += f"\nwhy it failed, {stage}: {why['kind']}: {why['because']}"
+    return line
