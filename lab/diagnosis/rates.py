@@ -105,7 +105,7 @@ def _afresh(ended: Ended, steps: int, before: Look) -> Look:
 
 
 def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
-    """Return the losses of further steps at a rate; from where they diverge, what counts as that."""
+    """Return the losses of further steps at a rate; where they diverge, the bound for that."""
     train, stop = ended.run.train, state.step + steps + 1
     config = replace(
         train,
