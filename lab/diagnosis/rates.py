@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from lab.diagnosis.ended import Ended, Look
-from lab.train import DivergedError, State, fit, learning_rate, start
+from lab.train import DIVERGED_AT, DivergedError, State, fit, learning_rate, start
 from tasks.base import Schedule
 
 FACTORS = (0.1, 1 / 3, 3.0)
@@ -105,7 +105,7 @@ def _afresh(ended: Ended, steps: int, before: Look) -> Look:
 
 
 def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
-    """Return the losses of further steps at a rate, infinite from where they diverge."""
+    """Return the losses of further steps at a rate; where they diverge, the bound for that."""
     train, stop = ended.run.train, state.step + steps + 1
     config = replace(
         train,
@@ -122,7 +122,8 @@ def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
         for row in islice(fit(ended.run.task, state, config, state.precision), steps):
             losses.append(row.loss)
     except DivergedError:
-        losses += [math.inf] * (steps - len(losses))
+        bound = DIVERGED_AT * max(state.first_loss or 0.0, math.log(ended.run.task.vocab_size))
+        losses += [bound] * (steps - len(losses))
     return losses
 
 
@@ -141,18 +142,15 @@ def _copy(ended: Ended, *, first: bool = False) -> State:
 
 def _clear(gain: float, error: float) -> float:
     """Return a gain that is clear, else 0."""
-    return gain if math.isfinite(gain) and gain > max(NATS, ERRORS * error) else 0.0
+    return gain if gain > max(NATS, ERRORS * error) else 0.0
 
 
 def _error(values: Sequence[float]) -> float:
     """Return the standard error of a mean of independent values."""
-    if not all(map(math.isfinite, values)):
-        return math.inf
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _note(evidence: dict, what: str, rate: float, gain: float, error: float) -> None:
-    """Enter a gain and its error, where the steps did not diverge."""
-    if math.isfinite(gain):
-        evidence[f"{what} at {rate:.3g}"] = gain
-        evidence[f"{what} at {rate:.3g}, standard error"] = error
+    """Enter a gain and its error."""
+    evidence[f"{what} at {rate:.3g}"] = gain
+    evidence[f"{what} at {rate:.3g}, standard error"] = error
