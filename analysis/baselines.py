@@ -75,8 +75,8 @@ def measure(subject: Subject) -> list[Standing]:
 
 def _by_hand(result: dict[str, Any]) -> str:
     """Say whether the model can represent a solution, so that failing it means not learning."""
-    found = result.get("set_by_hand")
-    if found is None:
+    found, solved = result.get("set_by_hand"), result["stopped"] == "solved"
+    if found is None or (solved and found["verdict"] != "solves"):
         return ""
     if found["verdict"] == "solves":
         learned = (result["accuracy"] or 0.0) >= found["accuracy"]

@@ -148,7 +148,8 @@ def draw(curve: Curve) -> go.Figure:
     )
     for level in curve.references.values():
         drawn.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
-    for first, length in curve.stages if len(curve.stages) > 1 else ():
+    stages = curve.stages if len(curve.stages) > 1 else ()
+    for first, length in stages:
         drawn.add_vline(first, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
         drawn.add_annotation(
             text=f"{length:,}",
@@ -178,6 +179,8 @@ def draw(curve: Curve) -> go.Figure:
     else:
         drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])
         drawn.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
+    if stages:  # room for the row lengths between the figure and its legend
+        return drawn.update_layout(height=400, margin_t=104, legend_y=1.13)
     return drawn.update_layout(margin_t=84)
 
 

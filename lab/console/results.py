@@ -60,8 +60,8 @@ def ending(result: dict[str, Any]) -> str:
         line += f"\nsteps at each row length: {grown} tokens"
     why = result.get("diagnosis")
     by_hand = result.get("set_by_hand")
-    # A diagnosis that no weights can says so already.
-    told = why is not None and why["kind"] == "cannot"
+    # A run that is solved shows that weights can; a diagnosis that none can says so already.
+    told = result["stopped"] == "solved" or (why is not None and why["kind"] == "cannot")
     if by_hand is not None and by_hand["verdict"] != "solves" and not told:
         line += f"\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
     if why is not None:
