@@ -102,7 +102,7 @@ class TrainConfig(_Config):
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
     learning_rate: float = option(3e-3, "peak learning rate")
     table_learning_rate: float | None = option(
-        None, "that of embedding and head, while rows are shortest", "3e-3 · √(V/256), ≤ 2e-2"
+        None, "rate of embedding and head while rows are shortest", "3e-3 · √(V/256), ≤ 2e-2"
     )
     schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up")
@@ -125,7 +125,9 @@ class TrainConfig(_Config):
     )
     early_stop: bool = option(True, "stop when validation and then test reach --solved-at")
     solved_at: float = option(0.99, "accuracy that counts as solved")
-    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto: bf16 where it pays")
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "auto: the faster of both, measured"
+    )
 
     def __post_init__(self):
         _check_choices(self)
