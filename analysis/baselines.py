@@ -93,7 +93,7 @@ def _failure(result: dict[str, Any]) -> str:
     if found is None or found["kind"] == "cannot":
         return ""
     stage = f"at rows of {found['seq_len']:,} tokens"
-    return f"Why it failed, {stage}: {found['kind']}. {_sentence(found['because'])}"
+    return f"Why it is not solved, {stage}: {found['kind']}. {_sentence(found['because'])}"
 
 
 def _sentence(text: str) -> str:

@@ -45,6 +45,7 @@ class Compared:
         held_out_steps: steps at which held-out rows, of the length then trained at, were evaluated.
         held_out: accuracy there.
         stages: row lengths trained at, each with the steps it took.
+        full_from: steps after which rows had the task's own length; None if they never had.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Compared:
     held_out_steps: Int[np.ndarray, " m"] = drawn()
     held_out: Float[np.ndarray, " m"] = drawn()
     stages: tuple[tuple[int, int], ...] = ()
+    full_from: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,18 @@ def _compared(subject: Subject, name: str, first: Run) -> Compared:
         held_out_steps=np.array([row["step"] for row in evaluated], dtype=np.int64),
         held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
         stages=tuple((stage["seq_len"], stage["steps"]) for stage in run.stages()),
+        full_from=_full_from(run),
     )
+
+
+def _full_from(run: Run) -> int | None:
+    """Return the steps after which rows had the task's own length."""
+    steps = 0
+    for stage in run.stages():
+        if stage["seq_len"] == run.task.seq_len:
+            return steps
+        steps += stage["steps"]
+    return None
 
 
 def _differs(run: Run, first: Run) -> dict[str, Any]:
@@ -300,17 +313,20 @@ def draw_accuracy(found: Comparison) -> go.Figure:
 
 def describe_curves(found: Comparison) -> Words:
     """Put who learns first in words: the first evaluation at which half is right."""
-    half = {
-        run.name: int(run.held_out_steps[(run.held_out >= 0.5).argmax()])
-        for run in found.runs
-        if (run.held_out >= 0.5).any()
-    }
+    half = {}
+    for run in found.runs:
+        right = run.held_out >= 0.5
+        if run.full_from is None:
+            continue
+        right &= run.held_out_steps > run.full_from
+        if right.any():
+            half[run.name] = int(run.held_out_steps[right.argmax()])
     never = [run.name for run in found.runs if run.name not in half]
     ordered = sorted(half, key=half.__getitem__)
     said = [f"{name} by step {half[name]:,}" for name in ordered]
     if never:
         said.append(f"{', '.join(never)} never")
-    says = f"Half of the answers are right: {'; '.join(said)}."
+    says = f"Half of the answers are right at full row length: {'; '.join(said)}."
     reading = "Accuracy on held-out rows of the length then trained at, one line a run."
     grown = [run for run in found.runs if len(run.stages) > 1]
     if grown:

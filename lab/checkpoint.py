@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lab.files import FORMAT, RunError, in_one_line, read_json, write, write_json
 from lab.train import DivergedError, State
+from tasks.base import MAX_ROWS
 
 FILES = ("model", "optimizer")
 COUNTERS = ("step", "rows", "stage", "stage_step")
@@ -88,6 +89,8 @@ def restore(home: Path, state: State, batch_size: int) -> State:
     for name in COUNTERS:
         if type(counters[name]) is not int or counters[name] < 0:
             raise RunError(f"checkpoint {home}: state.json has no count as {name}; {AGAIN}")
+    if counters["stage_step"] > counters["step"] or counters["rows"] > MAX_ROWS:
+        raise RunError(f"checkpoint {home}: the counts in state.json cannot be; {AGAIN}")
     weights, moments = (_read(home, name, told) for name in FILES)
     try:
         state.model.load_state_dict(weights)

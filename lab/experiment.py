@@ -96,7 +96,8 @@ def carry_out(
         state.precision, slowing = state.precision or run.train.precision, 1.0
         if state.precision == "auto" or len(parts) > 1:
             times = measure(run, parts, device, state.precision)
-            state.precision, slowing = times.precision, times.last / times.first
+            state.precision = times.precision
+            slowing = times.last / times.first if len(parts) > 1 else 1.0
         plan = Plan(
             device=device,
             precision=state.precision,
@@ -125,24 +126,37 @@ def carry_out(
 
 
 def try_out(run: Run) -> None:
-    """Build a run's model and pass it one row, so that what cannot work is said before it starts.
+    """Build a run's model and pass it a row of each stage: what cannot work is said at once.
 
     Raises:
         ValueError: for a schedule over rows that come again, options that no layer takes, a model
             that memory does not hold, or a mixer that raises or does not map [b t d] to [b t d].
     """
     check(run.task, run.train)
-    batch = run.task.batch(size=1, seed=run.train.seed)
     try:
         model = run.build()
-        # With gradients, as in training: a backend may have none.
-        with mixers_checked(model):
-            score(model, batch, "fp32")
+        for stage in reversed(stages(run.task, run.train)):
+            batch = stage.task.batch(size=1, seed=run.train.seed)
+            # With gradients, as in training: a backend may have none.
+            with mixers_checked(model), _at_length(stage.task.seq_len, run.task.seq_len):
+                score(model, batch, "fp32")
     except RuntimeError as error:
         if "allocate" not in str(error):
             raise
         size = f"d_model={run.model.d_model}, vocab_size={run.task.vocab_size}"
         raise ValueError(f"{size}, {run.model.stack}: does not fit in memory") from error
+
+
+@contextmanager
+def _at_length(seq_len: int, full: int) -> Iterator[None]:
+    """Say at which row length a mixer fails, where it is not the one that was asked for."""
+    try:
+        yield
+    except ValueError as error:
+        if seq_len == full:
+            raise
+        advice = "--start-len or --no-lengthen starts with longer ones"
+        raise ValueError(f"{error}; rows start short: this is at {seq_len}, {advice}") from error
 
 
 def _train(
@@ -215,6 +229,7 @@ def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any
     by_hand = why = None
     if not ending.by:
         by_hand = _set_by_hand(run)
+    if ending.stopped != "interrupted":  # which goes on when the command is given again
         why = diagnose(run, state, stopped=ending.stopped, accuracy=right, by_hand=by_hand)
     return {
         "task": run.task.name,
@@ -228,6 +243,7 @@ def _result(run: Run, state: State, ending: Ending, plan: Plan) -> dict[str, Any
         "seconds": seconds,
         "rows_per_second": rows / seconds if seconds else None,
         "parameters": plan.parameters,
+        "seq_len": run.task.seq_len,
         "stages": run.stages(),
         "stopped": ending.stopped,
         "signal": ending.by and ending.by.name,

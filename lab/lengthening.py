@@ -53,9 +53,23 @@ def stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
     return (*shorter, Stage(task, config.batch_size, config.max_steps))
 
 
-def grows(task: Task, config: TrainConfig) -> bool:
-    """Whether a run lengthens its rows at all."""
-    return len(_lengths(task, config)) > 1
+def why_no_shorter(task: Task, config: TrainConfig) -> str:
+    """Return why a run that lengthens its rows does not start with half the rows it starts with.
+
+    Empty where it starts with about `SHORTEST` tokens, or with the length that it was given.
+    """
+    first = _lengths(task, config)[0]
+    if not config.lengthen or config.start_len is not None or first < 2 * SHORTEST:
+        return ""
+    if config.init != "random":
+        return f"init={config.init}"
+    if first % 2:
+        return f"{first} tokens have no half"
+    try:
+        task.at_length(first // 2)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _lengths(task: Task, config: TrainConfig) -> list[int]:

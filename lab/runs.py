@@ -26,6 +26,7 @@ import torch
 from lab import checkpoint, history
 from lab.config import ModelConfig, TrainConfig
 from lab.files import FORMAT, RunError, read_json, write, write_json, writing
+from lab.lengthening import stages
 from lab.models import LanguageModel, build
 from lab.oracles import solved
 from lab.train import Row, State, start
@@ -249,7 +250,11 @@ class Run:
             raise RunError(
                 f"{self.path}: no checkpoint of step {step}; has {list(saved) or 'none'}"
             )
-        return checkpoint.restore(saved[step], state, self.train.batch_size)
+        state = checkpoint.restore(saved[step], state, self.train.batch_size)
+        parts = len(stages(self.task, self.train))
+        if state.stage >= parts:
+            raise RunError(f"{saved[step]}: is of stage {state.stage}, this run has {parts}")
+        return state
 
     def keep(self, state: State) -> None:
         """Keep the weights after this step, for analysis; those that are not finite are not kept.

@@ -6,6 +6,7 @@ half the speed of fp32 (LOG.md has both kinds), so a run times its own step in e
 
 import hashlib
 import json
+import math
 import platform
 import time
 from collections.abc import Sequence
@@ -42,6 +43,12 @@ class StepTime:
     precision: str
     first: float
     last: float
+
+    @property
+    def plausible(self) -> bool:
+        """Whether it can have been measured."""
+        times = (self.first, self.last)
+        return self.precision in ("fp32", "bf16") and all(0 < t < math.inf for t in times)
 
 
 def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> StepTime:
@@ -147,9 +154,10 @@ def _read(file: Path) -> dict[str, dict]:
     """Return what was measured before; nothing where it cannot be read."""
     try:
         known = json.loads(file.read_text())
-        return {
-            key: vars(StepTime(str(t["precision"]), float(t["first"]), float(t["last"])))
+        found = {
+            key: StepTime(str(t["precision"]), float(t["first"]), float(t["last"]))
             for key, t in known.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
+    return {key: vars(times) for key, times in found.items() if times.plausible}

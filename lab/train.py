@@ -200,11 +200,16 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
             grad_norm=grad_norm,
             seconds=time.perf_counter() - began,
         )
-        if step % config.eval_every == 0 or step == config.max_steps:
+        ends = step == config.max_steps or step - state.stage_step == stage.max_steps
+        if ends or step % config.eval_every == 0:
             row = _evaluated(row, stage, model, config, last=last)
             assert row.validation_accuracy is not None
-            if not last and row.validation_accuracy >= config.lengthen_at:
+            learned = row.validation_accuracy >= config.lengthen_at
+            if learned and not last and step < config.max_steps:
                 state.stage, state.stage_step = state.stage + 1, step
+                if config.train_rows is not None:  # its steps begin at whole multiples
+                    size = parts[state.stage].batch_size
+                    state.rows = -(-state.rows // size) * size
         yield row
 
 
@@ -236,7 +241,7 @@ def _evaluated(
 
 
 def check(task: Task, config: TrainConfig) -> None:
-    """Hold a task against how it is trained on.
+    """Validate a task together with its training options.
 
     Raises:
         ValueError: for a schedule over rows that come again: it would go back with them; or as
@@ -258,7 +263,7 @@ def first_row(config: TrainConfig, seen: int) -> int:
 
 @contextmanager
 def _drawing(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Let a step's draws, a dropout's say, depend on seed and step alone: resume is then exact."""
+    """Seed torch from (seed, step), so that dropout repeats exactly on resume."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed((seed * 1_000_003 + step) % 2**63)
         yield

@@ -191,10 +191,10 @@ for position, symbol in (("rope", "circle"), ("conv", "square"), ("decay", "diam
     runs[position] = Run(Path(f"runs/notebooks/ssd-{position}"), small, config, training)
     carry_out(runs[position], Runtime(device="cpu"))
     _, right = curves.measure(Subject.of(runs[position]))
-    drawn.add_scatter(x=right.test_steps, y=right.test, name=position, marker_symbol=symbol)
+    drawn.add_scatter(x=right.held_out_steps, y=right.held_out, name=position, marker_symbol=symbol)
 drawn.add_hline(small.chance, line={"width": 1, "dash": "dot"}, annotation_text="chance")
 drawn.update_xaxes(title_text="training step")
-drawn.update_yaxes(title_text="test accuracy", tickformat=".0%", rangemode="tozero")
+drawn.update_yaxes(title_text="held-out accuracy", tickformat=".0%", rangemode="tozero")
 
 # %% [markdown]
 # The numbers that the answer rests on:

@@ -104,6 +104,11 @@ class MQAR(Task):
             raise ValueError(f"power={self.power}: must be > 0 and finite")
         one_of("fillers", self.fillers, get_args(Fillers))
 
+    def at_length(self, seq_len: int) -> Task:
+        """Return the task in rows of another length, with the pairs given, or T/4 of them."""
+        full = not self.varied and self.n_pairs == self.seq_len // 4
+        return (self.changed(n_pairs=None) if full else super()).at_length(seq_len)
+
     @property
     def pair_count(self) -> int:
         """The number of pairs K of a row."""

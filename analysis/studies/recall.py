@@ -120,7 +120,7 @@ def verdict(settings: Sequence[Setting], without: int) -> list[str]:
         without: how many settings of the study were not run.
     """
     if not settings:
-        return ["No setting was run: no verdict."]
+        return [f"No setting was run, {without} are left: no verdict."]
     said = [
         *_beside_the_paper(settings, "attention"),
         *_beside_the_paper(settings, "SSD, RoPE"),

@@ -146,6 +146,8 @@ def log_rank_p(
     from lifelines import NelsonAalenFitter
     from scipy.stats import permutation_test
 
+    if min(len(times), len(other_times)) < 2:
+        return 1.0  # a single run is no sample
     at, events = np.array([*times, *other_times]), np.array([*solved, *other_solved], dtype=float)
     hazard = NelsonAalenFitter(nelson_aalen_smoothing=False).fit(at, events)
     scores = events - hazard.cumulative_hazard_at_times(at).to_numpy()
@@ -189,7 +191,9 @@ def verdict(effects: Sequence[Effect], without: int) -> list[str]:
         said.append(f"Longer: {listed}, {against}.")
     if same:
         listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in same)
-        said.append(f"Not told from the baseline, {_steps(baseline.median)}: {listed}.")
+        said.append(
+            f"No difference from the baseline was found, {_steps(baseline.median)}: {listed}."
+        )
     least = [least_p(len(e.steps), len(baseline.steps)) * len(tested) for e in tested]
     blind = sum(p >= LEVEL for p in least)
     if blind:
@@ -213,7 +217,11 @@ def _sooner(effect: Effect, baseline: Effect) -> bool:
 
 
 def _steps(median: float) -> str:
-    return f"{median:,.0f} steps" if math.isfinite(median) else "never by half"
+    return (
+        f"{median:,.0f} steps"
+        if math.isfinite(median)
+        else "fewer than half of the runs were solved"
+    )
 
 
 def draw(effects: Sequence[Effect]) -> go.Figure:

@@ -25,7 +25,8 @@ Only = Annotated[
 Seeds = Annotated[int, typer.Option(help="Runs of each setting.")]
 Workers = Annotated[int, typer.Option(help="Cells at a time, each with one thread.")]
 MaxMinutes = Annotated[
-    float | None, typer.Option(help="That a cell may take in all.", show_default="no limit")
+    float | None,
+    typer.Option(help="Minutes that a cell may take in total.", show_default="no limit"),
 ]
 Precision = Annotated[str, typer.Option(help="Of all runs: fp32 or bf16.")]
 TableFile = Annotated[

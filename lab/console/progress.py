@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lab.experiment import Plan
+from lab.lengthening import why_no_shorter
 from lab.runs import Run
 from lab.train import Row
 
@@ -55,6 +56,9 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
                 f"rows grow: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, each length "
                 f"once {run.train.lengthen_at:.1%} of validation answers are right"
             )
+        why = why_no_shorter(run.task, run.train)
+        if why:
+            console.print(f"rows do not start with fewer than {plan.seq_lens[0]:,} tokens: {why}")
         if plan.first_step:
             console.print(f"resuming after step {plan.first_step:,}")
         bar.update(shown, completed=plan.first_step, visible=True)

@@ -7,6 +7,14 @@ from rich.table import Table
 from lab.console.progress import duration
 from lab.experiment import AUDIT_ROWS
 
+ENDINGS = {
+    "solved": "solved after",
+    "budget": "not solved: stopped at the limit of",
+    "interrupted": "interrupted after",
+    "diverged": "diverged after",
+}
+"""How a run ended, in words before its number of steps."""
+
 
 def result_table(result: dict[str, Any]) -> Table:
     """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
@@ -49,12 +57,18 @@ def evaluations_table(found: list[dict[str, Any]]) -> Table:
 
 
 def ending(result: dict[str, Any]) -> str:
-    """Return how a run ended, in a line; why no weights set by hand solve it; why it failed."""
+    """Return how a run ended, what weights set by hand say of it, and why it is not solved."""
+    steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
     line = (
-        f"{result['stopped']} after {result['steps']:,} steps, {result['rows']:,} rows, "
+        f"{ENDINGS.get(result['stopped'], result['stopped'])} {steps}, {result['rows']:,} rows, "
         f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
     )
     stages = result.get("stages", [])
+    if stages and stages[-1]["seq_len"] < result["seq_len"]:
+        line += (
+            f"\nrows stayed at {stages[-1]['seq_len']:,} of {result['seq_len']:,} tokens, "
+            "which were not learned in time (--stage-steps, --max-steps)"
+        )
     if len(stages) > 1:
         grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)
         line += f"\nsteps at each row length: {grown} tokens"
@@ -66,5 +80,5 @@ def ending(result: dict[str, Any]) -> str:
         line += f"\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
     if why is not None:
         stage = f"at rows of {why['seq_len']:,} tokens"
-        line += f"\nwhy it failed, {stage}: {why['kind']}: {why['because']}"
+        line += f"\nwhy it is not solved, {stage}: {why['kind']}: {why['because']}"
     return line

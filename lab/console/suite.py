@@ -14,7 +14,15 @@ ROOM_FOR_A_LINE = 136
 
 def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
     """Return the suite: a line a task where there is room, else what it separates above."""
-    numbers = ("scored", "chance", "µs a row", "tokens × vocabulary", "from", "small", "published")
+    numbers = (
+        "scored",
+        "chance",
+        "µs a row",
+        "tokens × vocabulary",
+        "starts at",
+        "small",
+        "published",
+    )
     if width >= ROOM_FOR_A_LINE:
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("task", no_wrap=True)
@@ -24,7 +32,9 @@ def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
         for entry in entries:
             table.add_row(entry.name, entry.separates, *_numbers(entry))
         fixed = [f"— {e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
-        start = "from: tokens a row that training starts with, before it goes on to longer ones."
+        start = (
+            "starts at: tokens a row that training starts with, before it goes on to longer ones."
+        )
         return Group(table, Text("\n".join(["", start, *fixed])))
     parts: list[RenderableType] = []
     for entry in entries:

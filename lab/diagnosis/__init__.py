@@ -26,7 +26,7 @@ def diagnose(
     accuracy: float | None,
     by_hand: Mapping[str, Any] | None,
 ) -> Diagnosis | None:
-    """Return why a run ended unsolved; None where it is solved.
+    """Return why a run ended unsolved; None where it is solved, or nothing says when it is.
 
     It trains codes for some seconds, and copies of the model for some steps, a tenth of the run's
     own at most; the state stays as it is.
@@ -34,11 +34,15 @@ def diagnose(
     Args:
         run: the run, whose metrics are complete.
         state: its last.
-        stopped: "solved", "budget", "interrupted" or "diverged".
+        stopped: "solved", "budget" or "diverged".
         accuracy: on the test split; None if it diverged.
         by_hand: verdict and reason of weights set by hand; None where no way is built.
     """
-    if stopped == "solved" or (accuracy is not None and accuracy >= run.train.solved_at):
+    if (
+        run.task.stochastic
+        or stopped == "solved"
+        or (accuracy is not None and accuracy >= run.train.solved_at)
+    ):
         return None
     ended = Ended(run, state, by_hand, stopped)
     seq_len, seen = ended.stage.task.seq_len, {}

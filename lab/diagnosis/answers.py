@@ -15,6 +15,8 @@ from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE
 
 ROWS, RULE_ROWS = 128, 256
+FEWEST_ROWS = 30
+"""Of which a mean is said: its interval is a normal one."""
 TOKENS = 2**17
 """Of the rows that are looked at, at most, but for a batch."""
 WITHOUT_RECALL = frozenset(
@@ -95,8 +97,8 @@ def _outranks(hidden: Tensor, head: Tensor, targets: Tensor) -> float | None:
 
 def _mean(shares: list[float]) -> tuple[float | None, tuple[float, float] | None]:
     """Return the mean of rows, and its 95 % interval."""
-    if len(shares) < 2:
+    if len(shares) < FEWEST_ROWS:
         return None, None
     mean = statistics.fmean(shares)
     half = Z95 * statistics.stdev(shares) / math.sqrt(len(shares))
-    return mean, (mean - half, mean + half)
+    return mean, (max(0.0, mean - half), min(1.0, mean + half))

@@ -58,7 +58,7 @@ class Ended:
         run: the run, whose metrics are complete.
         state: its last; no look changes it.
         by_hand: what `experiment` says of weights set by hand; None where no way is built.
-        stopped: "budget", "interrupted" or "diverged".
+        stopped: "budget" or "diverged".
     """
 
     run: Run

@@ -94,7 +94,7 @@ def _afresh(ended: Ended, steps: int, before: Look) -> Look:
         _note(evidence, "gain afresh", factor * peak, gain, error)
     best = max(found, key=found.__getitem__)
     if found[best] <= 0:
-        says = f"{before.says}, nor does one get as far in {steps} steps from the first"
+        says = f"{before.says}, and none, started anew, gets as far in {steps} steps"
         return Look(False, says, evidence)
     says = (
         f"begun afresh at a learning rate of {best:.3g}, {steps} steps reach a loss lower by "
@@ -117,6 +117,11 @@ def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
         stage_steps=train.stage_steps + stop,
         eval_every=stop + 1,
     )
+    # As --learning-rate does, leave the tables' own rate where it is.
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            if "rate" in group:
+                group["rate"] *= train.learning_rate / rate
     losses = []
     try:
         for row in islice(fit(ended.run.task, state, config, state.precision), steps):

@@ -90,7 +90,13 @@ def test_train_resume_and_list(tmp_path):
 def test_the_ending_shows_accuracy_beside_its_baselines_and_the_report(tmp_path):
     result = lab(f"mqar {SMALL} --max-steps 4 --out {tmp_path / 'run'}")
     assert result.exit_code == 0, result.output
-    for word in ("this model", "oracle", "chance", "budget after 4 steps", "report.html"):
+    for word in (
+        "this model",
+        "oracle",
+        "chance",
+        "not solved: stopped at the limit of 4 steps",
+        "report.html",
+    ):
         assert word in result.stdout
 
 

@@ -90,7 +90,8 @@ def test_who_is_half_right_first():
         compared("no", 0.1, (0.1,)),
     )
     assert describe_curves(found).says == (
-        "Half of the answers are right: fast by step 1; slow by step 3; no never."
+        "Half of the answers are right at full row length: fast by step 1; slow by step 3; "
+        "no never."
     )
 
 

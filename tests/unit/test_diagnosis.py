@@ -65,7 +65,7 @@ def test_a_task_that_no_weights_solve(tmp_path):
     result = finish(make(tmp_path / "run", task))
     assert result["diagnosis"]["kind"] == "cannot"
     assert result["diagnosis"]["because"] == result["set_by_hand"]["because"]
-    assert "why it failed, at rows of 16 tokens: cannot: " in ending(result)
+    assert "why it is not solved, at rows of 16 tokens: cannot: " in ending(result)
 
 
 def test_a_bound_at_the_full_length_is_none_in_a_shorter_stage(tmp_path):
@@ -236,7 +236,7 @@ def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
     assert found["seq_len"] == 16
     assert f"not begun: {found['because']}" in ending(result)
     says = describe(measure(Subject.of(run))[0]).says
-    assert "Why it failed, at rows of 16 tokens: not begun. Validation accuracy is" in says
+    assert "Why it is not solved, at rows of 16 tokens: not begun. Validation accuracy is" in says
 
 
 def test_a_result_from_before_diagnoses_is_still_shown(tmp_path):
@@ -244,8 +244,8 @@ def test_a_result_from_before_diagnoses_is_still_shown(tmp_path):
     result = finish(run)
     del result["diagnosis"]
     run.write_result(result)
-    assert "why it failed" not in ending(result)
-    assert "Why it failed" not in describe(measure(Subject.of(run))[0]).says
+    assert "why it is not solved" not in ending(result)
+    assert "Why it is not solved" not in describe(measure(Subject.of(run))[0]).says
 
 
 def test_a_run_in_a_shorter_stage_is_diagnosed_there(tmp_path):

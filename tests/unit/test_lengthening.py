@@ -9,7 +9,7 @@ import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.experiment import carry_out
-from lab.lengthening import SHORTEST, stages
+from lab.lengthening import SHORTEST, stages, why_no_shorter
 from lab.models import build
 from lab.runs import Run
 from lab.train import Row, fit, start
@@ -82,6 +82,7 @@ def test_the_share_of_pairs_is_kept_and_pairs_given_by_hand_are_too():
         return [(b.inputs.shape[1], int((b.targets != IGNORE).sum())) for b in found]
 
     assert grown("mqar", seq_len=64) == [(8, 2), (16, 4), (32, 8), (64, 16)]
+    assert grown("mqar", seq_len=64, n_pairs=16) == [(8, 2), (16, 4), (32, 8), (64, 16)]
     assert grown("mqar", seq_len=64, n_pairs=4) == [(16, 4), (32, 4), (64, 4)]
     assert lengths(MQAR(seq_len=64, n_pairs=(2, 8))) == [32, 64]
     grid = grown("compositional", seq_len=256, n_pairs=36)
@@ -176,6 +177,49 @@ def test_a_stage_that_is_not_learned_ends_the_run():
     seen = rows(lengthen_at=1.0, stage_steps=12)
     assert [row.step for row in seen] == list(range(1, 13))
     assert {row.seq_len for row in seen} == {8}
+    assert seen[-1].validation_accuracy is not None
+
+
+def test_the_last_step_does_not_lengthen():
+    model = build("AM", vocab_size=TASK.vocab_size, d_model=16)
+    config = replace(CONFIG, max_steps=30, eval_every=30, lengthen_at=0.51)
+    state = start(model, config)
+    (*_, last) = fit(TASK, state, config, "fp32")
+    assert (last.validation_accuracy or 0.0) >= 0.51
+    assert (state.stage, state.step) == (0, 30)
+
+
+def test_rows_that_come_again_stay_within_the_training_set(monkeypatch):
+    task, read = TASKS["flip_flop"](seq_len=48, p_ignore=0.5), []
+    batch = type(task).batch
+
+    def spy(self, *, split="train", start=0, size, **options):
+        if split == "train":
+            read.append((start, start + size))
+        return batch(self, split=split, start=start, size=size, **options)
+
+    monkeypatch.setattr(type(task), "batch", spy)
+    config = replace(CONFIG, start_len=16, batch_size=2, train_rows=6, lengthen_at=0.51)
+    model = build("AM", vocab_size=task.vocab_size, d_model=16)
+    seen = list(fit(task, start(model, config), config, "fp32"))
+    assert {row.seq_len for row in seen} == {16, 32, 48}
+    assert max(end for _, end in read) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"seq_len": 64}, ""),
+        ({"seq_len": 64, "n_pairs": 4}, "n_pairs=4: must be in 1 … 2"),
+        ({"seq_len": 100}, "seq_len=25: must be even"),
+        ({"seq_len": (32, 64)}, "seq_len already varies"),
+    ],
+)
+def test_why_rows_do_not_start_shorter_is_said(options, why):
+    found = why_no_shorter(MQAR(**options), TrainConfig(lengthen=True))
+    assert found.startswith(why) if not found.startswith("seq_len=32: ") else why in found
+    assert bool(found) == bool(why)
+    assert not why_no_shorter(MQAR(**options), TrainConfig())
 
 
 class CrashError(Exception):

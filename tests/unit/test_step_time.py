@@ -67,7 +67,13 @@ def test_what_was_measured_is_remembered_by_run_and_precision(run, timed):
     assert len(asked) > before > count
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"precision": "fp32"}}'])
+IMPOSSIBLE = '{"x": {"precision": "int3", "first": 1, "last": 1}}'
+ZERO = '{"x": {"precision": "fp32", "first": 0, "last": 1}}'
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"x": 1}', '{"x": {"precision": "fp32"}}', IMPOSSIBLE, ZERO]
+)
 def test_a_cache_that_cannot_be_read_is_made_anew(run, timed, content):
     timed[1].update(dict.fromkeys([("fp32", 8), ("bf16", 8), ("fp32", 32), ("bf16", 32)], 1.0))
     cache_file().parent.mkdir(parents=True)

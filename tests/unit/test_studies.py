@@ -336,7 +336,7 @@ def recall_frame(*rows) -> pl.DataFrame:
 def test_the_verdict_speaks_of_what_was_run_alone():
     nothing = recall_frame(recall_rows("attention", None), recall_rows("soft mask", None))
     assert recalled.measure(nothing) == []
-    assert recalled.verdict([], 16) == ["No setting was run: no verdict."]
+    assert recalled.verdict([], 16) == ["No setting was run, 16 are left: no verdict."]
     half = recall_frame(recall_rows("attention", 0.99), recall_rows("soft mask", None))
     settings = recalled.measure(half)
     said = recalled.verdict(settings, recalled.missing(half))
