@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lab.experiment import Plan
-from lab.lengthening import why_no_shorter
+from lab.lengthening import stages, why_no_shorter
 from lab.runs import Run
 from lab.train import Row
 
@@ -58,7 +58,8 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
             )
         why = why_no_shorter(run.task, run.train)
         if why:
-            console.print(f"rows do not start with fewer than {plan.seq_lens[0]:,} tokens: {why}")
+            first = stages(run.task, run.train)[0].task.seq_len
+            console.print(f"rows start with no fewer than {first:,} tokens: {why}")
         if plan.first_step:
             console.print(f"resuming after step {plan.first_step:,}")
         bar.update(shown, completed=plan.first_step, visible=True)
