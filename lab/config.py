@@ -13,6 +13,8 @@ PAPER_TRAIN_ROWS = 2**18
 PAPER_EPOCHS = 64
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
+LAB_TEST_TOKENS = 2**21
+"""Of the test split, which of longer rows has fewer: one evaluation costs minutes else."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
 """Learning rate of a table of up to 256 tokens, and the most that a larger one's grows to."""
 
@@ -119,7 +121,7 @@ class TrainConfig(_Config):
     lengthen_at: float = option(0.99, "validation accuracy at which rows get longer")
     stage_steps: int = option(5_000, "steps that a row length short of seq_len may take")
     train_rows: int | None = option(None, "rows of the training set; none: every row is new")
-    test_rows: int = option(1024, "rows of the test split")
+    test_rows: int = option(1024, "rows of the test split", "1024, of 2²¹ tokens at most")
     eval_every: int = option(
         100, "steps between evaluations on validation rows", f"{LAB_EVAL_EVERY}"
     )
@@ -188,6 +190,7 @@ def protocol_defaults(protocol: str, seq_len: int, vocab_size: int, d_model: int
             "table_learning_rate": _table_learning_rate(vocab_size),
             "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
             "lengthen": True,
+            "test_rows": max(64, min(TrainConfig.test_rows, LAB_TEST_TOKENS // seq_len)),
             "eval_every": LAB_EVAL_EVERY,
         }
     if d_model not in PAPER_LEARNING_RATES:

@@ -15,7 +15,7 @@ def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
         tmp_path / "run",
         MQAR(seq_len=64, vocab_size=256),
         model,
-        TrainConfig(max_steps=1500, test_rows=256, **values),
+        TrainConfig(**{**values, "max_steps": 1500, "test_rows": 256}),
     )
     result = carry_out(run, Runtime(device="cpu"))
     assert result["stopped"] == "solved"
