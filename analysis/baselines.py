@@ -75,7 +75,7 @@ def measure(subject: Subject) -> list[Standing]:
 
 def _by_hand(result: dict[str, Any]) -> str:
     """Say whether the model can represent a solution, so that failing it means not learning."""
-    found, solved = result.get("set_by_hand"), result["stopped"] == "solved"
+    found, solved = result.get("set_by_hand"), result.get("stopped") == "solved"
     if found is None or (solved and found["verdict"] != "solves"):
         return ""
     if found["verdict"] == "solves":

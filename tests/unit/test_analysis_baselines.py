@@ -2,6 +2,7 @@
 
 import pytest
 
+from analysis import baselines
 from analysis.baselines import Standing, describe, draw, headline
 from lab.intervals import wilson
 
@@ -39,3 +40,10 @@ def test_rules_are_placed_by_the_interval():
     assert says == (
         "The model stands above chance, level with “last value”, below “most recent match”."
     )
+
+
+def test_a_solved_run_is_not_said_to_be_open():
+    found = {"verdict": "not built", "accuracy": None, "because": "too narrow"}
+    result = {"stopped": "solved", "accuracy": 0.99, "set_by_hand": found}
+    assert baselines._by_hand(result) == ""
+    assert "is open: too narrow" in baselines._by_hand({**result, "stopped": "budget"})
