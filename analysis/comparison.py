@@ -162,6 +162,7 @@ def _run(subject: Subject) -> Run:
 def _compared(subject: Subject, name: str, first: Run) -> Compared:
     run = _run(subject)
     result, evaluated = run.result() or {}, run.evaluations()
+    stages = tuple((stage["seq_len"], stage["steps"]) for stage in run.stages())
     accuracy = result.get("accuracy")
     scored = baselines.scored_positions(run) if accuracy is not None else 0
     try:
@@ -184,18 +185,18 @@ def _compared(subject: Subject, name: str, first: Run) -> Compared:
         mechanism=labels[0] if labels else None,
         held_out_steps=np.array([row["step"] for row in evaluated], dtype=np.int64),
         held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
-        stages=tuple((stage["seq_len"], stage["steps"]) for stage in run.stages()),
-        full_from=_full_from(run),
+        stages=stages,
+        full_from=_full_from(stages, run.task.seq_len),
     )
 
 
-def _full_from(run: Run) -> int | None:
+def _full_from(stages: Sequence[tuple[int, int]], seq_len: int) -> int | None:
     """Return the steps after which rows had the task's own length."""
-    steps = 0
-    for stage in run.stages():
-        if stage["seq_len"] == run.task.seq_len:
-            return steps
-        steps += stage["steps"]
+    before = 0
+    for length, steps in stages:
+        if length == seq_len:
+            return before
+        before += steps
     return None
 
 
