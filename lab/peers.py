@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
 PEERS = {
@@ -53,7 +53,8 @@ def load(module: str) -> ModuleType:
     missing = why_missing(package)
     if missing is not None:
         raise MissingPeerError(missing)
-    with warnings.catch_warnings(), _mamba_ssm(bare=package == "mamba_ssm"):
+    bare = _bare_mamba_ssm() if package == "mamba_ssm" else nullcontext()
+    with warnings.catch_warnings(), bare:
         for message, category in _SAID_AT_IMPORT.items():
             warnings.filterwarnings("ignore", message, category)
         return importlib.import_module(module)
@@ -85,27 +86,22 @@ def version(package: str) -> str:
 
 
 @contextmanager
-def _mamba_ssm(bare: bool) -> Iterator[None]:
+def _bare_mamba_ssm() -> Iterator[None]:
     """Make mamba_ssm's modules importable where its CUDA extension was not compiled.
 
     Its top level imports the extension, which only its first selective scan needs: neither the
     Triton kernels nor the torch forms of state space duality do. A bare package in the top
-    level's place leads to them. It is shown to mamba_ssm's own modules alone: transformers, if it
-    finds a mamba_ssm to import, calls its kernels for good, on a CPU too.
+    level's place leads to them, while they are imported and no longer: transformers, if it finds a
+    mamba_ssm to import, calls its kernels for good, on a CPU too.
     """
     name = "mamba_ssm"
     if importlib.util.find_spec("selective_scan_cuda") is not None:
         yield
         return
-    if bare and name not in sys.modules:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-    package = sys.modules.get(name)
-    if not bare:
-        sys.modules.pop(name, None)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         yield
     finally:
-        if package is not None:
-            sys.modules[name] = package
+        del sys.modules[name]
