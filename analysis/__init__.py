@@ -5,32 +5,26 @@ Figure`. The report shows every entry of `ANALYSES`, in this order, where it app
 """
 
 from analysis import (
-    anatomy,
-    baselines,
-    curves,
     dynamic_mask,
-    dynamics,
     errors,
-    expert_knockout,
-    expert_map,
-    expert_roles,
-    expert_training,
     experts,
     frequencies,
-    generalisation,
-    heads,
     matrices,
     mechanism,
-    positions,
     recall,
-    rollout,
     rows,
-    samples,
-    state_rank,
     state_space,
     value_usage,
 )
 from analysis.base import Analysis
+from analysis.experts import key_map as expert_map
+from analysis.experts import knockout as expert_knockout
+from analysis.experts import roles as expert_roles
+from analysis.experts import training as expert_training
+from analysis.matrices import heads, rollout
+from analysis.rows import positions, samples
+from analysis.run import anatomy, baselines, curves, dynamics, generalisation
+from analysis.state_space import rank as state_rank
 
 ANALYSES: dict[str, Analysis] = {
     "baselines": baselines,

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from analysis.memory import check
 from lab.files import RunError
 from lab.models import LanguageModel
-from lab.runs import Run
+from lab.training.runs import Run
 from tasks.base import Batch, Task
 
 TOKENS = 32_768

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from analysis.base import NotApplicableError
 from analysis.memory import BLOCK_ENTRIES
-from lab.evaluation import score, stored_positions
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
 from lab.layers.mask import OracleMask, stored
 from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel
+from lab.models.evaluation import score, stored_positions
 from tasks.base import Batch
 
 TOLERANCE = 1e-3

@@ -6,7 +6,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from lab.runs import Run
+from lab.training.runs import Run
 
 
 def provenance(run: Run) -> dict[str, str]:

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lab.evaluation import score
 from lab.models import LanguageModel
+from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch
 

@@ -32,13 +32,14 @@ from pathlib import Path
 
 import torch
 
-from analysis import baselines, curves, matrices, recall
+from analysis import matrices, recall
 from analysis.base import Subject
 from analysis.interventions import block_edges
+from analysis.run import baselines, curves
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import IGNORE, accuracy
 

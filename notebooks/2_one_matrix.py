@@ -32,14 +32,16 @@ from pathlib import Path
 
 import torch
 
-from analysis import heads, matrices, state_rank, state_space
+from analysis import matrices, state_space
 from analysis.base import Subject
+from analysis.matrices import heads
+from analysis.state_space import rank as state_rank
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.hooks import run_with_cache
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 
 torch.manual_seed(0)

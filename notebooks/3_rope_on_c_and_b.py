@@ -33,15 +33,16 @@ from pathlib import Path
 import plotly.graph_objects as go
 import torch
 
-from analysis import curves, frequencies, matrices
+from analysis import frequencies, matrices
 from analysis.base import Subject
+from analysis.run import curves
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
 from lab.models import build
 from lab.ops.rope import rotary_table, rotate
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import IGNORE, Batch
 

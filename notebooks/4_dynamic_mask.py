@@ -36,9 +36,9 @@ from analysis import dynamic_mask
 from analysis.base import Subject
 from lab import errata
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.models import build
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 
 for erratum in errata.run(["D1", "D2", "D3"]):

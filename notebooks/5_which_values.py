@@ -33,9 +33,9 @@ from analysis.base import Subject
 from analysis.interventions import ablate
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.models import build
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 
 tables = pl.Config(

@@ -26,13 +26,17 @@ from pathlib import Path
 import polars as pl
 import torch
 
-from analysis import expert_knockout, expert_map, expert_roles, expert_training, experts
+from analysis import experts
 from analysis.base import Subject
+from analysis.experts import key_map as expert_map
+from analysis.experts import knockout as expert_knockout
+from analysis.experts import roles as expert_roles
+from analysis.experts import training as expert_training
 from analysis.interventions import knock_out_experts, transplant_experts
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 
 tables = pl.Config(

@@ -33,8 +33,8 @@ from analysis import mechanism
 from analysis.base import Subject
 from analysis.interventions import ablate, block_edges, patch, swap_values
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 
 tables = pl.Config(

@@ -36,11 +36,11 @@ from analysis.base import Subject
 from analysis.interventions import block_edges
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.hooks import HookPoint
 from lab.laws import certify
 from lab.models import build
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks import TASKS
 
 tables = pl.Config(

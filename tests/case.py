@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lab.language_model import LanguageModel, ModelState
 from lab.laws import LAWS, Outcome, Reach
 from lab.layers.attention import Attention, AttentionState
 from lab.layers.mask import stored
 from lab.layers.state import State
 from lab.models import ARCHITECTURES
+from lab.models.language_model import LanguageModel, ModelState
 
 Kind = Literal["mixer", "transform", "model", "printed", "sequence"]
 

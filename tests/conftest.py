@@ -33,7 +33,7 @@ def _own_cache(tmp_path_factory):
     """Keep measured step times out of the user's cache folder, and measure briefly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("lab.step_time.SECONDS", 0.0)
+        patch.setattr("lab.training.step_time.SECONDS", 0.0)
         yield
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.language_model import Block, LanguageModel
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
+from lab.models.language_model import Block, LanguageModel
 from tests.ssd_variants import moved as ssd_moved
 
 TOKENS = torch.randint(8, (3, 9), generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,7 @@ from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import OracleMask
 from lab.layers.ssd import SSD
 from lab.layers.state import Decoder
-from lab.user_mixer import answerable
+from lab.models.user_mixer import answerable
 
 Edit = Callable[[Tensor, Tensor], Tensor]
 """Gets a matrix [b h t s] and the rows of the batch that it is of [b]; returns one to apply."""

@@ -9,7 +9,7 @@ import polars as pl
 from jaxtyping import Float
 from plotly.subplots import make_subplots
 
-from analysis.figures.style import MUTED, figure
+from analysis.plots.style import MUTED, figure
 from analysis.studies.holm import holm
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR

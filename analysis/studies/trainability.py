@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from analysis.figures.style import BLUE, MUTED, VERMILLION, figure
+from analysis.plots.style import BLUE, MUTED, VERMILLION, figure
 from analysis.studies.holm import holm
 from lab.studies.trainability import BASELINE
 

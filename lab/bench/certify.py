@@ -6,9 +6,9 @@ import time
 
 import torch
 
+from lab.bench.calibration import FAULTS, RIGHT, Fault, Right
 from lab.bench.ratio import Ratio
 from lab.laws import LAWS, QUICK, Budget, Examination
-from lab.laws.calibration import FAULTS, RIGHT, Fault, Right
 
 TARGETS = {
     "a GRU of 16": "torch.nn:GRU --option input_size=16 --option hidden_size=16",

@@ -17,14 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from lab.bench.peak import matrix_product_peak, peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from lab.config import TrainConfig
-from lab.evaluation import score
 from lab.layers.attention import Attention
 from lab.lengthening import Stage
 from lab.models import Block, LanguageModel, build
+from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
-from lab.step_time import fastest, offered
-from lab.train import start
+from lab.training.fit import start
+from lab.training.step_time import fastest, offered
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
 

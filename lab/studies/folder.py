@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lab.files import RunError, read_json, write_json, writing
-from lab.runs import Run
 from lab.studies.study import Cell
+from lab.training.runs import Run
 
 Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
 """How far a cell got. "budget": all its steps, and not solved. "out of time": its minutes are up.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lab.evaluation import evaluate
 from lab.models import LanguageModel
-from lab.runs import Run
+from lab.models.evaluation import evaluate
+from lab.training.runs import Run
 
 VALIDATION_SHARE = 4
 """Validation rows are so many times fewer than test rows: they only choose among settings."""

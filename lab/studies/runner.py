@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab.experiment import interrupts
 from lab.files import RunError
 from lab.studies.folder import ENDED, CellFolder
 from lab.studies.study import Cell, Study
+from lab.training.experiment import interrupts
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 POLL = 0.2

@@ -8,9 +8,9 @@ import polars as pl
 
 from lab.files import RunError
 from lab.lengthening import stages
-from lab.runs import Run
 from lab.studies.folder import CellFolder
 from lab.studies.study import Cell, Study
+from lab.training.runs import Run
 
 MEASURED = {
     "seq_len": pl.Int64,

@@ -11,9 +11,9 @@ import torch
 from analysis import ANALYSES
 from analysis.base import Subject
 from analysis.examination import Examination, examine
-from analysis.report import render, write_both
+from analysis.pages.report import render, write_both
 from lab.config import ModelConfig, TrainConfig
-from lab.runs import Run
+from lab.training.runs import Run
 from tasks.mqar import MQAR
 
 MATRIX = "#matrices-1"

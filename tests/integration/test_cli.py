@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
-from lab.runs import Run
+from lab.training.runs import Run
 
 MIXERS = "tests.integration.mixers:"
 SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"

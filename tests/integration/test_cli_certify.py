@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab import isolated
+from lab.certification import process as isolated
+from lab.certification.worker import chosen
 from lab.cli import app
-from lab.laws.worker import chosen
 
 HERE = Path(__file__).parent
 BROKEN = "tests.integration.certified:"
@@ -164,7 +164,6 @@ def test_numbers_beyond_json_are_text():
 
 
 def test_the_command_itself_imports_no_torch():
-    code = (
-        "import sys, lab.cli, lab.isolated, lab.console.certify; sys.exit('torch' in sys.modules)"
-    )
+    modules = "lab.cli, lab.certification.process, lab.cli.tables.certify"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
-from lab.runs import Run
+from lab.training.runs import Run
 from tasks.varying import Schedule
 
 SMALL = ["--seq-len", "16", "--vocab-size", "64", "--max-steps", "4", "--test-rows", "8"]

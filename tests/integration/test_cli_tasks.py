@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from lab.cli import app
-from lab.commands.rows import OPTIONS, asked
-from lab.export import read_recipe
+from lab.cli.rows import OPTIONS, asked
+from lab.suite.parquet import read_recipe
 from tasks import TASKS
 from tasks.base import accuracy
 
@@ -120,7 +120,7 @@ def test_rows_shown_can_be_drawn(tmp_path):
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_every_task_is_shown_and_audited_best_first(monkeypatch, name):
-    monkeypatch.setattr("lab.audit.ROWS", 64)
+    monkeypatch.setattr("lab.suite.audit.ROWS", 64)
     shown = lab(f"{name} --preset small --show 2")
     assert shown.exit_code == 0, shown.output
     result = lab(f"{name} --preset small --audit --json")
@@ -168,7 +168,7 @@ def test_an_oracle_that_is_wrong_is_said(monkeypatch):
 
 
 def test_an_oracle_that_a_shortcut_beats_is_said(monkeypatch):
-    monkeypatch.setattr("lab.audit.ROWS", 64)
+    monkeypatch.setattr("lab.suite.audit.ROWS", 64)
     kind = TASKS["language"]
     monkeypatch.setattr(kind, "oracle", lambda task, batch: task.shortcuts()["unigram"](batch))
     result = lab("language --preset small --audit")

@@ -3,8 +3,8 @@
 from analysis.links import mass, row_links
 from analysis.mixing import mixers
 from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
-from lab.experiment import carry_out
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 from tasks.mqar import MQAR
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab import checkpoint
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.files import RunError, locked
-from lab.runs import OutError, Run
-from lab.train import DivergedError
+from lab.training import checkpoint
+from lab.training.experiment import carry_out
+from lab.training.fit import DivergedError
+from lab.training.runs import OutError, Run
 from tasks import TASKS
 
 STEPS = 24
@@ -24,8 +24,8 @@ STEPS = 24
 CHILD = """
 import os, sys, torch
 from lab.config import Runtime
-from lab.experiment import carry_out
-from lab.runs import Run
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
 
 torch.set_num_threads(1)
 run, number, at = Run.open(sys.argv[1]), *map(int, sys.argv[2:])

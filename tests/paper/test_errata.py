@@ -13,7 +13,7 @@ from lab.errata import ERRATA, Erratum, run
 from lab.errata.erratum import MINIATURE, refusal
 from lab.layers import printed
 from lab.models import MIXERS, TRANSFORMS
-from lab.stack import make_layer
+from lab.models.stack import make_layer
 from tests.paper.conftest import Run
 
 ROWS = (

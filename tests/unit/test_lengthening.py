@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.experiment import carry_out
 from lab.lengthening import SHORTEST, stages, why_no_shorter
 from lab.models import build
-from lab.runs import Run
-from lab.train import Row, fit, start
+from lab.training.experiment import carry_out
+from lab.training.fit import Row, fit, start
+from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import IGNORE, Schedule
 

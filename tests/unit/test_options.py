@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from lab.commands.options import Span, kind_of, read, resolved, settings, varies
+from lab.cli.options import Span, kind_of, read, resolved, settings, varies
 from tasks.mqar import MQAR
 from tasks.varying import Schedule
 

@@ -14,15 +14,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from analysis.export import save
+from analysis.pages.export import save
 from analysis.studies import recall as recalled
 from analysis.studies import trainability as trained
 from analysis.studies.holm import holm
 from lab.cli import app
-from lab.commands.cell import train_cell
-from lab.commands.training import describe_run
+from lab.cli.cell import train_cell
+from lab.cli.training import describe_run
 from lab.layers.attention import Attention
-from lab.runs import Run
 from lab.studies import Cell, Study, recall, trainability
 from lab.studies.folder import CellFolder
 from lab.studies.lengths import evaluate_lengths, stage_ends
@@ -37,6 +36,7 @@ from lab.studies.variants import (
     PartialRotary,
     ShiftedKeys,
 )
+from lab.training.runs import Run
 
 TINY = {
     "seq_len": 8,
@@ -51,7 +51,7 @@ TINY = {
 }
 cell_process = typer.Typer()
 cell_process.command()(train_cell)
-TRAIN = [sys.executable, "-m", "lab.commands.cell"]
+TRAIN = [sys.executable, "-m", "lab.cli.cell"]
 
 
 def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
@@ -199,7 +199,7 @@ def test_a_signal_leaves_a_cell_that_goes_on(tmp_path):
 def test_lengths_are_evaluated_with_the_weights_at_the_end_of_their_stage(tmp_path):
     given = {**TINY, "seq_len": 32, "vocab_size": 64, "lengthen_at": 0.09, "max_steps": 12}
     run, runtime = describe_run("mqar", {**given, "stage_steps": 8}, tmp_path / "run")
-    from lab.experiment import carry_out as train
+    from lab.training.experiment import carry_out as train
 
     result = train(run, runtime)
     ends = stage_ends(run)

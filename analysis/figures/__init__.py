@@ -1,1 +1,0 @@
-"""How figures look, and those that an analysis shares or keeps apart for their length."""

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: a run's report, a comparison, a certificate."""

@@ -1,0 +1,208 @@
+"""What holds of a module? A certificate of `lab certify`, drawn law by law."""
+
+import html
+import math
+import textwrap
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from analysis.base import Words
+from analysis.pages import export
+from analysis.pages.page import filled, shown_as
+from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, figure, stamped
+from lab.certification.process import OUTCOMES, SIGNS, Certificate, counted
+from lab.files import write
+
+ROW, REST = 32, 176
+"""Height of a law's row, and of all else, px."""
+FAINTEST, STRONGEST = -4.0, 1.0
+"""Decades that the axis always has, from the bound."""
+MARGIN = 0.05
+"""How far inside the axis its ends are, as a share: what stands there is 0, or without limit."""
+REASON, LINES = 38, 2
+"""Characters a line, and lines, of a reason: as many as a phone has room for."""
+HOVER = 60
+TICKS = 5
+
+MARKS = {
+    "holds": {"symbol": "circle", "color": GREEN, "size": 11},
+    "fails": {"symbol": "x", "color": VERMILLION, "size": 11},
+    "not applicable": {
+        "symbol": "circle-open",
+        "color": MUTED,
+        "size": 10,
+        "line": {"width": 2},
+    },
+    "not decided": {"symbol": "diamond-open", "color": BLUE, "size": 11, "line": {"width": 2}},
+}
+
+
+def describe(certificate: Certificate) -> Words:
+    """Put a certificate in words."""
+    failing = [law for law in certificate["laws"] if law["verdict"] == "fails"]
+    says = f"Of {len(certificate['laws'])} laws {counted(certificate)}."
+    for law in failing:
+        says += f" Not {law['law']}: {law['counterexample'] or law['evidence']}."
+    return Words(
+        title=f"Laws of {certificate['target']}",
+        says=says,
+        reading=(
+            "A mark is what was measured over what is allowed, in powers of ten: beyond the line "
+            "at 1 a law fails. The left end is 0, the right end has no limit. Hollow marks have no "
+            "such number, and say why."
+        ),
+        alt=f"A row a law, a mark for what was measured over what is allowed. {says}",
+    )
+
+
+def draw(certificate: Certificate) -> go.Figure:
+    """Draw a row a law, the first on top: measured over allowed, or why there is no such number."""
+    laws = certificate["laws"]
+    decades = [_decades(law) for law in laws]
+    finite = [d for d in decades if d is not None and math.isfinite(d)]
+    low = math.floor(min([FAINTEST, *finite]))
+    high = math.ceil(max([STRONGEST, *finite]))
+    room = MARGIN * (high - low)
+    ends = (low - 2 * room, high + 2 * room)
+    drawn = figure(height=ROW * len(laws) + REST)
+    drawn.add_scatter(
+        x=[0] * 3 * len(laws),
+        y=[end for i, d in enumerate(decades) for end in _bound(i, d is None)],
+        mode="lines",
+        line={"color": MUTED, "width": 1.5, "dash": "dash"},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    for outcome, mark in MARKS.items():
+        rows = [i for i, law in enumerate(laws) if law["verdict"] == outcome]
+        if not rows:
+            continue
+        drawn.add_scatter(
+            x=[_place(decades[i], ends[0] + room, ends[1] - room) for i in rows],
+            y=rows,
+            mode="markers",
+            marker=mark,
+            name=OUTCOMES[outcome][0],
+            cliponaxis=False,
+            text=[_hover(laws[i]) for i in rows],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    for i, law in enumerate(laws):
+        if decades[i] is None:
+            _reason(drawn, ends[0] + 2 * room, i, law["evidence"])
+    drawn.add_annotation(
+        text="allowed ↔ fails", x=0, y=-0.5, yanchor="bottom", yshift=2, xanchor="center"
+    )
+    ticks = {decade: _power(decade) for decade in _ticks(low, high)}
+    if -math.inf in decades:
+        ticks = {ends[0] + room: "0", **{k: v for k, v in ticks.items() if k > low}}
+    if math.inf in decades:
+        # Apart from its neighbour on a phone too.
+        near = high - (high - low) / 10
+        ticks = {**{k: v for k, v in ticks.items() if k < near}, ends[1] - room: "∞"}
+    drawn.update_xaxes(
+        range=list(ends),
+        tickvals=list(ticks),
+        ticktext=list(ticks.values()),
+        title_text="measured / allowed",
+        fixedrange=True,
+    )
+    drawn.update_yaxes(
+        range=[len(laws) - 0.5, -0.5],
+        tickvals=list(range(len(laws))),
+        ticktext=[html.escape(law["law"]) for law in laws],
+        showgrid=False,
+        showline=False,
+        ticks="",
+        fixedrange=True,
+    )
+    return drawn.update_layout(
+        margin={"l": 96, "r": 12, "t": 84, "b": 92},
+        legend={"y": 0, "yref": "container", "yanchor": "bottom"},
+    )
+
+
+def page(certificate: Certificate) -> str:
+    """Return a certificate as one page: the figure, every law's words, failures' programs."""
+    words = describe(certificate)
+    drawn = shown_as(words, draw(certificate), _stamp(certificate))
+    return filled(
+        "certificate.html.j2",
+        certificate=certificate,
+        counts=counted(certificate),
+        signs=SIGNS,
+        drawn=drawn,
+    )
+
+
+def save(certificate: Certificate, path: Path) -> None:
+    """Write a certificate's page as .html, its figure as .png or .svg.
+
+    Raises:
+        ValueError: for another suffix.
+        BrowserError: for an image without a Chromium that can draw it.
+        OSError: when the file cannot be written.
+    """
+    if path.suffix.lower() == ".html":
+        write(path, page(certificate))
+        return
+    title = describe(certificate).title
+    export.save(stamped(draw(certificate), title, _stamp(certificate)), path)
+
+
+def _stamp(certificate: Certificate) -> str:
+    lengths = ", ".join(map(str, certificate["lengths"]))
+    return f"{counted(certificate)} · width {certificate['d_model']} · lengths {lengths}"
+
+
+def _decades(law: Certificate) -> float | None:
+    """Return how many powers of ten a law's number is above its bound; None where it has none."""
+    measured, allowed = law["measured"], law["allowed"]
+    if measured is None or allowed is None or law["verdict"] not in ("holds", "fails"):
+        return None
+    measured, allowed = float(measured), float(allowed)
+    if measured == 0:
+        return -math.inf
+    if not math.isfinite(measured) or allowed == 0:
+        return math.inf
+    return math.log10(measured / allowed)
+
+
+def _place(decades: float | None, low: float, high: float) -> float:
+    return low if decades is None else min(max(decades, low), high)
+
+
+def _bound(row: int, interrupted: bool) -> tuple[float | None, float | None, float | None]:
+    """Return where a row's part of the line begins and ends, and a gap; nothing behind a reason."""
+    return (None, None, None) if interrupted else (row - 0.5, row + 0.5, None)
+
+
+def _ticks(low: int, high: int) -> list[int]:
+    """Return whole decades, the bound's among them, few enough for a phone."""
+    step = math.ceil((high - low) / TICKS)
+    return [decade for decade in range(low, high + 1) if decade % step == 0]
+
+
+def _power(decade: int) -> str:
+    return "1" if decade == 0 else f"10<sup>{decade}</sup>".replace("-", "−")
+
+
+def _hover(law: Certificate) -> str:
+    lines = [f"<b>{html.escape(law['law'])}</b>: {law['verdict']}"]
+    for text in filter(None, (law["evidence"], law["counterexample"])):
+        lines += map(html.escape, textwrap.wrap(text, HOVER))
+    return "<br>".join(lines)
+
+
+def _reason(drawn: go.Figure, x: float, row: int, text: str) -> None:
+    lines = textwrap.wrap(text, REASON, max_lines=LINES, placeholder=" …")
+    drawn.add_annotation(
+        text="<br>".join(map(html.escape, lines)),
+        x=x,
+        y=row,
+        xanchor="left",
+        yanchor="middle",
+        align="left",
+        xshift=6,
+    )

@@ -1,0 +1,121 @@
+"""What every page of the lab is made of: figures beside their words, themes, one file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from analysis import ANALYSES
+from analysis.base import Analysis, Subject, Words
+from analysis.examination import Examination
+from analysis.plots.style import DARK, HEAD, LIGHT, percent, stamped
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A result on a page.
+
+    Attributes:
+        words: what stands beside it.
+        spec: the figure as plotly's JSON without a template; None when there is no figure.
+        ratio: width by height of what the page shows of it.
+        least: height on a narrow page, px, where panels would not bear to shrink with the width;
+            None for cells that must stay square.
+    """
+
+    words: Words
+    spec: Markup | None
+    ratio: str
+    least: int | None = None
+
+
+def shown(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]:
+    """Return the results of an analysis, ready for a page.
+
+    Args:
+        analysis: that describes and draws them.
+        results: what it measured.
+        stamp: where they come from; it goes into saved figures.
+    """
+    return [shown_as(analysis.describe(result), analysis.draw(result), stamp) for result in results]
+
+
+def shown_as(words: Words, drawn: go.Figure | None, stamp: str) -> Shown:
+    """Return a figure and its words, ready for a page."""
+    if drawn is None:
+        return Shown(words, None, "")
+    # plotly's own JSON: arrays become base64.
+    spec = json.loads(stamped(drawn, words.title, stamp).to_json() or "")
+    layout = spec["layout"]
+    del layout["template"]
+    height = layout["height"] - HEAD
+    square = any("scaleanchor" in part for part in layout.values() if isinstance(part, dict))
+    ratio = f"{layout['width']} / {height}"
+    return Shown(words, script({**spec, "head": HEAD}), ratio, None if square else height)
+
+
+def stamp(subject: Subject) -> str:
+    """Return where a figure comes from: task, stack, run, step and seed."""
+    parts = [subject.name]
+    if subject.run is not None:
+        parts.append(subject.run.path.resolve().name)
+    if subject.step is not None:
+        parts.append(f"step {subject.step:,}" if subject.step else "initial weights")
+    return " · ".join([*parts, f"seed {subject.seed}"])
+
+
+def drawings(examination: Examination) -> dict[str, go.Figure]:
+    """Return every figure of an examination, titled and stamped, by analysis and number."""
+    found = {}
+    for name, results in examination.results.items():
+        for i, result in enumerate(results, 1):
+            words, drawn = ANALYSES[name].describe(result), ANALYSES[name].draw(result)
+            if drawn is not None:
+                found[f"{name}-{i}"] = stamped(drawn, words.title, stamp(examination.subject))
+    return found
+
+
+def filled(template: str, **parts: Any) -> str:
+    """Return a template of this package filled in; all text is escaped."""
+    templates = Environment(
+        loader=PackageLoader("analysis.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(percent=percent, shown=_value, unbroken=_unbroken)
+    return templates.get_template(template).render(
+        **parts,
+        themes=script({"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}),
+        plotly=Markup(get_plotlyjs()),
+    )
+
+
+def script(content: dict[str, Any]) -> Markup:
+    """Return JSON that is safe inside a script element."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028"))
+
+
+def _value(value: object) -> str:
+    """Return a configuration's value as a reader expects it."""
+    if value is None or value == {}:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_value(part)}" for name, part in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_value, value))
+    return str(value)
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number and its per cent sign on one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")

@@ -1,0 +1,80 @@
+"""One self-contained page a run: what was trained, how well, how it got there, what it learned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from analysis import ANALYSES, QUICK
+from analysis.base import Subject
+from analysis.examination import Examination, examine, record
+from analysis.pages.page import filled, script, shown, stamp
+from analysis.provenance import provenance
+from analysis.run import baselines
+from lab.files import RunError, write, write_json, writing
+from lab.training.runs import Run
+
+
+def write_quick(run: Run) -> Path:
+    """Write report.html with the analyses that take a moment, and return its path.
+
+    Raises:
+        RunError: when a checkpoint cannot be read, or the folder cannot be written.
+    """
+    return write_both(run, examine(Subject.of(run), QUICK, lenient=True))
+
+
+def write_both(run: Run, examination: Examination) -> Path:
+    """Write analysis.json and report.html into the run folder; return the latter's path.
+
+    Raises:
+        RunError: when the folder cannot be written.
+    """
+    path = run.path / "report.html"
+    page, numbers = render(run, examination), record(examination)
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder, must be a file")
+    with writing(run.path):
+        write_json(path.with_name("analysis.json"), numbers)
+        write(path, page)
+    return path
+
+
+def render(run: Run, examination: Examination) -> str:
+    """Return the page as HTML; all text from users is escaped."""
+    subject = examination.subject
+    standing = baselines.measure(subject)[0]
+    sections = [
+        (name, ANALYSES[name].TITLE, shown(ANALYSES[name], results, stamp(subject)))
+        for name, results in examination.results.items()
+    ]
+    left_out = {ANALYSES[name].TITLE: why for name, why in examination.not_applicable.items()}
+    return filled(
+        "report.html.j2",
+        subject=subject,
+        run=run,
+        result=run.result() or {},
+        newest=max(run.checkpoints(), default=0),
+        standing=standing,
+        headline=baselines.headline(standing),
+        record=script(_headlines(run, standing)),
+        sections=sections,
+        left_out=left_out,
+        partial=len(examination.seconds) < len(ANALYSES),
+        config=json.dumps(run.config(), indent=2, ensure_ascii=False),
+        provenance=provenance(run),
+    )
+
+
+def _headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:
+    """Return what the page recomputes its headline numbers from: the metrics, not the result."""
+    rows = run.metrics()
+    last = rows[-1] if rows else {}
+    return {
+        "steps": last.get("step"),
+        "batch_size": run.train.batch_size,
+        "seconds": sum(row["seconds"] for row in rows),
+        "scored": standing.scored,
+        # The last step is evaluated unless the run was interrupted between two evaluations.
+        "accuracy": last.get("test_accuracy", standing.accuracy),
+        "loss": last.get("test_loss", (run.result() or {}).get("loss")),
+    }

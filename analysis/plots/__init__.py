@@ -1,0 +1,1 @@
+"""The theme, and plots that several analyses share."""

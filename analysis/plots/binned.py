@@ -1,0 +1,70 @@
+"""Accuracy by bins of a whole number: a line with its band, and where chance is."""
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from analysis.plots import style
+from analysis.statistics.binned import Bins, span
+
+BAND = "rgba(128, 134, 145, 0.28)"
+"""`style.MUTED`, to be seen through."""
+
+
+def add_bins(
+    drawn: go.Figure,
+    binned: Bins,
+    middle: Float[np.ndarray, " n"],
+    chance: float,
+    name: str,
+    *,
+    row: int,
+    col: int = 1,
+) -> None:
+    """Add accuracy with its 95 % band to a panel, and a dotted line at chance.
+
+    Args:
+        drawn: what they are added to.
+        binned: the bins.
+        middle: where each of them stands.
+        chance: accuracy of a uniform guess.
+        name: of the line in the legend.
+        row: of the panel; the first has the legend's entries for band and chance.
+        col: likewise.
+    """
+    spans = [span(binned, i) for i in range(len(binned.first))]
+    panel = {"row": row, "col": col}
+    drawn.add_scatter(
+        x=np.concatenate([middle, middle[::-1]]),
+        y=np.concatenate([binned.interval[:, 1], binned.interval[::-1, 0]]),
+        fill="toself",
+        fillcolor=BAND,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        name="95 %",
+        showlegend=row == 1,
+        **panel,
+    )
+    drawn.add_scatter(
+        x=middle,
+        y=binned.accuracy,
+        mode="lines+markers",
+        line={"width": 2},
+        marker={"size": 7, "symbol": style.SYMBOLS[row - 1]},
+        name=name,
+        cliponaxis=False,
+        customdata=np.stack([spans, binned.count.astype(str)], 1),
+        hovertemplate="%{customdata[0]}: %{y:.2%} of %{customdata[1]} answers<extra></extra>",
+        **panel,
+    )
+    drawn.add_scatter(
+        x=middle[[0, -1]],
+        y=[chance, chance],
+        mode="lines",
+        line={"color": style.MUTED, "width": 1.2, "dash": "dot"},
+        name="chance",
+        showlegend=row == 1,
+        hovertemplate="chance: %{y:.2%}<extra></extra>",
+        **panel,
+    )

@@ -1,0 +1,1 @@
+"""How a run trained and what it reached."""

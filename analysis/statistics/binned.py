@@ -1,0 +1,73 @@
+"""Accuracy by bins of a whole number, and what stands out among them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from analysis.plots.style import percent
+from analysis.statistics.intervals import share_interval
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Accuracy by bins of a whole number.
+
+    Attributes:
+        first: smallest number of each bin.
+        last: its largest, included.
+        accuracy: share of right answers in [0, 1].
+        interval: 95 %, low and high (`share_interval`).
+        count: answers in the bin, ≥ 1.
+    """
+
+    first: Int[np.ndarray, " n"]
+    last: Int[np.ndarray, " n"]
+    accuracy: Float[np.ndarray, " n"]
+    interval: Float[np.ndarray, "n 2"]
+    count: Int[np.ndarray, " n"]
+
+
+def bins(
+    number: Int[np.ndarray, " q"],
+    edges: Int[np.ndarray, " edges"],
+    right: Bool[np.ndarray, " q"],
+    rows: Int[np.ndarray, " q"],
+    rng: np.random.Generator,
+) -> Bins:
+    """Return accuracy by bins edges[i] ≤ number < edges[i + 1]; empty ones are left out."""
+    places = np.digitize(number, edges) - 1
+    found = np.unique(places)
+    inside = [places == place for place in found]
+    return Bins(
+        first=edges[found],
+        last=np.minimum(edges[found + 1] - 1, number.max()),
+        accuracy=np.array([right[i].mean() for i in inside]),
+        interval=np.array([share_interval(right[i], rows[i], rng) for i in inside]),
+        count=np.array([i.sum() for i in inside]),
+    )
+
+
+def contrast(found: Bins, one: str, many: str) -> str:
+    """Say where accuracy is best and worst, if these two bins can be told apart."""
+    names = [
+        f"{many if found.last[i] > found.first[i] else one} {span(found, i)}"
+        for i in range(len(found.first))
+    ]
+    return extremes(found, names) or f"no {one} stands out"
+
+
+def extremes(found: Bins, names: Sequence[str]) -> str:
+    """Say where accuracy is best and worst; nothing where their intervals meet."""
+    best, worst = int(found.accuracy.argmax()), int(found.accuracy.argmin())
+    if not found.interval[worst, 1] < found.interval[best, 0]:
+        return ""
+    ends = [f"{percent(float(found.accuracy[i]))} at {names[i]}" for i in (best, worst)]
+    return f"{ends[0]} against {ends[1]}"
+
+
+def span(found: Bins, i: int) -> str:
+    """Return the numbers of a bin."""
+    first, last = found.first[i], found.last[i]
+    return f"{first}" if first == last else f"{first}–{last}"

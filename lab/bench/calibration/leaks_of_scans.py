@@ -1,0 +1,199 @@
+"""Recurrences, convolutions, normalisations and routers that look ahead."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.bench.calibration.attention import D_MODEL
+from lab.bench.calibration.entry import Fault
+from lab.bench.calibration.routing import Experts
+from lab.bench.calibration.scans import (
+    CHUNK,
+    KERNEL,
+    Convolution,
+    LinearAttention,
+    LongConvolution,
+    NormalisedConvolution,
+    Retention,
+)
+
+
+class _RolledCarry(Retention):
+    """States are handed on by a roll, so the first chunk starts from the last one's."""
+
+    def _carried(self, added: Tensor, decay: Tensor) -> Tensor:
+        before = super()._carried(added, decay)
+        after = decay * before + added
+        return after.roll(1, dims=2) if added.shape[2] > 1 else before
+
+
+class _OwnCarry(Retention):
+    """A chunk starts from the state after it."""
+
+    def _carried(self, added: Tensor, decay: Tensor) -> Tensor:
+        return decay * super()._carried(added, decay) + added
+
+
+class _WrappedPadding(Retention):
+    """What is missing to full chunks stands in front, and wraps the end around."""
+
+    def _padded(self, z: Tensor, spare: int) -> Tensor:
+        return (
+            torch.cat([z[:, z.shape[1] - spare :], z], 1)
+            if spare <= z.shape[1]
+            else (F.pad(z, (0, 0, spare, 0)))
+        )
+
+    def _cut(self, y: Tensor, t: int) -> Tensor:
+        return y[:, -t:]
+
+
+class _WrongHalo(Convolution):
+    """Chunks are convolved apart, each behind the first tokens of the next."""
+
+    def _convolved(self, z: Tensor) -> Tensor:
+        t = z.shape[-1]
+        chunks = F.pad(z, (0, -t % CHUNK)).unflatten(-1, (-1, CHUNK))  # [b d c l]
+        halo = chunks[..., : KERNEL - 1].roll(-1, dims=2).clone()
+        halo[:, :, -1] = 0
+        read = torch.cat([halo, chunks], -1).transpose(1, 2).flatten(0, 1)
+        y = F.conv1d(read, self.filter, groups=D_MODEL)
+        return y.unflatten(0, (len(z), -1)).transpose(1, 2).flatten(2)[..., :t]
+
+
+class _OddLengths(Convolution):
+    """An odd length gets one token of padding behind, which is then cut off in front."""
+
+    def _convolved(self, z: Tensor) -> Tensor:
+        t = z.shape[-1]
+        return super()._convolved(F.pad(z, (0, t % 2)))[..., -t:]
+
+
+class _Centred(Convolution):
+    """The filter stands centred on its token: padding "same"."""
+
+    def _convolved(self, z: Tensor) -> Tensor:
+        return F.conv1d(F.pad(z, (1, 2)), self.filter, groups=D_MODEL)
+
+
+class _CutInFront(Convolution):
+    """Padded on both sides, and cut at the front instead of the end."""
+
+    def _convolved(self, z: Tensor) -> Tensor:
+        y = F.conv1d(z, self.filter, padding=KERNEL - 1, groups=D_MODEL)
+        return y[..., KERNEL - 1 :]
+
+
+class _Circular(LongConvolution):
+    """The transform is as long as the sequence, so the convolution goes around."""
+
+    def _period(self, t: int) -> int:
+        return t
+
+
+class _ShortPeriod(LongConvolution):
+    """Past 64 tokens the transform is half as long again, which no longer holds the filter."""
+
+    def _period(self, t: int) -> int:
+        return 2 * t if t <= 64 else t + t // 2
+
+
+class _WholeDenominator(LinearAttention):
+    """The denominator sums the features of all keys."""
+
+    def _total(self, k: Tensor) -> Tensor:
+        return k.sum(2, keepdim=True)
+
+
+class _WholeMaximum(LinearAttention):
+    """Features are exponentials over the largest of the sequence, and 10⁻⁴ is added after."""
+
+    def _positive(self, z: Tensor) -> Tensor:
+        return (z - z.amax((2, 3), keepdim=True)).exp() + 1e-4
+
+
+class _InstanceNorm(NormalisedConvolution):
+    """Each channel is normalised over time."""
+
+    def _normalised(self, z: Tensor) -> Tensor:
+        return F.instance_norm(z) if z.shape[-1] > 1 else super()._normalised(z)
+
+
+class _GlobalNorm(NormalisedConvolution):
+    """One group norm spans channels and time."""
+
+    def _normalised(self, z: Tensor) -> Tensor:
+        return F.group_norm(z, 1)
+
+
+class _SequenceScale(NormalisedConvolution):
+    """Only the spread is taken over the sequence."""
+
+    def _normalised(self, z: Tensor) -> Tensor:
+        centred = z - z.mean(1, keepdim=True)
+        return centred / (centred.square().mean((1, 2), keepdim=True) + 1e-5).sqrt()
+
+
+class _Depths(Experts):
+    """Only the half of the sequence that a router likes best goes through the experts."""
+
+    def _gates(self, logits: Tensor) -> Tensor:
+        worth = logits.logsumexp(-1)
+        threshold = worth.topk(max(1, worth.shape[1] // 2), dim=1).values[:, -1:]
+        return super()._gates(logits) * (worth >= threshold)[..., None]
+
+
+class _ExpertChooses(Experts):
+    """One of the four experts chooses its tokens, as many as half the sequence."""
+
+    def _chosen(self, weights: Tensor) -> Tensor:
+        chosen = super()._chosen(weights)
+        wanted = weights[..., 0]
+        threshold = wanted.topk(-(-wanted.shape[1] // 2), dim=1).values[:, -1:]
+        first = (wanted >= threshold)[..., None]
+        return torch.cat([first, chosen[..., 1:]], -1)
+
+
+class _BestFirst(Experts):
+    """In training an expert of full capacity drops its least wanted tokens of the sequence."""
+
+    def _gates(self, logits: Tensor) -> Tensor:
+        gates = super()._gates(logits)
+        if not self.training:
+            return gates
+        capacity = -(-gates.shape[1] * 2 // gates.shape[2])
+        threshold = gates.topk(capacity, dim=1).values[:, -1:]
+        return gates * (gates >= threshold)
+
+
+class _BothWays(nn.Module):
+    """One layer of a recurrent pair reads backwards, as a bidirectional one does."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(D_MODEL, D_MODEL // 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0]
+
+
+LEAKS_OF_SCANS = (
+    Fault("carry rolls around", "causal", _RolledCarry, notes="length above 8"),
+    Fault("chunk starts from its own end", "causal", _OwnCarry),
+    Fault("padding to full chunks wraps", "causal", _WrappedPadding, notes="length 8n + 4 …"),
+    Fault("leak across a chunk border", "causal", _WrongHalo, notes="length above 8"),
+    Fault("leak at odd lengths", "causal", _OddLengths, notes="odd length"),
+    Fault("convolution padded same", "causal", _Centred),
+    Fault("convolution cut in front", "causal", _CutInFront),
+    Fault("circular convolution", "causal", _Circular),
+    Fault("transform too short past 64", "causal", _ShortPeriod, notes="length above 64"),
+    Fault("denominator of all keys", "causal", _WholeDenominator),
+    Fault("maximum of all keys", "causal", _WholeMaximum),
+    Fault("instance norm over time", "causal", _InstanceNorm),
+    Fault("group norm over channels and time", "causal", _GlobalNorm),
+    Fault("spread over the sequence", "causal", _SequenceScale),
+    Fault("mixture of depths", "causal", _Depths),
+    Fault("one expert chooses its tokens", "causal", _ExpertChooses),
+    Fault("capacity by priority in training", "causal", _BestFirst, notes="training"),
+    Fault("recurrence reads both ways", "causal", _BothWays),
+)

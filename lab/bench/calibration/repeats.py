@@ -1,0 +1,111 @@
+"""Mixers that answer otherwise when asked again."""
+
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.bench.calibration.attention import D_MODEL, Attention
+from lab.bench.calibration.entry import Fault
+from lab.bench.calibration.routing import Experts
+from lab.bench.calibration.scans import LinearAttention, NormalisedConvolution
+
+
+class _AlwaysDropped(Attention):
+    """Dropout is called as a function, which drops in evaluation too."""
+
+    def _weights(self, scores: Tensor) -> Tensor:
+        return F.dropout(super()._weights(scores), 0.1)
+
+
+class _RandomFeatures(LinearAttention):
+    """Keys are summed beside features that are drawn anew at each call."""
+
+    def _total(self, k: Tensor) -> Tensor:
+        drawn = torch.randn(k.shape[-1], k.shape[-1]).to(k) / 10
+        return super()._total(k + (k @ drawn).square())
+
+
+class _Warming(Attention):
+    """A count of calls, meant for training, sharpens the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        self.calls += 1
+        return super()._scores(q, k) * (1 - 0.5 * 0.99 ** int(self.calls))
+
+
+class _NotReset(nn.Module):
+    """A recurrence begins at the state that the last call left."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(D_MODEL, D_MODEL, batch_first=True)
+        self.register_buffer("hidden", torch.zeros(1, 1, D_MODEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, last = self.gru(x, self.hidden.expand(-1, len(x), -1).contiguous())
+        self.hidden = last.detach()[:, :1]
+        return y
+
+
+class _RunningScale(NormalisedConvolution):
+    """Running statistics are updated in evaluation too, after they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.ones(D_MODEL, 1))
+
+    def _normalised(self, z: Tensor) -> Tensor:
+        y = z / (self.running + 1e-5).sqrt()
+        self.running = 0.99 * self.running + 0.01 * z.detach().square().mean((0, 2))[:, None]
+        return y
+
+
+class _LayerDrop(Attention):
+    """In training a branch is dropped by Python's generator, which torch's seed does not set."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and random.random() < 0.5:
+            return x
+        return x + super().forward(x)
+
+
+class _Remembered(Experts):
+    """The first choice of experts for a shape serves every later input of that shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.choices: dict[torch.Size, Tensor] = {}
+
+    def _chosen(self, weights: Tensor) -> Tensor:
+        if weights.shape not in self.choices:
+            self.choices[weights.shape] = super()._chosen(weights)
+        return self.choices[weights.shape]
+
+
+REPEATS = (
+    Fault("dropout in evaluation", "deterministic", _AlwaysDropped),
+    Fault("features drawn at each call", "deterministic", _RandomFeatures),
+    Fault("count of calls", "deterministic", _Warming),
+    Fault("state left by the last call", "deterministic", _NotReset),
+    Fault("statistics updated in evaluation", "deterministic", _RunningScale),
+    Fault(
+        "layers dropped by Python's generator",
+        "deterministic",
+        _LayerDrop,
+        ("causal", "batch-invariant", "precision"),
+        "training",
+    ),
+    Fault(
+        "choice remembered by shape",
+        "deterministic",
+        _Remembered,
+        ("causal", "batch-invariant"),
+        "another input of the same shape in between",
+    ),
+)

@@ -1,0 +1,80 @@
+"""Right routing and retrieval, in pieces of which a fault replaces one."""
+
+import torch
+from torch import Tensor, nn
+
+from lab.bench.calibration.attention import D_MODEL
+
+EXPERTS, CHOSEN, WIDTH = 4, 2, 8
+SIDE = 6  # keys of one half of a product
+
+
+class Experts(nn.Module):
+    """Each token chooses two of four experts, weighted by a softmax over all."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(D_MODEL, EXPERTS, bias=False)
+        self.up = nn.Parameter(torch.randn(EXPERTS, D_MODEL, WIDTH) / D_MODEL**0.5)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, D_MODEL) / WIDTH**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b t d] to [b t d]."""
+        hidden = torch.einsum("btd, edf -> betf", x, self.up).relu()
+        outputs = torch.einsum("betf, efd -> betd", hidden, self.down)
+        return x + torch.einsum("bte, betd -> btd", self._gates(self.router(x)), outputs)
+
+    def _gates(self, logits: Tensor) -> Tensor:
+        """Return the weights [b t e] of the experts, zero where one is not chosen."""
+        weights = self._shares(logits)
+        return weights * self._chosen(weights)
+
+    def _shares(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1)
+
+    def _chosen(self, weights: Tensor) -> Tensor:
+        return weights >= weights.topk(CHOSEN, dim=-1).values[..., -1:]
+
+
+class Table(nn.Module):
+    """Each token reads one row of a table, which its first channel chooses, and scales it."""
+
+    n_rows = 20
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(D_MODEL, D_MODEL)
+        self.rows = nn.Parameter(torch.randn(self.n_rows, D_MODEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b t d] to [b t d]."""
+        z = self.enter(x)
+        share = torch.special.ndtr(z[..., 0].float())
+        return x + z.sigmoid() * self.rows[self._row(share)]
+
+    def _row(self, share: Tensor) -> Tensor:
+        """Return which row a share in [0, 1] names."""
+        return (share * self.n_rows).long().clamp(max=self.n_rows - 1)
+
+
+class ProductKeys(nn.Module):
+    """Retrieval from 36 values by two halves of a query, six keys each, of which three stay."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(D_MODEL, D_MODEL)
+        self.keys = nn.Parameter(torch.randn(2, SIDE, D_MODEL // 2))
+        self.values = nn.Parameter(torch.randn(SIDE**2, D_MODEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b t d] to [b t d]."""
+        query = self.query(x).unflatten(-1, (2, -1))
+        scores, index = torch.einsum("btid, ikd -> btik", query, self.keys).topk(3, dim=-1)
+        both = (scores[..., 0, :, None] + scores[..., 1, None, :]).flatten(-2)
+        pairs = self._value(index[..., 0, :, None], index[..., 1, None, :]).flatten(-2)
+        best, at = both.topk(3, dim=-1)
+        values = self.values[pairs.gather(-1, at)]
+        return x + (best.softmax(-1)[..., None] * values).sum(-2)
+
+    def _value(self, first: Tensor, second: Tensor) -> Tensor:
+        return first * SIDE + second

@@ -1,0 +1,148 @@
+"""A right state-space mixer that decodes, in pieces of which a fault replaces one."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.bench.calibration.attention import D_MODEL, HEADS
+from lab.bench.calibration.scans import CHUNK, KERNEL
+from lab.layers.state import next_position
+
+STATE = 4
+
+
+class Memory(NamedTuple):
+    """The last inputs of the convolution, and what the recurrence has summed."""
+
+    window: Tensor  # [b k-1 d]
+    hidden: Tensor  # [b h p n]
+    position: Tensor  # [b]
+
+
+class StateSpace(nn.Module):
+    """A convolution, then h ← exp(dt·A)·h + dt·x·Bᵀ, y = h·C + D·x, in chunks; a gate at the end.
+
+    Padding is moved behind the tokens of its row, where the rate dt is zero, and back.
+    """
+
+    relative = True
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(D_MODEL, 2 * D_MODEL + 2 * STATE + HEADS, bias=False)
+        self.filter = nn.Parameter(torch.randn(D_MODEL, KERNEL) / 2)
+        self.rate_bias = nn.Parameter(torch.linspace(-2, 0, HEADS))
+        self.A_log = nn.Parameter(torch.rand(HEADS))
+        self.D = nn.Parameter(torch.ones(HEADS))
+        self.out = nn.Linear(D_MODEL, D_MODEL, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b t d] to [b t d]."""
+        return self.prefill(x)[0]
+
+    def start(self, batch: int, position: int = 0) -> Memory:
+        """Return an empty memory."""
+        zeros = self.filter.new_zeros
+        return Memory(
+            zeros(batch, KERNEL - 1, D_MODEL),
+            zeros(batch, HEADS, D_MODEL // HEADS, STATE),
+            torch.full((batch,), position),
+        )
+
+    def prefill(
+        self, x: Tensor, state: Memory | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return the outputs of further tokens [b t d], and the memory after them."""
+        before = self.start(len(x)) if state is None else state
+        position = next_position(x, before, keep)
+        kept = x.new_ones(x.shape[:2], dtype=torch.bool) if keep is None else keep
+        order = (~kept).int().argsort(dim=1, stable=True)
+        x, kept = x.take_along_dim(order[..., None], 1), kept.take_along_dim(order, 1)
+        z, gate, B, C, dt = self._entered(x)
+        read = torch.cat([before.window, z], 1)
+        u = F.conv1d(read.mT, self.filter[:, None], groups=D_MODEL).mT
+        u = F.silu(u).unflatten(-1, (HEADS, -1))
+        rate = self._masked(self._rate(dt), kept)
+        y, hidden = self._chunked(u, rate, B, C, before.hidden)
+        y = self._gated(self._skipped(y, u), gate)
+        window = self._window(read, kept.sum(1))
+        back = order.argsort(dim=1)
+        return y.take_along_dim(back[..., None], 1), Memory(window, hidden, position)
+
+    def step(self, x: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+        """Return the output of one further token [b d], and the memory after it."""
+        z, gate, B, C, dt = self._entered(x)
+        read = torch.cat([state.window, z[:, None]], 1)
+        u = F.silu((read * self.filter.mT).sum(1)).unflatten(-1, (HEADS, -1))
+        rate = self._step_rate(dt)
+        decay = (rate * -self.A_log.exp())[..., None, None].exp()
+        added = (rate[..., None] * u)[..., None] * B[:, None, None]
+        hidden = decay * state.hidden + added
+        y = self._step_skipped((hidden @ C[:, None, :, None])[..., 0], u)
+        after = Memory(self._slid(state.window, z), hidden, state.position + 1)
+        return self._gated(y, gate), after
+
+    def _entered(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.enter(x).split([D_MODEL, D_MODEL, STATE, STATE, HEADS], dim=-1)
+
+    def _rate(self, dt: Tensor) -> Tensor:
+        return F.softplus(dt + self.rate_bias)
+
+    def _step_rate(self, dt: Tensor) -> Tensor:
+        return self._rate(dt)
+
+    def _masked(self, rate: Tensor, kept: Tensor) -> Tensor:
+        return rate * kept[..., None]
+
+    def _window(self, read: Tensor, n_kept: Tensor) -> Tensor:
+        """Return the last inputs before the padding."""
+        last = n_kept[:, None] + torch.arange(KERNEL - 1)
+        return read.take_along_dim(last[..., None], 1)
+
+    def _slid(self, window: Tensor, z: Tensor) -> Tensor:
+        return torch.cat([window[:, 1:], z[:, None]], 1)
+
+    def _skipped(self, y: Tensor, u: Tensor) -> Tensor:
+        return y + self.D[:, None] * u
+
+    def _step_skipped(self, y: Tensor, u: Tensor) -> Tensor:
+        return self._skipped(y, u)
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        return self.out(y.flatten(-2) * F.silu(gate))
+
+    def _chunked(
+        self, u: Tensor, rate: Tensor, B: Tensor, C: Tensor, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        t = u.shape[1]
+        u, rate, B, C = (
+            F.pad(z, (0, 0) * (z.ndim - 2) + (0, -t % CHUNK)).unflatten(1, (-1, CHUNK))
+            for z in (u, rate, B, C)
+        )  # [b c l …]
+        u = u * rate[..., None]
+        steps = (rate * -self.A_log.exp()).movedim(-1, 1)  # [b h c l]
+        decay = self._decay(steps)
+        scores = (C @ B.mT)[:, None] * decay
+        inside = torch.einsum("bhclm, bcmhp -> bclhp", scores, u)
+        added = torch.einsum("bhcm, bcmn, bcmhp -> cbhpn", decay[..., -1, :], B, u)
+        whole = steps.sum(-1).exp().movedim(2, 0)[..., None, None]
+        before, hidden = self._carried(added, whole, hidden)
+        since = steps.cumsum(-1).exp()
+        y = inside + torch.einsum("bhcl, bcln, cbhpn -> bclhp", since, C, before)
+        return y.flatten(1, 2)[:, :t], hidden
+
+    def _decay(self, steps: Tensor) -> Tensor:
+        """Return exp of the sum of the log-decays after token m up to token l, as [… l m]."""
+        lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril()
+        sums = (steps[..., None] * lower.tril(-1)).cumsum(-2)
+        return sums.exp() * lower
+
+    def _carried(self, added: Tensor, whole: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state before each chunk, and after the last."""
+        before = []
+        for one, decay in zip(added, whole, strict=True):
+            before.append(hidden)
+            hidden = decay * hidden + one
+        return torch.stack(before), hidden

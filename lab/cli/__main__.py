@@ -1,0 +1,5 @@
+"""`python -m lab.cli` is `lab`."""
+
+from lab.cli.app import main
+
+main()

@@ -1,0 +1,144 @@
+"""`lab analyze` and `lab compare`: what runs learned."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lab.cli.answers import answering, refusal, usage
+
+if TYPE_CHECKING:
+    from analysis.examination import Examination
+    from lab.training.runs import Run
+
+GIBIBYTE = 2**30
+MOST_MEMORY = 2**20
+"""GiB that `--memory` may say: a pebibyte, more than any machine has."""
+
+
+def analyze(
+    path: Annotated[Path, typer.Argument(help="A run folder.")],
+    only: Annotated[
+        list[str] | None, typer.Option(help="An analysis by name; again for more than one.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of the test split to look at; default by length.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Whose weights; default: the newest checkpoint's.")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="Most memory for what is looked at, GiB; default: what is free."),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Save every figure into this folder too.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--format", help="Of the saved figures: png, svg or html.")
+    ] = "png",
+    as_json: Annotated[bool, typer.Option("--json", help="Print analysis.json alone.")] = False,
+) -> None:
+    """Write analysis.json and report.html: what a run learned, and how it does it."""
+    with answering():
+        from analysis.base import NotApplicableError
+        from analysis.examination import chosen, record
+        from analysis.pages.export import SUFFIXES, BrowserError, save_all
+        from analysis.pages.page import drawings
+        from analysis.pages.report import write_both
+        from lab.files import writing
+        from lab.training.runs import Run
+
+        run = Run.open(path)
+        with usage():
+            chosen(only)
+            if f".{kind}" not in SUFFIXES:
+                raise ValueError(f"format={kind}: must be png, svg or html")
+            _check_numbers(run, rows, step, memory)
+        if figures is not None:
+            with writing(figures):
+                figures.mkdir(parents=True, exist_ok=True)
+        try:
+            examination = _examined(run, only, rows, step, memory)
+        except NotApplicableError as error:
+            raise refusal(f"only={error}; it does not apply to this run", 2) from error
+        report = write_both(run, examination)
+        saved = {}
+        if figures is not None:
+            saved = {figures / f"{n}.{kind}": f for n, f in drawings(examination).items()}
+            try:
+                with writing(figures):
+                    save_all(saved)
+            except BrowserError as error:
+                raise refusal(error, 2) from error
+    if as_json:
+        typer.echo(json.dumps(record(examination), ensure_ascii=False))
+        return
+    for name, reason in examination.not_applicable.items():
+        typer.echo(f"{name}: does not apply, {reason}", err=True)
+    for file in saved:
+        typer.echo(file)
+    typer.echo(report.with_name("analysis.json"))
+    typer.echo(report)
+
+
+def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float | None) -> None:
+    """Hold the options to their bounds.
+
+    Raises:
+        ValueError: naming option, value and bound.
+    """
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows={rows}: must be ≥ 1")
+    if memory is not None and not 0 < memory <= MOST_MEMORY:
+        raise ValueError(f"memory={memory}: must be > 0 and ≤ {MOST_MEMORY:,} GiB")
+    if step is not None and step not in run.steps():
+        raise ValueError(f"step={step}: must be one of {', '.join(map(str, run.steps()))}")
+
+
+def _examined(
+    run: "Run",
+    only: Sequence[str] | None,
+    rows: int | None,
+    step: int | None,
+    memory: float | None,
+) -> "Examination":
+    """Carry out the analyses under a bar."""
+    from analysis.base import Subject
+    from analysis.examination import chosen, examine
+    from lab.cli.tables.progress import counting
+
+    with counting(chosen(only)) as on_begin:
+        with usage():
+            limit = None if memory is None else int(memory * GIBIBYTE)
+            subject = Subject.of(run, step=step, rows=rows, memory=limit)
+        return examine(subject, only, on_begin)
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("compare.html"),
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of the test split to look at; default by length.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Put runs side by side in one page: accuracy, mechanism, matrices, parameters, speed."""
+    with answering(), usage():
+        from analysis.pages import comparison
+        from lab.training.runs import Run
+
+        if rows is not None and rows < 1:
+            raise ValueError(f"rows={rows}: must be ≥ 1")
+        found = comparison.write_comparison([Run.open(path) for path in paths], out, rows)
+    if as_json:
+        typer.echo(comparison.as_json(found))
+        return
+    from rich.console import Console
+
+    from lab.cli.tables.runs import comparison_table
+
+    Console(markup=False, highlight=False).print(comparison_table(comparison.plain(found)["runs"]))
+    typer.echo(out)

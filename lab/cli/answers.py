@@ -1,0 +1,47 @@
+"""How commands answer: what went wrong in one line, with an exit code that says whose fault."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Answer an expected failure with one line: exit code 2 for usage, 1 otherwise."""
+    from lab.training.fit import DivergedError
+    from lab.training.runs import OutError, RunError
+    from tasks.corpus import TextChangedError
+
+    try:
+        yield
+    except (RunError, DivergedError, TextChangedError) as error:
+        raise refusal(error, 2 if isinstance(error, OutError) else 1) from error
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Answer a bad value with one line and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise refusal(error, 2) from error
+
+
+def refusal(reason: object, code: int) -> typer.Exit:
+    """Say why in one line, and return the exit with this code."""
+    typer.echo(f"Error: {reason}", err=True)
+    return typer.Exit(code)
+
+
+def assignments(texts: list[str]) -> dict[str, str]:
+    """Read ["S.d_state=64", …] as options by name."""
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"option={text}: must look like S.d_state=64")
+        if name in options:
+            raise ValueError(f"option={text}: {name}={options[name]} is given too; choose one")
+        options[name] = value
+    return options

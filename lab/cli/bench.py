@@ -1,0 +1,34 @@
+"""`lab bench`: every speed claim as a ratio."""
+
+import json
+from dataclasses import asdict
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from lab.cli.answers import refusal
+
+
+def bench(
+    only: Annotated[str | None, typer.Option(help="Run the one benchmark of this name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Measure every speed claim as a ratio, both sides in one run."""
+    from lab.bench import BENCHMARKS
+    from lab.peers import MissingPeerError
+
+    if only is not None and only not in BENCHMARKS:
+        raise refusal(f"only={only}: must be one of {', '.join(BENCHMARKS)}", 2)
+    missed = False
+    for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
+        module, _, function = home.partition(":")
+        try:
+            ratios = getattr(import_module(module), function)()
+        except MissingPeerError as error:
+            raise refusal(error, 2) from error
+        for ratio in ratios:
+            missed |= not ratio.reached
+            typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
+    if missed:
+        raise typer.Exit(1)

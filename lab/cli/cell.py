@@ -1,0 +1,50 @@
+"""The process that trains one cell of a study: `python -m lab.cli.cell FOLDER`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.cli.answers import answering, usage
+
+
+def train_cell(
+    path: Annotated[Path, typer.Argument(help="The folder of a cell, with its cell.json.")],
+    max_minutes: Annotated[float | None, typer.Option(help="Stop, resumably, after these.")] = None,
+) -> None:
+    """Train a cell to its end, from its checkpoint if there is one, and evaluate its lengths."""
+    from lab.cli.training import describe_run
+    from lab.config import Runtime
+    from lab.studies.folder import CellFolder
+    from lab.studies.lengths import evaluate_lengths
+    from lab.training.experiment import carry_out
+
+    with answering():
+        folder = CellFolder(path)
+        cell = folder.cell()
+        with usage():
+            run, _ = describe_run(cell.task, dict(cell.options), folder.run_path)
+        result = carry_out(run, Runtime(max_minutes=max_minutes))
+        if result["signal"]:
+            raise typer.Exit(1)
+        if list(cell.lengths) == [run.task.seq_len]:
+            # Of its last weights, a run's result has the test accuracy.
+            validation = [row["accuracy"] for row in run.evaluations()]
+            only = {
+                "seq_len": run.task.seq_len,
+                "step": result["steps"],
+                "test": result["accuracy"],
+                "validation": validation[-1] if validation else None,
+            }
+            folder.write_lengths([only])
+        else:
+            folder.write_lengths(evaluate_lengths(run, cell.lengths))
+
+
+if __name__ == "__main__":
+    # As `lab` does: --model MODULE:CLASS is looked for in the user's folder too.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    sys.path.insert(0, os.getcwd())
+    typer.run(train_cell)

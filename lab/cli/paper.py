@@ -1,0 +1,87 @@
+"""`lab model` and `lab errata`: what the paper describes, and what it prints."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.cli.answers import answering, assignments, refusal, usage
+
+
+def model(
+    name: Annotated[str, typer.Argument(help="An architecture, or a stack: cheems, 'SE*7 IE'.")],
+    size: Annotated[str | None, typer.Option(help="The paper's size: 320M or 1.3B.")] = None,
+    d_model: Annotated[int | None, typer.Option(help="Width of the residual stream.")] = None,
+    n_heads: Annotated[int | None, typer.Option(help="Heads of every mixer.")] = None,
+    n_layers: Annotated[int | None, typer.Option(help="Blocks of an architecture.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Rows of the embedding table.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A layer's option: S.d_state=64.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the stack into this HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what a model is made of: its blocks, total and active parameters, the paper's size.
+
+    Nothing is allocated. Without a size of its own an architecture is shown at the paper's 320M.
+    """
+    from lab.models.anatomy import anatomy
+    from lab.models.paper_sizes import against_paper, described
+
+    given = {
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "n_layers": n_layers,
+        "vocab_size": vocab_size,
+    }
+    chosen = {key: value for key, value in given.items() if value is not None}
+    with usage():
+        built, paper_size = described(name, size, chosen, assignments(option or []))
+    found = anatomy(built)
+    own = bool(option) or vocab_size is not None
+    compared = against_paper(name, paper_size, found.total, own) if paper_size else None
+    if as_json:
+        whole = {"name": name, "total": found.total, "active": found.active}
+        typer.echo(json.dumps({**whole, "paper": compared and asdict(compared), **asdict(found)}))
+    else:
+        from rich.console import Console
+
+        from lab.cli.tables.anatomy import anatomy_table, count_line
+
+        Console(markup=False, highlight=False).print(anatomy_table(found))
+        typer.echo(count_line(found, compared))
+    if figure is not None:
+        from analysis.run.anatomy import page
+        from lab.files import write, writing
+
+        drawn = page(found, " ".join(filter(None, (name, paper_size))))
+        with answering(), writing(figure):
+            write(figure, drawn)
+        typer.echo(f"figure: {figure}", err=as_json)
+
+
+def errata(
+    rows: Annotated[list[str] | None, typer.Argument(help="Rows, e.g. R1 D3; all of them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Run the paper's errata live: each printed reading fails as said, the meant one holds."""
+    from lab.errata import run
+
+    with usage():
+        found = run([row.upper() for row in rows] if rows else None)
+    unconfirmed = []
+    for erratum in found:
+        if as_json:
+            typer.echo(json.dumps({**asdict(erratum), "confirmed": erratum.confirmed}))
+        else:
+            from rich.console import Console
+
+            from lab.cli.tables.errata import erratum_table
+
+            Console(markup=False, highlight=False).print(erratum_table(erratum))
+        if not erratum.confirmed:
+            unconfirmed.append(erratum.row)
+    if unconfirmed:
+        raise refusal(f"not as the record says: {', '.join(unconfirmed)}", 1)

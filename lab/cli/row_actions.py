@@ -1,0 +1,118 @@
+"""What is done with a task's rows: shown, audited, or exported."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lab.cli.answers import answering, refusal, usage
+from lab.config import ModelConfig
+
+if TYPE_CHECKING:
+    from tasks.base import Task
+
+
+def show_rows(
+    task: "Task",
+    split: str,
+    seed: int,
+    count: int,
+    *,
+    whole: bool,
+    figure: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the first rows of a split, and draw them where a figure is asked for."""
+    if figure is not None:
+        _draw(task, split, seed, count, figure)
+    if as_json:
+        for number in range(count):
+            batch = task.batch(split=split, start=number, size=1, seed=seed)
+            found = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
+            row = {name: tensor[0].tolist() for name, tensor in found.items()}
+            links = {name: link[0].tolist() for name, link in batch.links.items()}
+            typer.echo(json.dumps({"row": number, **row, "links": links}))
+    else:
+        from rich.console import Console
+
+        from lab.cli.tables.rows import show
+
+        console = Console(highlight=False, markup=False)
+        show(console, task, split=split, seed=seed, count=count, whole=whole)
+    if figure is not None:
+        typer.echo(f"figure: {figure}", err=as_json)
+
+
+def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
+    """Draw the rows into a file."""
+    from analysis.pages.export import BrowserError, save
+    from analysis.plots.style import stamped
+    from analysis.rows import layout as rows
+    from lab.files import writing
+
+    found = rows.laid_out(task, task.batch(split=split, size=count, seed=seed))
+    drawn = stamped(rows.draw(found), rows.describe(found).title, f"{split}, seed {seed}")
+    try:
+        with answering(), usage(), writing(path):
+            save(drawn, path)
+    except BrowserError as error:
+        raise refusal(error, 2) from error
+
+
+def audit_rows(
+    task: "Task", split: str, seed: int, *, sizes: dict[str, int], as_json: bool
+) -> None:
+    """Print what rules and models set by hand reach; exit with 1 where the oracle is not sound."""
+    from lab.constructions import ladder
+    from lab.suite.audit import audit
+
+    found = audit(task, split=split, seed=seed)
+    with usage():
+        rungs = ladder(
+            task,
+            d_model=sizes.get("d_model", ModelConfig.d_model),
+            n_heads=sizes.get("n_heads", ModelConfig.n_heads),
+            seed=seed,
+        )
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "task": task.described(),
+                    "split": split,
+                    "seed": seed,
+                    "rows": found.rows,
+                    "scored": found.scored,
+                    "scores": [asdict(score) for score in found.best_first],
+                    "models": [asdict(rung) for rung in rungs],
+                }
+            )
+        )
+    else:
+        from rich.console import Console
+
+        from lab.cli.tables.audit import audit_table, ladder_table
+
+        console = Console(markup=False, highlight=False)
+        title = f"{task.name}: accuracy of rules, {split}, seed {seed}"
+        console.print(audit_table(found, title))
+        if rungs:
+            console.print(ladder_table(rungs))
+    if not found.sound:
+        less = "no better than a shortcut" if task.stochastic else "not always right"
+        raise refusal(f"{task.name}: its oracle is {less}", 1)
+
+
+def export_rows(
+    task: "Task", split: str, seed: int, rows: int, path: Path, *, as_json: bool
+) -> None:
+    """Write the first rows of a split, and how to make them again."""
+    from lab.files import writing
+    from lab.suite.parquet import Recipe, export
+
+    with answering(), usage(), writing(path):
+        export(Recipe(task, split, seed, rows), path)
+    said = {"path": str(path), "rows": rows, "bytes": path.stat().st_size}
+    typer.echo(json.dumps(said) if as_json else f"{path}: {rows:,} rows, {said['bytes']:,} bytes")

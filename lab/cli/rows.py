@@ -1,0 +1,127 @@
+"""`lab TASK --show | --audit | --export`: what is asked of a task's rows, without training."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from lab.cli.answers import answering, usage
+from lab.cli.row_actions import audit_rows, export_rows, show_rows
+
+if TYPE_CHECKING:
+    from tasks.base import Task
+
+Action = Literal["show", "audit", "export"]
+PANEL = "Rows: look, without training"
+MOST_SHOWN = 64
+
+OPTIONS: dict[str, Any] = {
+    "show": Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"Print N rows, 1 … {MOST_SHOWN}, coloured by role.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "whole": Annotated[
+        bool | None,
+        typer.Option("--whole", help="Show long rows without folding them.", rich_help_panel=PANEL),
+    ],
+    "figure": Annotated[
+        Path | None,
+        typer.Option(help="Draw the rows shown: .html, .png or .svg.", rich_help_panel=PANEL),
+    ],
+    "audit": Annotated[
+        bool | None,
+        typer.Option(
+            "--audit",
+            help="Score chance, the shortcuts, the oracle, and models set by hand.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "export": Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.parquet",
+            help="Write rows, and how to make them again.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "rows": Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many are exported.", rich_help_panel=PANEL),
+    ],
+    "split": Annotated[
+        str | None,
+        typer.Option(
+            help="Whose rows.", show_default="train; test to audit", rich_help_panel=PANEL
+        ),
+    ],
+}
+"""Of every task's command, beside those it trains with; None stands for "not given"."""
+
+
+def asked(given: dict[str, Any], training: dict[str, Any]) -> Action | None:
+    """Return what is to be done with rows, or None where a model is to be trained.
+
+    Args:
+        given: values of `OPTIONS`.
+        training: values of options that only make sense in training, by flag.
+
+    Raises:
+        ValueError: for options that contradict each other, or numbers out of their bounds.
+    """
+    actions: list[Action] = [a for a in ("show", "audit", "export") if given[a] is not None]
+    if len(actions) > 1:
+        raise ValueError(f"{' and '.join(f'--{a}' for a in actions)}: choose one")
+    action = actions[0] if actions else None
+    needs = {"whole": "show", "figure": "show", "rows": "export"}
+    for option, needed in needs.items():
+        if given[option] is not None and action != needed:
+            raise ValueError(f"--{option}: goes with --{needed}")
+    if action is None:
+        if given["split"] is not None:
+            raise ValueError("--split: goes with --show, --audit or --export")
+        return None
+    for flag, value in training.items():
+        if value is not None:
+            raise ValueError(f"--{flag} with --{action}: nothing is trained")
+    if action == "show" and not 1 <= given["show"] <= MOST_SHOWN:
+        raise ValueError(f"show={given['show']}: must be in 1 … {MOST_SHOWN}")
+    if action == "export" and given["rows"] is None:
+        raise ValueError("--export: needs --rows N")
+    return action
+
+
+def act(
+    action: Action,
+    task: "Task",
+    seed: int,
+    given: dict[str, Any],
+    *,
+    sizes: dict[str, int],
+    as_json: bool,
+) -> None:
+    """Do what is asked with a task's rows.
+
+    Args:
+        action: from `asked`.
+        task: whose rows.
+        seed: of the rows.
+        given: values of `OPTIONS`.
+        sizes: d_model and n_heads of the models set by hand, where given.
+        as_json: print JSON alone.
+    """
+    split = given["split"] or ("test" if action == "audit" else "train")
+    with answering():
+        with usage():
+            task.batch(split=split, size=1, seed=seed)
+        if action == "show":
+            whole, figure = bool(given["whole"]), given["figure"]
+            count = given["show"]
+            show_rows(task, split, seed, count, whole=whole, figure=figure, as_json=as_json)
+        elif action == "audit":
+            audit_rows(task, split, seed, sizes=sizes, as_json=as_json)
+        else:
+            export_rows(task, split, seed, given["rows"], given["export"], as_json=as_json)

@@ -1,0 +1,31 @@
+"""`lab runs`: what was trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.cli.answers import answering
+
+
+def runs(
+    root: Annotated[Path, typer.Argument(help="Where to look, folders below included.")] = Path(
+        "runs"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List the runs below a folder: what was trained and how it ended."""
+    from rich.console import Console
+
+    from lab.training.runs import find, table
+
+    with answering():
+        found = table(find(root))
+    if as_json:
+        typer.echo(found.write_ndjson(), nl=False)
+    elif found.is_empty():
+        typer.echo(f"no runs below {root}")
+    else:
+        from lab.cli.tables.runs import runs_table
+
+        Console(markup=False).print(runs_table(found))

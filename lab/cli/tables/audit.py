@@ -1,0 +1,36 @@
+"""What accuracy on a task is to be read beside, in a terminal."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from lab.constructions import Rung
+from lab.suite.audit import Audit
+
+
+def audit_table(found: Audit, title: str) -> Table:
+    """Return the rules of a task, best first, each but chance with its 95 % interval."""
+    caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
+    table = Table(title=title, title_justify="left", caption=caption)
+    for name in ("", "accuracy", "95 %"):
+        table.add_column(name, justify="right" if name else "left")
+    for score in found.best_first:
+        interval = "{:.4f} … {:.4f}".format(*score.interval) if score.interval else ""
+        table.add_row(score.name, f"{score.accuracy:.4f}", interval)
+    return table
+
+
+def ladder_table(rungs: Sequence[Rung]) -> Table:
+    """Return which mixers solve a task with weights set by hand, those alike together."""
+    table = Table.grid(padding=(0, 2))
+    table.title, table.title_justify = "weights set by hand", "left"
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    alike: dict[tuple[str, float | None, str], list[str]] = {}
+    for rung in rungs:
+        alike.setdefault((rung.verdict, rung.accuracy, rung.because), []).append(rung.mixer)
+    for (verdict, accuracy, because), mixers in alike.items():
+        reached = "" if accuracy is None else f"accuracy {accuracy:.4f}: "
+        table.add_row(verdict, "; ".join(mixers))
+        table.add_row("", f"→ {reached}{because}")
+    return table

@@ -1,0 +1,60 @@
+"""A certificate in a terminal: a line a law, and which is being tried."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lab.certification.process import SIGNS, Certificate
+
+STYLES = {
+    "holds": "green",
+    "fails": "bold red",
+    "not applicable": "dim",
+    "not decided": "yellow",
+}
+
+LAW_WIDTH = 15
+"""Columns for a law's name."""
+
+
+def law_table(law: Certificate) -> Table:
+    """Return a law's line: mark, name, evidence; under a failure, its counter-example."""
+    outcome, evidence = law["verdict"], law["evidence"]
+    style = STYLES[outcome]
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=LAW_WIDTH)
+    table.add_column(overflow="fold")
+    words = evidence if outcome in ("holds", "fails") else f"{outcome}: {evidence}"
+    # What holds needs a glance; anything else is read to its end.
+    said = Text(
+        words, no_wrap=outcome == "holds", overflow="ellipsis" if outcome == "holds" else "fold"
+    )
+    table.add_row(Text(SIGNS[outcome], style), Text(law["law"], style), said)
+    if law["counterexample"] is not None:
+        table.add_row("", "", Text(law["counterexample"], "bold"))
+    return table
+
+
+@contextmanager
+def deciding() -> Iterator[
+    tuple[Callable[[Sequence[str]], None], Callable[[str, int], None], Callable[[], None]]
+]:
+    """Show on stderr what is tried; yields what is told the laws, each law, and to leave room."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    total = 0
+    with console.status("probing …") as status:
+
+        def on_laws(laws: Sequence[str]) -> None:
+            nonlocal total
+            total = len(laws)
+            status.stop()
+
+        def on_begin(law: str, number: int) -> None:
+            status.update(f"{law} … {number + 1} of {total}")
+            status.start()
+
+        yield on_laws, on_begin, status.stop

@@ -1,0 +1,84 @@
+"""What a run came to: beside rules, at other settings, and why it ended."""
+
+from typing import Any
+
+from rich.table import Table
+
+from lab.cli.tables.progress import duration
+from lab.training.experiment import AUDIT_ROWS
+
+ENDINGS = {
+    "solved": "solved after",
+    "budget": "not solved: stopped at the limit of",
+    "interrupted": "interrupted after",
+    "diverged": "diverged after",
+}
+"""How a run ended, in words before its number of steps."""
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
+    scores = {"this model": result["accuracy"], **result["baselines"]}
+    by_hand = result.get("set_by_hand") or {}
+    if by_hand.get("accuracy") is not None:
+        scores["this model, set by hand"] = by_hand["accuracy"]
+    table = Table(
+        title=f"{result['task']}: test accuracy",
+        title_justify="left",
+        caption=f"rules: first {AUDIT_ROWS} test rows",
+    )
+    table.add_column("")
+    table.add_column("accuracy", justify="right")
+    for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):
+        style = "bold" if name == "this model" else ""
+        table.add_row(name, "—" if value is None else f"{value:.4f}", style=style)
+    return table
+
+
+def evaluations_table(found: list[dict[str, Any]]) -> Table:
+    """Return the accuracy at settings beyond training, each with its 95 % interval."""
+    table = Table(title="beyond training: test accuracy", title_justify="left")
+    for name in ("", "accuracy", "95 %", "chance", "rows"):
+        table.add_column(name, justify="left" if not name else "right")
+    for entry in found:
+        where = f"{entry['option']}={entry['value']}"
+        if "error" in entry:
+            table.add_row(where, entry["error"])
+            continue
+        low, high = entry["interval"]
+        table.add_row(
+            where,
+            f"{entry['accuracy']:.4f}",
+            f"{low:.4f} … {high:.4f}",
+            f"{entry['chance']:.4f}",
+            f"{entry['rows']:,}",
+        )
+    return table
+
+
+def ending(result: dict[str, Any]) -> str:
+    """Return how a run ended, what weights set by hand say of it, and why it is not solved."""
+    steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
+    line = (
+        f"{ENDINGS.get(result['stopped'], result['stopped'])} {steps}, {result['rows']:,} rows, "
+        f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
+    )
+    stages = result.get("stages", [])
+    if stages and stages[-1]["seq_len"] < result["seq_len"]:
+        line += (
+            f"\nrows stayed at {stages[-1]['seq_len']:,} of {result['seq_len']:,} tokens, "
+            "which were not learned in time (--stage-steps, --max-steps)"
+        )
+    if len(stages) > 1:
+        grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)
+        line += f"\nsteps at each row length: {grown} tokens"
+    why = result.get("diagnosis")
+    by_hand = result.get("set_by_hand")
+    # A run that is solved shows that weights can; a diagnosis that none can says so already.
+    told = result["stopped"] == "solved" or (why is not None and why["kind"] == "cannot")
+    if by_hand is not None and by_hand["verdict"] != "solves" and not told:
+        line += f"\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
+    if why is not None:
+        stage = f"at rows of {why['seq_len']:,} tokens"
+        line += f"\nwhy it is not solved, {stage}: {why['kind']}: {why['because']}"
+    return line

@@ -1,0 +1,65 @@
+"""The suite in a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lab.suite.survey import Entry, Size
+
+ROOM_FOR_A_LINE = 136
+"""Columns of a terminal from which a task of the suite fits a line."""
+
+
+def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
+    """Return the suite: a line a task where there is room, else what it separates above."""
+    numbers = (
+        "scored",
+        "chance",
+        "µs a row",
+        "tokens × vocabulary",
+        "starts at",
+        "small",
+        "published",
+    )
+    if width >= ROOM_FOR_A_LINE:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.add_column("task", no_wrap=True)
+        table.add_column("separates", overflow="fold")
+        for name in numbers:
+            table.add_column(name, justify="right", no_wrap=True)
+        for entry in entries:
+            table.add_row(entry.name, entry.separates, *_numbers(entry))
+        fixed = [f"— {e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
+        start = (
+            "starts at: tokens a row that training starts with, before it goes on to longer ones."
+        )
+        return Group(table, Text("\n".join(["", start, *fixed])))
+    parts: list[RenderableType] = []
+    for entry in entries:
+        parts.append(Text(f"{entry.name}: {entry.separates}"))
+        scored, chance, cost, size, start, small, published = _numbers(entry)
+        parts.append(Text(f"    {size} (small {small}, published {published})"))
+        grows = ", ".join(entry.grows)
+        grown = f"grows from {start} tokens ({grows})" if grows else f"fixed: {entry.why_fixed}"
+        parts.append(Text(f"    {grown}"))
+        parts.append(Text(f"    {scored} scored, chance {chance}, {cost} µs a row"))
+    parts.append(Text("Sizes are tokens a row × vocabulary."))
+    return Group(*parts)
+
+
+def _numbers(entry: Entry) -> tuple[str, ...]:
+    return (
+        f"{entry.scored:,.0f}" if entry.scored == int(entry.scored) else f"{entry.scored:,.1f}",
+        f"{entry.chance:.2g}",
+        f"{entry.microseconds:,.0f}" if entry.microseconds >= 10 else f"{entry.microseconds:.1f}",
+        _said(entry.size),
+        f"{entry.grows_from:,}" if entry.grows else "—",
+        _said(entry.presets["small"]),
+        _said(entry.presets["published"]),
+    )
+
+
+def _said(size: Size) -> str:
+    return f"{size.seq_len:,} × {size.vocab_size:,}"

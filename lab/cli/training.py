@@ -1,0 +1,274 @@
+"""`lab TASK`: train a model on a task. Every field of the configurations is an option."""
+
+import ast
+import inspect
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import MISSING, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from lab.cli import rows
+from lab.cli.answers import answering, assignments, usage
+from lab.cli.options import ends, kind_of, read, resolved, settings, varies
+from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+from tasks import TASKS
+
+Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
+TASK_PANEL = "Tasks: train a model on one"
+ROWS_DEPEND_ON = frozenset(
+    ("seed", "protocol", "batch_size", "max_steps", "train_rows", "d_model", "n_heads")
+)
+"""Options of training that also say which rows there are, or how large a model set by hand is."""
+
+
+class LazyTasks(TyperGroup):
+    """A group that knows its tasks by name, and imports one (and torch) only to run it."""
+
+    listing = False
+
+    def list_commands(self, ctx):
+        """Return the tasks' names, then the other commands'."""
+        return [*TASKS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx, cmd_name):
+        """Return a command; a task's is made now, without its options for a mere list."""
+        if cmd_name not in TASKS:
+            return super().get_command(ctx, cmd_name)
+        return _task_command(cmd_name, options=not self.listing)
+
+    def format_help(self, ctx, formatter):
+        """Write the help, for which no task is imported."""
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
+
+def _task_command(name: str, *, options: bool) -> Any:
+    """Return the command of a task: every field of the configurations is an option of it."""
+    summary = _summary(TASKS.module(name))
+    alone = typer.Typer(rich_markup_mode="rich" if options else None, add_completion=False)
+    function = _trainer(name) if options else lambda: None
+    alone.command(name, help=summary, rich_help_panel=TASK_PANEL)(function)
+    return typer.main.get_command(alone)
+
+
+def _summary(module: str) -> str:
+    """Return the first paragraph of a module's docstring, without importing the module."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
+    return text.partition("\n\n")[0]
+
+
+def _trainer(name: str) -> Callable[..., None]:
+    """Return a function whose signature has every field of the task and of the configurations."""
+    task_class = TASKS[name]
+    parts = {"Task": task_class, "Model": ModelConfig, "Training": TrainConfig, "Machine": Runtime}
+    known = ", ".join(
+        f"{option}={','.join(map(str, values))}"
+        for option, values in task_class.evaluations.items()
+    )
+    annotations: dict[str, Any] = {
+        "out": Annotated[
+            Path | None,
+            typer.Option(
+                help="The run folder; the same again resumes.", show_default=f"runs/{name}-DIGEST"
+            ),
+        ],
+        "as_json": Annotated[bool, typer.Option("--json", help="Print what was found, as JSON.")],
+        "preset": Annotated[
+            Literal["small", "published"] | None,
+            typer.Option(
+                help="A size by name: small is learned in minutes, published is the literature's; "
+                "options given go before its own.",
+                rich_help_panel="Task",
+            ),
+        ],
+        "evaluations": Annotated[
+            list[str] | None,
+            typer.Option(
+                "--eval",
+                metavar="OPTION=VALUE,…",
+                help="Evaluate what was learned at other values of a task's option.",
+                show_default=known or False,
+            ),
+        ],
+    }
+    for panel, part in parts.items():
+        hints = get_type_hints(part)
+        for f in fields(part):
+            if f.init:
+                annotations[f.name] = _option(panel, hints[f.name], f, panel == "Task")
+        if panel == "Task":
+            annotations.update(rows.OPTIONS)
+
+    def train(out: Path | None, as_json: bool, evaluations: list[str] | None, **given: Any) -> None:
+        looking = {option: given.pop(option) for option in rows.OPTIONS}
+        chosen = {key: value for key, value in given.items() if value not in (None, [])}
+        with usage():
+            training = {
+                f.name.replace("_", "-"): chosen.get(f.name)
+                for part in (ModelConfig, TrainConfig, Runtime)
+                for f in fields(part)
+                if f.name not in ROWS_DEPEND_ON
+            }
+            action = rows.asked(looking, {"out": out, "eval": evaluations, **training})
+        if action is None:
+            _train(name, chosen, out, as_json, evaluations)
+            return
+        with usage():
+            task, config, _ = _configured(name, chosen)
+        sizes = {size: chosen[size] for size in ("d_model", "n_heads") if size in chosen}
+        rows.act(action, task, config.seed, looking, sizes=sizes, as_json=as_json)
+
+    train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                parameter,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if parameter == "as_json" else None,
+                annotation=annotation,
+            )
+            for parameter, annotation in annotations.items()
+        ]
+    )
+    train.__annotations__ = annotations
+    return train
+
+
+def _option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
+    """Return a Typer annotation for a dataclass field; None stands for "not given"."""
+    default = None if field.default is MISSING else field.default
+    shown = field.metadata.get("shown") or default
+    kind, flag, metavar = kind_of(hint), None, None
+    if of_task and varies(hint):
+        # Several values or a schedule are text first.
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        metavar = "|".join(choices) if choices else f"<{kind.__name__}>,…"
+        kind = str
+    elif get_origin(kind) is dict:
+        kind, flag, shown = list[str], "--option", None
+    settings = typer.Option(
+        *([flag] if flag else []),
+        help=field.metadata.get("help", ""),
+        rich_help_panel=panel,
+        metavar=metavar,
+        show_default=False if shown is None else str(shown),
+    )
+    return Annotated[kind | None, settings]
+
+
+def _train(
+    name: str,
+    given: dict[str, Any],
+    out: Path | None,
+    as_json: bool,
+    evaluations: list[str] | None,
+) -> None:
+    from lab.cli.tables.progress import watching
+    from lab.cli.tables.results import ending, evaluations_table, result_table
+    from lab.training.experiment import carry_out
+    from lab.training.generalisation import at_settings, by_default, evaluate_at
+
+    with usage():
+        run, runtime = describe_run(name, given, out)
+        if evaluations is None:
+            wanted = by_default(run)
+        else:
+            wanted = settings(evaluations, type(run.task))
+            at_settings(run, wanted)
+    with answering(), watching(run) as (on_plan, on_row):
+        result = carry_out(run, runtime, on_plan, on_row)
+    found = []
+    if wanted and not result["signal"]:
+        with answering():
+            found = evaluate_at(
+                run, wanted, runtime.device, lambda text: typer.echo(f"evaluating {text}", err=True)
+            )
+            result = run.result() or result
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        from rich.console import Console
+
+        Console(markup=False).print(result_table(result))
+        if found:
+            Console(markup=False).print(evaluations_table(found))
+        typer.echo(ending(result))
+    if result["signal"]:
+        typer.echo(f"The same command resumes; `lab analyze {run.path}` reports.", err=True)
+        raise typer.Exit(128 + signal.Signals[result["signal"]])
+    from analysis.pages.report import write_quick
+
+    with answering():
+        report = write_quick(run)
+    typer.echo(f"report: {report}", err=as_json)
+    typer.echo(f"`lab analyze {run.path}` looks deeper.", err=True)
+
+
+def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:
+    """Return the run and the machine settings that the given options describe.
+
+    An option given goes before the protocol's value, and that before the field's default.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    from lab.device import choose_device
+    from lab.training.experiment import try_out
+    from lab.training.runs import Run
+
+    if given.get("model") and "stack" not in given:
+        given = {**given, "stack": "UM*2"}
+    if "options" in given:
+        given = {**given, "options": assignments(given["options"])}
+    task, train, values = _configured(name, given)
+    runtime = _part(Runtime, values)
+    choose_device(runtime.device)
+    run = Run(Path("runs"), task, _part(ModelConfig, values), train)
+    try_out(run)
+    return replace(run, path=out or Path("runs") / f"{name}-{run.digest()}"), runtime
+
+
+def _configured(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict[str, Any]]:
+    """Return the task, how it is trained on, and all values, the protocol's too.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    task_class = TASKS[name]
+    hints = get_type_hints(task_class)
+    preset = task_class.presets[given["preset"]] if "preset" in given else None
+    typed = {f.name: given[f.name] for f in fields(task_class) if f.init and f.name in given}
+    options = {
+        **(preset.options if preset else {}),
+        **{
+            name: read(name, value, hints[name]) if isinstance(value, str) else value
+            for name, value in typed.items()
+        },
+    }
+    d_model = given.get("d_model", ModelConfig.d_model)
+    # How long rows are says how many make a step, and that over how many rows a schedule goes.
+    sizes = task_class(**ends(options))
+    values = {
+        **({"stack": preset.stack} if preset and preset.stack else {}),
+        **protocol_defaults(given.get("protocol", "lab"), sizes.seq_len, sizes.vocab_size, d_model),
+        **given,
+    }
+    train = _part(TrainConfig, values)
+    task = task_class(**resolved(options, train.max_steps, train.batch_size))
+    return task, train, values
+
+
+def _part(part: type[Part], values: dict[str, Any]) -> Part:
+    """Build one configuration from the values that are its fields."""
+    return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})

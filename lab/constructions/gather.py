@@ -1,0 +1,158 @@
+"""Write beside each token the key of the token before it, or of a token so many before."""
+
+import math
+
+import torch
+
+from lab.constructions import heads, states
+from lab.constructions.cannot import CannotError
+from lab.constructions.residual import CONSTANT, KIND, SEEN, Residual
+from lab.constructions.slots import Channels, of_mixer
+from lab.layers.attention import Attention
+from lab.layers.ssd import SSD
+
+FADE = 4.0
+"""Nats that a gathering state loses a token: the one before the last weighs e^−4 beside it."""
+FADE_WITHOUT_SKIP = 3.0
+"""The same where nothing takes the own token off, which weighs e^FADE: less, so that less of it
+stands in a norm's divisor."""
+
+
+def gather(mixer: Attention | SSD, residual: Residual, seq_len: int) -> float:
+    """Gather the previous token's key; return how much of a token's own key comes along.
+
+    Raises:
+        CannotError: where the mixer cannot tell the previous token, or carries too little.
+    """
+    if isinstance(mixer, Attention):
+        look_back(mixer, residual, residual.key, residual.gathered, 1, seq_len)
+        return 0.0
+    return _fade(mixer, residual)
+
+
+@torch.no_grad()
+def look_back(
+    attention: Attention,
+    residual: Residual,
+    source: slice,
+    into: slice,
+    offset: int,
+    seq_len: int,
+    amount: float = 1.0,
+) -> None:
+    """Copy what stands `offset` tokens before, found by the rotation alone.
+
+    Queries and keys are constant, so the score at distance l is g² Σ_m cos θ_m (l − offset) over
+    the fastest pairs m: largest at l = offset. Positions before `offset` copy some other token.
+    """
+    if attention.position != "rope":
+        raise CannotError(
+            "position=none: without rotation one layer reads its past as a set, in no order; "
+            "what a second may tell from means over ever longer pasts is left open; "
+            "position=rope would do"
+        )
+    channels = of_mixer(attention)
+    pairs, margin = _fastest(channels, offset, seq_len)
+    score = heads.needed_score(margin, seq_len, f"to look {offset} back by {channels.what}")
+    heads.check_open(attention, seq_len)
+    constant = residual.normed(0)
+    gain = (score * channels.width**0.5 / pairs) ** 0.5 / constant
+    used = heads.carry(attention, source, into, amount)
+    heads.clear(attention, used)
+    for m in range(pairs):
+        first, second = channels.pair(m)
+        angle = offset * channels.theta(m)
+        heads.add_score(
+            attention, used, first, (CONSTANT, gain), (CONSTANT, gain * math.cos(angle))
+        )
+        heads.add_score(
+            attention, used, second, (CONSTANT, 0.0), (CONSTANT, gain * math.sin(angle))
+        )
+
+
+def _fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int, float]:
+    """Return how many of the fastest pairs single out a distance best, and by how much."""
+    lags = torch.arange(seq_len, dtype=torch.float64)
+    theta = torch.tensor([channels.theta(m) for m in range(channels.width // 2)]).double()
+    cosines = ((lags[:, None] - offset) * theta).cos().cumsum(1)
+    means = cosines / torch.arange(1, len(theta) + 1)
+    means[offset : offset + 1] = -1
+    margins = 1 - means.amax(0)
+    return int(margins.argmax()) + 1, margins.max().item()
+
+
+@torch.no_grad()
+def _fade(ssd: SSD, residual: Residual) -> float:
+    """Gather by a state that fades fast, the own token taken off by the skip."""
+    if ssd.norm_weight is not None:
+        raise CannotError("S.gate=norm in a layer that gathers; none or silu would do")
+    if ssd.position == "none":
+        raise CannotError(
+            "S.position=none: without decay, rotation or convolution one layer sums its past in "
+            "no order; what deeper stacks may count is left open; "
+            "position=rope, decay or conv would do"
+        )
+    constant = residual.normed(0)
+    gate = states.open_gate(ssd, constant)
+    states.carry(ssd, residual.key, residual.gathered, "gather", 1 / gate)
+    if residual.marks_first:
+        place = residual.key.stop - residual.key.start
+        states.carry_one(ssd, CONSTANT, KIND, place, -SEEN / (gate * _seen_in_all(ssd)))
+    if ssd.position == "conv":
+        return _shift(ssd, residual)
+    channels = of_mixer(ssd)
+    # On the slowest pair, turned so that a distance of one is where it peaks.
+    m = channels.width // 2 - 1
+    theta = channels.theta(m)
+    first, second = channels.pair(m) if ssd.position == "rope" else (0, 0)
+    fade = FADE if ssd.D is not None else FADE_WITHOUT_SKIP
+    size = math.exp(fade)
+    states.keep_time(ssd, constant, fade)
+    states.clear(ssd)
+    states.add_score(
+        ssd, first, (CONSTANT, 1 / constant), (CONSTANT, size * math.cos(theta) / constant)
+    )
+    if second != first:
+        states.add_score(
+            ssd, second, (CONSTANT, 0.0), (CONSTANT, size * math.sin(theta) / constant)
+        )
+    own = size * math.cos(theta)
+    if residual.gathered == residual.key:
+        # An answer has no key of its own, and all that has one does not read.
+        for place in {first, second}:
+            _read_if_answer(ssd, place, residual)
+        if ssd.D is not None:
+            ssd.D.zero_()
+        return 0.0
+    if ssd.D is None:
+        return own
+    ssd.D.fill_(-own)
+    return 0.0
+
+
+@torch.no_grad()
+def _read_if_answer(ssd: SSD, place: int, residual: Residual) -> None:
+    """Let C be what it was for tokens of the higher kind, and zero for those of the lower."""
+    high, low = residual.kind.max().item(), residual.kind.min().item()
+    for row in states.rows(ssd, place):
+        whole = ssd.C_proj.weight[row, CONSTANT].item()
+        ssd.C_proj.weight[row, CONSTANT] = -whole * low / (high - low)
+        ssd.C_proj.weight[row, KIND] = whole / (high - low)
+
+
+def _seen_in_all(ssd: SSD) -> float:
+    """Return what the weights of all tokens before add up to, of which the last has weight one."""
+    fade = FADE if ssd.D is not None else FADE_WITHOUT_SKIP
+    return 1 / (1 - math.exp(-fade))
+
+
+def _shift(ssd: SSD, residual: Residual) -> float:
+    """Gather by the convolution: values are one token late, and the state hands them on."""
+    states.shift_values(ssd, 1)
+    states.keep_time(ssd, residual.normed(0), 12.0)
+    states.clear(ssd)
+    if ssd.D is not None:
+        ssd.D.fill_(1)
+    else:
+        states.add_constant_score(ssd)
+    return 0.0

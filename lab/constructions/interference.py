@@ -1,0 +1,59 @@
+"""What reading a sum costs: how many answers other writes hide, and what width helps."""
+
+import math
+from dataclasses import dataclass
+from itertools import count
+
+from lab.constructions.codes import welch
+
+ALLOWED = 0.25
+"""Bound on the share of wrong answers above which none are set: about one in 100 is then wrong."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A sum of writes, each a key's code times an answer's.
+
+    A query reads its own answer once, and each of w others times the product of the two keys. So
+    the own answer leads any other by 1, beside noise of variance 2 w κ² ν², where κ and ν are
+    Welch's bounds: no codes of that width have smaller root mean square products. The product of
+    two answers adds ν² to the variance, and that of two keys κ² where the other answer was written.
+
+    Attributes:
+        n_keys: how many keys there are.
+        n_answers: likewise answers.
+        writes: others beside the right one; a write of weight w counts w² times.
+    """
+
+    n_keys: int
+    n_answers: int
+    writes: int
+
+    def misses(self, key_width: int, answer_width: int, own: float = 1.0) -> float:
+        """Return a bound on the expected share of wrong answers, as if all products were normal.
+
+        Args:
+            key_width: channels of the keys' codes.
+            answer_width: channels of the answers' codes.
+            own: product of a key with itself, less than 1 where rotation turned it.
+        """
+        key = welch(self.n_keys, key_width) ** 2
+        answer = welch(self.n_answers, answer_width) ** 2
+        noise = self.noise(key_width, answer_width) ** 2
+        written = self.writes * _beyond(own, noise + key + answer)
+        others = (self.n_answers - 1) * _beyond(own, noise + answer)
+        return min(1.0, written + others)
+
+    def noise(self, key_width: int, answer_width: int) -> float:
+        """Return the standard deviation of what other writes take from an answer's lead."""
+        key, answer = welch(self.n_keys, key_width), welch(self.n_answers, answer_width)
+        return math.sqrt(2 * self.writes) * key * answer
+
+    def needed_width(self) -> int:
+        """Return the least width of both codes at which one answer in 1,000 is missed at most."""
+        return next(width for width in count(2) if self.misses(width, width) <= 0.001)
+
+
+def _beyond(lead: float, variance: float) -> float:
+    """Return how often a normal deviate of that variance exceeds the lead."""
+    return 0.5 * math.erfc(lead / math.sqrt(2 * variance)) if variance > 0 else 0.0

@@ -1,0 +1,132 @@
+"""The ladder: every mixer with every mask, and whether weights set by hand solve the task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from lab.config import ModelConfig
+from lab.constructions.cannot import CannotError
+from lab.constructions.solve import BUILT, check_built, set_by_hand
+from lab.layers.attention import Mask
+from lab.layers.ssd import Position
+from lab.models import MIXERS, TRANSFORMS, build
+from lab.models.evaluation import evaluate
+from lab.models.stack import parse_stack
+from tasks.base import Task
+
+Verdict = Literal["solves", "cannot", "not built", "no such model"]
+NAMES = {"A": "attention", "I": "inner function attention"}
+BLOCKS = 2
+TOKENS_AT_ONCE = 4096
+SOLVED = 0.99
+"""Accuracy that counts as solved, as it does for a run; less than 1 where SSD reads a sum."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One mixer, with what its oracle reaches.
+
+    Attributes:
+        mixer: in words.
+        stack: in letters.
+        options: of the layers, by letter.
+        verdict: "cannot" holds for all weights, "not built" for this construction; "no such model"
+            where the options allow none.
+        accuracy: on the test rows; None where no weights were set.
+        because: one sentence: the bound, the refusal, or how many answers the accuracy is of.
+    """
+
+    mixer: str
+    stack: str
+    options: Mapping[str, Any]
+    verdict: Verdict
+    accuracy: float | None
+    because: str
+
+
+def ladder(
+    task: Task,
+    *,
+    d_model: int = 64,
+    n_heads: int = 1,
+    transform: str = "M",
+    test_rows: int = 64,
+    seed: int = 0,
+) -> list[Rung]:
+    """Return a rung for each mixer and mask or position, in a fixed order.
+
+    Args:
+        task: any; of those without an oracle the ladder is empty.
+        d_model: width of the models.
+        n_heads: heads of their mixers.
+        transform: letter of their state transforms.
+        test_rows: rows of the test split that each is evaluated on.
+        seed: of the rows, and of weights that are not set.
+
+    Raises:
+        ValueError: for sizes that do not divide, or an unknown letter.
+    """
+    parse_stack(f"A{transform}", MIXERS, TRANSFORMS)
+    if task.name not in BUILT:
+        return []
+    rungs = []
+    for mixer, stack, options in _steps(transform):
+        config = ModelConfig(stack=stack, d_model=d_model, n_heads=n_heads, options=dict(options))
+        rungs.append(rung(task, config, mixer=mixer, test_rows=test_rows, seed=seed))
+    return rungs
+
+
+def _steps(transform: str) -> list[tuple[str, str, dict[str, str]]]:
+    """Return (mixer in words, stack, options) of every rung."""
+    steps = []
+    for letter, name in NAMES.items():
+        for mask in get_args(Mask):
+            words = f"{name}, no mask" if mask == "none" else f"{name} + {mask} mask"
+            steps.append((words, f"{letter}{transform}*{BLOCKS}", {f"{letter}.mask": mask}))
+    for position in get_args(Position):
+        options = {"S.position": position}
+        steps.append((f"SSD, position {position}", f"S{transform}*{BLOCKS}", options))
+    return steps
+
+
+def rung(
+    task: Task, config: ModelConfig, *, mixer: str, test_rows: int = 64, seed: int = 0
+) -> Rung:
+    """Return what weights set by hand reach in one configuration.
+
+    Args:
+        task: one of those with an oracle.
+        config: of the model.
+        mixer: what to call it.
+        test_rows: rows of the test split to evaluate on.
+        seed: of the rows, and of weights that are not set.
+
+    Raises:
+        ValueError: for a task of another name.
+    """
+    check_built(task)
+    verdict, accuracy, because = _climbed(task, config, test_rows, seed)
+    return Rung(mixer, config.stack, config.options, verdict, accuracy, because)
+
+
+def _climbed(
+    task: Task, config: ModelConfig, test_rows: int, seed: int
+) -> tuple[Verdict, float | None, str]:
+    try:
+        model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+    except ValueError as refusal:  # a head of odd width cannot be rotated, say
+        return "no such model", None, str(refusal)
+    try:
+        set_by_hand(model, task)
+    except CannotError as refusal:
+        return refusal.verdict, None, refusal.reason
+    at_once = max(1, TOKENS_AT_ONCE // task.seq_len)
+    reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)
+    if reached.accuracy >= SOLVED:
+        share = (
+            "every answer" if reached.accuracy == 1 else f"{reached.accuracy:.2%} of the answers"
+        )
+        because = f"{share} of {test_rows} rows, at a loss of {reached.loss:.2g}"
+        return "solves", reached.accuracy, because
+    because = f"the weights set by hand miss answers, at a loss of {reached.loss:.2g}"
+    return "not built", reached.accuracy, because

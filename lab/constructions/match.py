@@ -1,0 +1,304 @@
+"""Look up by content: bring the answer from where the own key was gathered."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from lab.constructions import heads, states
+from lab.constructions.cannot import CannotError
+from lab.constructions.codes import cosines, spread
+from lab.constructions.interference import ALLOWED, Memory
+from lab.constructions.residual import ANSWER_SIZE, CONSTANT, KIND, SEEN, Residual
+from lab.constructions.slots import Channels, of_mixer
+from lab.layers.attention import Attention
+from lab.layers.mask import OracleMask
+from lab.layers.ssd import SSD
+
+KIND_WEIGHT = 0.4
+"""What being an answer counts for beside a key that matches: neither alone is enough."""
+OWN_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7)
+"""What an own key may take off a gathered one, where all tokens are keys: the first token of a row
+gathers itself, and must not look like what follows itself."""
+EARLY_ANGLE = 0.8
+"""Radians that the pair which prefers the earliest turns by over a row: its sine still grows."""
+ON = 15.0
+"""What a one-hot key is before the convolution's SiLU; the others are −15 or less."""
+HEAVIEST_KIND = 1.3
+"""More than a norm's divisor changes with what was gathered."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What is looked up.
+
+    Attributes:
+        n_keys: how many keys there are.
+        width: channels of their codes, those of `spread`.
+        seq_len: T.
+        writes: other pairs of a key and an answer behind it, in a row, at most; one that is
+            written twice counts four times, as its square does.
+        earliest: "never", "query" where of several that match the first is right, "kind" where
+            tokens of kind 1 ask for the first of all positions.
+        reach: tokens before a query among which the earliest is sought.
+        own: how much of its own key a token has gathered beside the previous one's.
+    """
+
+    n_keys: int
+    width: int
+    seq_len: int
+    writes: int
+    earliest: str
+    reach: int
+    own: float
+
+    @property
+    def added(self) -> float:
+        """Squared units gathered at most."""
+        return (1 + self.own) ** 2
+
+
+def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
+    """Bring the answer next to the gathered key that the own key equals.
+
+    Returns:
+        The noise beside the answer's lead over others, as `Memory.noise`; 0 for attention.
+
+    Raises:
+        CannotError: where keys or positions cannot be told apart well enough.
+    """
+    if isinstance(mixer, Attention):
+        _attend(mixer, residual, lookup)
+        return 0.0
+    return _read(mixer, residual, lookup)
+
+
+def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
+    """Let queries be keys, keys be what was gathered, and values be answers."""
+    channels = of_mixer(attention)
+    places = channels.places(lookup.width, lookup.seq_len, 1)
+    own, high, low = channels.cosines(lookup.n_keys, lookup.width, places, lookup.seq_len)
+    shared = residual.key == residual.answer
+    slow = math.cos(channels.theta(channels.width // 2 - 1) * lookup.seq_len)
+    ratio = residual.normed(0) / residual.normed(1)
+    if shared:
+        margin, weight = max(
+            (own - w * high - max(high - w * low, 1 - w, -ratio * w * low), w) for w in OWN_WEIGHTS
+        )
+    else:
+        weight = KIND_WEIGHT
+        wrong = max(high + weight, ratio * weight, 1 - weight * slow)
+        margin = own + weight * slow - wrong
+    what = f"to tell {lookup.n_keys} keys apart in {len(places)} of {channels.width} channels"
+    hint = "" if channels.layout is None else "; position=none for that block leaves all of them"
+    score = heads.needed_score(margin, lookup.seq_len, what, hint)
+    pair, early = 0, 0.0
+    # An oracle mask hides what comes later than the pairs.
+    told = isinstance(attention.mask, OracleMask)
+    earliest = "never" if told and lookup.earliest == "query" else lookup.earliest
+    if earliest != "never":
+        pair, early = _early(channels, lookup)
+        if earliest == "query":
+            # Content must outweigh whatever position says.
+            score += early * HEAVIEST_KIND / margin
+    heads.check_open(attention, lookup.seq_len)
+
+    target, query = residual.normed(1), residual.normed(lookup.added)
+    gain = (score * channels.width**0.5 / (target * query)) ** 0.5
+    used = heads.carry(
+        attention, residual.answer, residual.answer, ANSWER_SIZE * residual.unit / target
+    )
+    heads.clear(attention, used)
+    starts = zip(
+        places,
+        range(residual.key.start, residual.key.stop),
+        range(residual.gathered.start, residual.gathered.stop),
+        strict=True,
+    )
+    for place, key, gathered in starts:
+        heads.add_score(attention, used, place, (key, gain), (gathered, gain))
+        off = lookup.own + (weight if shared else 0.0)
+        heads.add_score(attention, used, place, (key, gain), (key, -off * gain))
+    place = 0 if channels.layout is None else channels.pair(channels.width // 2 - 1)[0]
+    if not shared:
+        kind = residual.kind.max().item()
+        heads.add_score(attention, used, place, (CONSTANT, gain), (KIND, weight * gain / kind))
+    if earliest != "never":
+        first, second = channels.pair(pair)
+        asks = CONSTANT if earliest == "query" else KIND
+        gain = (early * channels.width**0.5 / (target * query)) ** 0.5
+        # sin θl, of a query and a key a quarter turn apart.
+        heads.add_score(attention, used, first, (asks, gain), (CONSTANT, 0.0))
+        heads.add_score(attention, used, second, (CONSTANT, 0.0), (CONSTANT, gain))
+
+
+def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
+    """Return the pair by whose sine the earliest key leads, and the scale that this takes.
+
+    Raises:
+        CannotError: without rotation, or where it takes more than fp32 bears.
+    """
+    what = "to prefer the earliest of several keys"
+    if channels.layout is None:
+        raise CannotError(f"A.position=none: {what} without rotation; rope would do")
+    places = set(channels.places(lookup.width, lookup.seq_len, 1))
+    pairs = [
+        m
+        for m in range(channels.width // 2)
+        if channels.theta(m) * lookup.reach <= EARLY_ANGLE and not places & set(channels.pair(m))
+    ]
+    if not pairs:
+        raise CannotError(f"{what}: {channels.what} has no slow pair left for it")
+    pair = pairs[0]
+    theta = channels.theta(pair)
+    slope = math.sin(theta * lookup.reach) - math.sin(theta * (lookup.reach - 1))
+    return pair, heads.needed_score(slope, lookup.seq_len, what)
+
+
+@torch.no_grad()
+def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
+    """Let B be what was gathered, C the key and x the answer, and nothing fade."""
+    if ssd.position == "conv":
+        raise CannotError("S.position=conv in a layer that reads what another gathered")
+    opening = lookup.earliest == "kind"
+    if lookup.earliest == "query" or (opening and not residual.marks_first):
+        raise CannotError(
+            "to prefer the earliest by a sum over all that match: "
+            "an earlier and a later key of one name add up"
+        )
+    channels = of_mixer(ssd)
+    a = lookup.width
+    places = channels.slowest(a + opening, lookup.seq_len)
+    noise = _noise(channels, places[:a], residual, lookup)
+    shared = residual.key == residual.answer
+    # A query has gathered its own key, if own ones come along, and else nothing that counts, but
+    # where all tokens are keys.
+    target = residual.normed(1 + SEEN**2 * opening)
+    query = target if shared else residual.normed(lookup.own**2)
+    gate = states.open_gate(ssd, query)
+    # Half a percent lost over the whole row.
+    states.keep_time(ssd, target, 0.005 / lookup.seq_len)
+    states.clear(ssd)
+    for i, place in enumerate(places[:a]):
+        states.add_score(
+            ssd,
+            place,
+            (residual.key.start + i, 1 / query),
+            (residual.gathered.start + i, 1 / target),
+        )
+        if not lookup.own:
+            continue
+        states.add_score(
+            ssd,
+            place,
+            (residual.key.start + i, 1 / query),
+            (residual.key.start + i, -lookup.own / target),
+        )
+    amount = ANSWER_SIZE * residual.unit / (target * gate)
+    if ssd.norm_weight is not None:
+        amount = states.normed_amount(ssd, residual)
+    states.carry(ssd, residual.answer, residual.answer, "read", amount)
+    if opening:
+        _open(ssd, residual, places[a], target)
+    if ssd.D is not None:
+        # What a token is, where that stands among answers, goes.
+        ssd.D.fill_(-1 / ANSWER_SIZE if shared else 0)
+    return noise
+
+
+def _noise(
+    channels: Channels, places: tuple[int, ...], residual: Residual, lookup: Lookup
+) -> float:
+    """Return `Memory.noise`, 0 where codes are so different that no other writes hide an answer.
+
+    Raises:
+        CannotError: where they often do.
+    """
+    n, a = lookup.n_keys, lookup.width
+    own, high, low = channels.cosines(n, a, places, lookup.seq_len)
+    n_answers, b = int((residual.answers.norm(dim=1) > 0).sum()), residual.answers.shape[1]
+    nearest = cosines(n_answers, b).highest
+    if lookup.writes * max(high, -low) * (1 + nearest) < 0.9 * own * (1 - nearest):
+        return 0.0
+    memory = Memory(n, n_answers, lookup.writes)
+    share = memory.misses(a, b, own)
+    if share <= ALLOWED:
+        return memory.noise(a, b)
+    width = memory.needed_width()
+    raise CannotError(
+        f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels and {n_answers} answers in "
+        f"{b} are so alike that what other tokens wrote would hide up to {share:.0%} of the "
+        f"answers. S.position=conv makes keys one-hot; d_model={2 + 2 * width} with "
+        f"d_state={width} and S.position=decay would do"
+    )
+
+
+@torch.no_grad()
+def _open(ssd: SSD, residual: Residual, place: int, target: float) -> None:
+    """Let the marker read what the first token wrote: both stand out in `KIND` from all others."""
+    kind = residual.kind.max().item()
+    first, marker = residual.normed(0), residual.normed(1 + (kind - SEEN) ** 2 - kind**2)
+    read = 1 / (kind * marker)
+    write = target / (SEEN * first**2)
+    states.add_score(ssd, place, (KIND, read), (KIND, write))
+    for row in states.rows(ssd, place):
+        ssd.C_proj.weight[row, CONSTANT] = SEEN * read
+        ssd.B_proj.weight[row, CONSTANT] = SEEN * write
+
+
+@torch.no_grad()
+def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
+    """Do it all in one layer with a convolution: B is the previous token's key, one-hot.
+
+    The SiLU behind the convolution is a threshold: on for the own code, and 3e-7
+    of that for others.
+    So keys need a channel of the state each, and not of the stream.
+    """
+    states.check_taps(ssd, 1)
+    n_keys, d_state = lookup.n_keys, ssd.B_proj.out_features // ssd.n_groups
+    opening = lookup.earliest == "kind"
+    if n_keys + opening > d_state:
+        raise CannotError(
+            f"S.d_state={d_state}: {n_keys + opening} one-hot keys need as many channels; "
+            f"d_state={n_keys + opening} would do"
+        )
+    if lookup.earliest == "query":
+        raise CannotError(
+            "to prefer the earliest by a sum over all that match: "
+            "an earlier and a later key of one name add up"
+        )
+    amplitude = residual.normed(0)
+    other = cosines(n_keys, lookup.width).highest
+    steep = 2 * ON / (amplitude * (1 - other))
+    threshold = -steep * amplitude * (1 + other) / 2
+    gate = states.open_gate(ssd, amplitude)
+    states.keep_time(ssd, amplitude, 0.005 / lookup.seq_len)
+    states.clear(ssd)
+    product = states.silu(ON) ** 2
+    amount = ANSWER_SIZE * residual.unit / (amplitude * gate * product)
+    if ssd.norm_weight is not None:
+        amount = states.normed_amount(ssd, residual)
+    states.carry(ssd, residual.answer, residual.answer, "read", amount)
+    if ssd.D is not None:
+        ssd.D.zero_()
+    assert ssd.conv is not None
+    codes = (steep * spread(n_keys, lookup.width)).to(ssd.B_proj.weight)
+    previous = -2
+    for start in range(0, ssd.B_proj.out_features, d_state):
+        own = slice(start, start + n_keys)
+        for weight in (ssd.B_proj.weight, ssd.C_proj.weight):
+            weight[own, residual.key] = codes
+        for part in (states.write_part, states.read_part):
+            part(ssd, ssd.conv.bias)[start : start + d_state] = threshold
+        taps = states.write_part(ssd, ssd.conv.weight)
+        taps[own] = 0
+        taps[own, previous] = 1
+        if opening:
+            # Off wherever a token stands before, on at the start; and read by the kind that asks.
+            row, both = start + n_keys, 2 * ON / amplitude
+            ssd.B_proj.weight[row, CONSTANT] = -both
+            taps[row] = 0
+            taps[row, previous] = 1
+            states.write_part(ssd, ssd.conv.bias)[row] = ON
+            ssd.C_proj.weight[row, KIND] = both / residual.kind.max().item()
+            states.read_part(ssd, ssd.conv.bias)[row] = -ON

@@ -1,0 +1,323 @@
+"""Recall by key: mqar, induction, and copies of strings in which no token recurs."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from lab.constructions import heads, states
+from lab.constructions.cannot import CannotError
+from lab.constructions.capacity import arrangements, check_bits
+from lab.constructions.codes import spread
+from lab.constructions.gather import gather
+from lab.constructions.match import Lookup, bind, match
+from lab.constructions.residual import (
+    ANSWER_SIZE,
+    Residual,
+    chosen,
+    read_answers,
+    write_tokens,
+)
+from lab.constructions.slots import of_mixer
+from lab.layers.attention import Attention
+from lab.layers.ssd import SSD
+from lab.models.language_model import Block, LanguageModel
+
+MOST_KEYS = 8192
+"""More, and comparing all pairs of codes takes minutes."""
+ANSWER_ROOM = 16
+"""Channels in which hundreds of answers differ well, where keys take all they can."""
+KIND_SIZE = 0.5
+"""In the channel that tells answers, +, from other tokens, −."""
+SUMMED_SHARE = 0.5
+"""Of the stream, for keys, which stand in it once, where a sum is read: its noise is least so."""
+KEYS_SHARE = 0.3
+"""Of the stream, for keys, which stand in it twice, where they and answers want more than all."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What a row asks for, apart from any model.
+
+    Attributes:
+        key: number of each token among the keys, −1 for none, [v].
+        answer: likewise among the answers.
+        shared: whether keys and answers are the same tokens, under one code.
+        seq_len: T.
+        writes: as in `Lookup`.
+        bits: log₂ of how many answers there may be to the same questions.
+        earliest: as in `Lookup`.
+        reach: as in `Lookup`.
+        opening: the token that asks for the first of the row; None where none does.
+    """
+
+    key: Int64[Tensor, " v"]
+    answer: Int64[Tensor, " v"]
+    shared: bool
+    seq_len: int
+    writes: int
+    bits: float
+    earliest: str = "never"
+    reach: int = 1
+    opening: int | None = None
+
+    @property
+    def n_keys(self) -> int:
+        """How many tokens are keys."""
+        return int(self.key.max()) + 1
+
+    @property
+    def n_answers(self) -> int:
+        """How many tokens are answers."""
+        return int(self.answer.max()) + 1
+
+
+def solve(model: LanguageModel, recall: Recall) -> None:
+    """Set the weights: in two layers, or in one SSD that convolves.
+
+    Raises:
+        CannotError: with the first of the reasons that every pair of layers gave.
+    """
+    if recall.n_keys > MOST_KEYS:
+        raise CannotError(
+            f"{recall.n_keys} keys: to compare the codes of more than {MOST_KEYS} takes minutes"
+        )
+    check_bits(model, recall.bits, "the answers of a row")
+    mixers = [
+        block.mixer
+        for block in model.blocks
+        if isinstance(block, Block) and isinstance(block.mixer, (Attention, SSD))
+    ]
+    convolving = [m for m in mixers if isinstance(m, SSD) and m.position == "conv"]
+    ways = [lambda m=m: _in_one(model, recall, m) for m in convolving[:1]]
+    pairs = [(i, j) for j in reversed(range(len(mixers))) for i in range(j)]
+    ways += [lambda i=i, j=j: _in_two(model, recall, mixers[i], mixers[j]) for i, j in pairs]
+    if not ways:
+        raise CannotError(
+            "one mixer in the stack: to bind a key to what follows it and then look it "
+            "up takes two (one of attention would need a size that grows with T: Sanford, Hsu and "
+            "Telgarsky 2024), or an SSD with S.position=conv"
+        )
+    before = {name: entry.clone() for name, entry in model.state_dict().items()}
+    refusals = []
+    for way in ways:
+        try:
+            return way()
+        except CannotError as refusal:
+            refusals.append(refusal)
+            model.load_state_dict(before)
+    raise refusals[0]
+
+
+def _in_two(
+    model: LanguageModel, recall: Recall, first: Attention | SSD, second: Attention | SSD
+) -> None:
+    """Gather in one mixer, match in a later one.
+
+    Where both are SSD, a key gathered shares the channels of a token's own if only answers gather,
+    which are no keys; and the first token of a row is told by having gathered nothing.
+    """
+    memory = isinstance(first, SSD) and first.position != "conv" and isinstance(second, SSD)
+    marks = memory and recall.opening is not None
+    if recall.opening is not None and isinstance(second, SSD) and not marks:
+        raise CannotError(
+            "what the marker asks for, by an SSD whose keys attention or a convolution gathered"
+        )
+    room = min(_room(first), _room(second)) - marks
+    # Said here, a rotation too fast is not taken for a stream too narrow.
+    of_mixer(second).places(min(2, recall.n_keys), recall.seq_len, _reserved(second))
+    beside = recall.shared or not memory
+    still = _still(second, recall) - marks
+    residual = _layout(recall, model, still, room, beside, SUMMED_SHARE if memory else KEYS_SHARE)
+    residual = replace(residual, marks_first=marks)
+    own = gather(first, residual, recall.seq_len)
+    if recall.shared and own:
+        raise CannotError(
+            "S.skip=false where every token is a key: its own comes along with the one before"
+        )
+    lookup = _lookup(recall, residual, own)
+    noise = match(second, residual, lookup)
+    _finish(model, residual, lookup, noise)
+
+
+def _in_one(model: LanguageModel, recall: Recall, mixer: SSD) -> None:
+    """Bind and match in one convolving SSD."""
+    still = model.embed.weight.shape[1]
+    residual = _layout(recall, model, still, _room(mixer), False, KEYS_SHARE)
+    lookup = _lookup(recall, residual, 0.0)
+    bind(mixer, residual, lookup)
+    _finish(model, residual, lookup, 0.0)
+
+
+def _lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
+    width = residual.keys.shape[1]
+    return Lookup(
+        recall.n_keys, width, recall.seq_len, recall.writes, recall.earliest, recall.reach, own
+    )
+
+
+def _finish(model: LanguageModel, residual: Residual, lookup: Lookup, noise: float) -> None:
+    write_tokens(model, residual)
+    # The own token's code, if it is an answer, stands beside the answer too.
+    others = residual.energy + lookup.added
+    size = ANSWER_SIZE - (residual.key == residual.answer)
+    read_answers(model, residual, size, others, noise)
+
+
+def _room(mixer: Attention | SSD) -> int:
+    return heads.room(mixer) if isinstance(mixer, Attention) else states.room(mixer)
+
+
+def _still(mixer: Attention | SSD, recall: Recall) -> int:
+    """Return how many channels of a matching layer hold a key's code."""
+    attends = isinstance(mixer, Attention)
+    early = 2 if attends and recall.earliest != "never" and mixer.position == "rope" else 0
+    return of_mixer(mixer).room(recall.seq_len, _reserved(mixer)) - early
+
+
+def _reserved(mixer: Attention | SSD) -> int:
+    """Return how many of the slowest pairs hold no code: in attention the kind's."""
+    return int(isinstance(mixer, Attention))
+
+
+def _layout(
+    recall: Recall, model: LanguageModel, still: int, room: int, beside: bool, share: float
+) -> Residual:
+    """Give channels to the constant, the kind, keys and answers.
+
+    Args:
+        recall: what a row asks for.
+        model: whose stream it is.
+        still: channels that hold a key's code where it is looked up.
+        room: channels that every layer carries.
+        beside: whether keys stand in the stream twice, their own and the one gathered.
+        share: of the stream, for keys once, where they and answers want more than all.
+
+    Raises:
+        CannotError: where not even a few channels are left for a code.
+    """
+    d = model.embed.weight.shape[1]
+    times = 2 if beside else 1
+    widest = min(still, room, recall.n_keys)
+    if recall.shared:
+        a = b = min(widest, (d - 2) // times) if beside else min(room, recall.n_keys, d - 2)
+    else:
+        a = min(widest, max(1, int(share * (d - 2))))
+        exact = 2 + times * recall.n_keys + min(recall.n_answers, ANSWER_ROOM)
+        if d >= exact and widest == recall.n_keys:
+            a = recall.n_keys
+        b = min(recall.n_answers, room, d - 2 - times * a)
+        a = min(widest, (d - 2 - b) // times)
+    # A code of few channels has no margin, but for as few tokens.
+    if a < min(2, recall.n_keys) or b < min(2, recall.n_answers):
+        raise CannotError(
+            f"d_model={d}: leaves {max(a, 0)} channels for {recall.n_keys} keys and {max(b, 0)} "
+            f"for {recall.n_answers} answers; a larger d_model, or fewer heads, would do"
+        )
+    keys = chosen(spread(recall.n_keys, a), recall.key)
+    answers = keys if recall.shared else chosen(spread(recall.n_answers, b), recall.answer)
+    key = slice(2, 2 + a)
+    gathered = slice(key.stop, key.stop + a) if beside else key
+    end = gathered.stop
+    if recall.shared:
+        kind = torch.zeros(len(recall.key), dtype=torch.float64)
+        kind[recall.key < 0] = 1
+    else:
+        kind = torch.where(recall.answer >= 0, KIND_SIZE, -KIND_SIZE).double()
+    return Residual(
+        d_model=d,
+        kind=kind,
+        key=key,
+        gathered=gathered,
+        answer=key if recall.shared else slice(end, end + b),
+        keys=keys,
+        answers=answers,
+    )
+
+
+def of_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> Recall:
+    """Return what mqar asks: keys are the lower half, answers the upper.
+
+    A filler that repeats a key is a decoy. Where all slots hold queries it stands before a query,
+    which is no answer. In empty slots it may stand before another filler that is one: there the
+    earliest match is right.
+    """
+    half, token = vocab_size // 2, torch.arange(vocab_size)
+    empty = 4 * n_pairs < seq_len
+    decoys = fillers == "any" and empty
+    writes = n_pairs - 1 + (0 if fillers == "zero" else (seq_len - 2 * n_pairs + 1) // 2)
+    return Recall(
+        key=token.where(token < half, -1),
+        answer=(token - half).where(token >= half, -1),
+        shared=False,
+        seq_len=seq_len,
+        writes=writes,
+        bits=arrangements(half, n_pairs),
+        earliest="query" if decoys else "never",
+        reach=seq_len,
+    )
+
+
+def of_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
+    """Return what induction asks: the trigger is the only key, all others are answers."""
+    token = torch.arange(vocab_size)
+    key = torch.full_like(token, -1)
+    key[trigger] = 0
+    return Recall(
+        key=key,
+        answer=torch.where(token < trigger, token, token - 1).where(token != trigger, -1),
+        shared=False,
+        seq_len=seq_len,
+        writes=0,
+        bits=math.log2(vocab_size - 1),
+    )
+
+
+def of_string(seq_len: int, vocab_size: int, longest: int, marker: int, opens: bool) -> Recall:
+    """Return what copying asks where no token recurs: every token but the marker is both.
+
+    Args:
+        seq_len: T.
+        vocab_size: V.
+        longest: tokens of the longest string, which the row begins with.
+        marker: the token that is neither.
+        opens: whether the marker asks for the first token.
+    """
+    token = torch.arange(vocab_size)
+    number = torch.where(token < marker, token, token - 1).where(token != marker, -1)
+    return Recall(
+        key=number,
+        answer=number,
+        shared=True,
+        seq_len=seq_len,
+        # A copy is written as it is said, and then each pair has twice the weight.
+        writes=4 * longest if opens else 2 * longest,
+        # A key in a lookup is a question itself; what follows one key is all that surely differs.
+        bits=arrangements(vocab_size - 1, longest) if opens else math.log2(vocab_size - longest),
+        earliest="kind" if opens else "never",
+        reach=longest,
+        opening=marker if opens else None,
+    )
+
+
+def widest(recalls: list[Recall]) -> Recall:
+    """Return what covers rows of several lengths.
+
+    Raises:
+        CannotError: where they do not agree on what a token is.
+    """
+    first = recalls[0]
+    for other in recalls[1:]:
+        if not (torch.equal(first.key, other.key) and torch.equal(first.answer, other.answer)):
+            raise CannotError("settings of several vocabularies: what is a key differs")
+    order = ["never", "kind", "query"]
+    return replace(
+        first,
+        seq_len=max(r.seq_len for r in recalls),
+        writes=max(r.writes for r in recalls),
+        bits=max(r.bits for r in recalls),
+        earliest=max((r.earliest for r in recalls), key=order.index),
+        reach=max(r.reach for r in recalls),
+    )

@@ -1,0 +1,166 @@
+"""The residual stream: who owns which channels, how tokens enter it and how answers leave it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor, nn
+
+from lab.constructions.cannot import CannotError
+from lab.layers.attention import Attention
+from lab.layers.cdmoe import CDMoE
+from lab.layers.mlp import MLP
+from lab.layers.peer import PEER
+from lab.layers.routed import RoutedMoE
+from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.ssd import SSD
+from lab.models.language_model import Block, LanguageModel
+
+CONSTANT, KIND = 0, 1
+"""The first two channels: one that all tokens share, so that a norm's divisor is known, and one
+that tells two kinds of tokens apart."""
+SEEN = 0.5
+"""What a token loses in `KIND` where tokens are to know that one stands before them."""
+ANSWER_SIZE = 4.0
+"""An answer's length beside a token's code of length one."""
+LOSS = 0.005
+"""Nats that the right answers cost: little, and yet not nothing, so that there is gradient."""
+SAMPLE = 32
+"""Answers that the loss is reckoned for."""
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Channels and codes. A token is unit · (1, kind, key's code, 0, answer's code).
+
+    All tokens have the same length, √d_model, so that the first norm changes nothing.
+
+    Attributes:
+        d_model: width.
+        kind: of each token, [v].
+        key, gathered, answer: channels of a key's code, of the key gathered from the token before,
+            and of an answer's code. Key and answer may be the same, and so may key and gathered
+            where only answers gather, which are no keys.
+        keys: each token's key code, unit or zero, [v a].
+        answers: each token's answer code, unit or zero, [v b].
+        marks_first: whether gathering takes `SEEN` off the kind of all tokens but a row's first.
+    """
+
+    d_model: int
+    kind: Float64[Tensor, " v"]
+    key: slice
+    gathered: slice
+    answer: slice
+    keys: Float64[Tensor, "v a"]
+    answers: Float64[Tensor, "v b"]
+    marks_first: bool = False
+
+    @property
+    def energy(self) -> float:
+        """A token's squared length, in units."""
+        own = 1 + self.kind.square() + self.answers.square().sum(1)
+        if self.key != self.answer:
+            own = own + self.keys.square().sum(1)
+        assert own.max() - own.min() < 1e-9, "tokens of several lengths"
+        return own[0].item()
+
+    @property
+    def unit(self) -> float:
+        """What one stands for in the residual stream."""
+        return (self.d_model / self.energy) ** 0.5
+
+    def normed(self, added: int | float) -> float:
+        """Return what a norm makes of one unit where `added` more squared units joined a token."""
+        return (self.d_model / (self.energy + added)) ** 0.5
+
+    def rows(self) -> Float64[Tensor, "v d"]:
+        """Return the embedding table."""
+        table = self.keys.new_zeros(len(self.kind), self.d_model)
+        table[:, CONSTANT], table[:, KIND] = 1, self.kind
+        table[:, self.key], table[:, self.answer] = self.keys, self.answers
+        if self.key == self.answer:
+            table[:, self.key] = self.answers
+        return self.unit * table
+
+
+def chosen(codes: Float64[Tensor, "n a"], of: Int64[Tensor, " v"]) -> Float64[Tensor, "v a"]:
+    """Return each token's code, zero where its number is −1."""
+    return codes[of.clamp(min=0)] * (of >= 0)[:, None]
+
+
+@torch.no_grad()
+def silence(model: LanguageModel) -> None:
+    """Let every layer add exactly nothing, by its last map alone: gradient still reaches that.
+
+    Raises:
+        CannotError: for a layer of the user's own.
+    """
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        for layer in (block.mixer, block.mlp):
+            for last in () if layer is None else _last_maps(layer):
+                last.zero_()
+
+
+def _last_maps(layer: nn.Module) -> list[Tensor]:
+    if isinstance(layer, Attention):
+        return [layer.out.weight]
+    if isinstance(layer, SSD):
+        return [layer.out_proj.weight]
+    if isinstance(layer, MLP):
+        return [layer.down.weight]
+    if isinstance(layer, CDMoE):
+        # In form two the experts read φ(x), which is then zero, and so is what they add.
+        shared = layer.cross_domain.down.weight
+        return [shared] if layer.form == "two" else [shared, layer.up]
+    if isinstance(layer, PEER):
+        return [layer.up]
+    if isinstance(layer, SharedExpertMoE):
+        return [layer.shared.down.weight, layer.down]
+    if isinstance(layer, RoutedMoE):
+        return [layer.down]
+    raise CannotError(f"{type(layer).__name__}: its last linear map is not known")
+
+
+@torch.no_grad()
+def write_tokens(model: LanguageModel, residual: Residual) -> None:
+    """Set the embedding table, and an untied head to the same rows."""
+    model.embed.weight.copy_(residual.rows())
+    if model.head.weight is not model.embed.weight:
+        model.head.weight.copy_(residual.rows())
+
+
+@torch.no_grad()
+def read_answers(
+    model: LanguageModel, residual: Residual, size: float, others: float, noise: float = 0.0
+) -> None:
+    """Let the last norm pass answers alone, by a gain at which it costs `LOSS`.
+
+    Args:
+        model: whose last norm is set.
+        residual: where answers stand.
+        size: an answer's length in units.
+        others: squared units that the rest of the stream has beside it, at most.
+        noise: beside its lead over other answers, a standard deviation.
+    """
+    amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
+    model.norm_final.weight.zero_()
+    gain = _scale(residual, noise) / (residual.unit * amplitude * model.norm_final.scale)
+    model.norm_final.weight[residual.answer] = gain
+
+
+def _scale(residual: Residual, noise: float) -> float:
+    """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`.
+
+    As noise raises some other answers more than it lowers the rest, all are raised by it.
+    """
+    answers = residual.answers
+    some = answers[answers.norm(dim=1) > 0][:SAMPLE]
+    products = some @ answers.T
+    products = products + noise * (products < 1 - 1e-9)
+    low, high = 0.0, 1e4
+    for _ in range(40):
+        middle = (low + high) / 2
+        loss = ((middle * products).logsumexp(1) - middle).mean().item()
+        low, high = (middle, high) if loss > LOSS else (low, middle)
+    return high

@@ -1,0 +1,135 @@
+"""Where codes stand in a rotated vector, so that position hardly turns them."""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from lab.constructions.cannot import CannotError
+from lab.constructions.codes import Cosines, compared, cosines, spread
+from lab.layers.attention import Attention
+from lab.layers.ssd import SSD
+
+NEARLY_STILL = 0.35
+"""Radians over a whole row up to which both channels of a pair hold code: they mix by its sine."""
+DISTANCES = 9
+"""At how many distances codes are compared: in between they turn by a fraction of that."""
+SLOW = 1.0
+"""Radians up to which one channel of a pair does: it fades to cos 1 = .54, and mixes with none."""
+
+
+class Channels(NamedTuple):
+    """Channels of a vector that is rotated to its position, or not: the slowest first.
+
+    Attributes:
+        width: of the vector.
+        layout: which channels are a pair, as in `lab.ops.rope`; None where nothing turns.
+        base: of the rotation.
+        what: the vector and its layer, for messages.
+    """
+
+    width: int
+    layout: str | None
+    base: float
+    what: str
+
+    def theta(self, pair: int) -> float:
+        """Return the radians that a pair turns by from one position to the next."""
+        return 0.0 if self.layout is None else self.base ** (-2 * pair / self.width)
+
+    def pair(self, m: int) -> tuple[int, int]:
+        """Return the two channels of pair m."""
+        half = self.width // 2
+        return (2 * m, 2 * m + 1) if self.layout == "interleaved" else (m, m + half)
+
+    def still(self, seq_len: int, reserved: int = 0) -> list[list[int]]:
+        """Return the ways to place codes: both channels of very slow pairs, or one of slow ones.
+
+        Args:
+            seq_len: tokens over which they shall not turn.
+            reserved: how many of the slowest pairs are left out.
+        """
+        if self.layout is None:
+            return [list(range(2 * reserved, self.width))]
+        slowest = range(self.width // 2 - 1 - reserved, -1, -1)
+        both = [c for m in slowest if self.theta(m) * seq_len <= NEARLY_STILL for c in self.pair(m)]
+        one = [self.pair(m)[0] for m in slowest if self.theta(m) * seq_len <= SLOW]
+        return [one, both]
+
+    def places(self, count: int, seq_len: int, reserved: int = 0) -> tuple[int, ...]:
+        """Return `count` channels for a code, one of a pair where there are enough.
+
+        Raises:
+            CannotError: where too many of them turn too fast.
+        """
+        ways = self.still(seq_len, reserved)
+        for way in ways:
+            if len(way) >= count:
+                return tuple(way[:count])
+        most = max(map(len, ways))
+        raise CannotError(
+            f"seq_len={seq_len}: {self.what} has {most} channels slow enough for content, "
+            f"{count} are needed; position=none for that block or a larger rope_base would do"
+        )
+
+    def slowest(self, count: int, seq_len: int) -> tuple[int, ...]:
+        """Return `count` channels for a code, both of a pair where there are enough.
+
+        Raises:
+            CannotError: where too many of them turn too fast.
+        """
+        *_, both = self.still(seq_len)
+        return tuple(both[:count]) if len(both) >= count else self.places(count, seq_len)
+
+    def room(self, seq_len: int, reserved: int = 0) -> int:
+        """Return how many channels hold content over seq_len tokens."""
+        return max(map(len, self.still(seq_len, reserved)))
+
+    def cosines(self, count: int, width: int, places: tuple[int, ...], seq_len: int) -> Cosines:
+        """Return how alike codes are to queries, at any distance in a row."""
+        if self.layout is None:
+            return cosines(count, width)
+        return _seen(self, count, width, places, seq_len)
+
+    def turned(
+        self, codes: Float64[Tensor, "count width"], places: tuple[int, ...], lag: float
+    ) -> Float64[Tensor, "count width"]:
+        """Return what a query sees of codes that stand `lag` tokens before it."""
+        whole = codes.new_zeros(len(codes), self.width)
+        whole[:, list(places)] = codes
+        seen = whole.clone()
+        for m in range(self.width // 2):
+            first, second = self.pair(m)
+            angle = lag * self.theta(m)
+            cos, sin = math.cos(angle), math.sin(angle)
+            seen[:, first] = cos * whole[:, first] + sin * whole[:, second]
+            seen[:, second] = cos * whole[:, second] - sin * whole[:, first]
+        return seen[:, list(places)]
+
+
+@lru_cache(maxsize=32)
+def _seen(
+    channels: Channels, count: int, width: int, places: tuple[int, ...], seq_len: int
+) -> Cosines:
+    codes = spread(count, width)
+    lags = torch.linspace(0, seq_len - 1, DISTANCES).tolist()
+    seen = [compared(codes, channels.turned(codes, places, lag)) for lag in lags]
+    return Cosines(
+        own=min(s.own for s in seen),
+        highest=max(s.highest for s in seen),
+        lowest=min(s.lowest for s in seen),
+    )
+
+
+def of_mixer(mixer: Attention | SSD) -> Channels:
+    """Return the channels of a head's queries and keys, or of a state's C and B."""
+    rotated = mixer.position == "rope"
+    layout = mixer.rope_layout if rotated else None
+    if isinstance(mixer, SSD):
+        width = mixer.B_proj.out_features // mixer.n_groups
+        return Channels(width, layout, mixer.rope_base, f"a state of d_state={width}")
+    width = mixer.k.out_features // mixer.n_kv_heads
+    return Channels(width, layout, mixer.rope_base, f"a head of {width} channels")

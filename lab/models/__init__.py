@@ -1,0 +1,6 @@
+"""Models: stack notation, the blocks and the language model it makes, the named architectures."""
+
+from lab.models.architectures import ARCHITECTURES, MIXERS, TRANSFORMS, build
+from lab.models.language_model import Block, LanguageModel
+
+__all__ = ["ARCHITECTURES", "MIXERS", "TRANSFORMS", "Block", "LanguageModel", "build"]

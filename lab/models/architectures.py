@@ -1,0 +1,274 @@
+"""From stack notation to a language model, and the architectures that have a name."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Required, TypedDict, Unpack
+
+import torch
+from torch import nn
+
+from lab.layers.attention import Attention
+from lab.layers.cdmoe import CDMoE
+from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.mlp import MLP
+from lab.layers.peer import PEER
+from lab.layers.routed import RoutedMoE
+from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.ssd import SSD
+from lab.models.language_model import Block, LanguageModel
+from lab.models.stack import MAX_BLOCKS, layer_options, make_layer, parse_stack
+from lab.models.user_mixer import USER_MIXER, answerable, load_class
+
+MIXERS: dict[str, type[nn.Module] | None] = {
+    "A": Attention,
+    "S": SSD,
+    "I": InnerFunctionAttention,
+    "N": None,
+}
+TRANSFORMS: dict[str, type[nn.Module] | None] = {
+    "M": MLP,
+    "E": CDMoE,
+    "R": RoutedMoE,
+    "X": SharedExpertMoE,
+    "P": PEER,
+    "N": None,
+}
+
+
+def build(
+    stack: str,
+    *,
+    vocab_size: int,
+    d_model: int,
+    n_heads: int = 1,
+    options: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    tied: bool = True,
+    train_embedding: bool = True,
+    embedding_std: float = 1.0,
+    logit_scale: float = 1.0,
+    seed: int = 0,
+) -> LanguageModel:
+    """Build a language model from stack notation, or by an architecture's name.
+
+    >>> build("SE*7 IE", vocab_size=8192, d_model=64, n_heads=1)  # doctest: +SKIP
+
+    Args:
+        stack: pairs of letters; mixers A causal attention, S state space duality, I inner function
+            attention, U your own, N none; state transforms M MLP, E CDMoE, R routed MoE, X MoE with
+            shared expert isolation, P PEER, N none; `*k` repeats. Or a name in `ARCHITECTURES`.
+        vocab_size: rows of the embedding table.
+        d_model: width of the residual stream; n_heads must divide it.
+        n_heads: heads of every mixer that takes them.
+        options: constructor arguments by letter or by block and letter (see `lab.models.stack`).
+        model: "module:Class" of the mixer behind the letter U.
+        tied: use the embedding table as the head.
+        train_embedding: whether the embedding table is trained.
+        embedding_std: scale of the embedding table, > 0.
+        logit_scale: fixed factor on the logits, > 0.
+        seed: of the initial weights; torch's global generator is left as it was.
+
+    Raises:
+        ValueError: for an unknown letter or option, or a size out of bounds.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"{vocab_size=} must be at least 1")
+    for name, value in (("embedding_std", embedding_std), ("logit_scale", logit_scale)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value} must be > 0 and finite")
+    if stack in ARCHITECTURES and model is None:
+        return ARCHITECTURES[stack](
+            vocab_size=vocab_size,
+            d_model=d_model,
+            n_heads=n_heads,
+            options=options,
+            tied=tied,
+            train_embedding=train_embedding,
+            embedding_std=embedding_std,
+            logit_scale=logit_scale,
+            seed=seed,
+        )
+    mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
+    pairs = parse_stack(stack, mixers, TRANSFORMS)
+    if model is not None and all(mixer != USER_MIXER for mixer, _ in pairs):
+        raise ValueError(f"stack={stack!r}: has no {USER_MIXER}, the letter of model={model}")
+    given = layer_options(options or {}, pairs)
+    sizes = {"d_model": d_model, "n_heads": n_heads}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        blocks = []
+        for (mixer, transform), (of_mixer, of_transform) in zip(pairs, given, strict=True):
+            blocks.append(
+                Block(
+                    d_model,
+                    _layer(mixers, mixer, of_mixer, sizes),
+                    _layer(TRANSFORMS, transform, of_transform, sizes),
+                )
+            )
+        return LanguageModel(
+            blocks,
+            vocab_size=vocab_size,
+            d_model=d_model,
+            tied=tied,
+            train_embedding=train_embedding,
+            embedding_std=embedding_std,
+            logit_scale=logit_scale,
+        )
+
+
+def _layer(
+    classes: Mapping[str, type[nn.Module] | None],
+    letter: str,
+    options: Mapping[str, Any],
+    sizes: Mapping[str, int],
+) -> nn.Module | None:
+    cls = classes[letter]
+    if letter == USER_MIXER and cls is not None:
+        return make_layer(cls, letter, sizes, options, construct=answerable(cls, cls))
+    if cls is not None:
+        return make_layer(cls, letter, sizes, options)
+    if options:
+        raise ValueError(f"option {letter}.{next(iter(options))}: {letter} is no layer")
+    return None
+
+
+class Sizes(TypedDict, total=False):
+    """What every architecture takes and hands on to `build`: see there."""
+
+    vocab_size: Required[int]
+    d_model: Required[int]
+    n_heads: int
+    options: Mapping[str, Any] | None
+    tied: bool
+    train_embedding: bool
+    embedding_std: float
+    logit_scale: float
+    seed: int
+
+
+def cheems(
+    *,
+    n_layers: int = 8,
+    n_values: int = 2,
+    n_experts: int = 1024,
+    d_retrieval: int | None = None,
+    d_ff: int | None = None,
+    d_state: int = 128,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build the paper's model: seven blocks of SSD to one of inner function attention, all CDMoE.
+
+    Rotary positions on C/B and on Q/K; the dynamic mask that values decide.
+
+    Source: § Architecture Design, fig:lm_architecture. Departs: the mask is the reading that
+        trains (erratum D1).
+    """
+    own = {"S.d_state": d_state, **_wonderful(n_values, n_experts, d_retrieval, d_ff)}
+    return _build(["SE"] * 7 + ["IE"], n_layers, own, sizes)
+
+
+def doge(
+    *,
+    n_layers: int = 4,
+    n_values: int = 2,
+    n_experts: int = 1024,
+    d_retrieval: int | None = None,
+    d_ff: int | None = None,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build Cheems without SSD: one inner function attention, then four state transforms.
+
+    Source: § Discussion, fig:doge, which says "multiple" transforms, not how many.
+    """
+    own = _wonderful(n_values, n_experts, d_retrieval, d_ff)
+    return _build(["IE"] + ["NE"] * 3, n_layers, own, sizes)
+
+
+def llama(
+    *, n_layers: int = 2, n_experts: int = 4, d_ff: int | None = None, **sizes: Unpack[Sizes]
+) -> LanguageModel:
+    """Build the paper's baseline Llama: attention with rotary positions, and a mixture of experts.
+
+    Source: § Evaluation Parameters. Departs from Llama: experts in place of one gated MLP.
+    """
+    return _build(["AX"], n_layers, _mixture(n_experts, d_ff), sizes)
+
+
+def mamba2(
+    *,
+    n_layers: int = 2,
+    n_experts: int = 4,
+    d_ff: int | None = None,
+    d_state: int = 128,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build the paper's baseline Mamba-2: SSD with convolution and gate, twice as wide inside.
+
+    Source: § Evaluation Parameters. Departs from Mamba-2: a mixture of experts after each mixer.
+    """
+    own = {**_mamba2_mixer(sizes["d_model"], d_state), **_mixture(n_experts, d_ff)}
+    return _build(["SX"], n_layers, own, sizes)
+
+
+def jamba(
+    *,
+    n_layers: int = 8,
+    n_experts: int = 4,
+    d_ff: int | None = None,
+    d_state: int = 128,
+    **sizes: Unpack[Sizes],
+) -> LanguageModel:
+    """Build the paper's baseline Jamba: seven blocks of Mamba-2's SSD to one of attention.
+
+    Attention has no positions: the convolutions and decays before it tell them, as in Jamba.
+
+    Source: § Evaluation Parameters. Departs from Jamba: Mamba-2's mixer in place of Mamba's.
+    """
+    mixers = {**_mamba2_mixer(sizes["d_model"], d_state), "A.position": "none"}
+    own = {**mixers, **_mixture(n_experts, d_ff)}
+    return _build(["SX"] * 7 + ["AX"], n_layers, own, sizes)
+
+
+ARCHITECTURES: dict[str, Callable[..., LanguageModel]] = {
+    "cheems": cheems,
+    "doge": doge,
+    "llama": llama,
+    "mamba2": mamba2,
+    "jamba": jamba,
+}
+"""The paper's architectures by name; `build` takes the name in place of a stack."""
+
+
+def _wonderful(
+    n_values: int, n_experts: int, d_retrieval: int | None, d_ff: int | None
+) -> dict[str, Any]:
+    return {
+        "I.n_values": n_values,
+        "I.mask": "value",
+        "E.n_experts": n_experts,
+        "E.d_retrieval": d_retrieval,
+        "E.d_ff": d_ff,
+    }
+
+
+def _mixture(n_experts: int, d_ff: int | None) -> dict[str, Any]:
+    return {"X.n_experts": n_experts, "X.d_ff": d_ff, "X.gated": True}
+
+
+def _mamba2_mixer(d_model: int, d_state: int) -> dict[str, Any]:
+    return {
+        "S.d_state": d_state,
+        "S.position": "conv",
+        "S.gate": "norm",
+        "S.d_inner": 2 * d_model,
+    }
+
+
+def _build(unit: list[str], n_layers: int, own: Mapping[str, Any], sizes: Sizes) -> LanguageModel:
+    """Build n_layers blocks of a repeated unit; the user's options go before the own ones."""
+    if not 1 <= n_layers <= MAX_BLOCKS:
+        raise ValueError(f"{n_layers=} must be in 1 … {MAX_BLOCKS}")
+    pairs = [unit[i % len(unit)] for i in range(n_layers)]
+    letters = set("".join(pairs))
+    options = {key: value for key, value in own.items() if key[0] in letters}
+    given = sizes.get("options") or {}
+    return build(" ".join(pairs), **{**sizes, "options": {**options, **given}})

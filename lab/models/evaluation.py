@@ -1,0 +1,112 @@
+"""What a model answers at scored positions, and how often it is right."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.intervals import wilson_of_rows
+from lab.layers.mask import OracleMask, stored
+from lab.models.language_model import LanguageModel
+from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from tasks.base import IGNORE, Batch, Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model does on rows of a task.
+
+    Attributes:
+        loss: mean cross-entropy at scored positions, nats.
+        accuracy: share of scored positions answered right, in [0, 1].
+        interval: 95 %, of the accuracy over other rows of the task.
+        rows: how many were looked at.
+        scored: positions of them that count.
+    """
+
+    loss: float
+    accuracy: float
+    interval: tuple[float, float]
+    rows: int
+    scored: int
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task,
+    model: LanguageModel,
+    *,
+    rows: int,
+    rows_at_once: int,
+    seed: int,
+    split: str = "test",
+) -> Evaluation:
+    """Return how a model does on the first rows of a split, in fp32."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    total, right, count = 0.0, [], []
+    for start in range(0, rows, rows_at_once):
+        size = min(rows_at_once, rows - start)
+        batch = task.batch(split=split, start=start, size=size, seed=seed, device=device)
+        hidden, weight, targets = score(model, batch, "fp32")
+        loss, _ = linear_cross_entropy(hidden, weight, targets)
+        total += loss.item() * len(targets)
+        asked = batch.targets != IGNORE
+        hits = torch.zeros_like(batch.targets)
+        hits[asked] = (linear_argmax(hidden, weight) == targets).long()
+        right.append(hits.sum(1).cpu())
+        count.append(asked.sum(1).cpu())
+    model.train(training)
+    hits, scored = torch.cat(right), torch.cat(count)
+    number = int(scored.sum())
+    return Evaluation(
+        loss=total / number,
+        accuracy=int(hits.sum()) / number,
+        interval=wilson_of_rows(hits, scored),
+        rows=rows,
+        scored=number,
+    )
+
+
+def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
+
+    Only scored positions are there: of a row of hard MQAR, a quarter.
+    """
+    targets = batch.targets.flatten()
+    scored = (targets != IGNORE).nonzero().squeeze(1)
+    with _autocast(batch.inputs.device, precision), _told(model, batch):
+        hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
+    weight = model.head.weight
+    if precision == "bf16":
+        hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    return hidden, weight, targets[scored]
+
+
+def stored_positions(batch: Batch) -> Tensor:
+    """Return where the stored pairs are, bool [b t]: all that an oracle mask keeps.
+
+    Raises:
+        ValueError: for a task whose links name no pairs.
+    """
+    if not {"key_pos", "value_pos"} <= batch.links.keys():
+        raise ValueError("mask=oracle: the task's links must name key_pos and value_pos")
+    positions = torch.cat([batch.links["key_pos"], batch.links["value_pos"]], 1)
+    # Padding, -1, lands in one more column that is cut off.
+    keep = torch.zeros(batch.inputs.shape[0], batch.inputs.shape[1] + 1, dtype=torch.bool)
+    return keep.to(positions.device).scatter_(1, positions % keep.shape[1], True)[:, :-1]
+
+
+def _told(model: LanguageModel, batch: Batch) -> AbstractContextManager[object]:
+    """Tell the model's oracle masks, where it has any, what the batch stores."""
+    if any(isinstance(module, OracleMask) for module in model.modules()):
+        return stored(model, stored_positions(batch))
+    return nullcontext()
+
+
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)

@@ -1,0 +1,75 @@
+"""Mixers that are not the lab's own: loaded by path, held to the contract, errors answered."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from lab.models.language_model import Block, LanguageModel
+
+USER_MIXER = "U"
+"""The letter of a mixer class that is not the lab's own."""
+
+
+@contextmanager
+def mixers_checked(model: LanguageModel) -> Iterator[None]:
+    """Hold every mixer to its contract, [b t d] → [b t d], for the length of a `with` block.
+
+    Raises:
+        ValueError: when a mixer returns anything else; a broadcast would hide it. Or when one that
+            is not the lab's own raises.
+    """
+
+    def check(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        given = tuple(args[0].shape)
+        if not isinstance(output, Tensor) or output.shape != given:
+            got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(
+                f"{type(module).__name__}.forward: must map [b t d] to [b t d]; "
+                f"given {list(given)} it returned {got}"
+            )
+
+    with ExitStack() as stack:
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            if block.mixer is not None:
+                stack.callback(block.mixer.register_forward_hook(check).remove)
+                if not type(block.mixer).__module__.startswith("lab."):
+                    forward = block.mixer.forward
+                    stack.callback(setattr, block.mixer, "forward", forward)
+                    block.mixer.forward = answerable(forward, type(block.mixer))
+        yield
+
+
+def answerable(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
+    """Wrap a call into code that is not the lab's: whatever it raises becomes a ValueError."""
+
+    def answer(*args: Any, **options: Any) -> Any:
+        try:
+            return call(*args, **options)
+        except Exception as error:
+            where = f"{cls.__module__}:{cls.__name__}"
+            raise ValueError(f"model={where}: raised {type(error).__name__}: {error}") from error
+
+    return answer
+
+
+def load_class(path: str) -> type[nn.Module]:
+    """Import the class named "module:Class".
+
+    Raises:
+        ValueError: when the path has another form, does not import, or names no nn.Module class.
+    """
+    module, colon, name = path.partition(":")
+    if not (module and colon and name) or module.startswith("."):
+        raise ValueError(f"model={path}: must look like package.module:Class")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    # A user's module may raise anything while it is imported.
+    except Exception as error:
+        raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ValueError(f"model={path}: {name} must be a subclass of torch.nn.Module")
+    return cls

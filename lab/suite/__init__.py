@@ -1,0 +1,1 @@
+"""The task suite as a whole: its table, its audit, its export."""

@@ -1,0 +1,1 @@
+"""Train a model, keep what it did in a run folder, resume it exactly."""

@@ -1,0 +1,86 @@
+"""Why did a run fail? It cannot, position forbids, rate, not enough rows, or it has not begun.
+
+`diagnose` looks for one kind of failure after the other, each in a module of its own, and takes the
+first that the evidence speaks for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lab.config import ModelConfig
+from lab.constructions import rung
+from lab.training.diagnosis import not_begun, rates, rotary, under_way
+from lab.training.diagnosis.answers import answers
+from lab.training.diagnosis.ended import Diagnosis, Ended, Kind, Look
+from lab.training.fit import State
+from lab.training.runs import Run
+
+__all__ = ["Diagnosis", "Ended", "Kind", "Look", "diagnose"]
+
+
+def diagnose(
+    run: Run,
+    state: State,
+    *,
+    stopped: str,
+    accuracy: float | None,
+    by_hand: Mapping[str, Any] | None,
+) -> Diagnosis | None:
+    """Return why a run ended unsolved; None where it is solved, or nothing says when it is.
+
+    It trains codes for some seconds, and copies of the model for some steps, a tenth of the run's
+    own at most; the state stays as it is.
+
+    Args:
+        run: the run, whose metrics are complete.
+        state: its last.
+        stopped: "solved", "budget" or "diverged".
+        accuracy: on the test split; None if it diverged.
+        by_hand: verdict and reason of weights set by hand; None where no way is built.
+    """
+    if (
+        run.task.stochastic
+        or stopped == "solved"
+        or (accuracy is not None and accuracy >= run.train.solved_at)
+    ):
+        return None
+    ended = Ended(run, state, by_hand, stopped)
+    seq_len, seen = ended.stage.task.seq_len, {}
+    for kind, look in _looks(ended):
+        found = look()
+        if found.claims:
+            return Diagnosis(kind, found.says, found.evidence, seq_len)
+        seen[kind] = found
+    says = "; ".join(found.says for found in seen.values() if found.says)
+    evidence = {kind: found.evidence for kind, found in seen.items() if found.evidence}
+    return Diagnosis("undecided", says, evidence, seq_len)
+
+
+def _looks(ended: Ended) -> Iterator[tuple[Kind, Callable[[], Look]]]:
+    """Yield the kinds with what looks for them, in the order in which they are to be believed."""
+    yield "cannot", lambda: _cannot(ended)
+    if ended.stopped == "diverged":
+        yield "outside the learning-rate window", lambda: rates.look(ended)
+        return
+    found = answers(ended)
+    yield "position forbids", lambda: rotary.look(ended, found.accuracy)
+    yield "outside the learning-rate window", lambda: rates.look(ended)
+    yield "under way", lambda: under_way.look(ended, found)
+    yield "not begun", lambda: not_begun.look(ended, found)
+
+
+def _cannot(ended: Ended) -> Look:
+    """Say whether a theorem or a bound on capacity rules the task out, at the stage's length."""
+    told = ended.by_hand
+    if told is None or told["verdict"] != "cannot":
+        return Look(False, "")
+    because = told["because"]
+    if not ended.full_length:
+        model: ModelConfig = ended.run.model
+        shorter = rung(ended.stage.task, model, mixer=model.stack, test_rows=1)
+        if shorter.verdict != "cannot":
+            return Look(
+                False, f"no weights solve rows of {ended.run.task.seq_len} tokens: {because}"
+            )
+        because = shorter.because
+    return Look(True, because)

@@ -1,0 +1,104 @@
+"""What the last model answers on held-out rows, beside rules that need no recall."""
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.intervals import Z95, wilson_of_rows
+from lab.models.evaluation import score
+from lab.ops.cross_entropy import linear_argmax
+from lab.suite.audit import audit
+from lab.training.diagnosis.ended import Ended
+from tasks.base import IGNORE
+
+ROWS, RULE_ROWS = 128, 256
+FEWEST_ROWS = 30
+"""Of which a mean is said: its interval is a normal one."""
+TOKENS = 2**17
+"""Of the rows that are looked at, at most, but for a batch."""
+WITHOUT_RECALL = frozenset(
+    ("chance", "bigram", "context value", "last token", "last value", "majority", "position only")
+)
+"""Rules that need not find what belongs to a query; tasks name them."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the last model answers on validation rows of the last stage.
+
+    Attributes:
+        accuracy: share of scored positions answered right.
+        interval: 95 %, over rows.
+        outranks: how often the right answer has a larger logit than another answer of the row, ties
+            counting half: .5 where nothing is known. None where rows have one answer each.
+        outranks_interval: 95 %, over rows.
+        rule: the best rule that needs no recall.
+        plateau: its accuracy.
+    """
+
+    accuracy: float
+    interval: tuple[float, float]
+    outranks: float | None
+    outranks_interval: tuple[float, float] | None
+    rule: str
+    plateau: float
+
+
+def answers(ended: Ended) -> Answers:
+    """Return what the last model answers."""
+    stage, seed, model = ended.stage, ended.run.train.seed, ended.state.model
+    device = next(model.parameters()).device
+    rows = max(stage.batch_size, min(ROWS, TOKENS // stage.task.seq_len))
+    training, right, count, shares = model.training, [], [], []
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, rows, stage.batch_size):
+            size = min(stage.batch_size, rows - start)
+            batch = stage.task.batch(
+                split="validation", start=start, size=size, seed=seed, device=device
+            )
+            hidden, head, targets = score(model, batch, "fp32")
+            hits = linear_argmax(hidden, head) == targets
+            scored = (batch.targets != IGNORE).sum(1).tolist()
+            parts = [part.split(scored) for part in (hidden, targets, hits)]
+            for some, wanted, hit in zip(*parts, strict=True):
+                right.append(int(hit.sum()))
+                count.append(len(hit))
+                share = _outranks(some, head, wanted)
+                if share is not None:
+                    shares.append(share)
+    model.train(training)
+    rules = audit(stage.task, split="validation", seed=seed, rows=RULE_ROWS).scores
+    best = max((rule for rule in rules if rule.name in WITHOUT_RECALL), key=lambda r: r.accuracy)
+    outranks, interval = _mean(shares)
+    return Answers(
+        accuracy=sum(right) / sum(count),
+        interval=wilson_of_rows(torch.tensor(right), torch.tensor(count)),
+        outranks=outranks,
+        outranks_interval=interval,
+        rule=best.name,
+        plateau=best.accuracy,
+    )
+
+
+def _outranks(hidden: Tensor, head: Tensor, targets: Tensor) -> float | None:
+    """Return how often a row's right answer has a larger logit than another answer of the row."""
+    logits = hidden @ head[targets].T
+    other = targets[:, None] != targets
+    if not bool(other.any()):
+        return None
+    right = logits.diagonal()[:, None]
+    above = (right > logits).double() + 0.5 * (right == logits).double()
+    return above[other].mean().item()
+
+
+def _mean(shares: list[float]) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the mean of rows, and its 95 % interval."""
+    if len(shares) < FEWEST_ROWS:
+        return None, None
+    mean = statistics.fmean(shares)
+    half = Z95 * statistics.stdev(shares) / math.sqrt(len(shares))
+    return mean, (max(0.0, mean - half), min(1.0, mean + half))

@@ -1,0 +1,161 @@
+"""Is the run outside the window of learning rates that work? Other rates are tried, two ways.
+
+From the last weights, a few steps at each rate show whether the run's own rate is all that holds
+the loss up. A rate that was too high all along leaves weights from which no rate recovers so soon;
+so each other rate also begins afresh, and is held against where the whole run got.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import islice
+
+from lab.training.diagnosis.ended import Ended, Look
+from lab.training.fit import DIVERGED_AT, DivergedError, State, fit, learning_rate, start
+from tasks.base import Schedule
+
+FACTORS = (0.1, 1 / 3, 3.0)
+"""Other rates that are tried, as multiples of the run's own."""
+STEPS, FEWEST = 40, 20
+"""Steps at each rate from the last weights, at most and at least; their second half is compared."""
+FEWEST_AFRESH = 100
+"""Steps at each rate from the first weights, at least."""
+SHARE, SECONDS = 0.1, 60.0
+"""What all these steps may take: of the run's own steps, and by their time."""
+NATS, ERRORS = 0.1, 3.0
+"""Another rate is clearly better if its loss is lower by both, in nats and in standard errors."""
+
+
+def look(ended: Ended) -> Look:
+    """Say whether the run diverged, or another learning rate is clearly better."""
+    run, state = ended.run, ended.state
+    rate = learning_rate(run.train, state.step + 1)
+    if ended.stopped == "diverged":
+        says = f"training diverged at step {state.step + 1:,}, at a learning rate of {rate:.3g}"
+        return Look(True, says, {"step": state.step + 1, "learning_rate": rate})
+    rates = 1 + len(FACTORS)
+    spent = int(SHARE * state.step)
+    if spent < FEWEST * rates:
+        least = math.ceil(FEWEST * rates / SHARE)
+        return Look(False, f"other learning rates are tried after {least} steps or more")
+    each = statistics.median(row["seconds"] for row in ended.rows[-50:])
+    spent = min(spent, int(SECONDS / max(each, 1e-9)))
+    if spent < FEWEST * rates:
+        return Look(False, f"a step takes {each:.1f} s, too long to try other learning rates")
+    steps = min(STEPS, spent // rates)
+    found = _from_last(ended, rate, steps)
+    afresh = (spent - steps * rates) // len(FACTORS)
+    if found.claims or afresh < max(FEWEST_AFRESH, 2 * run.train.warmup_steps):
+        return found
+    # A later stage was reached at the run's own rate; rows of a schedule get harder as they go.
+    if state.stage or any(isinstance(values, Schedule) for _, values in run.task.varied):
+        return found
+    return _afresh(ended, afresh, found)
+
+
+def _from_last(ended: Ended, rate: float, steps: int) -> Look:
+    """Compare the rates from the last weights, step by step on the same rows."""
+    half = steps // 2
+    own = _losses(ended, _copy(ended), rate, steps)[half:]
+    evidence = {"learning_rate": rate, "steps": steps, "loss": statistics.fmean(own)}
+    found = {}
+    for factor in FACTORS:
+        other = _losses(ended, _copy(ended), factor * rate, steps)[half:]
+        apart = [a - b for a, b in zip(own, other, strict=True)]
+        found[factor * rate] = _clear(statistics.fmean(apart), _error(apart))
+        _note(evidence, "gain", factor * rate, statistics.fmean(apart), _error(apart))
+    best = max(found, key=found.__getitem__)
+    if found[best] <= 0:
+        says = (
+            f"from the last weights, no learning rate near the run's {rate:.3g} is clearly better"
+        )
+        return Look(False, says, evidence)
+    says = (
+        f"{steps} steps from the last weights go better at a learning rate of {best:.3g} than at "
+        f"the run's {rate:.3g}: the loss is lower by {found[best]:.2f} nats on the same rows"
+    )
+    return Look(True, says, evidence | {"better": best})
+
+
+def _afresh(ended: Ended, steps: int, before: Look) -> Look:
+    """Compare where other rates get in a few steps from the first weights with the run's last."""
+    peak, half = ended.run.train.learning_rate, steps // 2
+    own = [row["loss"] for row in ended.rows[-half:]]
+    evidence = {**before.evidence, "steps afresh": steps, "last loss": statistics.fmean(own)}
+    found = {}
+    for factor in FACTORS:
+        state = replace(_copy(ended, first=True), precision=ended.state.precision)
+        other = _losses(ended, state, factor * peak, steps)[half:]
+        gain = statistics.fmean(own) - statistics.fmean(other)
+        error = math.hypot(_error(own), _error(other))
+        found[factor * peak] = _clear(gain, error)
+        _note(evidence, "gain afresh", factor * peak, gain, error)
+    best = max(found, key=found.__getitem__)
+    if found[best] <= 0:
+        says = f"{before.says}, and none, started anew, gets as far in {steps} steps"
+        return Look(False, says, evidence)
+    says = (
+        f"begun afresh at a learning rate of {best:.3g}, {steps} steps reach a loss lower by "
+        f"{found[best]:.2f} nats than the run's last {half}, after {ended.state.step:,} steps at "
+        f"{peak:.3g}"
+    )
+    return Look(True, says, evidence | {"better": best})
+
+
+def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
+    """Return the losses of further steps at a rate; where they diverge, the bound for that."""
+    train, stop = ended.run.train, state.step + steps + 1
+    config = replace(
+        train,
+        learning_rate=rate,
+        schedule="constant",
+        warmup_steps=0 if state.step else train.warmup_steps,
+        # No evaluation falls into these steps, and no stage ends.
+        max_steps=stop,
+        stage_steps=train.stage_steps + stop,
+        eval_every=stop + 1,
+    )
+    # As --learning-rate does, leave the tables' own rate where it is.
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            if "rate" in group:
+                group["rate"] *= train.learning_rate / rate
+    losses = []
+    try:
+        for row in islice(fit(ended.run.task, state, config, state.precision), steps):
+            losses.append(row.loss)
+    except DivergedError:
+        bound = DIVERGED_AT * max(state.first_loss or 0.0, math.log(ended.run.task.vocab_size))
+        losses += [bound] * (steps - len(losses))
+    return losses
+
+
+def _copy(ended: Ended, *, first: bool = False) -> State:
+    """Return a state of its own with the run's last weights and moments, or its first ones."""
+    state = ended.state
+    device = next(state.model.parameters()).device
+    copy = start(ended.run.build().to(device), ended.run.train)
+    if first:
+        return copy
+    copy.model.load_state_dict(state.model.state_dict())
+    for name, optimizer in copy.optimizers.items():
+        optimizer.load_state_dict(deepcopy(state.optimizers[name].state_dict()))
+    return replace(state, model=copy.model, optimizers=copy.optimizers)
+
+
+def _clear(gain: float, error: float) -> float:
+    """Return a gain that is clear, else 0."""
+    return gain if gain > max(NATS, ERRORS * error) else 0.0
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean of independent values."""
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _note(evidence: dict, what: str, rate: float, gain: float, error: float) -> None:
+    """Enter a gain and its error."""
+    evidence[f"{what} at {rate:.3g}"] = gain
+    evidence[f"{what} at {rate:.3g}, standard error"] = error

@@ -1,0 +1,281 @@
+"""The training loop: `fit` yields one `Row` a step and touches no disk."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from lab.config import TrainConfig
+from lab.layers.routed import balance_losses
+from lab.lengthening import Stage, stages
+from lab.models import LanguageModel
+from lab.models.evaluation import evaluate, score
+from lab.ops.cross_entropy import linear_cross_entropy
+from tasks.base import Schedule, Task
+
+DIVERGED_AT = 4.0
+"""A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
+VALIDATION_STEPS = 4
+"""Validation rows are as many as so many training steps have: a twentieth of the time or so."""
+
+
+class DivergedError(Exception):
+    """Training left the path: the loss or the gradient is not finite, or the loss exploded."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one training step did.
+
+    Attributes:
+        step: steps taken so far, this one included.
+        seq_len: tokens of the task's rows in this stage of training.
+        loss: mean cross-entropy of the batch at scored positions, nats.
+        accuracy: share of the batch's scored positions answered right.
+        learning_rate: of this step.
+        grad_norm: Euclidean norm of the whole gradient before clipping.
+        seconds: that the step took, evaluation apart.
+        validation_loss: on rows held out at this length, when this step was evaluated.
+        validation_accuracy: likewise.
+        test_loss: on the fixed test split, when validation says that the task may be solved, or
+            after the last step.
+        test_accuracy: likewise.
+    """
+
+    step: int
+    seq_len: int
+    loss: float
+    accuracy: float
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+
+@dataclass
+class State:
+    """All that training changes.
+
+    Attributes:
+        model: whose weights are trained.
+        optimizers: by name.
+        step: steps taken.
+        rows: training rows seen.
+        stage: which of `lab.lengthening.stages` comes next.
+        stage_step: steps that had been taken when it began.
+        first_loss: of the first step, nats.
+        precision: that "auto" chose for this run; empty before.
+    """
+
+    model: LanguageModel
+    optimizers: dict[str, torch.optim.Optimizer]
+    step: int = 0
+    rows: int = 0
+    stage: int = 0
+    stage_step: int = 0
+    first_loss: float | None = None
+    precision: str = ""
+
+
+def start(model: LanguageModel, config: TrainConfig) -> State:
+    """Return the state before the first step, with the optimisers the configuration names.
+
+    Muon takes the weights of the blocks' linear layers (its step is scaled to AdamW's, so that
+    one learning rate serves both); AdamW takes tables, keys, head, gains, and everything else,
+    the embedding and the head at `table_learning_rate` in the first stage. Weight decay is applied
+    to tensors of two dimensions or more.
+    """
+    linear = {id(m.weight) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
+    ends = {id(model.embed.weight), id(model.head.weight)}
+    muon, tables, matrices, vectors = [], [], [], []
+    for p in model.parameters():
+        if not p.requires_grad:
+            continue
+        if config.optimizer == "muon" and id(p) in linear:
+            muon.append(p)
+        elif config.table_learning_rate is not None and id(p) in ends:
+            tables.append(p)
+        elif p.ndim >= 2:
+            matrices.append(p)
+        else:
+            vectors.append(p)
+    rate, decay = config.learning_rate, config.weight_decay
+    faster = (config.table_learning_rate or rate) / rate
+    groups = [
+        {"params": tables, "weight_decay": decay, "rate": faster},
+        {"params": matrices, "weight_decay": decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    if groups:
+        optimizers["adamw"] = torch.optim.AdamW(
+            groups, lr=rate, betas=(0.9, 0.999), weight_decay=decay, fused=True
+        )
+    if muon:
+        optimizers["muon"] = torch.optim.Muon(
+            muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+        )
+    return State(model, optimizers)
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Return the rate of a step (from 1): linear warm-up, then constant or cosine to a tenth."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    if config.schedule == "constant":
+        return peak
+    progress = (step - warmup) / max(1, config.max_steps - warmup)
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterator[Row]:
+    """Train to the end, one `Row` a step; between rows `state` is whole.
+
+    A stage ends when its rows are learned, and the next has longer ones (`lab.lengthening`).
+    Training ends after the last step, or when a shorter stage has used its own steps up.
+
+    Rows of the task are numbered in the order of training, so a state alone says where to go on.
+
+    Args:
+        task: where rows come from.
+        state: changed in place.
+        config: how to train.
+        precision: "fp32" or "bf16" (autocast of the forward pass; weights stay fp32).
+
+    Raises:
+        ValueError: as `check`.
+        DivergedError: before a step that would make weights non-finite is taken.
+    """
+    check(task, config)
+    model = state.model
+    device = next(model.parameters()).device
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    parts = stages(task, config)
+    while state.step < config.max_steps:
+        stage = parts[state.stage]
+        last = stage is parts[-1]
+        if state.step - state.stage_step >= stage.max_steps:
+            return
+        began = time.perf_counter()
+        step = state.step + 1
+        rate = learning_rate(config, step)
+        batch = stage.task.batch(
+            start=first_row(config, state.rows),
+            size=stage.batch_size,
+            seed=config.seed,
+            device=device,
+        )
+        if any(name == "seq_len" for name, _ in task.varied):
+            batch = batch.trimmed()  # the model is causal: what follows the last answer is unread
+        with _drawing(config.seed, step, device):
+            with balance_losses(model) as imbalances:
+                hidden, weight, targets = score(model, batch, precision)
+            loss, correct = linear_cross_entropy(hidden, weight, targets)
+            sum(imbalances, start=loss).backward()
+        norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+        value, grad_norm = loss.item(), norm.item()
+        _check(state, step, value, grad_norm, task.vocab_size)
+        for optimizer in state.optimizers.values():
+            for group in optimizer.param_groups:
+                # Tables are learned in the first stage; at that rate longer rows would stay noisy.
+                group["lr"] = rate * (group.get("rate", 1.0) if state.stage == 0 else 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        state.step, state.rows = step, state.rows + stage.batch_size
+        row = Row(
+            step=step,
+            seq_len=stage.task.seq_len,
+            loss=value,
+            accuracy=correct.item() / len(targets),
+            learning_rate=rate,
+            grad_norm=grad_norm,
+            seconds=time.perf_counter() - began,
+        )
+        ends = step == config.max_steps or step - state.stage_step == stage.max_steps
+        if ends or step % config.eval_every == 0:
+            row = _evaluated(row, stage, model, config, last=last)
+            assert row.validation_accuracy is not None
+            learned = row.validation_accuracy >= config.lengthen_at
+            if learned and not last and step < config.max_steps:
+                state.stage, state.stage_step = state.stage + 1, step
+                if config.train_rows is not None:  # its steps begin at whole multiples
+                    size = parts[state.stage].batch_size
+                    state.rows = -(-state.rows // size) * size
+        yield row
+
+
+def _evaluated(
+    row: Row, stage: Stage, model: LanguageModel, config: TrainConfig, *, last: bool
+) -> Row:
+    """Evaluate on validation rows, and on the test split where that may end the run."""
+    rows = min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
+    found = evaluate(
+        stage.task,
+        model,
+        rows=rows,
+        rows_at_once=stage.batch_size,
+        seed=config.seed,
+        split="validation",
+    )
+    row = replace(row, validation_loss=found.loss, validation_accuracy=found.accuracy)
+    promising = config.early_stop and found.accuracy >= config.solved_at
+    if not last or not (promising or row.step == config.max_steps):
+        return row
+    test = evaluate(
+        stage.task,
+        model,
+        rows=config.test_rows,
+        rows_at_once=config.batch_size,
+        seed=config.seed,
+    )
+    return replace(row, test_loss=test.loss, test_accuracy=test.accuracy)
+
+
+def check(task: Task, config: TrainConfig) -> None:
+    """Validate a task together with its training options.
+
+    Raises:
+        ValueError: for a schedule over rows that come again: it would go back with them; or as
+            `lab.lengthening.stages`.
+    """
+    for name, values in task.varied:
+        if isinstance(values, Schedule) and config.train_rows is not None:
+            raise ValueError(
+                f"{name}={values.first}:{values.last}: goes over {values.rows:,} rows, but of "
+                f"train_rows={config.train_rows:,} each comes again; must be all new"
+            )
+    stages(task, config)
+
+
+def first_row(config: TrainConfig, seen: int) -> int:
+    """Return the number of the next training row after so many."""
+    return seen if config.train_rows is None else seen % config.train_rows
+
+
+@contextmanager
+def _drawing(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Seed torch from (seed, step), so that dropout repeats exactly on resume."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+        yield
+
+
+def _check(state: State, step: int, loss: float, grad_norm: float, vocab_size: int) -> None:
+    if not math.isfinite(loss):
+        raise DivergedError(f"loss={loss} at step {step}")
+    if not math.isfinite(grad_norm):
+        raise DivergedError(f"gradient norm={grad_norm} at step {step}")
+    if state.first_loss is None:
+        state.first_loss = loss
+    bound = DIVERGED_AT * max(state.first_loss, math.log(vocab_size))
+    if loss > bound:
+        raise DivergedError(f"loss={loss:.3g} at step {step}, above {bound:.3g}")

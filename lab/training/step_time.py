@@ -1,0 +1,163 @@
+"""How long a training step takes on this machine, in which precision: measured, then remembered.
+
+A processor's flags do not tell whether bf16 pays. Some that advertise bf16 products run them at
+half the speed of fp32 (LOG.md has both kinds), so a run times its own step in each.
+"""
+
+import hashlib
+import json
+import math
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from lab.files import write
+from lab.lengthening import Stage
+from lab.models.evaluation import score
+from lab.models.language_model import LanguageModel
+from lab.ops.cross_entropy import linear_cross_entropy
+from lab.training.runs import Run
+from tasks.base import Batch
+
+SECONDS = 1.0
+"""Measuring goes on for about as long, but at least once through every case."""
+WORTHWHILE = 0.97
+"""bf16 is chosen where its steps take at most this share of fp32's: else fp32, being exact."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a training step was measured to take, without its optimizer's share.
+
+    Attributes:
+        precision: "fp32" or "bf16".
+        first: seconds of a step in the first, shortest stage.
+        last: seconds of a step at the task's own row length.
+    """
+
+    precision: str
+    first: float
+    last: float
+
+    @property
+    def plausible(self) -> bool:
+        """Whether it can have been measured."""
+        times = (self.first, self.last)
+        return self.precision in ("fp32", "bf16") and all(0 < t < math.inf for t in times)
+
+
+def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> StepTime:
+    """Return how long a run's steps take in a precision, "auto" being the faster one.
+
+    What was measured is kept in the user's cache folder, by processor, torch, threads and run.
+
+    Args:
+        run: whose model is built anew to be timed.
+        parts: of training.
+        device: where to compute.
+        precision: "fp32", "bf16" or "auto".
+    """
+    memory = cache_file()
+    key = _key(run, parts, device, precision)
+    known = _read(memory)
+    if key in known:
+        return StepTime(**known[key])
+    choices = offered(device) if precision == "auto" else (precision,)
+    found = fastest(run.build().to(device), [parts[0], parts[-1]], choices)
+    known[key] = vars(found)
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        write(memory, json.dumps(known, indent=1))
+    except OSError:
+        pass  # A home that cannot be written costs a second at the next start, no more.
+    return found
+
+
+def cache_file() -> Path:
+    """Return where measured times are kept."""
+    return Path(platformdirs.user_cache_dir("wonderful-lab")) / "step_time.json"
+
+
+def fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]) -> StepTime:
+    """Time two stages in some precisions in turn, and return the best: each stage's fastest step.
+
+    The model's weights stay as they are.
+    """
+    device = next(model.parameters()).device
+    batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
+    best = {precision: [float("inf")] * len(parts) for precision in choices}
+    began, rounds = time.perf_counter(), 0
+    # The first round warms up: allocation, kernels chosen, caches filled.
+    while rounds < 2 or time.perf_counter() - began < SECONDS:
+        for precision, times in best.items():
+            for i, batch in enumerate(batches):
+                seconds = _seconds(model, batch, precision)
+                times[i] = min(times[i], seconds) if rounds else float("inf")
+        rounds += 1
+    found = [StepTime(precision, *times) for precision, times in best.items()]
+    if len(found) == 1:
+        return found[0]
+    exact, half = found
+    pays = half.first + half.last <= WORTHWHILE * (exact.first + exact.last)
+    return half if pays else exact
+
+
+def offered(device: torch.device) -> tuple[str, ...]:
+    """Return the precisions that the device has products in, "fp32" first."""
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return ("fp32", "bf16") if has else ("fp32",)
+
+
+def _seconds(model: LanguageModel, batch: Batch, precision: str) -> float:
+    """Return how long a forward and backward pass takes."""
+    began = time.perf_counter()
+    with torch.random.fork_rng():
+        hidden, weight, targets = score(model, batch, precision)
+        loss, _ = linear_cross_entropy(hidden, weight, targets)
+        loss.backward()
+    model.zero_grad(set_to_none=True)
+    loss.item()  # waits for a GPU
+    return time.perf_counter() - began
+
+
+def _key(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> str:
+    """Return a digest of what a step's time depends on."""
+    processor = _processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    sizes = [(part.task.described(), part.batch_size) for part in (parts[0], parts[-1])]
+    threads, model = torch.get_num_threads(), run.model.to_dict()
+    told = [processor, torch.__version__, threads, precision, sizes, model]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Return the processor's name and what bf16 it offers: one name is sold in several kinds."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return name
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    features = [word for line in lines if line.startswith("flags") for word in line.split()]
+    kinds = sorted({word for word in features if "bf16" in word or word.startswith("amx")})
+    return " ".join([names[0] if names else name, *kinds])
+
+
+def _read(file: Path) -> dict[str, dict]:
+    """Return what was measured before; nothing where it cannot be read."""
+    try:
+        known = json.loads(file.read_text())
+        found = {
+            key: StepTime(str(t["precision"]), float(t["first"]), float(t["last"]))
+            for key, t in known.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return {key: vars(times) for key, times in found.items() if times.plausible}

@@ -1,0 +1,139 @@
+"""A certificate drawn: a row a law, marks by number and outcome, reasons where there is none."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from analysis.pages.certificate import MARGIN, MARKS, describe, draw, page, save
+from lab.certification import process as isolated
+from lab.cli import app
+
+HOSTILE = "<b>& no such law"
+
+
+def law(name, verdict, measured=None, allowed=None, **words):
+    entry = {"law": name, "verdict": verdict, "evidence": f"of {name}", "counterexample": None}
+    return {**entry, "measured": measured, "allowed": allowed, "snippet": None, **words}
+
+
+LAWS = [
+    law("deterministic", "holds", 0.0, 0.0),
+    law("causal", "fails", 1e-3, 1e-13, counterexample="moves output 0", snippet="sys.exit(1)"),
+    law("padding", "not applicable", evidence=HOSTILE),
+    law("forms agree", "not decided", 2.0, 1.0, evidence="neither " + "here nor there " * 9),
+    law("precision", "holds", 0.01, 1),
+    law("stable", "fails", "Infinity", 2.8, counterexample="not finite"),
+]
+CERTIFICATE = {
+    "target": "a.b:C<D>",
+    "notes": ["width 4, found by probing"],
+    "lengths": [1, 7],
+    "d_model": 4,
+    "seconds": 1.2,
+    "laws": LAWS,
+}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return draw(CERTIFICATE)
+
+
+@pytest.fixture(scope="module")
+def places(drawn):
+    """Where each law's mark stands, by row."""
+    traces = [trace for trace in drawn.data if trace.mode == "markers"]
+    return {row: x for trace in traces for x, row in zip(trace.x, trace.y, strict=True)}
+
+
+def test_every_law_has_a_row_and_one_mark(drawn, places):
+    assert sorted(places) == list(range(len(LAWS)))
+    assert list(drawn.layout.yaxis.ticktext) == [entry["law"] for entry in LAWS]
+    assert drawn.layout.yaxis.range[0] > drawn.layout.yaxis.range[1], "the first is on top"
+
+
+def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(drawn, places):
+    low, high = drawn.layout.xaxis.range
+    room = MARGIN * (10 - -4)
+    assert places[1] == pytest.approx(10)
+    assert places[4] == pytest.approx(-2)
+    assert places[0] == places[2] == places[3] == pytest.approx(low + room)
+    assert places[5] == pytest.approx(high - room)
+    assert high - room > places[1]
+    ticks = dict(zip(drawn.layout.xaxis.ticktext, drawn.layout.xaxis.tickvals, strict=True))
+    assert (ticks["0"], ticks["1"], ticks["∞"]) == (places[0], 0, places[5])
+
+
+def test_outcomes_differ_in_symbol_as_well_as_colour(drawn):
+    named = {t.name: t.marker.symbol for t in drawn.data if t.mode == "markers"}
+    assert set(named) == set(MARKS)
+    assert len(set(named.values())) == len(MARKS)
+    assert [name for name in named if named[name].endswith("open")] == [
+        "not applicable",
+        "not decided",
+    ]
+
+
+def test_what_has_no_number_says_why_where_the_line_is_broken(drawn):
+    reasons = {a.y: a.text for a in drawn.layout.annotations if a.xanchor == "left"}
+    assert set(reasons) == {2, 3}
+    assert reasons[2] == "&lt;b&gt;&amp; no such law"
+    assert reasons[3].endswith("…")
+    assert reasons[3].count("<br>") == 1
+    bound = [y for y in drawn.data[0].y if y is not None]
+    assert bound == [-0.5, 0.5, 0.5, 1.5, 3.5, 4.5, 4.5, 5.5]
+
+
+def test_laws_alike_are_drawn_too():
+    for verdict in MARKS:
+        alone = draw({**CERTIFICATE, "laws": [law("causal", verdict)]})
+        _, marks = alone.to_dict()["data"]
+        assert marks["name"] == verdict
+        assert math.isfinite(marks["x"][0])
+
+
+def test_words_name_what_fails():
+    says = describe(CERTIFICATE).says
+    counts = "2 hold, 2 fail, 1 not applicable, 1 not decided"
+    assert says == f"Of 6 laws {counts}. Not causal: moves output 0. Not stable: not finite."
+
+
+def test_the_page_escapes_and_holds_the_program():
+    whole = page(CERTIFICATE)
+    assert "&lt;b&gt;&amp; no such law" in whole
+    assert HOSTILE not in whole
+    assert '<pre tabindex="0">sys.exit(1)</pre>' in whole
+    assert "a.b:C&lt;D&gt;" in whole
+
+
+def test_an_svg_has_title_and_counts(tmp_path):
+    save(CERTIFICATE, tmp_path / "certificate.svg")
+    root = ElementTree.parse(tmp_path / "certificate.svg").getroot()
+    text = "".join(root.itertext())
+    assert "Laws of a.b:C<D>" in text
+    assert "2 hold, 2 fail" in text
+
+
+def test_lab_certify_draws_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolated, "examined", lambda *_: CERTIFICATE)
+    path = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["certify", "a.b:C", "--json", "--figure", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr == f"figure: {path}\n"
+    assert path.read_text() == page(CERTIFICATE)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("x.pdf", "figure=x.pdf: must end in .png, .svg, .html"),
+        ("nowhere/x.svg", "figure=nowhere/x.svg: nowhere is no folder"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_said_first(path, said, monkeypatch):
+    monkeypatch.setattr(isolated, "examined", None)
+    result = CliRunner().invoke(app, ["certify", "a.b:C", "--figure", path])
+    assert result.stderr == f"Error: {said}\n"
+    assert result.exit_code == 2

@@ -1,0 +1,214 @@
+"""Runs side by side: who is best by intervals, what differs, the same row for all."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.pages.comparison import (
+    Compared,
+    Comparison,
+    describe_accuracy,
+    describe_curves,
+    distinct,
+    same_rows,
+    write_comparison,
+)
+from analysis.record import plain
+from lab.config import ModelConfig, TrainConfig
+from lab.files import RunError
+from lab.intervals import wilson
+from lab.training import history
+from lab.training.runs import Run
+from tasks.mqar import MQAR
+
+
+def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
+    """A run folder as training leaves it, without the training."""
+    train = TrainConfig(max_steps=4, batch_size=4, test_rows=8, eval_every=2, seed=seed)
+    run = Run(path, task, ModelConfig(**{"stack": "AM", "d_model": 16, **model}), train)
+    run.claim()
+    rows = [
+        {"step": step, "loss": 5 / step, "accuracy": step / 8, "seconds": 0.5, **tested}
+        for step, tested in (
+            (2, {"test_loss": 2.5, "test_accuracy": 0.25}),
+            (4, {"test_loss": 2.0, "test_accuracy": 0.5}),
+        )
+    ]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.save(run.load())
+    ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
+    run.write_result({**ended, "rows_per_second": 8.0, "baselines": {}})
+    return run
+
+
+def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -> Compared:
+    return Compared(
+        name=name,
+        model="AM",
+        differs={},
+        stopped="budget",
+        accuracy=accuracy,
+        interval=None if accuracy is None else wilson(accuracy, 1000),
+        loss=1.0,
+        steps=len(curve),
+        seconds=1.0,
+        rows_per_second=1.0,
+        parameters=1,
+        mechanism=None,
+        held_out_steps=np.arange(1, len(curve) + 1),
+        held_out=np.array(curve),
+    )
+
+
+def comparison(*runs: Compared) -> Comparison:
+    return Comparison(runs, (), "mqar", True, {"oracle": 1.0, "chance": 0.01})
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "says"),
+    [
+        ((0.5, 0.9), "b is most often right, 90.0 %, clear of a, 50.0 %."),
+        ((0.89, 0.9), "b is most often right, 90.0 %; a cannot be told from it."),
+        ((0.4, None), "a is most often right, 40.0 %; no other run has a result."),
+        ((None, None), "None of these runs has a result yet."),
+        ((0.01, 0.008), "No run is sure to stand above chance, 1.0 %."),
+    ],
+)
+def test_the_best_is_named_only_as_far_as_intervals_tell(accuracies, says):
+    runs = [compared(name, value) for name, value in zip("ab", accuracies, strict=True)]
+    assert describe_accuracy(comparison(*runs)).says == says
+
+
+def test_who_is_half_right_first():
+    found = comparison(
+        compared("slow", 0.9, (0.1, 0.2, 0.9)),
+        compared("fast", 0.9, (0.5, 0.9)),
+        compared("no", 0.1, (0.1,)),
+    )
+    assert describe_curves(found).says == (
+        "Half of the answers are right at full row length: fast by step 1; slow by step 3; "
+        "no never."
+    )
+
+
+def test_names_are_as_long_as_they_must_be():
+    assert distinct([Path("/a/x"), Path("/b/y")]) == ["x", "y"]
+    assert distinct([Path("/a/x/1"), Path("/b/y/1"), Path("/b/x/2")]) == ["x/1", "y/1", "x/2"]
+    assert distinct([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
+
+
+def test_runs_of_one_task_are_looked_at_on_the_same_rows(tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    runs = [trained(tmp_path / name, task, seed) for name, seed in (("a", 0), ("b", 5))]
+    first, second = same_rows(runs, rows=3)
+    assert first.batch is second.batch
+    assert first.seed == second.seed
+    other = trained(tmp_path / "c", replace(task, fillers="zero"))
+    first, second = same_rows([runs[0], other], rows=3)
+    assert (first.batch.inputs != second.batch.inputs).any()
+    with pytest.raises(ValueError, match="runs=1: must be at least 2 to compare"):
+        same_rows(runs[:1])
+
+
+def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    runs = [trained(tmp_path / "<b>a", task), trained(tmp_path / "b", task, stack="SM AM", seed=3)]
+    path = tmp_path / "compare.html"
+    found = write_comparison(runs, path, rows=4)
+    assert [run.differs for run in found.runs] == [{}, {"stack": "SM AM", "seed": 3}]
+    assert found.references["oracle"] == 1.0
+    assert all(run.interval and run.interval[0] < 0.5 < run.interval[1] for run in found.runs)
+    assert plain(found)["runs"][1]["parameters"] == runs[1].build().parameter_count()
+    page = path.read_text()
+    assert "stack=SM AM, seed=3" in page
+    assert "&lt;b&gt;a" in page
+    assert "<b>a" not in page
+    for name in ("layer-0-1", "layer-0-2", "layer-1-1"):
+        assert f'id="{name}"' in page
+    assert 'id="layer-1-2"' not in page
+
+
+def planted(path: Path, seed: int, jumps: int, **model) -> Run:
+    """A run whose dynamic mask was moved at a step, and nothing else at any."""
+    options = {"A.mask": "soft"}
+    run = trained(path, MQAR(seq_len=16, vocab_size=32), seed, options=options, **model)
+    for step in (1, 2, 4, 8, 16, 32, 64):
+        weights = run.weights(0)
+        if step >= jumps:
+            with torch.no_grad():
+                weights.get_parameter("blocks.0.mixer.mask.l").sub_(3)
+        history.save(run.path, step, weights)
+    return run
+
+
+def test_over_seeds_the_page_says_in_which_order_things_change(tmp_path):
+    runs = [
+        planted(tmp_path / "a0", seed=0, jumps=8),
+        planted(tmp_path / "wide", seed=0, jumps=8, d_model=32),
+        planted(tmp_path / "a1", seed=1, jumps=16),
+    ]
+    path = tmp_path / "compare.html"
+    [order] = write_comparison(runs, path, rows=4).orders
+    assert order.names == ("a0", "a1")
+    assert order.onsets
+    assert order.onsets.runs == ("seed 0", "seed 1")
+    brackets = []
+    for row in order.onsets.onsets:
+        [mask] = [onset.change for onset in row if onset.quantity == "mask drift"]
+        assert mask
+        brackets.append((mask.low, mask.high))
+    assert brackets == [(4, 8), (8, 16)]
+    page = path.read_text()
+    assert "In which order things change, over seeds" in page
+    assert "a0, a1 · In which order things change, 2 runs" in page
+    assert "In no run is the order of two changes decided." in page
+    assert 'id="order-1"' in page
+    assert 'id="order-2"' not in page
+
+
+@pytest.mark.parametrize(
+    ("seeds", "options"),
+    [((0, 0), [{}, {}]), ((0, 1), [{}, {"d_model": 32}])],
+    ids=["the same seed", "not the seed alone"],
+)
+def test_without_seeds_to_compare_there_is_no_such_section(seeds, options, tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    runs = [
+        trained(tmp_path / name, task, seed, **more)
+        for name, seed, more in zip("ab", seeds, options, strict=True)
+    ]
+    path = tmp_path / "compare.html"
+    assert write_comparison(runs, path, rows=4).orders == ()
+    assert "over seeds" not in path.read_text()
+
+
+def test_seeds_without_kept_weights_say_so(tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    path = tmp_path / "compare.html"
+    runs = [trained(tmp_path / name, task, seed) for seed, name in enumerate("ab")]
+    [order] = write_comparison(runs, path, rows=4).orders
+    assert order.onsets is None
+    assert "weights of 1 step are kept, fewer than 4" in order.missing
+    assert "Weights of 1 step are kept, fewer than 4." in path.read_text()
+
+
+def test_tasks_that_differ_are_compared_each_on_its_own_row(tmp_path):
+    runs = [trained(tmp_path / str(n), MQAR(seq_len=n, vocab_size=64)) for n in (16, 32)]
+    path = tmp_path / "compare.html"
+    found = write_comparison(runs, path, rows=4)
+    assert (found.task, found.same_row, found.references) == (None, False, {})
+    assert "The tasks differ: each on its own first test row." in path.read_text()
+
+
+def test_nothing_is_written_where_it_cannot_be(tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    runs = [trained(tmp_path / name, task) for name in "ab"]
+    with pytest.raises(RunError, match="is a folder, must be a file"):
+        write_comparison(runs, tmp_path)
+    with pytest.raises(RunError, match="cannot be written"):
+        write_comparison(runs, tmp_path / "nowhere" / "page.html")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}

@@ -1,0 +1,424 @@
+"""Planted mistakes go to the causes that they were planted with; rules are loops over the row."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis import errors
+from analysis.base import NotApplicableError, Subject
+from analysis.dynamic_mask.masking import masked_layers
+from analysis.errors import out_of_reach as reach
+from analysis.errors.causes import (
+    DECAYED,
+    DECOY,
+    IN_ROW,
+    MASKED,
+    OTHER_PAIR,
+    OUTRANKED,
+    UNKNOWN,
+    asked,
+    follows_decoy,
+    last_seen,
+    next_door,
+    other_pairs,
+    other_value,
+    redrawn,
+)
+from analysis.errors.ledger import Examples, Ledger, measure_errors
+from analysis.record import plain
+from lab.layers.attention import Attention
+from lab.layers.mask import SoftMask
+from lab.layers.ssd import SSD
+from lab.models import Block, build
+from lab.models.evaluation import stored_positions
+from tasks.base import Batch
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=24, vocab_size=32, n_pairs=4)
+MIXED = MQAR(seq_len=24, vocab_size=32).changed(n_pairs=(2, 6))
+FULL = MQAR(seq_len=24, vocab_size=32)
+STRONG = 100.0
+"""What an answer adds to the residual stream, where the token itself adds 1."""
+
+
+def tokens_of(x):
+    return x.argmax(-1)
+
+
+def right_values(tokens):
+    """Return for each position where the first later-valued occurrence of its token was followed.
+
+    Keys come first in their pair, so that is where its value is; −1 where it is new.
+    """
+    found = torch.full_like(tokens, -1)
+    for b, row in enumerate(tokens.tolist()):
+        for t, token in enumerate(row):
+            if token in row[:t]:
+                found[b, t] = row.index(token) + 1
+    return found
+
+
+def answer(x, positions):
+    """Return an output that makes the model answer with the tokens at these positions."""
+    tokens = tokens_of(x)
+    chosen = tokens.gather(1, positions.clamp(min=0))
+    return STRONG * nn.functional.one_hot(chosen, x.shape[-1]).to(x.dtype)
+
+
+class Rule(nn.Module):
+    """A mixer that answers with the token at the place that a rule names."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def forward(self, x):
+        return answer(x, self.place(tokens_of(x)))
+
+
+def latest_match(tokens):
+    """Return where the latest earlier occurrence of each token was followed: it takes decoys."""
+    found = torch.full_like(tokens, -1)
+    for b, row in enumerate(tokens.tolist()):
+        for t, token in enumerate(row):
+            earlier = [s for s in range(t) if row[s] == token]
+            if earlier:
+                found[b, t] = earlier[-1] + 1
+    return found
+
+
+def next_pair(tokens):
+    """Return the value stored after the right one; the first pair's for the last."""
+    return (right_values(tokens) + 2) % 8
+
+
+class Hidden(Attention):
+    """Reads right values unless its mask hides them; of hidden ones it answers the first token."""
+
+    def forward(self, x):
+        """Return the answers."""
+        place = right_values(tokens_of(x))
+        positions = torch.arange(x.shape[1])
+        v = torch.zeros(len(x), self.n_kv_heads, x.shape[1], 1)
+        bias = self._key_bias(v, positions)
+        assert bias is not None
+        seen = bias[:, 0].gather(1, place.clamp(min=0)) > -5
+        return answer(x, torch.where(seen, place, 0))
+
+
+class Fading(SSD):
+    """Answers with what its matrix weights most: 1.3 for the right value, 0.3 for others."""
+
+    def forward(self, x):
+        """Return the answers."""
+        tokens = tokens_of(x)
+        one_hot = nn.functional.one_hot(tokens, x.shape[-1]).to(x.dtype)
+        stored = torch.arange(x.shape[1]) % 2 * (torch.arange(x.shape[1]) < 8)
+        before = one_hot.roll(1, 1)
+        even = torch.full((*tokens.shape, 1), 0.3**0.5)
+        C, B = (torch.cat([z, even], -1)[:, :, None] for z in (one_hot, before))
+        dt = stored.to(x.dtype).expand(tokens.shape)[..., None]
+        log_decay = torch.full_like(dt, -0.4)
+        dt, log_decay = self.hook_dt(dt), self.hook_log_decay(log_decay)
+        B, C = self.hook_B_rot(B), self.hook_C_rot(C)
+        total = log_decay.cumsum(1)
+        M = torch.einsum("btgn,bsgn->bts", C, B) * dt.mT * (total - total.mT).exp()
+        return answer(x, M.tril().argmax(-1))
+
+
+def model_of(mixer: nn.Module):
+    """Return a model of one mixer, whose residual stream is one-hot: token i is axis i."""
+    model = build("AN", vocab_size=32, d_model=32)
+    model.blocks[0].mixer = mixer
+    with torch.no_grad():
+        model.embed.weight.copy_(torch.eye(32))
+    return model.eval()
+
+
+def measured(mixer, task=TASK, rows=80):
+    subject = Subject(task, model_of(mixer), task.batch(split="test", size=rows))
+    return (*measure_errors(subject), subject)
+
+
+def shares(ledger: Ledger) -> dict[str, float]:
+    return {cause.name: cause.share for cause in ledger.causes}
+
+
+def test_who_takes_decoys_is_said_to():
+    ledger, examples, subject = measured(Rule(latest_match))
+    decoys = subject.batch.links["decoy"].bool()
+    # The token after a decoy may happen to be the right value.
+    assert 0 < ledger.wrong <= decoys.sum()
+    assert ledger.scored == 4 * 80
+    assert shares(ledger)[DECOY] == 1
+    assert MASKED not in shares(ledger)
+    assert DECAYED not in shares(ledger)
+    [cause] = [cause for cause in ledger.causes if cause.name == DECOY]
+    assert cause.chance < 0.2 < cause.interval[0]
+    for example in examples.errors:
+        row = subject.batch.inputs[example.row].tolist()
+        assert row[example.position] == example.token
+        assert example.answered in [
+            row[s + 1] for s in range(8, example.position) if row[s] == example.token
+        ]
+        assert example.cause == DECOY
+
+
+def test_who_answers_with_the_next_pair_is_said_to():
+    ledger, _, _ = measured(Rule(next_pair))
+    # Three of four pairs have a next one; a decoy may be followed by just that value.
+    assert shares(ledger)[OTHER_PAIR] > 0.95
+    assert shares(ledger)[OTHER_PAIR] + shares(ledger)[DECOY] == pytest.approx(1)
+    assert ledger.wrong == ledger.scored
+    assert ledger.neighbours == pytest.approx(0.75, abs=0.02)
+    # Of three other pairs one is beside the first and the last, two are beside the middle ones.
+    assert ledger.by_chance == pytest.approx(0.5, abs=0.02)
+    says = errors.describe(ledger).says
+    assert "another pair's value (random answers:" in says
+    assert "stored next to the right one (chance" in says
+
+
+@pytest.mark.parametrize("hides", ["key", "value"])
+def test_what_a_mask_hides_is_masked_away(hides):
+    mixer = Hidden(32, mask="soft", max_seq_len=24)
+    with torch.no_grad():
+        # Pair 1 is stored at 2 and 3. Its key alone is not what this model needs to see.
+        assert isinstance(mixer.mask, SoftMask)
+        mixer.mask.l[0, 2 if hides == "key" else 3] = -40.0
+        mixer.mask.l[0, 7] = -3.0
+    ledger, _, subject = measured(mixer)
+    rows = len(subject.batch.inputs)
+    assert ledger.wrong == (0 if hides == "key" else rows)
+    if hides == "value":
+        # Answered with the first token, which may have followed a decoy.
+        assert shares(ledger)[MASKED] > 0.95
+        assert shares(ledger)[MASKED] + shares(ledger)[DECOY] == pytest.approx(1)
+        assert ledger.masked == rows
+        [cause] = [cause for cause in ledger.causes if cause.name == MASKED]
+        assert cause.chance == 0
+
+
+def test_what_a_mask_hides_without_harm_is_not_blamed():
+    class Elsewhere(Hidden):
+        """Answers with the next pair's value, whatever the mask says."""
+
+        def forward(self, x):
+            self._key_bias(torch.zeros(len(x), 1, x.shape[1], 1), torch.arange(x.shape[1]))
+            return answer(x, next_pair(tokens_of(x)))
+
+    mixer = Elsewhere(32, mask="soft", max_seq_len=24)
+    with torch.no_grad():
+        assert isinstance(mixer.mask, SoftMask)
+        mixer.mask.l[0, 3] = -40.0
+    ledger, _, _ = measured(mixer)
+    assert ledger.masked == 80
+    assert shares(ledger)[MASKED] == 0
+
+
+@pytest.mark.parametrize("bias", [0.0, -3.0], ids=["as the others", "least of all"])
+def test_a_lifted_window_keeps_every_stored_key_and_what_it_kept(bias):
+    options = {"A.mask": "soft", "A.window": 5, "A.max_seq_len": 24}
+    model = build("AM*2", vocab_size=32, d_model=32, options=options).eval()
+    batch = TASK.batch(split="test", size=4)
+    stored = stored_positions(batch)[:, None, None]
+    for layer in masked_layers(model).values():
+        assert isinstance(layer.mask, SoftMask)
+        with torch.no_grad():
+            layer.mask.l[:, :8] = bias
+    kept: list[torch.Tensor] = []
+    names = [f"blocks.{i}.mixer.hook_pattern" for i in range(2)]
+    with torch.no_grad(), model.hooks([(names, lambda p, _: kept.append(p > 0))]):
+        model(batch.inputs)
+        reach.lifted(model, batch)
+    assert [layer.window for layer in masked_layers(model).values()] == [5, 5]
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()
+    for before, after in zip(kept[:2], kept[2:], strict=True):
+        assert not before[(stored & causal).expand_as(before)].all()
+        assert after[(stored & causal).expand_as(after)].all()
+        assert after[before].all()
+
+
+def test_what_decays_below_its_rival_is_said_to():
+    mixer = Fading(32)
+    ledger, _, subject = measured(mixer)
+    assert ledger.reader is not None
+    assert (ledger.reader.layer, ledger.reader.head) == (0, 0)
+    assert ledger.reader.contrast > reach.READS
+    # The last value is 0.3 and the first one 1.3 e^{−0.4·6} = 0.12 of it: only early pairs lose.
+    lost = {0, 1}
+    links = subject.batch.links
+    expected = sum(slot in lost for row in links["store_slot"].tolist() for slot in row)
+    assert ledger.wrong == expected
+    assert shares(ledger)[DECAYED] + shares(ledger)[DECOY] == pytest.approx(1)
+    assert shares(ledger)[DECAYED] > 0.95
+    assert "Decay is judged in layer 0, head 0" in errors.describe(ledger).reading
+
+
+@pytest.mark.parametrize("groups", ["interleaved", "tiled"])
+def test_decay_is_judged_by_the_entries_of_the_matrix(monkeypatch, groups):
+    monkeypatch.setattr(reach, "READS", 0.0)
+    options = {"S.n_groups": 2, "S.groups": groups, "S.d_state": 8, "S.dt_init": "paper"}
+    model = build("SM", vocab_size=32, d_model=32, n_heads=4, options=options).double().eval()
+    batch = TASK.batch(split="test", size=12)
+    everyone = asked(batch)
+    rng = np.random.default_rng(0)
+    placebo, rivals = (other_value(batch, everyone, rng) for _ in range(2))
+    reader, found = reach.decayed(model, batch, everyone, placebo, everyone, rivals[None])
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    assert isinstance(block.mixer, SSD)
+    assert block.norm_mixer is not None
+    _, cache = model.run_with_cache(batch.inputs)
+    with torch.no_grad():
+        M = block.mixer.matrix(block.norm_mixer(model.embed(batch.inputs))).abs()
+    log_decay = cache["blocks.0.mixer.hook_log_decay"]
+    contrast, expected = [], []
+    for h in range(4):
+        on_value, on_other, flips = [], [], []
+        for i in range(len(everyone)):
+            b, t = everyone.rows[i], everyone.positions[i]
+            value, rival = everyone.values[i], rivals[i]
+            on_value.append(M[b, h, t, value].item())
+            on_other.append(M[b, h, t, placebo[i]].item())
+            decay = {s: log_decay[b, s + 1 : t + 1, h].sum().exp().item() for s in (value, rival)}
+            mine, theirs = M[b, h, t, value].item(), M[b, h, t, rival].item()
+            flips.append(mine < theirs and mine / decay[value] >= theirs / decay[rival])
+        contrast.append(np.mean(on_value) / np.mean(on_other))
+        expected.append(flips)
+    assert reader is not None
+    assert reader.head == int(np.argmax(contrast))
+    assert reader.contrast == pytest.approx(max(contrast))
+    assert found[0].tolist() == expected[reader.head]
+    assert found.any()
+
+
+def test_without_decay_nothing_is_blamed_on_it(monkeypatch):
+    monkeypatch.setattr(reach, "READS", 0.0)
+    model = build("SM", vocab_size=32, d_model=32, options={"S.position": "none"})
+    ledger, _ = measure_errors(Subject(TASK, model.eval(), TASK.batch(split="test", size=40)))
+    assert ledger.reader is not None
+    assert shares(ledger)[DECAYED] == 0
+
+
+def test_no_error_is_bounded_from_above():
+    mixer = Rule(right_values)
+    subject = Subject(TASK, model_of(mixer), TASK.batch(split="test", size=20))
+    [ledger] = errors.measure(subject)
+    assert isinstance(ledger, Ledger)
+    assert ledger.wrong == 0
+    assert errors.draw(ledger) is None
+    # Wilson's upper end for none of n: z²/(n + z²).
+    bound = 3.8415 / (80 + 3.8415)
+    assert ledger.interval == pytest.approx((0, bound), abs=1e-4)
+    assert f"at most {100 * bound:.1f} %" in errors.describe(ledger).says
+    json.dumps(plain(ledger))
+
+
+def test_few_errors_are_counted_not_shared():
+    subject = Subject(TASK, model_of(Rule(next_pair)), TASK.batch(split="test", size=2))
+    ledger, _ = measure_errors(subject)
+    assert "8 another pair's value; too few to say more." in errors.describe(ledger).says
+
+
+def test_without_pairs_there_are_three_causes():
+    batch = TASK.batch(split="test", size=40)
+    bare = Batch(batch.inputs, batch.targets, batch.roles, {})
+    ledger, _ = measure_errors(Subject(TASK, model_of(Rule(next_pair)), bare))
+    assert list(shares(ledger)) == [IN_ROW, OUTRANKED, UNKNOWN]
+    assert shares(ledger)[IN_ROW] == 1
+    assert not ledger.pairs
+    random = build("AM", vocab_size=32, d_model=16).eval()
+    ledger, _ = measure_errors(Subject(TASK, random, bare))
+    assert sum(shares(ledger).values()) == pytest.approx(1)
+
+
+def test_rows_without_a_scored_position_do_not_apply():
+    batch = TASK.batch(split="test", size=2)
+    bare = Batch(batch.inputs, torch.full_like(batch.targets, -100), batch.roles, {})
+    with pytest.raises(NotApplicableError, match="no position is scored"):
+        errors.measure(Subject(TASK, model_of(Rule(next_pair)), bare))
+
+
+def test_rank_and_probability_are_those_of_the_softmax():
+    model = build("AM SM", vocab_size=32, d_model=16).eval()
+    batch = TASK.batch(split="test", size=10)
+    _, examples = measure_errors(Subject(TASK, model, batch))
+    assert len(examples.errors) == 12
+    with torch.no_grad():
+        logits = model(batch.inputs)
+    for example in examples.errors:
+        row = logits[example.row, example.position].tolist()
+        assert example.right == batch.targets[example.row, example.position]
+        assert row[example.answered] == max(row)
+        assert example.rank == 1 + sum(other > row[example.right] for other in row)
+        probability = np.exp(row[example.right]) / np.exp(row).sum()
+        assert example.probability == pytest.approx(probability, rel=1e-4)
+
+
+@pytest.mark.parametrize("task", [TASK, MIXED, FULL], ids=["empty slots", "mixed", "full"])
+def test_what_the_row_says_is_a_loop_over_it(task, monkeypatch):
+    monkeypatch.setattr("analysis.errors.causes.BLOCK_ENTRIES", 100)
+    batch = task.batch(split="test", size=60)
+    found = asked(batch)
+    inputs = batch.inputs.numpy()
+    answers = redrawn(found, inputs.ravel(), 1, np.random.default_rng(0))[0]
+    # Decoys are rare, and what followed them rarer still among random answers.
+    latest = np.take_along_axis(inputs, latest_match(batch.inputs).numpy().clip(min=0), 1)
+    latest = latest[found.rows, found.positions]
+    answers = np.where(latest == found.targets, answers, latest)
+    decoys, seen = follows_decoy(inputs, found, answers), last_seen(inputs, found, answers)
+    pairs = other_pairs(batch, found, answers)
+    rng = np.random.default_rng(0)
+    others = other_value(batch, found, rng)
+    scored = [(b, t) for b in range(60) for t in range(24) if batch.targets[b, t] != -100]
+    assert list(zip(found.rows.tolist(), found.positions.tolist(), strict=True)) == scored
+    for i, (b, t) in enumerate(scored):
+        row, given = inputs[b].tolist(), int(answers[i])
+        assert given != found.targets[i]
+        query, value = (batch.links[name][b].tolist() for name in ("query_pos", "value_pos"))
+        mine = query.index(t)
+        assert found.pairs[i] == mine
+        assert found.values[i] == value[mine]
+        assert found.keys[i] == value[mine] - 1
+        places = [s for s in range(t) if row[s] == row[t] and s != value[mine] - 1]
+        assert decoys[i] == any(row[s + 1] == given for s in places)
+        assert seen[i] == max([s for s in range(t + 1) if row[s] == given], default=-1)
+        stored = {row[at]: j for j, at in enumerate(value) if at >= 0 and j != mine}
+        assert pairs[i] == stored.get(given, -1)
+        assert others[i] in [at for j, at in enumerate(value) if at >= 0 and j != mine]
+    assert decoys.any()
+    assert (pairs >= 0).any()
+    share, chance = next_door(batch, found, pairs)
+    near, legal = [], []
+    for i in np.flatnonzero(pairs >= 0):
+        count = int((batch.links["value_pos"][found.rows[i]] >= 0).sum())
+        near.append(abs(pairs[i] - found.pairs[i]) == 1)
+        beside = [j for j in range(count) if abs(j - found.pairs[i]) == 1]
+        legal.append(len(beside) / (count - 1))
+    assert share == pytest.approx(np.mean(near))
+    assert chance == pytest.approx(np.mean(legal))
+
+
+def test_everything_is_described_drawn_and_recorded():
+    ledger, examples, subject = measured(Rule(latest_match), rows=80)
+    assert [type(r) for r in errors.measure(subject)] == [Ledger, Examples]
+    json.dumps(plain([ledger, examples]))
+    assert sum(cause.count for cause in ledger.causes) == ledger.wrong
+    # The rank of the right value is no matter of what was answered.
+    unset = {cause.name for cause in ledger.causes if np.isnan(cause.chance)}
+    assert unset == {OUTRANKED, UNKNOWN}
+    for result in (ledger, examples):
+        words = errors.describe(result)
+        assert words.says.endswith(".")
+        assert DECOY in words.alt.lower()
+    bars, table = errors.draw(ledger), errors.draw(examples)
+    assert bars is not None
+    assert table is not None
+    [bar, _] = bars.to_dict()["data"]
+    assert list(bar["y"]) == [cause.name for cause in ledger.causes]
+    assert list(bar["x"]) == [cause.share for cause in ledger.causes]
+    [table] = table.to_dict()["data"]
+    assert len(table["cells"]["values"][0]) == len(examples.errors)

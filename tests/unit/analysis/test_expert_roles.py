@@ -1,0 +1,142 @@
+"""What choices tell about roles: all of it where planted, nothing where there is nothing."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.base import NotApplicableError, Subject
+from analysis.experts.choices import Chosen
+from analysis.experts.roles import Preferences, describe, draw, measure, preference, preferences
+from analysis.record import plain
+from lab.models import build
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=16, vocab_size=32)
+ROLES = np.random.default_rng(0).integers(4, size=600)
+BASE = np.bincount(ROLES) / len(ROLES)
+
+
+def chosen(indices: np.ndarray, n_experts: int = 12) -> Chosen:
+    return Chosen(
+        layer=2,
+        kind="PEER",
+        n_experts=n_experts,
+        indices=indices.astype(np.int32),
+        weights=np.ones(indices.shape),
+        margins=np.ones(indices.shape[:2]),
+        tied=np.zeros(indices.shape[:2], dtype=bool),
+    )
+
+
+def of(*layers: np.ndarray, names=("key", "value", "query", "filler"), seed=0) -> Preferences:
+    return preferences([chosen(indices) for indices in layers], ROLES, names, seed)
+
+
+def test_a_planted_expert_of_each_role_tells_all_of_it():
+    # Head 0 and head 1 have experts of their own for each role.
+    result = of(np.stack([ROLES, 4 + ROLES], axis=1)[..., None])
+    (layer,) = result.layers
+    assert layer.information == pytest.approx(result.uncertainty)
+    assert result.p_value == 0.01
+    assert (layer.shares.max(axis=1) == 1).all()
+    assert layer.shares[0].argmax() == layer.experts[0] % 4
+    assert "100.0 % of its choices" in describe(result).says
+
+
+def test_choices_without_a_role_are_not_said_to_have_one():
+    indices = np.random.default_rng(1).integers(12, size=(600, 2, 1))
+    result = of(indices)
+    assert result.p_value > 0.05
+    assert abs(result.layers[0].corrected) < result.layers[0].information
+    assert describe(result).says.startswith("No layer's choice")
+
+
+def test_choices_that_never_change_tell_nothing():
+    result = of(np.zeros((600, 2, 1), np.int64))
+    assert result.layers[0].information == pytest.approx(0, abs=1e-12)
+    assert result.p_value == 1
+    assert describe(result).says.startswith("No layer's choice")
+
+
+def test_of_many_layers_the_best_is_held_to_the_best_by_chance(monkeypatch):
+    """Eight layers that know nothing: a claim in 1 of 20; each by itself makes it in 1 of 3."""
+    monkeypatch.setattr("analysis.experts.roles.ROUNDS", 39)
+    told = []
+    for seed in range(16):
+        layers = np.random.default_rng(seed).integers(12, size=(8, 600, 2, 1))
+        told.append(of(*layers, seed=seed).p_value <= 0.05)
+    assert sum(told) <= 2
+
+
+def test_a_layer_that_tells_is_found_among_many_that_do_not():
+    layers = list(np.random.default_rng(5).integers(12, size=(8, 600, 1, 1)))
+    knows = np.random.default_rng(6).random(600) < 0.2
+    layers[3][knows, 0, 0] = ROLES[knows]
+    result = of(*layers)
+    assert result.p_value == 0.01
+    assert max(result.layers, key=lambda one: one.information) is result.layers[3]
+    p = "p ≤ 0.01 over all layers"
+    assert p in describe(result).says
+
+
+def test_what_experts_tell_is_the_loop_and_adds_up():
+    rng = np.random.default_rng(2)
+    indices = np.where(rng.random((600, 2, 3)) < 0.4, ROLES[:, None, None], 0)
+    indices += 4 * rng.integers(3, size=indices.shape)
+    found = preference(chosen(indices), ROLES, 4, shown=12, seed=0)
+    assert found.told.sum() == pytest.approx(found.information)
+    assert (np.diff(found.told) <= 0).all()
+    for expert, told, load, shares in zip(
+        found.experts, found.told, found.load, found.shares, strict=True
+    ):
+        roles = [ROLES[i] for i in range(600) for e in indices[i].ravel() if e == expert]
+        expected = [roles.count(role) / len(roles) for role in range(4)]
+        np.testing.assert_allclose(shares, expected)
+        assert load == pytest.approx(len(roles) / indices.size)
+        divergence = sum(
+            p * math.log(p / overall) for p, overall in zip(expected, BASE, strict=True) if p
+        )
+        assert told == pytest.approx(load * divergence)
+
+
+def test_a_sample_of_many_tokens_tells_the_same(monkeypatch):
+    rng = np.random.default_rng(3)
+    indices = np.where(rng.random((600, 1, 2)) < 0.7, ROLES[:, None, None], rng.integers(12))
+    (whole,) = of(indices).layers
+    monkeypatch.setattr("analysis.experts.roles.DRAWS", 600)
+    (part,) = of(indices).layers
+    assert part.information != whole.information
+    # 300 tokens: the share of a role is known to about 3 points.
+    assert part.information == pytest.approx(whole.information, rel=0.2)
+
+
+def test_names_of_roles_are_escaped_in_the_figure():
+    result = of(np.zeros((600, 1, 1), np.int64), names=("<b>", "a&b", "query", "filler"))
+    names = [trace["name"] for trace in draw(result).to_dict()["data"]]
+    assert names == ["&lt;b&gt;", "a&amp;b", "query", "filler"]
+
+
+@pytest.mark.parametrize(("stack", "layers"), [("AE", 1), ("AR AX", 2), ("NX*9", 9)])
+def test_a_model_has_a_figure_and_words(stack, layers):
+    model = build(stack, vocab_size=32, d_model=16, seed=0).eval()
+    (result,) = measure(Subject(TASK, model, TASK.batch(split="test", size=8)))
+    json.dumps(plain(result), allow_nan=False)
+    assert len(result.layers) == layers
+    bars: list[Any] = list(draw(result).select_traces())
+    total = sum(np.asarray(bar.x, dtype=float) for bar in bars)
+    # fp32 shares.
+    np.testing.assert_allclose(total, 1, atol=1e-6)
+    assert "shuffled" in describe(result).says
+
+
+def test_where_there_is_nothing_to_tell():
+    batch = TASK.batch(split="test", size=2)
+    with pytest.raises(NotApplicableError, match="no block chooses among experts"):
+        measure(Subject(TASK, build("AM", vocab_size=32, d_model=16).eval(), batch))
+    model = build("AR", vocab_size=32, d_model=16).eval()
+    with pytest.raises(NotApplicableError, match="same role"):
+        measure(Subject(TASK, model, replace(batch, roles=batch.roles * 0)))

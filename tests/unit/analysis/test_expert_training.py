@@ -1,0 +1,183 @@
+"""How experts came about: from planted histories, step 0 included."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.base import NotApplicableError, Subject
+from analysis.experts import training as expert_training
+from analysis.experts.choices import Chosen, expert_layers
+from analysis.experts.training import (
+    Course,
+    describe,
+    draw,
+    measure,
+    membership,
+    saturation,
+    thinned,
+)
+from analysis.record import plain
+from lab.config import ModelConfig, TrainConfig
+from lab.layers.retrieval import RetrievedExperts
+from lab.training import history
+from lab.training.runs import Run
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=16, vocab_size=32)
+OPTIONS = {"E.n_experts": 42, "E.k": 3, "E.n_retrieval_heads": 2}
+
+
+def run(path, stack: str = "AE", **options) -> Run:
+    config = ModelConfig(stack=stack, d_model=16, options={**OPTIONS, **options})
+    made = Run(path / "run", TASK, config, TrainConfig(seed=3))
+    made.claim()
+    return made
+
+
+def subject(of: Run) -> Subject:
+    return Subject(TASK, of.build().eval(), TASK.batch(split="test", size=200), run=of)
+
+
+def test_zero_keys_are_a_collapse_at_step_0_and_keys_end_it(tmp_path):
+    made = run(tmp_path, **{"E.key_init": "zeros"})
+    model = made.build()
+    (module,) = expert_layers(model).values()
+    assert isinstance(module, RetrievedExperts)
+    for seed, keys in enumerate((module.row_keys, module.column_keys)):
+        torch.nn.init.normal_(keys, generator=torch.Generator().manual_seed(seed))
+    history.save(made.path, 10, model)
+    history.save(made.path, 20, model)
+    (course,) = measure(subject(made))
+    assert course.steps.tolist() == [0, 10, 20]
+    assert course.standing[0, 0] == 1
+    assert course.standing[0, -1] < 0.5
+    assert course.effective[0, 0] == pytest.approx(3)
+    assert course.effective[0, -1] > 10
+    assert course.saturation[0, 1:].tolist() == [1, 1]
+    assert course.saturation[0, 0] < 0.5
+    assert course.saturation_uniform.tolist() == [3 / 42]
+    says = describe(course).says
+    assert says.startswith("At step 0 nearly every token takes the same experts in every layer.")
+    assert "from step 10 on at least half" in says
+
+
+def test_random_weights_are_as_alike_as_random_choices(tmp_path):
+    made = run(tmp_path, "AE NE")
+    other = made.build()
+    for weights in other.parameters():
+        torch.nn.init.normal_(weights, generator=torch.Generator().manual_seed(5))
+    history.save(made.path, 5, other)
+    (course,) = measure(subject(made))
+    # Few rows of a few tokens: far from 1, near 3/42 = 0.07.
+    assert (course.saturation[:, 0] < 0.25).all()
+    assert (course.standing == 0).all()
+    words = describe(course)
+    assert "same experts" not in words.says
+    json.dumps(plain(course), allow_nan=False)
+    levels = [trace for trace in draw(course).to_dict()["data"] if trace["name"] == "layer 1"]
+    assert len(levels) == 5
+    assert (course.membership[:, -1] == 1).all()
+    assert (course.membership[:, 0] < 0.5).all()
+
+
+def planted(standing: list[float], uniform: float = 0.0, chance: float = 0.0) -> Course:
+    """Return the course of two layers, the first of which has these standing experts."""
+    effective = np.array([[3.0, 40.0, 5.0, 30.0], [3.0, 40.0, 39.0, 41.0]])
+    return Course(
+        steps=np.array([0, 10, 20, 30]),
+        tokens=100,
+        layers=np.array([2, 5]),
+        n_experts=np.array([42, 42]),
+        effective=effective,
+        used=effective / 42,
+        standing=np.array([standing, [1.0, 0.0, 0.0, 0.0]]),
+        membership=np.array([[0.0, 0.1, 0.4, 1.0], [0.0, 0.1, 0.2, 1.0]]),
+        standing_uniform=np.full(2, uniform),
+        standing_chance=np.full(2, chance),
+        membership_uniform=np.full(2, 0.04),
+        saturation=np.array([[0.1, 0.2, 0.3, 1.0], [0.1, 0.6, 0.7, 1.0]]),
+        effective_uniform=np.array([41.5, 41.5]),
+        used_uniform=np.ones(2),
+        saturation_uniform=np.full(2, 3 / 42),
+    )
+
+
+def test_a_coalition_that_comes_and_goes_is_named():
+    says = describe(planted([1.0, 0.0, 0.75, 0.025])).says
+    assert "Layer 2 has 3 effective experts at step 0, 5 at step 20 and 30 at step 30" in says
+    assert "a coalition of standing experts forms by step 20, holds most, 75.0 %" in says
+    assert "(random choice: 0.0 %), at step 20, and is gone by step 30" in says
+    assert "of step 20 and of the last overlap by 40.0 % (chance: 4.0 %)" in says
+    assert "at step 20 only 30.0 % of its last choices are in place" in says
+
+
+@pytest.mark.parametrize(
+    ("standing", "says"),
+    [
+        ([1.0, 0.2, 0.5, 0.3], "is there from step 0, holds most, 50.0 %"),
+        ([1.0, 0.0, 0.5, 0.3], "at step 20, and holds 30.0 % at the end"),
+        ([1.0, 0.0, 0.2, 0.3], "forms by step 20 and holds 30.0 % at the end"),
+    ],
+)
+def test_a_coalition_that_stays_is_named(standing, says):
+    assert says in describe(planted(standing)).says
+
+
+@pytest.mark.parametrize(
+    ("standing", "uniform"), [([0.0, 0.0, 0.05, 0.0], 0.0), ([1.0, 1.0, 1.0, 1.0], 0.996)]
+)
+def test_standing_experts_that_are_few_or_by_chance_are_no_coalition(standing, uniform):
+    says = describe(planted(standing, uniform, chance=float(uniform > 0))).says
+    assert "coalition" not in says
+    assert ("nearly every token" in says) == (not uniform)
+
+
+def test_membership_is_of_the_most_loaded():
+    def leading(first: int) -> Chosen:
+        indices = np.full((20, 1, 2), first, np.int32) + np.arange(2, dtype=np.int32)
+        indices[0] = [8, 9]
+        ones = np.ones((20, 1, 2))
+        return Chosen(0, "CDMoE", 10, indices, ones, ones[..., 0], ones[..., 0] < 0)
+
+    assert membership(leading(1), leading(1)) == 1
+    assert membership(leading(1), leading(2)) == pytest.approx(1 / 3)
+    assert membership(leading(1), leading(3)) == 0
+
+
+def test_saturation_is_the_loop():
+    rng = np.random.default_rng(0)
+
+    def drawn() -> Chosen:
+        indices = rng.random((20, 2, 9)).argsort(-1)[..., :4].astype(np.int32)
+        ones = np.ones((20, 2, 4))
+        return Chosen(0, "CDMoE", 9, indices, ones, ones[..., 0], ones[..., 0] < 0)
+
+    now, last = drawn(), drawn()
+    shares = [
+        len(set(a.tolist()) & set(b.tolist())) / 4
+        for a, b in zip(now.indices.reshape(-1, 4), last.indices.reshape(-1, 4), strict=True)
+    ]
+    assert saturation(now, last) == pytest.approx(np.mean(shares))
+    assert saturation(now, now) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 23, 24, 25, 400])
+def test_few_steps_are_looked_at_the_ends_among_them(count):
+    steps = [3 * i for i in range(count)]
+    kept = thinned(steps)
+    assert len(kept) == len(set(kept)) == min(count, expert_training.STEPS)
+    assert (kept[0], kept[-1]) == (steps[0], steps[-1])
+
+
+def test_where_there_is_no_course(tmp_path):
+    made = run(tmp_path)
+    with pytest.raises(NotApplicableError, match="one step only"):
+        measure(subject(made))
+    lonely = subject(made)
+    with pytest.raises(NotApplicableError, match="no run"):
+        measure(Subject(TASK, lonely.model, lonely.batch))
+    plain_run = Run(tmp_path / "other", TASK, ModelConfig(stack="AM", d_model=16), TrainConfig())
+    with pytest.raises(NotApplicableError, match="no block chooses among experts"):
+        measure(subject(plain_run))

@@ -1,0 +1,302 @@
+"""What is chosen, by loops over all experts; planted ties, coalitions, dead experts are found."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.base import NotApplicableError, Subject
+from analysis.experts.choices import Chosen, chosen_experts, expert_layers
+from analysis.experts.evenness import Ranked, Spread, load, standing_null
+from analysis.experts.load import Comparison, Loads, comparison, describe, draw, faces, measure
+from analysis.record import plain
+from lab.layers.printed.cdmoe import FloorSquareCDMoE
+from lab.layers.retrieval import RetrievedExperts
+from lab.layers.routed import RoutedMoE
+from lab.models import LanguageModel, build
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=16, vocab_size=32)
+BATCH = TASK.batch(split="test", size=24)
+SMALL = {"E.n_experts": 42, "E.k": 3, "P.n_experts": 42, "P.k": 3, "P.n_retrieval_heads": 2}
+
+
+def model(stack: str, **options) -> LanguageModel:
+    chosen = {name: value for name, value in {**SMALL, **options}.items() if name[0] in stack}
+    return build(stack, vocab_size=32, d_model=16, options=chosen, seed=1).eval()
+
+
+def subject(stack: str, **options) -> Subject:
+    return Subject(TASK, model(stack, **options), BATCH)
+
+
+def random_choices(tokens: int, heads: int, k: int, n_experts: int, seed: int = 0) -> Chosen:
+    """Uniform choices: each head and token draws k distinct experts."""
+    rng = np.random.default_rng(seed)
+    scores = rng.random((tokens, heads, n_experts))
+    return Chosen(
+        layer=0,
+        kind="CDMoE",
+        n_experts=n_experts,
+        indices=np.argsort(scores, axis=-1)[..., :k].astype(np.int32),
+        weights=rng.normal(size=(tokens, heads, k)),
+        margins=np.ones((tokens, heads)),
+        tied=np.zeros((tokens, heads), dtype=bool),
+    )
+
+
+@pytest.mark.parametrize("stack", ["AE", "AP", "AR", "AX"])
+def test_choices_are_those_of_a_loop_over_all_experts(stack):
+    lm = model(stack)
+    (chosen,) = chosen_experts(lm, BATCH)
+    (module,) = expert_layers(lm).values()
+    cache = lm.run_with_cache(BATCH.inputs)[1]
+    prefix = "blocks.0.mlp.hook_"
+    shape = chosen.indices.shape
+    np.testing.assert_array_equal(
+        chosen.indices, cache[f"{prefix}expert_indices"].reshape(shape).numpy()
+    )
+    np.testing.assert_allclose(
+        # Rows are run in smaller parts: fp32 sums in another order.
+        chosen.weights,
+        cache[f"{prefix}expert_weights"].detach().reshape(shape).numpy(),
+        atol=1e-5,
+    )
+    n_experts = 42 if isinstance(module, RetrievedExperts) else 4
+    assert chosen.n_experts == n_experts
+    for token, head in itertools.product(range(0, shape[0], 29), range(shape[1])):
+        if isinstance(module, RoutedMoE):
+            p = cache[f"{prefix}router_scores"].detach().flatten(0, 1)[token]
+            scores = [math.log(x) for x in p.tolist()]
+        else:
+            both = cache[f"{prefix}subkey_scores"].detach().flatten(0, 1)[token, head].tolist()
+            rows = module.shape[0]
+            scores = [r + c for r in both[:rows] for c in both[rows:]]
+        order = sorted(range(n_experts), key=lambda e: -scores[e])
+        assert set(order[: module.k]) == set(chosen.indices[token, head].tolist())
+        gap = scores[order[module.k - 1]] - scores[order[module.k]]
+        # fp32 scores of order 1.
+        assert chosen.margins[token, head] == pytest.approx(gap / np.std(scores), abs=1e-4)
+
+
+def test_with_all_experts_chosen_there_is_no_next_one():
+    (chosen,) = chosen_experts(model("AR", **{"R.n_experts": 2, "R.k": 2}), BATCH)
+    assert np.isnan(chosen.margins).all()
+    assert not chosen.tied.any()
+    words = [describe(result) for result in measure(subject("AR", **{"R.n_experts": 2}))]
+    assert "leads the next" not in words[1].says
+    assert "nan" not in "".join(f"{w.says}{w.alt}" for w in words)
+
+
+def test_a_model_without_experts_says_so():
+    with pytest.raises(NotApplicableError, match="no block chooses among experts"):
+        measure(subject("AM"))
+
+
+def test_load_is_the_loop_over_choices():
+    rng = np.random.default_rng(3)
+    chosen = random_choices(50, 3, 4, 20)
+    # Favour a few, so that nothing is at its expected value.
+    few = rng.random(50) < 0.5
+    chosen.indices[few, 0] = [0, 1, 2, 3]
+    found = load(chosen, seed=0)
+    counts, weighted, served = [0] * 20, [0.0] * 20, [0] * 20
+    twice, jaccard = 0, []
+    for token in range(50):
+        sets = [set(chosen.indices[token, head].tolist()) for head in range(3)]
+        for expert in set.union(*sets):
+            served[expert] += 1
+        twice += 12 - len(set.union(*sets))
+        for a, b in itertools.combinations(sets, 2):
+            jaccard.append(len(a & b) / len(a | b))
+        for expert, w in zip(
+            chosen.indices[token].ravel(), chosen.weights[token].ravel(), strict=True
+        ):
+            counts[expert] += 1
+            weighted[expert] += abs(w)
+    standing = [e for e in range(20) if served[e] >= 0.9 * 50]
+    assert found.standing == len(standing)
+    assert found.standing_share == pytest.approx(sum(counts[e] for e in standing) / 600)
+    assert found.twice == pytest.approx(twice / 600)
+    assert found.overlap == pytest.approx(np.mean(jaccard))
+    for spread, loads in ((found.choices, counts), (found.weighted, weighted)):
+        p = [x / sum(loads) for x in loads]
+        assert spread.used == sum(x > 0 for x in p) / 20
+        assert spread.effective == pytest.approx(math.exp(-sum(x * math.log(x) for x in p if x)))
+        assert spread.top == pytest.approx(sum(sorted(p)[-12:]))
+    ranked = sorted(counts, reverse=True)
+    expected = [ranked[rank - 1] / (600 / 20) for rank in found.ranked.ranks]
+    np.testing.assert_allclose(found.ranked.choices, expected)
+
+
+@pytest.mark.parametrize(("heads", "k", "n_experts"), [(4, 8, 64), (1, 2, 4), (2, 1, 300)])
+def test_uniform_choice_is_its_own_null(heads, k, n_experts):
+    """The stated chance values against choices that are uniform, each to its sampling error."""
+    found = load(random_choices(400, heads, k, n_experts), seed=5)
+    draws = 400 * heads
+    assert found.uniform.used == pytest.approx(1 - (1 - k / n_experts) ** draws)
+    error = 4 / math.sqrt(draws * k)
+    assert found.choices.used == pytest.approx(found.uniform.used, abs=0.05)
+    assert found.evenness == pytest.approx(1, abs=0.05)
+    assert found.choices.gini == pytest.approx(found.uniform.gini, abs=0.05)
+    assert found.choices.top == pytest.approx(found.uniform.top, abs=0.05)
+    if heads > 1:
+        assert found.twice == pytest.approx(found.twice_uniform, abs=error)
+        assert found.overlap == pytest.approx(found.overlap_uniform, abs=error)
+    ranked = found.ranked
+    inside = (ranked.low - 1e-9 <= ranked.choices) & (ranked.choices <= ranked.high + 1e-9)
+    # Pointwise 95 % bands from 40 draws; ranks go up and down together.
+    assert inside.mean() > 0.6
+    assert not found.collapsed
+
+
+@pytest.mark.parametrize(
+    ("heads", "k", "n_experts", "tokens"), [(8, 2, 4, 300), (3, 3, 4, 12), (1, 7, 8, 10)]
+)
+def test_standing_experts_of_random_choice_are_its_null(heads, k, n_experts, tokens):
+    """Also where few experts leave random choice hardly anything else."""
+    found = [load(random_choices(tokens, heads, k, n_experts, seed), seed=0) for seed in range(60)]
+    shares = np.array([one.standing_share for one in found])
+    error = 4 * shares.std() / math.sqrt(60) + 1e-3
+    assert shares.mean() == pytest.approx(found[0].standing_uniform, abs=error)
+    assert not any(one.stands_out or one.collapsed for one in found)
+    says = describe(comparison(found[:2])).says
+    assert "random choice: none" not in says
+    assert "hold no more than by chance" in says
+
+
+def test_a_null_of_standing_experts_is_a_binomial_tail():
+    q, most = 1 - (1 - 2 / 6) ** 3, 0.0
+    for served in range(18, 21):
+        ways = math.comb(20, served) * q**served * (1 - q) ** (20 - served)
+        most += ways * served / (20 * q)
+    assert standing_null(6, 3, 2, 20, seed=0)[0] == pytest.approx(most)
+    assert standing_null(4, 1, 4, 20, seed=0) == (1.0, 1.0)
+    assert standing_null(1024, 8, 4, 2048, seed=0) == (pytest.approx(0, abs=1e-12), 0.0)
+
+
+def test_with_one_choice_a_token_usage_is_the_multinomial_null():
+    found = load(random_choices(70, 1, 1, 40), seed=0)
+    assert found.uniform.used == pytest.approx(1 - (1 - 1 / 40) ** 70)
+    assert math.isnan(found.twice)
+    assert math.isnan(found.overlap)
+
+
+def test_numbers_of_experts_do_not_matter():
+    chosen = random_choices(60, 2, 3, 30)
+    chosen.indices[:20] %= 7
+    names = np.random.default_rng(1).permutation(30).astype(np.int32)
+    moved = load(replace(chosen, indices=names[chosen.indices]), seed=0)
+    for name, value in vars(load(chosen, seed=0)).items():
+        if isinstance(value, Spread):
+            for part, number in vars(value).items():
+                assert vars(getattr(moved, name))[part] == pytest.approx(number)
+        elif not isinstance(value, Ranked):
+            assert getattr(moved, name) == pytest.approx(value)
+
+
+def test_a_planted_dead_expert_is_found():
+    chosen = random_choices(500, 2, 2, 16)
+    # Expert 5's choices go to its neighbour, unless that would choose it twice.
+    alive = np.where(chosen.indices == 5, 6, chosen.indices)
+    found = load(replace(chosen, indices=alive.astype(np.int32)), seed=0)
+    assert found.choices.used == 15 / 16
+    assert found.uniform.used == pytest.approx(1)
+    assert found.ranked.choices[-1] == 0
+    line: Any = next(draw(Loads((found,))).select_traces({"name": "layer 0"}))
+    assert max(line.x) == 15
+
+
+def test_experts_that_no_key_reaches_are_never_used():
+    lm = model("AE")
+    torch.manual_seed(0)
+    layer = FloorSquareCDMoE(16, n_experts=42, k=3)
+    lm.blocks[0].mlp = layer
+    (chosen,) = chosen_experts(lm, BATCH)
+    assert chosen.n_experts == 42
+    assert load(chosen, seed=0).choices.used <= 36 / 42
+
+
+def test_zero_keys_are_a_tie_and_a_collapse():
+    loads, comparison = measure(subject("AE*2", **{"E.key_init": "zeros"}))
+    assert isinstance(loads, Loads)
+    assert isinstance(comparison, Comparison)
+    for one in loads.layers:
+        assert one.collapsed
+        assert (one.tied, one.margin, one.overlap, one.standing) == (1, 0, 1, 3)
+        assert one.choices.effective == pytest.approx(3)
+    says = describe(loads).says
+    assert "Collapsed: in layers 0 and 1" in says
+    assert "100.0 %" in says
+    assert "a tie decides 100.0 % of layer 0's choices" in describe(comparison).says
+
+
+@pytest.mark.parametrize("stack", ["AE*2", "AP", "AR", "AX"])
+def test_an_untrained_layer_is_not_called_collapsed(stack):
+    loads, comparison = measure(subject(stack))
+    assert isinstance(loads, Loads)
+    for one in loads.layers:
+        assert not one.collapsed
+        assert one.tied < 0.01
+        assert one.margin > 0
+    assert "ollapsed" not in describe(loads).says
+    # Four experts, of which a token gets two: chance alone makes some of them stand out.
+    if stack != "AR":
+        assert "o layer has standing experts" in describe(comparison).says
+
+
+def test_a_planted_coalition_is_found():
+    chosen = random_choices(400, 2, 3, 60)
+    rng = np.random.default_rng(2)
+    faithful = rng.random(400) < 0.95
+    chosen.indices[faithful, 0] = [57, 58, 59]
+    found = load(chosen, seed=0)
+    assert found.standing == 3
+    assert 0.45 < found.standing_share < 0.55
+    assert not found.collapsed
+    chosen.indices[faithful, 1] = [57, 58, 59]
+    assert load(chosen, seed=0).collapsed
+    both = tuple(replace(load(chosen, seed=0), layer=layer) for layer in (0, 4))
+    assert "Collapsed: in layers 0 and 4" in describe(Loads(both)).says
+
+
+def test_weights_that_are_all_zero_have_no_spread():
+    chosen = random_choices(50, 2, 3, 20)
+    found = load(replace(chosen, weights=np.zeros_like(chosen.weights)), seed=0)
+    assert math.isnan(found.weighted.effective)
+    assert not math.isnan(found.choices.effective)
+    assert "nan" not in describe(Loads((found,))).says
+    assert draw(Loads((found,))).to_dict()["data"]
+
+
+@pytest.mark.parametrize("stack", ["AE", "AR", "AE AP AM AX", "NX*9"])
+def test_every_result_is_json_words_and_a_figure(stack):
+    for result in measure(subject(stack)):
+        json.dumps(plain(result), allow_nan=False)
+        assert "ranked" not in str(plain(result))
+        words = describe(result)
+        assert "nan" not in f"{words.says}{words.alt}"
+        drawn = draw(result)
+        assert drawn is not None
+        assert len((drawn.to_json() or "").encode()) < 200_000
+
+
+def test_of_many_layers_four_stand_out():
+    looks = faces([1, *range(3, 12)])
+    assert [layer for layer, face in looks.items() if face.symbol] == [1, 5, 8, 11]
+    assert len({face.color for face in looks.values()}) == 5
+    assert all(face.symbol for face in faces([2, 7]).values())
+
+
+def test_hooks_act_on_what_is_measured():
+    lm = model("AE")
+    (module,) = expert_layers(lm).values()
+    assert isinstance(module, RetrievedExperts)
+    with lm.hooks([("blocks.0.mlp.hook_subkey_scores", lambda scores, _: scores * 0)]):
+        (chosen,) = chosen_experts(lm, BATCH)
+    assert load(chosen, seed=0).collapsed

@@ -1,0 +1,118 @@
+"""Figures as files: what was asked for, whole or not at all, without a look at the network."""
+
+import base64
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import plotly.graph_objects as go
+import pytest
+from playwright.sync_api import sync_playwright
+
+from analysis.pages import export
+from analysis.pages.export import BrowserError, browser, save, save_all
+from analysis.plots.style import figure, stamped
+
+TITLE = "Mass <by> layer & head"
+"""Hostile to XML; as text it must come out as it is."""
+COLORS = """async (png) => {
+  const image = new Image();
+  image.src = "data:image/png;base64," + png;
+  await image.decode();
+  const canvas = new OffscreenCanvas(image.width, image.height);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { data } = context.getImageData(0, 0, image.width, image.height);
+  return [image.width, image.height, [...new Set(new Uint32Array(data.buffer))]];
+}"""
+
+
+def drawn() -> go.Figure:
+    bars = figure(height=240).add_bar(x=["a", "b", "c"], y=[1, 3, 2])
+    return stamped(bars, TITLE, "mqar · AM*2")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("figures")
+    save_all({folder / f"figure.{kind}": drawn() for kind in ("png", "svg", "html")})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page():
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+        yield chromium.new_page()
+        chromium.close()
+
+
+def test_a_png_has_the_size_of_the_layout_and_is_not_blank(saved, page):
+    png = base64.b64encode((saved / "figure.png").read_bytes()).decode()
+    width, height, colors = page.evaluate(COLORS, png)
+    assert (width, height) == (2 * 600, 2 * 240)
+    assert len(colors) > 20
+    assert 0xFFB27200 in colors, "the bars' blue, as ABGR"
+
+
+def test_an_svg_is_xml_with_the_title_as_text(saved):
+    root = ElementTree.parse(saved / "figure.svg").getroot()
+    assert root.tag.endswith("svg")
+    assert (root.get("width"), root.get("height")) == ("600", "240")
+    assert TITLE in "".join(root.itertext())
+
+
+def test_an_html_opens_without_the_network(saved, page):
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    page.goto((saved / "figure.html").as_uri())
+    page.wait_for_selector(".bars path")
+    assert page.text_content(".gtitle") == TITLE
+    assert not errors
+    assert asked
+    assert not [url for url in asked if url.startswith(("http", "ws"))]
+
+
+def test_nothing_else_is_written(saved):
+    assert {p.name for p in saved.iterdir()} == {f"figure.{k}" for k in ("png", "svg", "html")}
+
+
+@pytest.mark.parametrize("name", ["figure.pdf", "figure", ".png"])
+def test_another_suffix_lists_the_three(tmp_path, name):
+    with pytest.raises(ValueError, match=r"must end in .png, .svg or .html"):
+        save_all({tmp_path / "good.html": drawn(), tmp_path / name: drawn()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scale_below_zero_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"scale=0.0: must be > 0"):
+        save(drawn(), tmp_path / "figure.png", scale=0.0)
+
+
+@pytest.mark.parametrize("path", ["/no/such/browser", "/bin/false"])
+def test_without_a_browser_the_answer_is_make_browser(tmp_path, monkeypatch, path):
+    monkeypatch.setenv("BROWSER_PATH", path)
+    with pytest.raises(BrowserError, match="run `make browser`"):
+        save(drawn(), tmp_path / "figure.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_playwrights_browser_stands_in_for_the_systems(monkeypatch):
+    monkeypatch.setattr(export.Chromium, "find_browser", lambda skip_local: None)
+    monkeypatch.setattr(export, "_playwrights", lambda: "/its/own")
+    assert browser() == "/its/own"
+
+
+def test_a_file_that_cannot_be_replaced_is_left(tmp_path, monkeypatch):
+    path = tmp_path / "figure.html"
+    path.write_text("mine")
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(drawn(), path)
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]

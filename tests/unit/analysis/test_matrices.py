@@ -1,0 +1,144 @@
+"""What is drawn of a matrix: no bright cell is lost, nothing shows above the diagonal."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis import mixing
+from analysis.links import Links, mass
+from analysis.matrices import pictures as matrices
+from analysis.matrices.pictures import describe
+from analysis.mixing import Mixer
+from analysis.plots import heatmaps as pictures
+from analysis.plots.heatmaps import Mixing, draw, picture, pooled
+
+
+def lower(matrix: np.ndarray) -> np.ndarray:
+    return np.where(np.tri(*matrix.shape[1:], dtype=bool), matrix, np.nan)
+
+
+def mixed(matrix: np.ndarray, links: Links) -> Mixing:
+    seq_len = matrix.shape[1]
+    return Mixing(
+        layer=0,
+        mixer="Attention",
+        form="pattern",
+        picture=picture(matrix),
+        mass=mass(matrix, links),
+        cropped=False,
+        links=links,
+        tokens=np.arange(seq_len),
+        roles=np.zeros(seq_len, np.int64),
+        role_names=("key",),
+    )
+
+
+@pytest.mark.parametrize(("size", "pool"), [(8, 2), (9, 4), (7, 3), (5, 1)])
+def test_pooling_is_the_loop_over_blocks(size, pool):
+    matrix = lower(np.random.default_rng(0).normal(size=(2, size, size)))
+    found = pooled(matrix, pool)
+    cells = -(-size // pool)
+    assert found.shape == (2, cells, cells)
+    for h, i, j in np.ndindex(found.shape):
+        block = matrix[h, i * pool : (i + 1) * pool, j * pool : (j + 1) * pool]
+        real = block[~np.isnan(block)]
+        if real.size:
+            assert found[h, i, j] == real[np.abs(real).argmax()]
+        else:
+            assert np.isnan(found[h, i, j])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_pooling_keeps_a_single_bright_cell(sign):
+    matrix = lower(np.zeros((1, 64, 64)))
+    matrix[0, 50, 13] = sign
+    found = pooled(matrix, 16)
+    assert found[0, 3, 0] == sign
+    assert np.nansum(np.abs(found)) == 1
+
+
+class Shown(nn.Module):
+    """A mixer whose matrix is given."""
+
+    def __init__(self, weights: np.ndarray):
+        super().__init__()
+        self.weights = torch.from_numpy(np.nan_to_num(weights))
+
+    def matrix(self, x):
+        return self.weights[None].expand(len(x), -1, -1, -1)
+
+    def values(self, x):
+        return x[:, None]
+
+    def project(self, x, z):
+        return z[:, 0]
+
+
+@pytest.mark.parametrize("entries", [64 * 64, 4 * 64 * 3, 1])
+def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(
+    monkeypatch, entries
+):
+    monkeypatch.setattr(pictures, "SIDE", 16)
+    monkeypatch.setattr(matrices, "CROP", 8)
+    monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
+    matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))
+    links = Links(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
+    mixer = Mixer(0, Shown(matrix), torch.zeros(1, 64, 1))
+    whole, found = matrices._seen(mixer, links)
+    assert whole.pool == 4
+    np.testing.assert_array_equal(whole.weights, pooled(matrix, 4))
+    for name, expected in vars(mass(matrix, links)).items():
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6)
+    crop = matrices._crop(mixer, whole, links)
+    row, column = crop.first
+    assert crop.pool == 1
+    assert row <= 40 < 41 < row + 8
+    assert column <= 10 < 12 < column + 8
+    np.testing.assert_array_equal(crop.weights[0], matrix[0, row : row + 8, column : column + 8])
+
+
+def test_colours_are_symmetric_where_anything_is_negative():
+    positive = lower(np.full((1, 8, 8), 0.5))
+    assert not picture(positive).signed
+    signed = positive.copy()
+    signed[0, 4, 4] = -2.0
+    assert picture(signed).signed
+    drawn = draw(mixed(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert drawn is not None
+    colors = drawn.to_dict()["layout"]["coloraxis"]
+    assert colors["cmin"] == -colors["cmax"]
+
+
+def test_words_say_what_the_layer_does():
+    links = Links(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
+    uniform = lower(np.tri(8)[None] / np.arange(1, 9)[None, :, None])
+    recall, bind = uniform.copy(), uniform.copy()
+    recall[0, links.queries] = 0
+    recall[0, links.queries, links.values] = 1
+    bind[0, links.values] = 0
+    bind[0, links.values, links.keys] = 1
+    assert describe(mixed(recall, links)).says.startswith(
+        "It recalls: query rows put 100.0 % (uniform: 17.1 %)"
+    )
+    assert describe(mixed(bind, links)).says.startswith("It binds each value to its key")
+    assert describe(mixed(uniform, links)).says.startswith("No recall shows")
+
+
+@pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
+def test_every_head_has_a_square_panel(heads, across):
+    matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
+    drawn = draw(mixed(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert drawn is not None
+    figure = drawn.to_dict()
+    maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
+    assert len(maps) == heads
+    domains = set()
+    for trace in maps:
+        x = figure["layout"][trace["xaxis"].replace("x", "xaxis")]
+        y = figure["layout"][trace["yaxis"].replace("y", "yaxis")]
+        assert y["scaleanchor"] == trace["xaxis"]
+        assert y["range"][0] > y["range"][1]
+        domains.add((tuple(x["domain"]), tuple(y["domain"])))
+    assert len(domains) == heads
+    assert len({horizontal for horizontal, _ in domains}) == across

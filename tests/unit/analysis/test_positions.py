@@ -1,0 +1,104 @@
+"""Accuracy by position and role against loops; what is said only where intervals part."""
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.base import NotApplicableError, Subject
+from analysis.rows.positions import MOST_BINS, Placed, describe, draw, measure
+from analysis.statistics.binned import Bins, bins, contrast
+from lab.models import build
+from tasks.copying import Copy
+from tasks.induction import Induction
+from tasks.mqar import MQAR
+from tasks.word_problem import WordProblem
+
+
+def subject(task, rows: int = 12) -> Subject:
+    model = build("AM", vocab_size=task.vocab_size, d_model=16).eval()
+    return Subject(task, model, task.batch(split="test", size=rows))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "task", [WordProblem(group="Z2", seq_len=40), Copy(seq_len=24, vocab_size=3)]
+)
+def test_bins_are_the_loop_over_scored_positions(task):
+    of = subject(task)
+    (found,) = measure(of)
+    answers = of.model(of.batch.inputs).argmax(-1)
+    rows, positions = (of.batch.targets != -100).nonzero(as_tuple=True)
+    right = (answers == of.batch.targets)[rows, positions].tolist()
+    assert (found.rows, found.scored) == (12, len(right))
+    assert found.accuracy == pytest.approx(np.mean(right))
+    assert found.position is not None
+    assert len(found.position.first) <= MOST_BINS
+    assert found.position.count.sum() == len(right)
+    for first, last, share in zip(
+        found.position.first, found.position.last, found.position.accuracy, strict=True
+    ):
+        inside = [first <= p <= last for p in positions.tolist()]
+        assert share == pytest.approx(np.mean(np.array(right)[inside]))
+    roles = of.batch.roles[rows, positions].tolist()
+    assert (found.role is None) == (len(set(roles)) == 1)
+    if found.role is not None:
+        for i, role in enumerate(sorted(set(roles))):
+            mine = [r for r, of_role in zip(right, roles, strict=True) if of_role == role]
+            assert found.roles[i] == task.role_names[role]
+            assert found.role.accuracy[i] == pytest.approx(np.mean(mine))
+            assert found.role.count[i] == len(mine)
+
+
+def test_rows_that_are_scored_at_one_place_have_nothing_to_compare():
+    with pytest.raises(NotApplicableError, match="at position 15 alone, whose role is query"):
+        measure(subject(Induction(seq_len=16)))
+    (found,) = measure(subject(Induction(seq_len=16).changed(seq_len=(8, 16))))
+    assert found.position is not None
+    assert found.position.first.tolist() == [7, 15]
+
+
+def placed(position: Bins | None, role: Bins | None) -> Placed:
+    roles = ("query",) if role is None else ("marker", "echo")
+    return Placed(8, 100, 0.7, (0.6, 0.8), 0.1, position, roles, role)
+
+
+def binned(shares: tuple[float, ...], half: float) -> Bins:
+    accuracy = np.array(shares)
+    first = 4 * np.arange(len(shares))
+    interval = np.stack([accuracy - half, accuracy + half], 1)
+    return Bins(first, first + 3, accuracy, interval, np.full(len(shares), 50))
+
+
+def test_best_and_worst_are_named_only_where_their_intervals_part():
+    sure, unsure = binned((0.9, 0.7, 0.2), 0.1), binned((0.9, 0.8), 0.1)
+    says = describe(placed(sure, binned((0.9, 0.4), 0.1))).says
+    assert "90.0 % at positions 0–3 against 20.0 % at positions 8–11; 90.0 % at “marker”" in says
+    says = describe(placed(unsure, unsure)).says
+    assert says.endswith("no position stands out; “marker” and “echo” are not told apart.")
+    assert describe(placed(None, unsure)).title == "Accuracy by role"
+    assert "All scored positions have the role query" in describe(placed(sure, None)).reading
+
+
+@pytest.mark.parametrize(("position", "role"), [(True, True), (True, False), (False, True)])
+def test_a_panel_each(position, role):
+    two = binned((0.9, 0.4), 0.1)
+    drawn = draw(placed(two if position else None, two if role else None)).to_dict()
+    names = [trace["name"] for trace in drawn["data"]]
+    assert ("by position" in names, "by role" in names) == (position, role)
+    assert [t["name"] for t in drawn["data"] if t.get("showlegend", True)].count("chance") == 1
+    assert ("yaxis2" in drawn["layout"]) == (position and role)
+
+
+def test_rows_that_go_wrong_together_widen_the_interval():
+    right = np.repeat([True, False], 40)
+    number, rng = np.zeros(80, np.int64), np.random.default_rng(0)
+    alike = bins(number, np.arange(2), right, np.repeat(np.arange(4), 20), rng)
+    apart = bins(number, np.arange(2), right, np.arange(80), rng)
+    assert np.ptp(alike.interval) > 2 * np.ptp(apart.interval)
+    assert contrast(alike, "position", "positions") == "no position stands out"
+
+
+def test_queries_of_one_role_are_told_by_place_alone():
+    (found,) = measure(subject(MQAR(seq_len=16, vocab_size=32)))
+    assert found.roles == ("query",)
+    assert found.role is None

@@ -1,0 +1,209 @@
+"""Masses and bins against loops over entries and queries; planted heads have their mass."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis.base import NotApplicableError, Subject
+from analysis.mixing import mixers
+from analysis.recall import pair_mass
+from analysis.recall.pair_mass import Masses, masses
+from analysis.recall.results import Bins, Recalled, bins, describe, draw, measure, recall_by_place
+from analysis.record import plain
+from analysis.statistics.intervals import share_interval
+from lab.models import Block, build
+from tasks.mqar import MQAR
+from tests import mechanisms
+
+TASK = MQAR(seq_len=16, vocab_size=32).changed(n_pairs=(2, 4))
+BATCH = TASK.batch(split="test", size=5)
+
+
+def found_in(subject: Subject) -> Masses:
+    found = masses(subject)
+    assert found is not None
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("entries", [2**22, 40])
+@pytest.mark.parametrize("stack", ["AM SM", "SM IM"])
+def test_masses_are_the_loop_over_entries(stack, entries, monkeypatch):
+    monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", entries)
+    model = build(stack, vocab_size=32, d_model=16, n_heads=2).eval()
+    found = found_in(Subject(TASK, model, BATCH))
+    assert found.layers.tolist() == [0, 0, 1, 1]
+    assert found.heads.tolist() == [0, 1, 0, 1]
+    line = 0
+    for mixer in mixers(model, BATCH):
+        for head in range(2):
+            of_rows, chance = [], []
+            for row in range(5):
+                matrix = mixer.matrix(row)[head].tolist()
+                links = [BATCH.links[f"{of}_pos"][row].tolist() for of in ("query", "key", "value")]
+                shares, uniform = [], []
+                for query, key, value in zip(*links, strict=True):
+                    if query < 0:
+                        continue
+                    edges = ((query, value), (query, key), (value, key))
+                    shares.append(
+                        [abs(matrix[i][j]) / sum(abs(m) for m in matrix[i]) for i, j in edges]
+                    )
+                    uniform.append([1 / (i + 1) for i, _ in edges])
+                of_rows.append(np.mean(shares, 0))
+                chance.append(np.mean(uniform, 0))
+            assert found.share[line] == pytest.approx(np.mean(of_rows, 0), rel=1e-5)
+            assert found.chance == pytest.approx(np.mean(chance, 0))
+            assert (found.interval[line, :, 0] <= found.share[line] + 1e-9).all()
+            assert (found.interval[line, :, 1] >= found.share[line] - 1e-9).all()
+            line += 1
+
+
+def test_a_planted_head_has_its_mass():
+    batch = mechanisms.TASK.batch(split="test", size=6)
+    found = found_in(Subject(mechanisms.TASK, mechanisms.induction(), batch))
+    written, asked = found.share[0, 2], found.share[1, 0]
+    assert written == pytest.approx(1, abs=1e-4)
+    # A first key has gathered itself: its query halves its mass among key and value.
+    first = (batch.links["value_pos"] == 1).double().mean().item() / 2
+    assert asked == pytest.approx(1 - first, abs=1e-2)
+    assert "Pairs are met" in describe(found).says
+    assert "value rows put 100.0 % (layer 0;" in describe(found).says.replace("99.9", "100.0")
+
+
+def test_uniform_rows_have_chance_and_no_head_stands_out():
+    model = mechanisms.blank("AN", {"A.position": "none"})
+    found = found_in(Subject(mechanisms.TASK, model, mechanisms.TASK.batch(split="test", size=6)))
+    assert found.share[0] == pytest.approx(found.chance)
+    assert describe(found).says.startswith("No head surely stands out")
+
+
+class Opaque(nn.Module):
+    """A mixer that offers no matrix."""
+
+    def forward(self, x):
+        return x
+
+
+def test_a_mixer_without_matrix_is_named_and_left_out():
+    model = build("AM AM", vocab_size=32, d_model=16).eval()
+    for layer, lines in ((1, 1), (0, 0)):
+        block = model.blocks[layer]
+        assert isinstance(block, Block)
+        block.mixer = Opaque()
+        results = measure(Subject(TASK, model, BATCH))
+        if lines:
+            assert isinstance(results[0], Masses)
+            assert results[0].without == (1,)
+            assert "layer 1" in describe(results[0]).reading
+        else:
+            assert [type(result) for result in results] == [Recalled]
+
+
+@torch.no_grad()
+def test_recall_is_the_loop_over_queries_of_the_probe_split():
+    task = replace(TASK, seq_len=32, vocab_size=64)
+    model = build("AM", vocab_size=64, d_model=16).eval()
+    # Random weights are right by luck alone: a head of few tokens makes luck common.
+    model.head.weight = nn.Parameter(model.head.weight.clone())
+    model.head.weight[:32] = 0
+    model.head.weight[36:] = 0
+    batch = task.batch(split="test", size=200)
+    found = recall_by_place(Subject(task, model, batch))
+    probe = task.batch(split="probe", size=200)
+    answers = model(probe.inputs).argmax(-1)
+    tally: dict[str, dict[int, list[bool]]] = {"distance": {}, "slot": {}, "decoy": {}}
+    for row in range(200):
+        for i, query in enumerate(probe.links["query_pos"][row].tolist()):
+            if query < 0:
+                continue
+            right = bool(answers[row, query] == probe.targets[row, query])
+            distance = query - int(probe.links["value_pos"][row, i])
+            start = 1
+            while 2 * start <= distance:
+                start *= 2
+            key = probe.inputs[row, query]
+            stored = 2 * int((probe.links["query_pos"][row] >= 0).sum())
+            others = [p for p in range(stored, query) if probe.roles[row, p] == 3]
+            decoy = any(bool(probe.inputs[row, p] == key) for p in others)
+            for name, place in (("distance", start), ("slot", i), ("decoy", int(decoy))):
+                tally[name].setdefault(place, []).append(right)
+    assert found.split == "probe"
+    assert found.decoy is not None
+    assert found.slot is not None
+    for name, binned in (
+        ("distance", found.distance),
+        ("slot", found.slot),
+        ("decoy", found.decoy),
+    ):
+        assert binned.first.tolist() == sorted(tally[name])
+        for i, start in enumerate(binned.first.tolist()):
+            assert binned.count[i] == len(tally[name][start])
+            assert binned.accuracy[i] == pytest.approx(np.mean(tally[name][start]))
+            assert 0 <= binned.interval[i, 0] <= binned.accuracy[i] <= binned.interval[i, 1] <= 1
+    every = [right for rights in tally["slot"].values() for right in rights]
+    assert 0 < np.mean(every) == pytest.approx(found.accuracy)
+
+
+def test_bins_end_where_the_next_begins():
+    number = np.array([1, 2, 3, 9, 9, 30])
+    right = np.array([True, False, True, True, True, False])
+    rows = np.array([0, 0, 1, 1, 2, 2])
+    found = bins(number, 2 ** np.arange(6), right, rows, np.random.default_rng(0))
+    assert found.first.tolist() == [1, 2, 8, 16]
+    assert found.last.tolist() == [1, 3, 15, 30]
+    assert found.accuracy.tolist() == [1, 0.5, 1, 0]
+    assert found.count.tolist() == [1, 2, 2, 1]
+
+
+def test_an_interval_knows_how_few_and_how_alike_answers_are():
+    rng = np.random.default_rng(0)
+    all_right = share_interval(np.ones(10, bool), np.repeat(np.arange(5), 2), rng)
+    assert all_right == pytest.approx((0.7225, 1), abs=1e-4)  # Wilson's; rows alone say 1 … 1
+    alike = np.repeat([True, False], 500)
+    wide = share_interval(alike, np.repeat(np.arange(10), 100), rng)
+    narrow = share_interval(alike, np.arange(1000), rng)
+    assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
+
+
+def planted(distance: tuple[float, float], half: float) -> Recalled:
+    def of(shares: tuple[float, ...]) -> Bins:
+        accuracy = np.array(shares)
+        interval = np.stack([accuracy - half, accuracy + half], 1)
+        first = np.arange(len(shares))
+        return Bins(first, first, accuracy, interval, np.full(len(shares), 50))
+
+    interval = (0.7 - half, 0.7 + half)
+    return Recalled("probe", 8, 0.7, interval, 0.01, of(distance), of((0.7, 0.7)), of((0.7,)))
+
+
+def test_a_contrast_is_told_only_where_intervals_are_apart():
+    told = describe(planted((0.9, 0.4), 0.05)).says
+    assert "90.0 % at distance 0 against 40.0 % at distance 1, no store slot stands out" in told
+    assert "no query has a decoy" in told
+    assert "no distance stands out" in describe(planted((0.9, 0.4), 0.3)).says
+
+
+def test_figures_show_every_head_or_every_layer(monkeypatch):
+    model = build("AM*2", vocab_size=32, d_model=16, n_heads=2).eval()
+    drawings, lines = [], []
+    found = measure(Subject(TASK, model, BATCH))
+    for most in (4, 3):
+        monkeypatch.setattr(pair_mass, "LINES", most)
+        drawings.append(draw(found[0]).to_dict())
+        lines.append(drawings[-1]["layout"]["yaxis"]["ticktext"])
+    assert [len(names) for names in lines] == [4, 2]
+    assert lines[1][1] == "layer 1, highest head"
+    assert len(drawings[0]["data"]) == 6
+    places = draw(found[1]).to_dict()
+    assert [line["name"] for line in places["data"]].count("chance") == 2
+    assert plain(found[1])["split"] == "probe"
+
+
+def test_without_pairs_it_does_not_apply():
+    subject = Subject(TASK, mechanisms.untrained(), replace(BATCH, links={}))
+    with pytest.raises(NotApplicableError, match="store no pairs"):
+        measure(subject)

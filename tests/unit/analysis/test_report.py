@@ -1,0 +1,92 @@
+"""The page is written for every state a run can be in, and says which it is."""
+
+import json
+import re
+from importlib import import_module
+
+import pytest
+
+from analysis import ANALYSES, QUICK
+from analysis.base import Analysis, Subject
+from analysis.examination import examine
+from analysis.pages.report import render
+from analysis.provenance import commit, data_hash
+from lab.config import ModelConfig, TrainConfig
+from lab.training.runs import Run
+from tasks import TASKS
+
+
+def claimed(path, **options) -> Run:
+    task = TASKS["mqar"](**{"seq_len": 16, "vocab_size": 32, **options})
+    train = TrainConfig(max_steps=4, batch_size=4, test_rows=8, eval_every=2)
+    run = Run(path, task, ModelConfig(stack="AM SM", d_model=8), train)
+    run.claim()
+    return run
+
+
+def page_of(run: Run) -> str:
+    """Return the quick report on a run's initial weights."""
+    return render(run, examine(Subject.of(run, step=0), QUICK, lenient=True))
+
+
+def test_a_run_that_has_not_begun(tmp_path):
+    page = page_of(claimed(tmp_path / "run"))
+    assert "This run has not ended: 0 steps on record" in page
+    assert "the model with its initial weights" in page
+    assert "Training batches" not in page
+    assert "no training step on record" in page
+
+
+def test_a_diverged_run_has_no_accuracy(tmp_path):
+    run = claimed(tmp_path / "run")
+    ended = {"accuracy": None, "loss": None, "steps": 3, "stopped": "diverged"}
+    run.write_result({**ended, "seconds": 1.0, "baselines": {}})
+    assert "Training diverged after 3 steps" in page_of(run)
+
+
+def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
+    run = claimed(tmp_path / "run", n_pairs=(1, 4))
+    scored = sum((run.task.batch(split="test", size=8).targets != -100).flatten().tolist())
+    run.write_result(
+        {
+            "accuracy": 0.5,
+            "loss": 1.0,
+            "steps": 4,
+            "stopped": "budget",
+            "seconds": 1.0,
+            "baselines": {},
+        }
+    )
+    page = page_of(run)
+    record = re.search(r'id="record">(.*?)</script>', page)
+    assert record
+    assert json.loads(record[1])["scored"] == scored
+
+
+def test_an_analysis_is_its_file_and_a_line():
+    for name, analysis in ANALYSES.items():
+        assert import_module(f"analysis.{name}") is analysis
+        assert isinstance(analysis, Analysis)
+        assert analysis.__doc__
+
+
+def test_the_data_hash_follows_the_rows(tmp_path):
+    one, other = claimed(tmp_path / "one"), claimed(tmp_path / "other", fillers="zero")
+    assert data_hash(one) == data_hash(claimed(tmp_path / "again"))
+    assert data_hash(one) != data_hash(other)
+
+
+def test_the_commit_may_be_unknown(monkeypatch):
+    assert commit() is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit() or "")
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
+
+
+@pytest.mark.parametrize("stack", ["NM", "AN"])
+def test_blocks_without_halves(tmp_path, stack):
+    task = TASKS["mqar"](seq_len=16, vocab_size=32)
+    run = Run(tmp_path / "run", task, ModelConfig(stack=stack, d_model=8), TrainConfig(test_rows=8))
+    run.claim()
+    page = page_of(run)
+    assert ('<section class="analysis" id="matrices">' in page) == (stack == "AN")
+    assert ("no block has a sequence mixer" in page) == (stack == "NM")

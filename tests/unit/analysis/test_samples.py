@@ -1,0 +1,143 @@
+"""What a model writes is what it generates; bits are its loss; texts are escaped on the page."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis.base import NotApplicableError, Subject
+from analysis.examination import examine
+from analysis.pages.page import filled, shown
+from analysis.rows import samples
+from analysis.rows.samples import Written, describe, draw, measure, spelt
+from lab.config import ModelConfig, TrainConfig
+from lab.models import Block, build
+from lab.training.runs import Run
+from tasks.language import Language
+from tasks.mqar import MQAR
+from tasks.next_byte import Bytes
+
+TEXT = "<script>alert('no')</script> & más \x1b\x7f\r\n" * 40
+
+
+@pytest.fixture
+def task(tmp_path) -> Bytes:
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT.encode())
+    return Bytes(path=str(path), seq_len=40, test_share=0.5)
+
+
+def subject(task, rows: int = 6) -> Subject:
+    model = build("SM", vocab_size=task.vocab_size, d_model=16).eval()
+    return Subject(task, model, task.batch(split="test", size=rows), seed=3)
+
+
+@torch.no_grad()
+def test_bits_are_the_loss_and_samples_what_it_generates(task):
+    of = subject(task)
+    (found,) = measure(of)
+    loss = nn.functional.cross_entropy(
+        of.model(of.batch.inputs).flatten(0, 1), of.batch.targets.flatten()
+    ).item()
+    assert found.bits.value == pytest.approx(loss / math.log(2), rel=1e-4)
+    assert found.perplexity.value == pytest.approx(math.exp(loss), rel=1e-4)
+    assert found.bits.low < found.bits.value < found.bits.high
+    assert (found.unit, found.scored, found.bits.chance) == ("byte", 240, 8)
+    assert len(found.samples) == 3
+    rows = of.batch.inputs[:3]
+    greedy = of.model.generate(rows[:, :20], 20)[:, 20:]
+    drawn = of.model.generate(rows[:, :20], 20, temperature=0.8, top_k=40, seed=3)[:, 20:]
+    for i, sample in enumerate(found.samples):
+        assert sample.prompt == spelt(task, rows[i, :20])
+        assert sample.text == spelt(task, rows[i, 20:])
+        assert sample.greedy == spelt(task, greedy[i])
+        assert sample.drawn == spelt(task, drawn[i])
+    assert measure(of)[0].samples == found.samples
+
+
+def test_every_byte_can_be_seen(task):
+    def of(*values: int) -> str:
+        return spelt(task, torch.tensor(values))
+
+    assert of(*b"a\tb\n") == "a\tb\n"
+    assert of(0, 27, 127, 13) == "␀␛␡␍"
+    assert of(*"é".encode(), 0xFF, 0xE2) == "é\\xff\\xe2"
+    assert of(32, 32) == "␣␣"
+    assert of(*"\u202e".encode()) == "\\u202e"  # would turn the text around
+
+
+def test_the_page_shows_text_as_text(task, tmp_path):
+    run = Run(tmp_path / "run", task, ModelConfig(stack="SM", d_model=8), TrainConfig(test_rows=4))
+    run.claim()
+    examination = examine(Subject.of(run, step=0, rows=4), ["samples"])
+    (result,) = shown(samples, examination.results["samples"], "")
+    assert result.spec is None
+    page = filled(
+        "compare.html.j2", title="t", found=_Nothing, figures=[result], orders=[], grid=[]
+    )
+    assert "&lt;script&gt;alert(" in page
+    assert "<script>alert(" not in page
+    assert page.count('class="passage"') == 3
+    assert draw(examination.results["samples"][0]) is None
+
+
+class _Nothing:
+    runs = ()
+    same_row = True
+
+
+class Opaque(nn.Module):
+    """A mixer that cannot decode."""
+
+    def forward(self, x):
+        return x
+
+
+def test_a_mixer_that_cannot_decode_still_has_its_bits(task):
+    of = subject(task)
+    block = of.model.blocks[0]
+    assert isinstance(block, Block)
+    block.mixer = Opaque()
+    (found,) = measure(of)
+    assert found.samples == ()
+    assert "There is nothing to read: Opaque cannot decode" in describe(found).says
+    assert describe(found).passages == ()
+
+
+@torch.no_grad()
+def test_legal_answers_are_those_that_the_walk_allows():
+    task = Language(seq_len=48, max_states=5, n_symbols=6, max_length=8)
+    of = subject(task, rows=5)
+    (found,) = measure(of)
+    answers = of.model(of.batch.inputs).argmax(-1)
+    legal, allowed, count = 0, 0, 0
+    for row in range(5):
+        state, symbols = 0, of.batch.links["symbol_of"][row].tolist()
+        following = of.batch.links["next_state"][row].tolist()
+        for position, token in enumerate(of.batch.inputs[row].tolist()):
+            state = following[state][symbols[state].index(token)] if token else 0
+            if of.batch.targets[row, position] != -100:
+                choices = [symbol for symbol in symbols[state] if symbol >= 0]
+                legal += int(answers[row, position]) in choices
+                allowed, count = allowed + len(choices), count + 1
+    assert found.legal is not None
+    assert found.legal.share == pytest.approx(legal / count)
+    assert found.legal.guess == pytest.approx(allowed / count / 6)
+    assert "may come next by the row's automaton" in describe(found).says
+    assert set(found.samples[0].drawn) <= set("abcdef|")
+
+
+def test_numbers_are_readable():
+    bits = samples.Estimate(15.053, np.nan, np.nan, 3.17)
+    words = samples.Estimate(33_990.0, np.nan, np.nan, 9.0)
+    says = describe(Written("token", 1, 10, bits, words, (), 40, None)).says
+    assert says == (
+        "It takes 15.05 bits a token, a perplexity of 33,990, beside 3.17 of a uniform guess."
+    )
+
+
+def test_a_task_with_answers_writes_nothing():
+    with pytest.raises(NotApplicableError, match="no text"):
+        measure(subject(MQAR(seq_len=16, vocab_size=32)))

@@ -1,0 +1,315 @@
+"""The laws of precision, stability, repetition and forms: right modules pass, faults are found."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.laws import LAWS, Probes, Verdict
+from lab.layers.attention import Attention
+from lab.layers.ssd import SSD
+from lab.ops.ssd_decay import decay_matrix
+
+
+def judge(
+    law: str,
+    module: nn.Module,
+    *,
+    max_len: int = 2048,
+    rounding_len: int = 512,
+    seconds: float = 60.0,
+    compiler: str | None = None,
+) -> Verdict:
+    probes = Probes(
+        8,
+        (1, 2, 5, 16),
+        max_len=max_len,
+        rounding_len=rounding_len,
+        seconds=seconds,
+        compiler=compiler,
+    )
+    return LAWS[law](module.double(), probes)
+
+
+class Mixing(nn.Module):
+    """A module made of a function, behind a weight."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def by_segments(x: Tensor) -> Tensor:
+    """Mixes with decays of about a half a token, exact."""
+    log_decay = -nn.functional.softplus(x[..., :1].mT)
+    return (decay_matrix(log_decay) @ x[:, None])[:, 0]
+
+
+def by_differences(x: Tensor) -> Tensor:
+    """The same, from differences of one running sum, which cancel."""
+    running = (-nn.functional.softplus(x[..., 0])).cumsum(-1)
+    t = x.shape[1]
+    log_decay = running[:, :, None] - running[:, None, :]
+    future = torch.ones(t, t, dtype=torch.bool).triu(1)
+    return log_decay.masked_fill(future, -torch.inf).exp() @ x
+
+
+def turned_by(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+    """Return a rotation whose angles are in a type, None for the input's own (erratum R7)."""
+
+    def turn(x: Tensor) -> Tensor:
+        kind = dtype or x.dtype
+        angles = torch.arange(x.shape[1]).to(kind)[:, None] * torch.tensor([0.3, 0.02]).to(kind)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        x1, x2 = x[..., :2], x[..., 2:4]
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin, x[..., 4:]], dim=-1)
+
+    return turn
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.tanh, by_segments, turned_by(torch.float64), lambda x: x.softmax(-1)],
+    ids=["pointwise", "segment sums", "exact angles", "softmax"],
+)
+def test_rounding_is_allowed(function: Callable[[Tensor], Tensor]):
+    assert judge("precision", Mixing(function)).verdict == "holds"
+
+
+def by_cos_and_sin(angles: Tensor) -> Tensor:
+    return torch.complex(angles.cos(), angles.sin())
+
+
+def in_place(angles: Tensor) -> Tensor:
+    return torch.complex(angles.clone().cos_(), angles.clone().sin_())
+
+
+def by_polar(angles: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def by_exponential(angles: Tensor) -> Tensor:
+    return torch.complex(torch.zeros_like(angles), angles).exp()
+
+
+def by_exponential_in_place(angles: Tensor) -> Tensor:
+    return torch.complex(torch.zeros_like(angles), angles).exp_()
+
+
+@pytest.mark.parametrize(
+    "rotation", [by_cos_and_sin, in_place, by_polar, by_exponential, by_exponential_in_place]
+)
+def test_angles_in_fp32_are_allowed_however_they_turn(rotation: Callable[[Tensor], Tensor]):
+    def turn(x: Tensor) -> Tensor:
+        kind = torch.promote_types(x.dtype, torch.float32)
+        rates = torch.tensor([1.0, 0.3, 0.05, 0.02], dtype=kind)
+        turned = rotation(torch.arange(x.shape[1]).to(kind)[:, None] * rates)
+        pairs = torch.view_as_complex(x.to(kind).unflatten(-1, (4, 2)))
+        return torch.view_as_real(pairs * turned).flatten(-2).to(x.dtype)
+
+    found = judge("precision", Mixing(turn), rounding_len=8192)
+    assert found.verdict == "holds", found
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (by_differences, "float32"),
+        (lambda x: x.bfloat16().to(x.dtype) if x.dtype == torch.float32 else x, "float32"),
+        (lambda x: (x + 1e5) - 1e5, "float32"),
+        (turned_by(None), "bfloat16"),
+    ],
+    ids=["running sums", "bf16 inside", "cancellation", "bf16 angles"],
+)
+def test_more_than_rounding_is_found(function: Callable[[Tensor], Tensor], dtype: str):
+    found = judge("precision", Mixing(function))
+    assert found.verdict == "fails"
+    assert found.counterexample is not None
+    assert f": {dtype}" in found.counterexample
+
+
+class Sum(NamedTuple):
+    total: Tensor
+    position: Tensor
+
+
+class Recurrence(nn.Module):
+    """total ← rate · total + x + drift."""
+
+    def __init__(self, rate: float, drift: float = 0.0):
+        super().__init__()
+        self.rate, self.drift = rate, drift
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prefill(x)[0]
+
+    def start(self, batch: int, position: int = 0) -> Sum:
+        return Sum(torch.zeros(batch, 8).double(), torch.full((batch,), position))
+
+    def prefill(
+        self, x: Tensor, state: Sum | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Sum]:
+        total, position = self.start(len(x)) if state is None else state
+        outputs = []
+        for token in x.unbind(1):
+            total = self.rate * total + token + self.drift
+            outputs.append(total)
+        return torch.stack(outputs, 1), Sum(total, position + x.shape[1])
+
+    def step(self, x: Tensor, state: Sum) -> tuple[Tensor, Sum]:
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+
+@pytest.mark.parametrize(
+    ("module", "outcome"),
+    [
+        (Recurrence(0.9), "holds"),
+        (Recurrence(1.0), "not decided"),
+        (Recurrence(1.0, drift=1.0), "fails"),
+        (Recurrence(1.003), "fails"),
+        (Recurrence(-1.01), "fails"),
+        (Recurrence(2.0), "fails"),
+        (Mixing(torch.tanh), "holds"),
+        (Mixing(lambda x: x.abs().cumsum(1)), "fails"),
+        (Mixing(lambda x: x / (x - x.roll(300, 1))), "fails"),
+    ],
+    ids=[
+        "decay",
+        "no decay",
+        "drift",
+        "slow explosion",
+        "alternating",
+        "overflow",
+        "pointwise",
+        "running sum",
+        "not finite",
+    ],
+)
+def test_growth_is_found(module: nn.Module, outcome: str):
+    found = judge("stable", module)
+    assert found.verdict == outcome, found
+    assert bool(found.counterexample) == (outcome == "fails")
+
+
+def test_a_slower_explosion_shows_in_a_longer_sequence():
+    slow = Recurrence(1.00005)
+    assert judge("stable", slow, max_len=1024).verdict != "fails"
+    assert judge("stable", slow, max_len=65_536).verdict == "fails"
+
+
+@pytest.mark.parametrize("options", [{}, {"position": "conv", "gate": "norm"}])
+def test_the_constant_state_is_stable_to_64k(options: dict):
+    torch.manual_seed(0)
+    found = judge("stable", SSD(8, 2, d_state=4, **options), max_len=65_536)
+    assert found.verdict == "holds"
+    assert found.evidence.startswith("after 65536 tokens")
+
+
+def test_one_pass_is_read_whatever_the_time():
+    found = judge("stable", Mixing(torch.tanh), seconds=0.0)
+    assert found.verdict == "holds"
+    assert found.evidence.startswith("after 256 tokens")
+
+
+def test_attention_is_stable_for_the_time_given(monkeypatch):
+    # A clock that moves by a second when looked at: after block 6 of 32.
+    monkeypatch.setattr(time, "monotonic", count().__next__)
+    found = judge("stable", Attention(8), max_len=8192, seconds=5.5)
+    assert found.verdict == "holds"
+    assert found.evidence.startswith("after 1536 tokens")
+    assert "the time for 8192 tokens" in found.evidence
+
+
+class InTraining(nn.Module):
+    def __init__(self, noise: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.noise(x) if self.training else x
+
+
+def test_seeds_reproduce_training():
+    assert judge("deterministic", nn.Dropout(0.5)).verdict == "holds"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_noise_that_no_seed_governs_is_found(training: bool):
+    module = InTraining(lambda x: x * random.random()).train(training)
+    found = judge("deterministic", module)
+    assert found.verdict == "fails"
+    assert found.counterexample == (
+        "length 1: training, a call with the same seed gives another output"
+    )
+    assert module.training is training
+
+
+COMPILED = """
+import json
+from lab.laws import LAWS, Probes, in_double
+from lab.laws.probes import draw
+from tests.cases import CASES
+
+found = {}
+for case in CASES:
+    if case.name in NAMES:
+        module, dtype = in_double(case.make(), draw((2, 16, case.d_model), seed=0))
+        probes = Probes(case.d_model, (16,), 2, dtype=dtype, compiler="aot_eager")
+        found[case.name] = LAWS["forms agree"](module, probes)
+print(json.dumps({name: [v.verdict, v.evidence] for name, v in found.items()}))
+"""
+
+
+def test_compiled_layers_agree_with_eager_ones():
+    # A process of its own: torch.compile cannot look into the type checks that the tests put on.
+    names = ["attention soft mask", "ssd one chunk", "cdmoe gather", "routed"]
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILED.replace("NAMES", repr(names))],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(names, "holds")
+
+
+def other_when_compiled(x: Tensor) -> Tensor:
+    return x * 1.001 if torch.compiler.is_compiling() else x
+
+
+def other_gradient_when_compiled(x: Tensor) -> Tensor:
+    return x + 0.5 * (x - x.detach()) if torch.compiler.is_compiling() else x
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"),
+    [
+        (torch.tanh, "holds"),
+        (other_when_compiled, "fails"),
+        (other_gradient_when_compiled, "fails"),
+    ],
+)
+def test_forms_that_differ_are_found(function: Callable[[Tensor], Tensor], outcome: str):
+    found = judge("forms agree", Mixing(function), compiler="aot_eager")
+    assert found.verdict == outcome, found
+
+
+def test_nothing_is_compiled_unasked():
+    assert judge("forms agree", Mixing(torch.tanh)).verdict == "not decided"

@@ -1,0 +1,99 @@
+"""What a model answers where answers are scored, and how sure its accuracy is."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lab.intervals import wilson, wilson_of_rows
+from lab.layers.mask import stored
+from lab.models import build
+from lab.models.evaluation import evaluate, score, stored_positions
+from lab.ops.cross_entropy import linear_cross_entropy
+from tasks.base import IGNORE, Batch
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=16, vocab_size=64)
+
+
+def model(**options):
+    return build("AM", vocab_size=64, d_model=16, **options)
+
+
+def test_loss_at_scored_positions_is_the_usual_cross_entropy():
+    language_model, batch = model(), TASK.batch(size=3)
+    loss, correct = linear_cross_entropy(*score(language_model, batch, "fp32"))
+    logits, targets = language_model(batch.inputs).flatten(0, 1), batch.targets.flatten()
+    usual = F.cross_entropy(logits, targets, ignore_index=IGNORE)
+    torch.testing.assert_close(loss, usual, rtol=1e-6, atol=1e-6)
+    assert correct == (logits.argmax(-1) == targets).sum()
+    for mine, other in zip(
+        torch.autograd.grad(loss, list(language_model.parameters())),
+        torch.autograd.grad(usual, list(language_model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_is_the_accuracy_over_the_whole_split():
+    language_model = model()
+    found = evaluate(TASK, language_model, rows=10, rows_at_once=4, seed=0)
+    batch = TASK.batch(split="test", size=10)
+    scored = batch.targets != IGNORE
+    logits = language_model(batch.inputs)[scored]
+    assert found.accuracy == (logits.argmax(-1) == batch.targets[scored]).double().mean().item()
+    assert found.loss == pytest.approx(
+        F.cross_entropy(logits, batch.targets[scored]).item(), rel=1e-5
+    )
+    assert (found.rows, found.scored) == (10, int(scored.sum()))
+    assert found.interval[0] <= found.accuracy < found.interval[1]
+
+
+def test_an_oracle_mask_is_told_what_the_batch_stores():
+    task = MQAR(seq_len=16, vocab_size=64).changed(n_pairs=(1, 3))
+    batch = task.batch(size=6)
+    keep = stored_positions(batch)
+    pairs = (batch.roles == 0) | (batch.roles == 1)
+    assert torch.equal(keep, pairs)
+    told = model(options={"A.mask": "oracle"})
+    hidden, _, _ = score(told, batch, "fp32")
+    with stored(told, pairs):
+        expected = told.hidden(batch.inputs)[batch.targets != IGNORE]
+    torch.testing.assert_close(hidden, expected)
+    with pytest.raises(ValueError, match="links must name key_pos and value_pos"):
+        score(told, Batch(batch.inputs, batch.targets, batch.roles, {}), "fp32")
+
+
+def test_the_interval_of_independent_answers_is_wilsons():
+    right = torch.tensor([1, 0, 1, 1] * 25)
+    found = wilson_of_rows(right, torch.ones_like(right))
+    assert found == pytest.approx(wilson(0.75, 100), abs=1e-3)
+    all_right = torch.full((10,), 4)
+    assert wilson_of_rows(all_right, all_right) == pytest.approx(wilson(1.0, 40))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_interval_holds_the_share_however_many_answers(share):
+    for count in range(1, 3000, 7):
+        low, high = wilson(share, count)
+        assert low <= share <= high
+
+
+def test_answers_that_are_right_together_count_as_one():
+    right = torch.tensor([8, 0, 8, 8] * 25)
+    together = wilson_of_rows(right, torch.full_like(right, 8))
+    assert together == pytest.approx(wilson(0.75, 100), abs=2e-3)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_interval_covers_as_often_as_it_says(together):
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(400):
+        if together:
+            right = 4 * (torch.rand(60, generator=generator) < 0.8).long()
+        else:
+            right = (torch.rand(60, 4, generator=generator) < 0.8).long().sum(1)
+        low, high = wilson_of_rows(right, torch.full((60,), 4))
+        covered += low <= 0.8 <= high
+    # 95 % of 400, standard deviation 4.4.
+    assert 380 - 4 * 4.4 < covered < 380 + 4 * 4.4

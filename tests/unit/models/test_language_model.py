@@ -1,0 +1,160 @@
+"""A whole model decoded: what it says token by token is what it says at once."""
+
+import pytest
+import torch
+from torch import nn
+
+from lab.models import ARCHITECTURES, build
+from lab.models.language_model import Block, LanguageModel
+
+VOCAB, T = 40, 23
+
+
+@pytest.fixture(params=[*ARCHITECTURES, "AM SE IM NE"])
+def model(request) -> LanguageModel:
+    """A model of each architecture, small, in fp64, moved off the values it starts with."""
+    small = {"S.d_state": 8, "S.chunk_len": 4, "E.n_experts": 16}
+    letters = {"cheems": "SE", "doge": "E", "mamba2": "S", "jamba": "S"}.get(request.param, "SE")
+    if request.param == "llama":
+        letters = ""
+    options = {key: value for key, value in small.items() if key[0] in letters}
+    built = build(request.param, vocab_size=VOCAB, d_model=16, n_heads=2, options=options)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn_like(parameter) / 8)
+    return built.double().eval()
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(VOCAB, (3, T), generator=torch.Generator().manual_seed(2))
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=1e-10 * float(b.abs().max()))
+
+
+@torch.no_grad()
+def test_tokens_one_by_one_give_the_logits_of_all_at_once(model, tokens):
+    state, stepped = model.start(3), []
+    for token in tokens.T:
+        logits, state = model.step(token, state)
+        stepped.append(logits)
+    assert close(torch.stack(stepped, 1), model(tokens))
+    assert state.position.tolist() == [T] * 3
+
+
+@pytest.mark.parametrize("cut", [1, 8, T - 1])
+@torch.no_grad()
+def test_a_prefix_and_the_rest_give_the_logits_of_the_whole(model, tokens, cut):
+    before, state = model.prefill(tokens[:, :cut])
+    after, _ = model.prefill(tokens[:, cut:], state)
+    again, _ = model.prefill(tokens[:, cut:], state)
+    assert close(torch.cat([before, after], 1), model(tokens))
+    assert torch.equal(after, again), "going on from a state must not change it"
+
+
+@torch.no_grad()
+def test_padding_on_the_left_changes_nothing(model, tokens):
+    lengths = (T, T - 5, 1)
+    padded, keep = torch.zeros_like(tokens), torch.zeros(3, T, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        padded[row, T - length :], keep[row, T - length :] = tokens[row, :length], True
+    together, state = model.prefill(padded, None, keep)
+    assert together.isfinite().all()
+    assert state.position.tolist() == list(lengths)
+    for row, length in enumerate(lengths):
+        alone = model(tokens[row : row + 1, :length])[0]
+        assert close(together[row, T - length :], alone)
+
+
+@torch.no_grad()
+def test_generate_goes_on_with_the_likeliest_token(model, tokens):
+    grown = model.generate(tokens[:, :5], 4)
+    assert torch.equal(grown[:, :5], tokens[:, :5])
+    for t in range(5, 9):
+        assert torch.equal(grown[:, t], model(grown[:, :t])[:, -1].argmax(-1))
+    assert torch.equal(model.generate(tokens[:, :5], 0), tokens[:, :5])
+
+
+@torch.no_grad()
+def test_a_row_padded_on_the_left_goes_on_as_it_would_alone(model, tokens):
+    prompt, keep = tokens[:, :6], torch.ones(3, 6, dtype=torch.bool)
+    keep[1, :4] = False
+    grown = model.generate(prompt, 5, keep=keep)
+    assert torch.equal(grown[1, 4:], model.generate(prompt[1:2, 4:], 5)[0])
+
+
+def test_draws_depend_on_the_seed_alone_and_stay_among_the_top(tokens):
+    model = build("AM", vocab_size=VOCAB, d_model=16)
+    first, same, other = (model.generate(tokens, 30, temperature=2.0, seed=s) for s in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    narrow = model.generate(tokens, 30, temperature=2.0, top_k=1)
+    assert torch.equal(narrow, model.generate(tokens, 30))
+
+
+def test_of_equal_tokens_as_many_are_drawn_from_as_asked_for():
+    model = build("AM", vocab_size=VOCAB, d_model=16)
+    model.embed.weight.data[:] = model.embed.weight.data[0].clone()
+    prompt = torch.zeros(64, 1, dtype=torch.long)
+    drawn = model.generate(prompt, 20, temperature=1e-38, top_k=2)[:, 1:]
+    assert len(drawn.unique()) == 2
+
+
+def test_hooks_see_a_step_as_a_sequence_of_one(tokens):
+    model = build("SM AE", vocab_size=VOCAB, d_model=16, options={"S.d_state": 8})
+    seen = {}
+    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
+        model.step(tokens[:, 0], model.start(3))
+    stepped = dict(seen)
+    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
+        model.prefill(tokens[:, :1])
+    assert stepped.keys() == seen.keys()
+    for name in ("hook_embed", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_post"):
+        assert stepped[name] == seen[name] == (3, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"n_tokens": -1}, "n_tokens=-1"),
+        ({"n_tokens": 1, "temperature": -0.5}, "temperature=-0.5"),
+        ({"n_tokens": 1, "top_k": 0}, "top_k=0"),
+        ({"n_tokens": 1, "top_k": VOCAB + 1}, f"1 … {VOCAB}"),
+        ({"n_tokens": 1, "keep": torch.tensor([[True, False]])}, "on the left alone"),
+        ({"n_tokens": 1, "keep": torch.tensor([[True, True, True]])}, "keep is"),
+    ],
+)
+def test_generate_refuses(unchecked, arguments, words):
+    model = build("AM", vocab_size=VOCAB, d_model=16)
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        model.generate(torch.zeros(1, 2, dtype=torch.long), **arguments)
+
+
+def test_a_state_of_another_batch_is_refused(unchecked, tokens):
+    model = build("AM", vocab_size=VOCAB, d_model=16)
+    state = model.start(2)
+    with pytest.raises(ValueError, match="state has batch 2, must be x's 3"):
+        model.prefill(tokens, state)
+    with pytest.raises(ValueError, match="state has batch 2, must be x's 3"):
+        model.step(tokens[:, 0], state)
+
+
+def test_a_state_of_another_model_is_refused(unchecked, tokens):
+    model = build("SM AM", vocab_size=VOCAB, d_model=16)
+    for stack, words in (("AM AM", "must be of SSDState"), ("SM", "state has 1 blocks, must be 2")):
+        state = build(stack, vocab_size=VOCAB, d_model=16).start(3)
+        with pytest.raises(ValueError, match=words):
+            model.prefill(tokens, state)
+    state = build("SM NM", vocab_size=VOCAB, d_model=16).start(3)
+    with pytest.raises(ValueError, match="of another model"):
+        model.step(tokens[:, 0], state)
+
+
+def test_a_mixer_without_a_state_is_named():
+    model = LanguageModel([Block(8, nn.Identity(), None)], vocab_size=VOCAB, d_model=8)
+    with pytest.raises(ValueError, match="Identity cannot decode"):
+        model.generate(torch.zeros(1, 2, dtype=torch.long), 1)
+    assert model(torch.zeros(1, 2, dtype=torch.long)).shape == (1, 2, VOCAB)

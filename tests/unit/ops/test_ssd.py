@@ -1,0 +1,315 @@
+"""SSD by example: chunk borders, precision, what is refused."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.ops import ssd_chunked as ssd_chunked_module
+from lab.ops.ssd import ssd, ssd_step
+from lab.ops.ssd_chunked import CHUNK_LEN, ssd_chunked
+from lab.ops.ssd_decay import decay_gradient, decay_matrix, segment_sums
+from lab.ops.ssd_forms import (
+    read_states,
+    scan_states,
+    ssd_matrix,
+    ssd_recurrent,
+    state_writes,
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def problem(b: int = 2, t: int = 13, h: int = 4, p: int = 3, g: int = 2, n: int = 5):
+    """x, dt, A, B, C, D that remember a few tokens."""
+    return (
+        normal(b, t, h, p),
+        normal(b, t, h, seed=1).sigmoid(),
+        -normal(h, seed=2).exp(),
+        normal(b, t, g, n, seed=3),
+        normal(b, t, g, n, seed=4),
+        normal(h, seed=5),
+    )
+
+
+@pytest.mark.parametrize("g", [1, 2, 4])
+@pytest.mark.parametrize("chunk_len", [1, 2, 4, 13, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_chunk_gives_the_recurrence(g, chunk_len, dtype):
+    inputs = [z.to(dtype) for z in problem(g=g)]
+    y, state = ssd(*inputs, chunk_len=chunk_len, initial_state=normal(2, 4, 3, 5).to(dtype))
+    exact = [z.double() for z in inputs]
+    expected, last = ssd_recurrent(*exact, initial_state=normal(2, 4, 3, 5).to(dtype).double())
+    # A few hundred roundings of numbers below 30, near all of random sign.
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=10 * tolerance)
+    torch.testing.assert_close(state.double(), last, rtol=0, atol=tolerance)
+
+
+def test_neighbouring_heads_share_a_group():
+    x, dt, A, B, C, D = problem()
+    torch.testing.assert_close(
+        ssd(x, dt, A, B, C, D)[0], ssd(x, dt, A, B[:, :, [0, 0, 1, 1]], C[:, :, [0, 0, 1, 1]], D)[0]
+    )
+
+
+def test_backends():
+    inputs = problem()
+    assert torch.equal(ssd(*inputs)[0], ssd(*inputs, backend="torch")[0])
+    with pytest.raises(ValueError, match="backend='triton' must be one of auto, torch"):
+        ssd(*inputs, backend="triton")
+
+
+def test_low_precision_computes_in_fp32():
+    inputs = [z.bfloat16() for z in problem(t=300)]
+    y, state = ssd(*inputs, chunk_len=64)
+    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    expected = ssd_recurrent(*(z.double() for z in inputs))[0]
+    # Rounding to bf16 is off by 2^-8 of an entry; fp32 adds next to nothing.
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+def test_gradients_of_gradients_of_the_decay_matrix():
+    assert torch.autograd.gradcheck(decay_matrix, -normal(2, 5).exp().requires_grad_())
+    assert torch.autograd.gradgradcheck(decay_matrix, -normal(2, 5).exp().requires_grad_())
+
+
+def test_only_one_gradient_is_offered():
+    x, dt, A, B, C, D = leaves = [z.requires_grad_() for z in problem()]
+    (first,) = torch.autograd.grad(
+        ssd(x, dt, A, B, C, D)[0].square().sum(), leaves[:1], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def gradients(form: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> list[Tensor]:
+    """y, the last state, and every gradient of a sum over both with unlike weights."""
+    leaves = tuple(z.detach().clone().requires_grad_() for z in given)
+    outputs = form(*leaves)
+    loss = torch.stack([(z * normal(*z.shape, seed=9)).sum() for z in outputs]).sum()
+    return [*outputs, *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize("at_once", [1, 16, 1000])
+@pytest.mark.parametrize("t", [1, CHUNK_LEN, 3 * CHUNK_LEN + 7])
+def test_any_number_of_chunks_at_once_gives_the_recurrence(monkeypatch, at_once, t):
+    monkeypatch.setattr(ssd_chunked_module, "CHUNKS_AT_ONCE", at_once)
+    leaves = (*problem(t=t), normal(2, 4, 3, 5, seed=6))
+
+    def from_state(x, dt, A, B, C, D, state):
+        return ssd(x, dt, A, B, C, D, initial_state=state)
+
+    for actual, expected in zip(
+        gradients(from_state, *leaves),
+        gradients(ssd_recurrent, *leaves),
+        strict=True,
+    ):
+        error = (actual - expected).abs().max()
+        assert error <= 1e-12 * expected.abs().max()
+
+
+@pytest.mark.parametrize("which", ["y", "state"])
+def test_one_output_alone_has_a_gradient(which):
+    at = ("y", "state").index(which)
+    x, dt, A, B, C, _ = problem()
+
+    def alone(form):
+        # The state does not depend on C.
+        return gradients(lambda x, dt, A, B: (form(x, dt, A, B, C)[at],), x, dt, A, B)
+
+    for actual, expected in zip(alone(ssd), alone(ssd_recurrent), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("log_decay", [0.0, -1e-6, -1e4, -1e30])
+def test_any_log_decay(log_decay):
+    x, dt, _, B, C, D = problem()
+
+    def chunked(x, dt, log_decay, B, C, D):
+        return ssd_chunked(x, dt, log_decay, B, C, D, 4, None)
+
+    def recurrent(x, dt, log_decay, B, C, D):
+        states = scan_states(state_writes(x, dt, B), log_decay)
+        return read_states(states, x, C, D), states[:, -1]
+
+    leaves = (x, dt, torch.full_like(dt, log_decay), B, C, D)
+    for actual, expected in zip(
+        gradients(chunked, *leaves), gradients(recurrent, *leaves), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_token_of_no_step_neither_decays_nor_writes():
+    x, dt, A, B, C, D = problem()
+    dt[:, 3:9] = 0
+    kept = [0, 1, 2, 9, 10, 11, 12]
+    y, state = ssd(x, dt, A, B, C, D, chunk_len=4)
+    some, last = ssd(x[:, kept], dt[:, kept], A, B[:, kept], C[:, kept], D, chunk_len=4)
+    torch.testing.assert_close(y[:, kept], some)
+    torch.testing.assert_close(state, last)
+
+
+def test_gradients_keep_their_inputs_precision():
+    x, dt, A, B, C, D = leaves = [
+        z.to(dtype).requires_grad_()
+        for z, dtype in zip(problem(), 3 * (torch.bfloat16, torch.float32), strict=True)
+    ]
+    y, state = ssd(x, dt, A, B, C, D)
+    (y.sum() + state.sum()).backward()
+    for z in leaves:
+        assert z.grad is not None
+        assert z.grad.dtype == z.dtype
+        assert z.grad.isfinite().all()
+
+
+COMPILED = """
+import torch
+from lab.ops.ssd import ssd
+torch.manual_seed(0)
+leaves = [torch.randn(2, 13, 4, 3), torch.rand(2, 13, 4), -torch.rand(4)]
+leaves += [torch.randn(2, 13, 2, 5), torch.randn(2, 13, 2, 5)]
+for z in leaves:
+    z.requires_grad_()
+def run(*z):
+    return ssd(*z, chunk_len=4)[0].square().sum()
+expected = torch.autograd.grad(run(*leaves), leaves)
+actual = torch.autograd.grad(torch.compile(run, backend="aot_eager")(*leaves), leaves)
+assert all(torch.allclose(*pair) for pair in zip(actual, expected, strict=True))
+"""
+
+
+def test_compiles():
+    # A process of its own: torch.compile cannot look into the type checks that the tests put on.
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("g", [1, 2, 4])
+def test_steps_are_the_recurrence(g, skip):
+    x, dt, A, B, C, D = problem(g=g)
+    D = D if skip else None
+    state = normal(2, 4, 3, 5, seed=6)
+    expected, last = ssd_recurrent(x, dt, A, B, C, D, state)
+    for t in range(x.shape[1]):
+        y, state = ssd_step(x[:, t], dt[:, t], A, B[:, t], C[:, t], D, state)
+        torch.testing.assert_close(y, expected[:, t])
+    torch.testing.assert_close(state, last)
+
+
+def test_a_step_refuses_a_state_of_another_batch(unchecked):
+    x, dt, A, B, C, D = problem()
+    with pytest.raises(ValueError, match=r"initial_state \[b h p n\] is \[3, 4, 3, 5\]"):
+        ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D, normal(3, 4, 3, 5))
+
+
+def test_decay_gradient_is_that_of_the_segment_sums():
+    log_decay = -normal(2, 7).exp().requires_grad_()
+    L = segment_sums(log_decay).exp()
+    weights = normal(2, 7, 7, seed=1)
+    (expected,) = torch.autograd.grad((L * weights).sum(), [log_decay])
+    torch.testing.assert_close(decay_gradient((L * weights).detach()), expected)
+
+
+@pytest.mark.parametrize("strength", [1e2, 1e4, 1e30])
+def test_strong_decay_gives_finite_gradients(strength):
+    x, dt, A, B, C, D = (z.float().requires_grad_() for z in problem())
+    y, state = ssd(x, dt, A * strength, B, C, D, chunk_len=4)
+    (y.sum() + state.sum()).backward()
+    for z in (x, dt, A, B, C, D):
+        assert z.grad is not None
+        assert z.grad.isfinite().all()
+
+
+def test_mask_after_exp_would_not():
+    log_decay = torch.full((4,), -100.0, requires_grad=True)
+    sums = log_decay.cumsum(-1)
+    unmasked = (sums[:, None] - sums[None, :]).exp()
+    unmasked.where(torch.ones(4, 4).tril().bool(), 0).sum().backward()
+    assert log_decay.grad is not None
+    assert log_decay.grad.isnan().any()
+
+
+def test_segment_sums_are_a_hundred_times_more_exact_than_differences():
+    log_decay = -normal(1, 2048).exp().float()
+    exact = segment_sums(log_decay.double())
+    causal = torch.ones(2048, 2048).tril(-1).bool()
+
+    def error(log_L: Tensor) -> float:
+        return ((log_L - exact) / exact)[0, causal].abs().max().item()
+
+    running = log_decay.cumsum(-1)
+    assert error(segment_sums(log_decay)) < 1e-5
+    assert error(running[..., :, None] - running[..., None, :]) > 100 * error(
+        segment_sums(log_decay)
+    )
+    L = decay_matrix(log_decay).double()
+    # An error relative to the exponent; what underflows is lost whole.
+    bound = 1e-5 * exact.exp() * (1 - exact.clamp(min=-1e3)) + 1e-37
+    assert ((L - exact.exp()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("B", normal(2, 13, 3, 5), "B has g=3 groups, must divide x's h=4 heads"),
+        ("C", normal(2, 13, 1, 5), r"C \[b t g n\] is \[2, 13, 1, 5\], must be \[2, 13, 2, 5\]"),
+        ("dt", normal(2, 12, 4), r"dt \[b t h\] is \[2, 12, 4\], must be \[2, 13, 4\]"),
+        ("A", normal(1), r"A \[h\] is \[1\], must be \[4\]"),
+        ("D", normal(4, 3), r"D \[h\] is \[4, 3\], must be \[4\]"),
+        ("initial_state", normal(1, 4, 3, 5), r"\[1, 4, 3, 5\], must be \[2, 4, 3, 5\]"),
+        ("chunk_len", 0, "chunk_len=0 must be at least 1"),
+        ("x", normal(2, 0, 4, 3), "x has t=0 tokens"),
+    ],
+)
+def test_refuses(unchecked, name, value, message):
+    arguments: dict[str, Any] = dict(zip(("x", "dt", "A", "B", "C", "D"), problem(), strict=True))
+    with pytest.raises(ValueError, match=message):
+        ssd(**(arguments | {name: value}))
+
+
+def test_matrix_is_the_recurrence_written_out():
+    x, dt, A, B, C, D = problem()
+    y = torch.einsum("bhts,bshp->bthp", ssd_matrix(dt, A, B, C, D), x)
+    torch.testing.assert_close(y, ssd_recurrent(x, dt, A, B, C, D)[0])
+
+
+@pytest.mark.parametrize(("b", "h", "t"), [(1, 1, 5), (2, 4, 1100), (8, 8, 300)])
+def test_autocast_changes_nothing(b: int, h: int, t: int):
+    """In every span of chunks, forward, backward and in a step: bf16 would be off by 4e-3."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).requires_grad_()
+
+    x, B, C = normal(b, t, h, 4), normal(b, t, 1, 4), normal(b, t, 1, 4)
+    dt, A = normal(b, t, h).detach().sigmoid().requires_grad_(), -torch.ones(h)
+
+    def results() -> list[Tensor]:
+        y, state = ssd(x, dt, A, B, C, backend="torch")
+        grads = torch.autograd.grad(y.sum() + state.sum(), [x, dt, B, C])
+        after = ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], None, state)
+        matrix = ssd_matrix(dt[:, :7], A, B[:, :7], C[:, :7])
+        return [y, state, *grads, *after, matrix]
+
+    expected = results()
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = results()
+    for mine, other in zip(actual, expected, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, other)

@@ -1,0 +1,273 @@
+"""Why a run failed: a planted case of each kind, and cases on which each claim stays silent."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis.base import Subject
+from analysis.run.baselines import describe, measure
+from lab.cli.tables.results import ending
+from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.intervals import wilson
+from lab.models import build
+from lab.training.diagnosis import diagnose, not_begun, rates, rotary, under_way
+from lab.training.diagnosis.answers import Answers, answers
+from lab.training.diagnosis.ended import Ended
+from lab.training.experiment import carry_out
+from lab.training.fit import DivergedError, Row, start
+from lab.training.runs import Run
+from tasks import TASKS
+from tasks.base import Task
+
+MQAR = TASKS["mqar"]
+SMALL = MQAR(seq_len=16, vocab_size=64)
+
+
+def make(path: Path, task: Task = SMALL, *, stack="AM*2", d_model=16, options=None, **train):
+    values = {
+        "batch_size": 8,
+        "max_steps": 8,
+        "eval_every": 4,
+        "test_rows": 16,
+        "precision": "fp32",
+        **train,
+    }
+    model = ModelConfig(stack=stack, d_model=d_model, options=options or {})
+    return Run(path, task, model, TrainConfig(**values))
+
+
+def finish(run: Run) -> dict:
+    return carry_out(run, Runtime(device="cpu", history=False))
+
+
+def planted(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> Ended:
+    """Return the run as if its evaluations had come out so; its weights are those it began with."""
+    run.claim()
+    with run.recording() as record:
+        for step in range(1, every * len(accuracies) + 1):
+            found = accuracies[step // every - 1] if step % every == 0 else None
+            record(Row(step, run.task.seq_len, loss(step), 0.1, 3e-3, 1.0, 0.01, 2.0, found))
+    state = start(run.build(), run.train)
+    state.step = every * len(accuracies)
+    state.rows, state.precision = state.step * run.train.batch_size, "fp32"
+    return Ended(run, state, None, "budget")
+
+
+def answered(accuracy: float, plateau: float = 0.25) -> Answers:
+    return Answers(accuracy, wilson(accuracy, 500), 0.5, (0.48, 0.52), "context value", plateau)
+
+
+def test_a_task_that_no_weights_solve(tmp_path):
+    task = TASKS["word_problem"](group="Z2", seq_len=16)
+    result = finish(make(tmp_path / "run", task))
+    assert result["diagnosis"]["kind"] == "cannot"
+    assert result["diagnosis"]["because"] == result["set_by_hand"]["because"]
+    assert "why it is not solved, at rows of 16 tokens: cannot: " in ending(result)
+
+
+def test_a_bound_at_the_full_length_is_none_in_a_shorter_stage(tmp_path):
+    """A state of 2 numbers holds two pairs of eight tokens, not those of 64."""
+    run = make(
+        tmp_path / "run",
+        MQAR(seq_len=64, vocab_size=1024),
+        stack="SN",
+        d_model=2,
+        options={"S.d_state": 2},
+        lengthen=True,
+        stage_steps=4,
+    )
+    result = finish(run)
+    assert result["set_by_hand"]["verdict"] == "cannot"
+    assert result["diagnosis"]["seq_len"] == 8
+    assert result["diagnosis"]["kind"] != "cannot"
+
+
+@pytest.mark.parametrize("base", [2.0, 10.0])
+def test_a_rotation_too_fast_for_the_distances(tmp_path, base):
+    task = MQAR(seq_len=64, vocab_size=256)
+    ended = planted(make(tmp_path / "run", task, d_model=8, options={"A.rope_base": base}), [0.1])
+    look = rotary.look(ended, 0.1)
+    assert look.claims
+    assert look.evidence["reached"] < 0.5
+    # A run that does better than the codes refutes them.
+    assert not rotary.look(ended, look.evidence["interval"][1] + 0.01).claims
+
+
+@pytest.mark.parametrize(("seq_len", "d_model"), [(64, 8), (64, 64), (256, 16)])
+def test_the_usual_rotation_forbids_nothing(tmp_path, seq_len, d_model):
+    task = MQAR(seq_len=seq_len, vocab_size=2048)
+    look = rotary.look(planted(make(tmp_path / "run", task, d_model=d_model), [0.1]), 0.1)
+    assert not look.claims
+    assert look.evidence["reached"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [
+        ("AM SM", {"A.rope_base": 2.0, "S.position": "conv"}),
+        ("AM*2", {"0.A.rope_base": 2.0, "1.A.position": "none"}),
+        ("SM*2", {"S.position": "decay"}),
+    ],
+)
+def test_a_layer_that_matches_without_rotation_ends_the_matter(stack, options):
+    model = build(stack, vocab_size=64, d_model=8, options=options)
+    assert rotary.rotations(model) == []
+
+
+def test_state_space_layers_match_in_their_state():
+    model = build("SM IM", vocab_size=64, d_model=8, n_heads=2, options={"S.d_state": 6})
+    assert rotary.rotations(model) == [rotary.Rotation(1e4, 6, 1), rotary.Rotation(1e4, 4, 2)]
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("bytes",)])
+def test_matching_is_asked_of_tasks_that_store_each_key_once(name):
+    assert (rotary._places(TASKS[name]()) is not None) == (name in ("mqar", "overwrite"))
+
+
+def test_a_diverged_run_names_its_rate(tmp_path):
+    run = make(tmp_path / "run", learning_rate=1e30, optimizer="adamw", warmup_steps=0)
+    with pytest.raises(DivergedError):
+        finish(run)
+    result = run.result()
+    assert result is not None
+    found = result["diagnosis"]
+    assert found["kind"] == "outside the learning-rate window"
+    assert found["because"] == "training diverged at step 2, at a learning rate of 1e+30"
+    assert found["evidence"] == {"step": 2, "learning_rate": 1e30}
+
+
+def test_a_rate_that_undoes_a_solution_is_too_high_and_a_lower_one_is_not(tmp_path):
+    """From weights that solve the task, a high rate leaves them and a low one stays."""
+    for rate, claims in ((0.1, True), (1e-4, False)):
+        run = make(tmp_path / f"{rate}", d_model=64, init="oracle", learning_rate=rate)
+        look = rates.look(planted(run, [0.9] * 80))
+        assert look.claims == claims
+        assert look.evidence["steps"] == rates.FEWEST
+    assert "from the last weights, no learning rate near the run's 0.0001" in look.says
+
+
+@pytest.mark.parametrize(("loss", "claims"), [(4.5, True), (0.5, False)])
+def test_a_fresh_start_that_overtakes_the_whole_run_shows_its_rate(
+    tmp_path, monkeypatch, loss, claims
+):
+    """What is planted is the loss that the run ended at: worse than any guess, or learned."""
+    monkeypatch.setattr(rates, "FACTORS", (1 / 3,))
+    task = MQAR(seq_len=8, vocab_size=32)
+    run = make(
+        tmp_path / "run", task, stack="AN", optimizer="adamw", learning_rate=0.03, warmup_steps=0
+    )
+    look = rates.look(planted(run, [0.1] * 18, loss=lambda step: loss, every=100))
+    assert look.claims == claims
+    assert look.evidence["steps afresh"] == rates.FEWEST_AFRESH
+    if claims:
+        assert look.says.startswith("begun afresh at a learning rate of 0.01, 100 steps reach a")
+
+
+def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "SHARE", 0.4)
+    run = make(tmp_path / "run", max_steps=240, d_model=32, batch_size=16, eval_every=24)
+    found = finish(run)["diagnosis"]
+    assert found["kind"] in ("under way", "not begun", "undecided")
+    look = rates.look(Ended(run, run.load(), None, "budget"))
+    assert not look.claims
+    assert look.evidence["steps"] >= rates.FEWEST
+
+
+def test_a_short_run_is_not_probed(tmp_path):
+    look = rates.look(planted(make(tmp_path / "run"), [0.1] * 79))
+    assert look.says == "other learning rates are tried after 800 steps or more"
+
+
+def test_rows_that_rise_say_how_many_are_missing(tmp_path):
+    rising = [0.25 + 0.05 * i for i in range(12)]
+    look = under_way.look(planted(make(tmp_path / "run"), rising), answered(0.8))
+    assert look.claims
+    low, high = look.evidence["rows needed interval"]
+    assert 0 < low <= look.evidence["rows needed"] <= high
+
+
+def test_the_extrapolation_meets_a_logistic_curve(tmp_path):
+    """With logit = ln(rows / 500), 0.99 takes 99 × 500 rows, and 12 × 80 are seen."""
+    seen = [80 * i for i in range(1, 13)]
+    ended = planted(make(tmp_path / "run"), [rows / (rows + 500) for rows in seen])
+    look = under_way.look(ended, answered(0.66))
+    assert look.evidence["rows needed"] == pytest.approx(99 * 500 - 960, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flat_accuracy_is_not_under_way(tmp_path, seed):
+    noise = torch.randn(40, generator=torch.Generator().manual_seed(seed)) * 0.02
+    ended = planted(make(tmp_path / "run"), (0.6 + noise).tolist(), every=2)
+    assert not under_way.look(ended, answered(0.6)).claims
+
+
+def test_a_rise_below_what_needs_no_recall_is_not_under_way(tmp_path):
+    ended = planted(make(tmp_path / "run"), [0.02 * i for i in range(1, 12)])
+    assert not under_way.look(ended, answered(0.22)).claims
+
+
+def test_a_plateau_has_not_begun(tmp_path):
+    ended = planted(make(tmp_path / "run"), [0.25] * 12, loss=lambda step: 2.0 - 1e-4 * step)
+    look = not_begun.look(ended, answered(0.25))
+    assert look.claims
+    assert look.evidence["loss a 1,000 steps"] == pytest.approx(-0.1)
+    assert not not_begun.look(ended, answered(0.35)).claims
+
+
+def test_an_untrained_model_ranks_answers_by_chance_and_a_solved_one_rightly(tmp_path):
+    for init, least, most in (("random", 0.4, 0.6), ("oracle", 1.0, 1.0)):
+        run = make(tmp_path / init, d_model=64, init=init)
+        found = answers(planted(run, [0.1]))
+        assert found.outranks is not None
+        assert least <= found.outranks <= most
+        assert found.rule in ("context value", "position only")
+        assert 0.2 < found.plateau < 0.4
+    assert found.accuracy == 1
+
+
+def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
+    run = make(tmp_path / "run")
+    result = finish(run)
+    found = result["diagnosis"]
+    assert found["kind"] == "not begun"
+    assert found["seq_len"] == 16
+    assert f"not begun: {found['because']}" in ending(result)
+    says = describe(measure(Subject.of(run))[0]).says
+    assert "Why it is not solved, at rows of 16 tokens: not begun. Validation accuracy is" in says
+
+
+def test_a_result_from_before_diagnoses_is_still_shown(tmp_path):
+    run = make(tmp_path / "run")
+    result = finish(run)
+    del result["diagnosis"]
+    run.write_result(result)
+    assert "why it is not solved" not in ending(result)
+    assert "Why it is not solved" not in describe(measure(Subject.of(run))[0]).says
+
+
+def test_a_run_in_a_shorter_stage_is_diagnosed_there(tmp_path):
+    task = MQAR(seq_len=32, vocab_size=64)
+    result = finish(make(tmp_path / "run", task, lengthen=True, stage_steps=8, max_steps=64))
+    assert result["stopped"] == "budget"
+    assert result["diagnosis"]["seq_len"] == 8
+
+
+def test_a_solved_run_has_no_diagnosis(tmp_path):
+    result = finish(make(tmp_path / "run", d_model=64, init="oracle"))
+    assert result["accuracy"] == 1
+    assert result["diagnosis"] is None
+
+
+def test_looking_changes_nothing(tmp_path):
+    ended = planted(make(tmp_path / "run", stack="AN", d_model=8), [0.1] * 80)
+    before = copy.deepcopy(ended.state.model.state_dict())
+    drawn = torch.random.get_rng_state()
+    found = diagnose(ended.run, ended.state, stopped="budget", accuracy=0.1, by_hand=None)
+    assert found is not None
+    json.dumps(found.evidence, allow_nan=False)
+    assert all(value.equal(before[name]) for name, value in ended.state.model.state_dict().items())
+    assert torch.random.get_rng_state().equal(drawn)
+    assert ended.state.step == 800

@@ -1,0 +1,136 @@
+"""The training loop's parts: schedule, optimisers, scored positions, evaluation, divergence."""
+
+import math
+
+import pytest
+import torch
+
+from lab.config import TrainConfig
+from lab.models import build
+from lab.training.fit import (
+    DivergedError,
+    first_row,
+    fit,
+    learning_rate,
+    start,
+)
+from tasks.mqar import MQAR
+
+TASK = MQAR(seq_len=16, vocab_size=64)
+
+
+def model(**options):
+    return build("AM", vocab_size=64, d_model=16, **options)
+
+
+def test_the_schedule():
+    config = TrainConfig(learning_rate=1.0, warmup_steps=10, max_steps=110, schedule="cosine")
+    assert learning_rate(config, 1) == 0.1
+    assert learning_rate(config, 10) == 1.0
+    assert learning_rate(config, 60) == pytest.approx(0.55)
+    assert learning_rate(config, 110) == pytest.approx(0.1)
+    constant = TrainConfig(learning_rate=1.0, warmup_steps=0)
+    assert learning_rate(constant, 1) == learning_rate(constant, 10**6) == 1.0
+
+
+def test_every_trained_parameter_has_one_optimizer():
+    language_model = build("AE SM", vocab_size=64, d_model=16, options={"E.n_experts": 16})
+    state = start(language_model, TrainConfig(weight_decay=0.1))
+    held = [
+        (name, id(p), group["weight_decay"])
+        for name, optimizer in state.optimizers.items()
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+    assert sorted(i for _, i, _ in held) == sorted(id(p) for p in language_model.parameters())
+    by_id = {i: (name, decay) for name, i, decay in held}
+    for name, p in language_model.named_parameters():
+        optimizer, decay = by_id[id(p)]
+        table = name.startswith(("embed", "blocks.0.mlp.down", "blocks.0.mlp.up"))
+        assert optimizer == ("muon" if p.ndim == 2 and not table else "adamw"), name
+        assert decay == (0.1 if p.ndim >= 2 else 0.0), name
+
+
+def test_a_frozen_table_has_none():
+    state = start(model(train_embedding=False), TrainConfig(optimizer="adamw"))
+    held = {id(p) for g in state.optimizers["adamw"].param_groups for p in g["params"]}
+    assert id(state.model.embed.weight) not in held
+
+
+def test_training_rows_are_new_or_go_round():
+    fresh = TrainConfig(batch_size=4)
+    assert [first_row(fresh, seen) for seen in (0, 4, 396)] == [0, 4, 396]
+    finite = TrainConfig(batch_size=4, train_rows=8)
+    assert [first_row(finite, seen) for seen in (0, 4, 8, 12)] == [0, 4, 0, 4]
+
+
+def test_rows_tell_what_happened():
+    config = TrainConfig(batch_size=4, max_steps=5, eval_every=2, test_rows=4)
+    rows = list(fit(TASK, start(model(), config), config, "fp32"))
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5]
+    validated = [row.validation_accuracy is not None for row in rows]
+    assert validated == [False, True, False, True, True]
+    assert [row.test_accuracy is not None for row in rows] == [False] * 4 + [True]
+    assert all(math.isfinite(row.loss) and row.grad_norm > 0 and row.seconds > 0 for row in rows)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_one_step_moves_every_parameter(precision):
+    config = TrainConfig(batch_size=4, max_steps=1, test_rows=4, warmup_steps=0)
+    language_model = model()
+    before = [p.clone() for p in language_model.parameters()]
+    list(fit(TASK, start(language_model, config), config, precision))
+    for old, new in zip(before, language_model.parameters(), strict=True):
+        assert not torch.equal(old, new)
+
+
+@pytest.fixture
+def begun():
+    """A model after its first step, and the steps to come."""
+    config = TrainConfig(batch_size=4, max_steps=3, test_rows=4)
+    state = start(model(), config)
+    steps = fit(TASK, state, config, "fp32")
+    next(steps)
+    return state.model, steps
+
+
+def test_a_broken_weight_is_named_and_not_made_worse(begun):
+    language_model, steps = begun
+    with torch.no_grad():
+        language_model.embed.weight.fill_(torch.nan)
+    others = [p.clone() for p in language_model.blocks.parameters()]
+    with pytest.raises(DivergedError, match="loss=nan at step 2"):
+        next(steps)
+    for old, new in zip(others, language_model.blocks.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_an_exploded_loss_is_named(begun):
+    language_model, steps = begun
+    with torch.no_grad():
+        language_model.norm_final.weight.mul_(-1e4)
+    with pytest.raises(DivergedError, match=r"loss=.* at step 2, above"):
+        next(steps)
+
+
+def test_tables_learn_at_a_rate_of_their_own_while_rows_are_shortest():
+    config = TrainConfig(
+        learning_rate=1e-3,
+        table_learning_rate=5e-3,
+        warmup_steps=0,
+        batch_size=4,
+        max_steps=4,
+        eval_every=1,
+        test_rows=4,
+        lengthen=True,
+        lengthen_at=1.0,
+    )
+    state = start(model(), config)
+    tables, rest = state.optimizers["adamw"].param_groups
+    assert [id(p) for p in tables["params"]] == [id(state.model.embed.weight)]
+    steps = fit(TASK, state, config, "fp32")
+    next(steps)
+    assert (tables["lr"], rest["lr"]) == (pytest.approx(5e-3), 1e-3)
+    state.stage = 1
+    next(steps)
+    assert (tables["lr"], rest["lr"]) == (1e-3, 1e-3)
