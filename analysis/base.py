@@ -1,5 +1,6 @@
 """What an analysis is: a module that measures a model on rows, draws what it found, says it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -124,6 +125,31 @@ class Words:
     reading: str
     alt: str
     passages: tuple[Passage, ...] = ()
+
+
+class Finding(ABC):
+    """What an analysis found: numbers in the fields of a frozen dataclass, words, and a figure.
+
+    `analysis.record.plain` must be able to write the fields as JSON.
+    """
+
+    @abstractmethod
+    def describe(self) -> Words:
+        """Put the finding in words."""
+
+    @abstractmethod
+    def draw(self) -> go.Figure | None:
+        """Draw the finding; None when there is nothing to be seen."""
+
+
+def describe(finding: Finding) -> Words:
+    """Put a finding in words."""
+    return finding.describe()
+
+
+def draw(finding: Finding) -> go.Figure | None:
+    """Draw a finding; None when there is nothing to be seen."""
+    return finding.draw()
 
 
 @runtime_checkable

@@ -7,8 +7,7 @@ from typing import Any
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
-from analysis.provenance import provenance
-from analysis.record import plain
+from analysis.record import plain, provenance
 
 FORMAT = 1
 """Of analysis.json."""

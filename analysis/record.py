@@ -1,15 +1,22 @@
-"""analysis.json: what was measured, as numbers that another program can read."""
+"""analysis.json: what was measured and on what, as numbers that another program can read."""
 
+import hashlib
 import math
+import platform
+import subprocess
 from dataclasses import field, fields, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lab.training.runs import Run
+
 STORED = "stored"
 
 
-def drawn() -> Any:
+def figure_only() -> Any:
     """Return a dataclass field for what only a figure needs: analysis.json leaves it out."""
     return field(metadata={STORED: False})
 
@@ -34,3 +41,43 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{type(value).__name__} is nothing that analysis.json can hold")
+
+
+def provenance(run: Run) -> dict[str, str]:
+    """Return what identifies data, code and machine, by name, as text."""
+    result = run.result() or {}
+    return {
+        "seed": str(run.train.seed),
+        "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
+        "data, SHA-256": data_hash(run),
+        "lab commit": commit() or "unknown",
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy", "plotly")},
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def data_hash(run: Run) -> str:
+    """Return the SHA-256 of the first test batch's inputs, int64 little-endian, row by row."""
+    size = min(run.train.batch_size, run.train.test_rows)
+    inputs = run.task.batch(split="test", size=size, seed=run.train.seed).inputs
+    return hashlib.sha256(inputs.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def commit() -> str | None:
+    """Return the commit of the lab's own sources, "-dirty" when they differ from it.
+
+    None where it cannot be known: no git, or an installation outside a repository of its own.
+    """
+    here = Path(__file__)
+    try:
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -8,16 +8,12 @@ from itertools import pairwise
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
-from plotly.colors import sequential
 from plotly.subplots import make_subplots
 
 from analysis.plots import style
+from analysis.plots.style import COLORS, DASHES, SEQUENTIAL
 from analysis.statistics.thinning import evenly
 
-COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.SKY)
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-SEQUENTIAL = [[i / (len(sequential.Cividis) - 1), c] for i, c in enumerate(sequential.Cividis)]
-"""For shares and entries: the same on light pages and on dark."""
 PANELS = 8
 """Most heads with a panel of their own."""
 HEAD = style.HEAD + 26
@@ -32,13 +28,13 @@ def positions(
     width: int,
 ) -> go.Figure:
     """Draw each head's mean bias by position, a mark a role; whiskers are standard deviations."""
-    drawn, places = _panels(names, 190)
+    fig, places = _panels(names, 190)
     at = (np.arange(bias.shape[2]) + 0.5) * width - 0.5
     for i, (row, column) in enumerate(places):
         for role, name in enumerate(roles):
             there = np.isfinite(bias[i, role])
             whiskers = spread[i, role, there]
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=at[there],
                 y=bias[i, role, there],
                 mode="markers",
@@ -53,9 +49,9 @@ def positions(
                 row=row,
                 col=column,
             )
-    drawn.update_yaxes(title_text="bias, nats", col=1)
-    _title_below(drawn, places, "position of the key, tokens")
-    return drawn
+    fig.update_yaxes(title_text="bias, nats", col=1)
+    _title_below(fig, places, "position of the key, tokens")
+    return fig
 
 
 def bars(
@@ -66,10 +62,10 @@ def bars(
     overall: Sequence[float],
 ) -> go.Figure:
     """Draw each head's kept share and mean weight by role, over the share that it keeps of all."""
-    drawn, places = _panels(names, 180)
+    fig, places = _panels(names, 180)
     labels = [html.escape(name) for name in roles]
     for i, (row, column) in enumerate(places):
-        drawn.add_bar(
+        fig.add_bar(
             x=labels,
             y=kept[i],
             marker={"color": [_color(role) for role in range(len(roles))]},
@@ -81,7 +77,7 @@ def bars(
             row=row,
             col=column,
         )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=labels,
             y=weights[i],
             mode="markers",
@@ -98,7 +94,7 @@ def bars(
             row=row,
             col=column,
         )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=labels,
             y=[overall[i]] * len(labels),
             mode="lines",
@@ -110,10 +106,10 @@ def bars(
             row=row,
             col=column,
         )
-    drawn.update_yaxes(range=[0, 1.2], tickvals=[0, 0.5, 1], tickformat=".0%")
-    drawn.update_yaxes(title_text="share kept", col=1)
-    drawn.update_xaxes(showgrid=False, tickangle=0)
-    return drawn.update_layout(bargap=0.35)
+    fig.update_yaxes(range=[0, 1.2], tickvals=[0, 0.5, 1], tickformat=".0%")
+    fig.update_yaxes(title_text="share kept", col=1)
+    fig.update_xaxes(showgrid=False, tickangle=0)
+    return fig.update_layout(bargap=0.35)
 
 
 def places(
@@ -124,14 +120,14 @@ def places(
 ) -> go.Figure:
     """Draw each head's kept share by role and band of positions; bands begin at those given."""
     high = 34 * len(roles) + 40
-    drawn, panels = _panels(names, high, legend=False)
+    fig, panels = _panels(names, high, legend=False)
     labels = [html.escape(name) for name in roles]
     spans = [
         f"{first}–{after - 1}" if after - 1 > first else f"{first}"
         for first, after in pairwise(bands)
     ]
     for i, (row, column) in enumerate(panels):
-        drawn.add_heatmap(
+        fig.add_heatmap(
             z=kept[i].astype(np.float32),
             x=list(range(len(spans))),
             y=labels,
@@ -144,13 +140,13 @@ def places(
             row=row,
             col=column,
         )
-    drawn.update_xaxes(showgrid=False, ticks="", tickangle=-45)
-    drawn.update_xaxes(tickvals=list(range(len(spans))), ticktext=spans)
-    drawn.update_yaxes(showgrid=False, ticks="", autorange="reversed")
-    drawn.update_yaxes(automargin="left", col=1)
-    drawn.update_yaxes(showticklabels=False, col=2)
-    _title_below(drawn, panels, "position of the key, tokens")
-    return drawn.update_layout(
+    fig.update_xaxes(showgrid=False, ticks="", tickangle=-45)
+    fig.update_xaxes(tickvals=list(range(len(spans))), ticktext=spans)
+    fig.update_yaxes(showgrid=False, ticks="", autorange="reversed")
+    fig.update_yaxes(automargin="left", col=1)
+    fig.update_yaxes(showticklabels=False, col=2)
+    _title_below(fig, panels, "position of the key, tokens")
+    return fig.update_layout(
         coloraxis={
             "colorscale": SEQUENTIAL,
             "cmin": 0,
@@ -174,9 +170,9 @@ def dumbbells(
     The whiskers of the latter go to the ends of its interval; NaN for none.
     """
     lines = list(range(len(names)))
-    drawn = style.figure(height=150 + 34 * len(names))
+    fig = style.new_figure(height=150 + 34 * len(names))
     for line in lines:
-        drawn.add_scatter(
+        fig.add_scatter(
             x=[without[line], masked[line]],
             y=[line, line],
             mode="lines",
@@ -185,7 +181,7 @@ def dumbbells(
             hoverinfo="skip",
         )
         right = max(without[line], masked[line]) < 0.5
-        drawn.add_annotation(
+        fig.add_annotation(
             text=html.escape(notes[line]),
             x=max(without[line], masked[line]) if right else min(without[line], masked[line]),
             y=line,
@@ -196,7 +192,7 @@ def dumbbells(
         ("without the mask, A⁰", without, "circle-open", style.VERMILLION),
         ("with it, A", masked, "circle", style.BLUE),
     ):
-        drawn.add_scatter(
+        fig.add_scatter(
             x=values,
             y=lines,
             mode="markers",
@@ -215,9 +211,9 @@ def dumbbells(
             cliponaxis=False,
             hovertemplate=f"{series}: %{{x:.2%}}<extra></extra>",
         )
-    drawn.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
-    drawn.update_xaxes(title_text="attention of scored queries on their answer's value")
-    drawn.update_yaxes(
+    fig.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
+    fig.update_xaxes(title_text="attention of scored queries on their answer's value")
+    fig.update_yaxes(
         range=[len(names) - 0.4, -0.6],
         tickvals=lines,
         ticktext=list(names),
@@ -225,7 +221,7 @@ def dumbbells(
         ticks="",
         automargin="left",
     )
-    return drawn.update_layout(margin_t=80)
+    return fig.update_layout(margin_t=80)
 
 
 def maps(
@@ -236,11 +232,11 @@ def maps(
     quantity: str,
 ) -> go.Figure:
     """Draw each head's values by step, upwards, and position."""
-    drawn, places = _panels(names, 220, legend=False)
+    fig, places = _panels(names, 220, legend=False)
     labels = [f"{step:,}" for step in steps]
     shown = evenly(range(len(steps)), 8)
     for i, (row, column) in enumerate(places):
-        drawn.add_heatmap(
+        fig.add_heatmap(
             z=values[:, i].astype(np.float32),
             x0=(width - 1) / 2,
             dx=width,
@@ -254,11 +250,11 @@ def maps(
             row=row,
             col=column,
         )
-    drawn.update_xaxes(showgrid=False)
-    drawn.update_yaxes(showgrid=False, tickvals=shown, ticktext=[labels[i] for i in shown])
-    drawn.update_yaxes(title_text="training step", title_standoff=2, col=1)
-    _title_below(drawn, places, "position of the key, tokens")
-    return drawn.update_layout(
+    fig.update_xaxes(showgrid=False)
+    fig.update_yaxes(showgrid=False, tickvals=shown, ticktext=[labels[i] for i in shown])
+    fig.update_yaxes(title_text="training step", title_standoff=2, col=1)
+    _title_below(fig, places, "position of the key, tokens")
+    return fig.update_layout(
         coloraxis={
             "colorscale": SEQUENTIAL,
             "colorbar": {"nticks": 6},
@@ -276,14 +272,13 @@ def curves(
     titles: tuple[str, str],
 ) -> go.Figure:
     """Draw two quantities by step, one below the other, a line a layer."""
-    drawn = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, figure=style.figure(height=440)
-    )
+    empty = style.new_figure(height=440)
+    fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, figure=empty)
     at = np.log2(steps + 1.0)
     for row, values in ((1, upper), (2, lower)):
         for i, name in enumerate(names):
             own = i < len(COLORS)
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=at,
                 y=values[:, i],
                 mode="lines+markers",
@@ -297,19 +292,19 @@ def curves(
                 row=row,
                 col=1,
             )
-        drawn.update_yaxes(
+        fig.update_yaxes(
             title_text=titles[row - 1], rangemode="tozero", exponentformat="power", row=row, col=1
         )
-    step_axis(drawn, steps)
-    drawn.update_xaxes(title_text=None, showticklabels=False, row=1, col=1)
-    return drawn.update_layout(margin_t=84)
+    step_axis(fig, steps)
+    fig.update_xaxes(title_text=None, showticklabels=False, row=1, col=1)
+    return fig.update_layout(margin_t=84)
 
 
-def step_axis(drawn: go.Figure, steps: Int[np.ndarray, " steps"]) -> None:
+def step_axis(fig: go.Figure, steps: Int[np.ndarray, " steps"]) -> None:
     """Label horizontal axes of log₂(step + 1) with steps: 0 has a place, and early ones room."""
     last = int(steps[-1])
     ticks = sorted({0, 1, *(4**k for k in range(1, 16) if 3 * 4**k <= 2 * last), last})
-    drawn.update_xaxes(
+    fig.update_xaxes(
         title_text="training step",
         tickvals=np.log2(np.array(ticks) + 1.0),
         ticktext=[f"{tick:,}" for tick in ticks],
@@ -323,20 +318,20 @@ def _panels(
     """Return a figure with a titled panel for each name, two abreast, and where they are."""
     across = min(2, len(names))
     down = math.ceil(len(names) / across)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=down,
         cols=across,
         subplot_titles=list(names),
         horizontal_spacing=0.1,
         vertical_spacing=0.0 if down == 1 else 56 / (height * down),
-        figure=style.figure(height=_height(len(names), height, legend=legend)),
+        figure=style.new_figure(height=_height(len(names), height, legend=legend)),
     )
-    drawn.update_annotations(font_size=11)
-    drawn.update_layout(
+    fig.update_annotations(font_size=11)
+    fig.update_layout(
         margin={"t": HEAD + 36 * legend, "b": 52},
         legend={"y": 1 + 20 / (height * down), "yref": "paper", "yanchor": "bottom"},
     )
-    return drawn, [(i // across + 1, i % across + 1) for i in range(len(names))]
+    return fig, [(i // across + 1, i % across + 1) for i in range(len(names))]
 
 
 def _height(panels: int, height: int, *, legend: bool) -> int:
@@ -344,11 +339,11 @@ def _height(panels: int, height: int, *, legend: bool) -> int:
     return HEAD + 36 * legend + height * math.ceil(panels / min(2, panels)) + 52
 
 
-def _title_below(drawn: go.Figure, places: Sequence[tuple[int, int]], text: str) -> None:
+def _title_below(fig: go.Figure, places: Sequence[tuple[int, int]], text: str) -> None:
     """Name the horizontal axis of the lowest panel of each column."""
     for column in {column for _, column in places}:
         row = max(r for r, c in places if c == column)
-        drawn.update_xaxes(title_text=text, row=row, col=column)
+        fig.update_xaxes(title_text=text, row=row, col=column)
 
 
 def _color(i: int) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from analysis.base import Subject
 from analysis.dynamic_mask.masking import Table, auroc, masked_layers, reading, see
 from analysis.links import has_pairs
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.scoring import scored
 from analysis.statistics.estimates import Estimate, accuracy
 from analysis.statistics.thinning import evenly
@@ -55,7 +55,7 @@ class History:
     tables: tuple[bool, ...]
     gradients: Float[np.ndarray, "steps layers"]
     drifts: Float[np.ndarray, "steps layers"]
-    values: Float[np.ndarray, "steps heads t"] = drawn()
+    values: Float[np.ndarray, "steps heads t"] = figure_only()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.dynamic_mask.heads import Head, head_name, heads
 from analysis.dynamic_mask.history import Beyond, History, beyond, history, learn, without_masks
 from analysis.dynamic_mask.masking import Seen, masked_layers, see
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.scoring import scored
 from analysis.statistics.estimates import Estimate, accuracy, per_row, ratio, worst_of_many
 
@@ -50,8 +50,8 @@ class Values:
     layers: tuple[int, ...]
     gradients: tuple[float, ...]
     width: int
-    bias: Float[np.ndarray, "n roles bins"] = drawn()
-    spread: Float[np.ndarray, "n roles bins"] = drawn()
+    bias: Float[np.ndarray, "n roles bins"] = figure_only()
+    spread: Float[np.ndarray, "n roles bins"] = figure_only()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Kept:
 
     role_names: tuple[str, ...]
     bands: tuple[int, ...]
-    heads: tuple[Head, ...] = drawn()
+    heads: tuple[Head, ...] = figure_only()
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Effect:
     removal: tuple[Estimate, ...]
     harm: tuple[float, ...]
     beyond: Beyond
-    heads: tuple[Head, ...] = drawn()
+    heads: tuple[Head, ...] = figure_only()
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Trajectory:
     steps: Int[np.ndarray, " steps"]
     by_band: Float[np.ndarray, "steps n bands"]
     width: int
-    values: Float[np.ndarray, "steps n bins"] = drawn()
+    values: Float[np.ndarray, "steps n bins"] = figure_only()
 
 
 def measure(subject: Subject) -> list[Values | Selection | Kept | Effect | Trajectory | History]:

@@ -12,8 +12,8 @@ from analysis.dynamic_mask.heads import Head
 from analysis.dynamic_mask.history import History
 from analysis.dynamic_mask.masking import LIGHT
 from analysis.dynamic_mask.results import Effect, Kept, Selection, Trajectory, Values, measure
-from analysis.plots.style import percent
 from analysis.statistics.estimates import SURE, Estimate
+from analysis.words import percent
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 

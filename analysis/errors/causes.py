@@ -150,13 +150,13 @@ def redrawn(
 ) -> Int[np.ndarray, "rounds w"]:
     """Return wrong answers drawn from a pool of tokens; −1 where it holds the right one alone."""
     kinds, count = np.unique(pool, return_counts=True)
-    drawn = rng.choice(kinds, (rounds, len(asked)), p=count / count.sum())
+    fig = rng.choice(kinds, (rounds, len(asked)), p=count / count.sum())
     for _ in range(64):
-        same = drawn == asked.targets
+        same = fig == asked.targets
         if not same.any():
-            return drawn
-        drawn[same] = rng.choice(kinds, same.sum(), p=count / count.sum())
-    return np.where(drawn == asked.targets, -1, drawn)
+            return fig
+        fig[same] = rng.choice(kinds, same.sum(), p=count / count.sum())
+    return np.where(fig == asked.targets, -1, fig)
 
 
 def other_value(batch: Batch, asked: Asked, rng: np.random.Generator) -> Int[np.ndarray, " w"]:
@@ -168,8 +168,8 @@ def other_value(batch: Batch, asked: Asked, rng: np.random.Generator) -> Int[np.
         where = values[some.rows]
         legal = (where >= 0) & (where < some.positions[:, None])
         legal &= where != some.values[:, None]
-        drawn = np.where(legal, rng.random(legal.shape), -1.0).argmax(1)
-        chosen = np.take_along_axis(where, drawn[:, None], 1)[:, 0]
+        fig = np.where(legal, rng.random(legal.shape), -1.0).argmax(1)
+        chosen = np.take_along_axis(where, fig[:, None], 1)[:, 0]
         found[part] = np.where(legal.any(1), chosen, -1)
     return found
 

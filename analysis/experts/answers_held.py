@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.experts.deletion import Site, retrieving, sites
-from analysis.record import drawn
+from analysis.record import figure_only
 from lab.models import LanguageModel
 from tasks.base import IGNORE, Batch
 
@@ -119,9 +119,9 @@ class Answers:
     same: float
     any_two: float
     top: tuple[Holder, ...]
-    effects: Float[np.ndarray, " q"] = drawn()
-    seconds: Float[np.ndarray, " q"] = drawn()
-    by_one: Bool[np.ndarray, " q"] = drawn()
+    effects: Float[np.ndarray, " q"] = figure_only()
+    seconds: Float[np.ndarray, " q"] = figure_only()
+    by_one: Bool[np.ndarray, " q"] = figure_only()
 
 
 def answers_held(

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from analysis.base import Words
 from analysis.experts.pairs import EDGES, Choices, Pairs, coalition, count_pairs, shuffled
 from analysis.plots import style
-from analysis.plots.style import percent
+from analysis.words import percent
 
 PAIRS = 2**20
 """Most co-occurrences that are counted at once, all layers together."""
@@ -276,17 +276,17 @@ def draw(found: CoActivation) -> go.Figure | None:
     filled = np.flatnonzero((heights >= SEEN * heights.max()).any(0))
     first, last = max(0, filled[0] - 1), filled[-1] + 2
     high = min(180, max(44, 720 // len(layers)))
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=len(layers),
         cols=1,
         shared_xaxes=True,
         vertical_spacing=0.16 / len(layers),
-        figure=style.figure(84 + high * len(layers) + 48),
+        figure=style.new_figure(84 + high * len(layers) + 48),
     )
     middles = (EDGES[1:] + EDGES[:-1])[first:last] / 2
     for i, layer in enumerate(layers, 1):
         name = f"layer {layer.layer}"
-        drawn.add_bar(
+        fig.add_bar(
             x=middles,
             y=layer.heights[first:last],
             marker={"color": style.BLUE, "line": {"width": 0}},
@@ -298,7 +298,7 @@ def draw(found: CoActivation) -> go.Figure | None:
             row=i,
             col=1,
         )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=middles,
             y=layer.null_heights[first:last],
             mode="lines",
@@ -310,7 +310,7 @@ def draw(found: CoActivation) -> go.Figure | None:
             row=i,
             col=1,
         )
-        drawn.add_annotation(
+        fig.add_annotation(
             text=name,
             xref="x domain",
             x=0.99,
@@ -319,9 +319,9 @@ def draw(found: CoActivation) -> go.Figure | None:
             xanchor="right",
             yanchor="top",
         )
-    drawn.add_vline(0, line={"color": style.MUTED, "width": 1})
-    drawn.update_yaxes(tickformat=".0%", rangemode="tozero", nticks=4)
-    drawn.update_yaxes(title_text="share of co-occurrences", row=(len(layers) + 1) // 2, col=1)
-    drawn.update_xaxes(range=[EDGES[first], EDGES[last]], showgrid=False)
-    drawn.update_xaxes(title_text="PMI of the pair, nats", row=len(layers), col=1)
-    return drawn.update_layout(margin_t=84, bargap=0)
+    fig.add_vline(0, line={"color": style.MUTED, "width": 1})
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", nticks=4)
+    fig.update_yaxes(title_text="share of co-occurrences", row=(len(layers) + 1) // 2, col=1)
+    fig.update_xaxes(range=[EDGES[first], EDGES[last]], showgrid=False)
+    fig.update_xaxes(title_text="PMI of the pair, nats", row=len(layers), col=1)
+    return fig.update_layout(margin_t=84, bargap=0)

@@ -205,7 +205,7 @@ def _changes(
         sums = np.bincount(rows[part], values[part])
         sizes = np.bincount(rows[part])
         by_row = np.stack([sums, sizes], axis=1)[sizes > 0]
-        interval = bootstrap(by_row, rng, statistic=lambda drawn: np.divide(*drawn.sum(0)))
+        interval = bootstrap(by_row, rng, statistic=lambda fig: np.divide(*fig.sum(0)))
         return float(values[part].mean()), interval
 
     return {name: Change(*mean(loss, part), *mean(right, part)) for name, part in parts.items()}

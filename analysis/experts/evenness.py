@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 
 from analysis.experts.choices import Chosen
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.statistics import distributions
 
 STANDING = 0.9
@@ -116,7 +116,7 @@ class Load:
     overlap_uniform: float
     margin: float
     tied: float
-    ranked: Ranked = drawn()
+    ranked: Ranked = figure_only()
 
     @property
     def collapsed(self) -> bool:

@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 from analysis.base import Words
 from analysis.experts.answers_held import HALVED, LEAD, Answers, Holder
 from analysis.plots import style
-from analysis.plots.style import percent
+from analysis.words import percent
 from lab.intervals import wilson
 
 FLOOR = 1e-4
@@ -63,16 +63,16 @@ def draw(found: Answers) -> go.Figure:
     above, below = 300, 24 * len(bars) + 8
     margins = {"t": 84, "b": 48}
     if not bars:
-        drawn = style.figure(above + margins["t"] + margins["b"])
+        fig = style.new_figure(above + margins["t"] + margins["b"])
         panel = {}
     else:
         gap = 72
-        drawn = make_subplots(
+        fig = make_subplots(
             rows=2,
             cols=1,
             row_heights=[above, below],
             vertical_spacing=gap / (above + gap + below),
-            figure=style.figure(above + gap + below + margins["t"] + margins["b"]),
+            figure=style.new_figure(above + gap + below + margins["t"] + margins["b"]),
         )
         panel = {"row": 1, "col": 1}
     top = 1.5 * max(float(found.effects.max()), 2 * HALVED)
@@ -81,7 +81,7 @@ def draw(found: Answers) -> go.Figure:
         (([FLOOR, top / LEAD], [LEAD * FLOOR, top]), f"{LEAD} × the runner-up", "dash"),
         (([FLOOR, top], [HALVED, HALVED]), "half as likely", "dot"),
     ):
-        drawn.add_scatter(
+        fig.add_scatter(
             x=line[0],
             y=line[1],
             mode="lines",
@@ -96,7 +96,7 @@ def draw(found: Answers) -> go.Figure:
     ):
         kept = found.by_one == by_one
         if kept.any():
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=np.maximum(found.seconds[kept], FLOOR).astype(np.float32),
                 y=np.maximum(found.effects[kept], FLOOR).astype(np.float32),
                 mode="markers",
@@ -108,10 +108,10 @@ def draw(found: Answers) -> go.Figure:
             )
     axis = {"type": "log", "tickformat": "~g", "dtick": 1}
     ends = [np.log10(FLOOR) - 0.1, np.log10(top)]
-    drawn.update_xaxes(**axis, range=ends, title_text="loss without the runner-up, rise in nats")
-    drawn.update_yaxes(**axis, range=ends, title_text="without the expert that matters most")
+    fig.update_xaxes(**axis, range=ends, title_text="loss without the runner-up, rise in nats")
+    fig.update_yaxes(**axis, range=ends, title_text="without the expert that matters most")
     if bars:
-        drawn.add_bar(
+        fig.add_bar(
             x=[one.answers for one in bars],
             y=[str(one.place) for one in bars],
             orientation="h",
@@ -124,7 +124,7 @@ def draw(found: Answers) -> go.Figure:
         )
         most = bars[-1].answers
         for one in bars:
-            drawn.add_annotation(
+            fig.add_annotation(
                 text=f"{one.answers}: {_tokens(one)}",
                 x=one.answers,
                 y=str(one.place),
@@ -133,7 +133,7 @@ def draw(found: Answers) -> go.Figure:
                 row=2,
                 col=1,
             )
-        drawn.update_xaxes(
+        fig.update_xaxes(
             type="linear",
             range=[0, 2.2 * most],
             dtick=max(1, round(most / 2)),
@@ -142,7 +142,7 @@ def draw(found: Answers) -> go.Figure:
             row=2,
             col=1,
         )
-        drawn.update_yaxes(
+        fig.update_yaxes(
             type="category",
             range=[-0.6, len(bars) - 0.4],
             dtick=None,
@@ -151,7 +151,7 @@ def draw(found: Answers) -> go.Figure:
             row=2,
             col=1,
         )
-    return drawn.update_layout(margin={**margins, "l": 74})
+    return fig.update_layout(margin={**margins, "l": 74})
 
 
 def _tokens(one: Holder) -> str:

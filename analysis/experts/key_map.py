@@ -13,8 +13,7 @@ from analysis.experts import coactivation as expert_coactivation
 from analysis.experts.coactivation import CoActivation, co_activation
 from analysis.experts.pairs import Choices, choices, exchanged
 from analysis.plots import style
-from analysis.plots.style import percent
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.statistics.distributions import (
     entropy,
     joint_counts,
@@ -22,6 +21,7 @@ from analysis.statistics.distributions import (
     mutual_information,
     shares,
 )
+from analysis.words import percent
 
 TITLE = "Map of experts"
 SIDE = 128
@@ -78,7 +78,7 @@ class LoadMap:
     null: float
     ids: int
     most: float
-    counts: Int[np.ndarray, "rows columns"] = drawn()
+    counts: Int[np.ndarray, "rows columns"] = figure_only()
 
 
 def measure(subject: Subject) -> list[LoadMap | CoActivation]:
@@ -197,7 +197,7 @@ def _drawn(found: LoadMap) -> go.Figure:
     cell = 0.82 * across / load.shape[1]
     side = min(cell * load.shape[0], 460)
     above, margins = 64, {"t": 58, "b": 100}
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=2,
         cols=2,
         row_heights=[above, side],
@@ -205,9 +205,9 @@ def _drawn(found: LoadMap) -> go.Figure:
         horizontal_spacing=0.035,
         vertical_spacing=10 / (above + side + 10),
         specs=[[{}, None], [{}, {}]],
-        figure=style.figure(round(above + side + 10 + margins["t"] + margins["b"])),
+        figure=style.new_figure(round(above + side + 10 + margins["t"] + margins["b"])),
     )
-    drawn.add_heatmap(
+    fig.add_heatmap(
         # From 0 up: plotly takes the diverging scale for what has both signs.
         z=np.maximum(levels - floor, 0).astype(np.float32),
         x0=(pool - 1) / 2,
@@ -222,7 +222,7 @@ def _drawn(found: LoadMap) -> go.Figure:
         col=1,
     )
     bars = {"marker": {"color": style.MUTED, "line": {"width": 0}}, "showlegend": False}
-    drawn.add_bar(
+    fig.add_bar(
         x=np.arange(columns),
         y=found.column_share,
         hovertemplate="column %{x}: %{y:.2%}<extra></extra>",
@@ -230,7 +230,7 @@ def _drawn(found: LoadMap) -> go.Figure:
         col=1,
         **bars,
     )
-    drawn.add_bar(
+    fig.add_bar(
         x=found.row_share,
         y=np.arange(rows),
         orientation="h",
@@ -244,19 +244,19 @@ def _drawn(found: LoadMap) -> go.Figure:
         {"x0": 0, "x1": 1, "xref": "x domain", "y0": 1 / columns, "y1": 1 / columns, "yref": "y"},
         {"x0": 1 / rows, "x1": 1 / rows, "xref": "x3", "y0": 0, "y1": 1, "yref": "y3 domain"},
     ):
-        drawn.add_shape(uniform | ends)
+        fig.add_shape(uniform | ends)
     along, down = [-0.5, columns - 0.5], [rows - 0.5, -0.5]
-    drawn.update_xaxes(range=along, showgrid=False, col=1)
-    drawn.update_xaxes(showticklabels=False, ticks="", row=1, col=1)
-    drawn.update_xaxes(title_text="column key", row=2, col=1)
-    drawn.update_yaxes(range=down, showgrid=False, row=2)
-    drawn.update_yaxes(title_text="row key", row=2, col=1)
-    drawn.update_yaxes(showticklabels=False, ticks="", row=2, col=2)
+    fig.update_xaxes(range=along, showgrid=False, col=1)
+    fig.update_xaxes(showticklabels=False, ticks="", row=1, col=1)
+    fig.update_xaxes(title_text="column key", row=2, col=1)
+    fig.update_yaxes(range=down, showgrid=False, row=2)
+    fig.update_yaxes(title_text="row key", row=2, col=1)
+    fig.update_yaxes(showticklabels=False, ticks="", row=2, col=2)
     percents = {"title_text": "share", "tickformat": ".0%", "nticks": 3, "rangemode": "tozero"}
-    drawn.update_yaxes(**percents, row=1, col=1)
-    drawn.update_xaxes(**percents, row=2, col=2)
+    fig.update_yaxes(**percents, row=1, col=1)
+    fig.update_xaxes(**percents, row=2, col=2)
     steps = [step for step in STEPS if 0 <= math.log10(step) - floor <= DECADES]
-    return drawn.update_layout(
+    return fig.update_layout(
         margin=margins,
         bargap=0,
         coloraxis={

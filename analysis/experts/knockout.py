@@ -13,8 +13,8 @@ from analysis.experts.answers_held import SHORTLIST, Answers, answers_held
 from analysis.experts.deletion import retrieving, sites
 from analysis.experts.effects import Change, Deletion, LayerKnockout, Roles, layer_knockout
 from analysis.plots import style
-from analysis.plots.style import percent
 from analysis.statistics.thinning import evenly
+from analysis.words import percent
 
 TITLE = "Experts knocked out"
 TOKENS = 4096
@@ -228,19 +228,19 @@ def draw(result: LayerKnockout | Roles | Answers) -> go.Figure:
 def _draw_layer(found: LayerKnockout) -> go.Figure:
     names = [str(deletion.place) for deletion in found.deletions]
     everything = f"all {found.n_experts:,}"
-    drawn = style.figure(84 + 22 * (len(names) + 1) + 52)
+    fig = style.new_figure(84 + 22 * (len(names) + 1) + 52)
     twins = [d.change.loss for d in found.deletions if d.twin]
     if twins:
-        drawn.add_vrect(
+        fig.add_vrect(
             min(twins), max(twins), fillcolor=style.MUTED, opacity=0.3, line_width=0, layer="below"
         )
-    drawn.add_vline(0, line={"color": style.MUTED, "width": 1}, layer="below")
+    fig.add_vline(0, line={"color": style.MUTED, "width": 1}, layer="below")
     for (name, look), twin in zip(LOOKS.items(), (False, True), strict=True):
         chosen = [i for i, deletion in enumerate(found.deletions) if deletion.twin is twin]
         deleted = [found.deletions[i] for i in chosen]
         notes = [f"{percent(d.choices)} of choices, {percent(d.load)} of Σ|w|" for d in deleted]
         _dots(
-            drawn,
+            fig,
             [names[i] for i in chosen],
             [d.change for d in deleted],
             {"name": name, "marker": look, "customdata": notes},
@@ -251,11 +251,11 @@ def _draw_layer(found: LayerKnockout) -> go.Figure:
     if np.nanmax(np.abs([low, high, found.everything.loss])) <= FAR * reach:
         whole = {"color": style.GREEN, "symbol": "square", "size": 9}
         look = {"name": "all experts", "marker": whole, "customdata": ["the whole layer"]}
-        _dots(drawn, [everything], [found.everything], look)
+        _dots(fig, [everything], [found.everything], look)
     else:
         right = found.everything.loss > 0
-        drawn.update_xaxes(range=[-reach, reach])
-        drawn.add_annotation(
+        fig.update_xaxes(range=[-reach, reach])
+        fig.add_annotation(
             text=f"{_signed(found.everything.loss)} →"
             if right
             else f"← {_signed(found.everything.loss)}",
@@ -264,7 +264,7 @@ def _draw_layer(found: LayerKnockout) -> go.Figure:
             xanchor="right" if right else "left",
             y=everything,
         )
-    drawn.update_yaxes(
+    fig.update_yaxes(
         categoryorder="array",
         categoryarray=[*names[::-1], everything],
         range=[-0.6, len(names) + 0.6],
@@ -272,15 +272,15 @@ def _draw_layer(found: LayerKnockout) -> go.Figure:
         showgrid=False,
         automargin="left",
     )
-    drawn.update_xaxes(title_text="change of loss when deleted, nats", tickformat="~g")
-    return drawn.update_layout(margin_t=84)
+    fig.update_xaxes(title_text="change of loss when deleted, nats", tickformat="~g")
+    return fig.update_layout(margin_t=84)
 
 
 def _draw_roles(found: Roles) -> go.Figure:
     lines = [(layer, entry) for layer in found.layers for entry in layer.by_role]
     names = [f"layer {layer.layer} · {html.escape(entry.role)}" for layer, entry in lines]
-    drawn = style.figure(84 + 30 * len(lines) + 52)
-    drawn.add_vline(0, line={"color": style.MUTED, "width": 1}, layer="below")
+    fig = style.new_figure(84 + 30 * len(lines) + 52)
+    fig.add_vline(0, line={"color": style.MUTED, "width": 1}, layer="below")
     for name, (look, everything, shift) in ROLE_LOOKS.items():
         changes = [entry.everything if everything else entry.one for _, entry in lines]
         notes = [
@@ -288,29 +288,29 @@ def _draw_roles(found: Roles) -> go.Figure:
             for label, (_, entry) in zip(names, lines, strict=True)
         ]
         _dots(
-            drawn,
+            fig,
             [i + shift for i in range(len(lines))],
             changes,
             {"name": name, "marker": look, "customdata": notes},
         )
-    drawn.update_yaxes(
+    fig.update_yaxes(
         tickvals=list(range(len(lines))),
         ticktext=names,
         range=[len(lines) - 0.4, -0.6],
         showgrid=False,
         automargin="left",
     )
-    drawn.update_xaxes(title_text="change of loss over all answers, nats", tickformat="~g")
-    return drawn.update_layout(margin_t=84)
+    fig.update_xaxes(title_text="change of loss over all answers, nats", tickformat="~g")
+    return fig.update_layout(margin_t=84)
 
 
 def _dots(
-    drawn: go.Figure, y: Sequence[str | float], changes: Sequence[Change], look: dict[str, Any]
+    fig: go.Figure, y: Sequence[str | float], changes: Sequence[Change], look: dict[str, Any]
 ) -> None:
     """Add a dot with a whisker for each change."""
     loss = np.array([change.loss for change in changes])
     ends = np.array([change.loss_interval for change in changes]).reshape(-1, 2)
-    drawn.add_scatter(
+    fig.add_scatter(
         x=loss,
         y=y,
         mode="markers",

@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from analysis.base import Subject, Words
 from analysis.experts.choices import chosen_experts
 from analysis.experts.evenness import STANDING, Load, load
-from analysis.plots.style import BLUE, GREEN, MUTED, PURPLE, VERMILLION, figure, percent
+from analysis.plots.style import BLUE, GREEN, MUTED, PURPLE, VERMILLION, new_figure
 from analysis.statistics.thinning import evenly
+from analysis.words import percent
 
 TITLE = "Which experts are used"
 FACES = (
@@ -212,7 +213,7 @@ def draw(result: Loads | Comparison) -> go.Figure:
 
 def _ranked(result: Loads) -> go.Figure:
     """Draw load by rank on logarithmic axes, over the band of random choice."""
-    drawn = figure(height=420)
+    fig = new_figure(height=420)
     looks = faces([one.layer for one in result.layers])
     seen: list[float] = []
     bands = {}
@@ -223,7 +224,7 @@ def _ranked(result: Loads) -> go.Figure:
         low = np.maximum(band.low[inside], band.high[inside] * 1e-3)
         ranks = band.ranks[inside]
         seen += [float(band.low[band.low > 0].min(initial=1.0)), float(band.high.max())]
-        drawn.add_scatter(
+        fig.add_scatter(
             x=np.concatenate([ranks, ranks[::-1]]),
             y=np.concatenate([band.high[inside], low[::-1]]).astype(np.float32),
             fill="toself",
@@ -243,7 +244,7 @@ def _ranked(result: Loads) -> go.Figure:
             used = values > 0
             seen += values[used].tolist()
             solid = dash == "solid"
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=ranked.ranks[used],
                 y=values[used].astype(np.float32),
                 mode="lines+markers" if solid and face.symbol else "lines",
@@ -256,7 +257,7 @@ def _ranked(result: Loads) -> go.Figure:
                 hovertemplate=f"layer {one.layer}, rank %{{x:,}}: %{{y:.3g}} × mean<extra></extra>",
             )
     # One entry for all dotted lines, in no layer's colour.
-    drawn.add_scatter(
+    fig.add_scatter(
         x=[None],
         y=[None],
         mode="lines",
@@ -266,21 +267,21 @@ def _ranked(result: Loads) -> go.Figure:
     )
     most = max(one.n_experts for one in result.layers)
     low, high = np.log10([min(seen), max(seen)])
-    drawn.update_xaxes(
+    fig.update_xaxes(
         type="log",
         range=[-0.03, math.log10(most) + 0.03],
         dtick=1 if most > 50 else "D2",
         tickformat=",",
         title_text="rank of the expert by load",
     )
-    drawn.update_yaxes(
+    fig.update_yaxes(
         type="log",
         range=[max(low, -3) - 0.1, high + 0.1],
         tickformat="~g",
         dtick="D2" if high - max(low, -3) < 1.5 else 1,
         title_text="load, multiples of the mean",
     )
-    return drawn.update_layout(margin_t=104 if len(result.layers) > 2 else 84)
+    return fig.update_layout(margin_t=104 if len(result.layers) > 2 else 84)
 
 
 def _dots(result: Comparison) -> go.Figure:
@@ -301,11 +302,11 @@ def _dots(result: Comparison) -> go.Figure:
             f"layer {layer}" for layer in (layers if pitch == 1 else [layers[0], layers[-1]])
         ]
         at = places[-1] + 1.4
-    drawn = figure(height=round(44 + 40 + 18 * at + 48))
+    fig = new_figure(height=round(44 + 40 + 18 * at + 48))
     shares, uniform = (x[kept].ravel() for x in (result.shares, result.uniform))
     lines_x = [x for pair in zip(shares, uniform, strict=True) for x in (*pair, None)]
     lines_y = [x for place in y for x in (place, place, None)]
-    drawn.add_scatter(
+    fig.add_scatter(
         x=lines_x,
         y=lines_y,
         mode="lines",
@@ -317,7 +318,7 @@ def _dots(result: Comparison) -> go.Figure:
         (uniform, "random choice", "circle-open"),
         (shares, "measured", "circle"),
     ):
-        drawn.add_scatter(
+        fig.add_scatter(
             x=values,
             y=y,
             mode="markers",
@@ -332,13 +333,13 @@ def _dots(result: Comparison) -> go.Figure:
             hovertemplate=f"%{{text}}, {name}: %{{x:.2%}}<extra></extra>",
         )
     for place, name in headings:
-        drawn.add_annotation(
+        fig.add_annotation(
             text=f"<b>{name}</b>", x=0, y=place, xref="x", xanchor="left", yanchor="middle"
         )
-    drawn.update_xaxes(
+    fig.update_xaxes(
         range=[-0.02, 1.02], tickformat=".0%", title_text="share", tickvals=[0, 0.25, 0.5, 0.75, 1]
     )
-    drawn.update_yaxes(
+    fig.update_yaxes(
         range=[at - 0.4, -0.6],
         tickvals=ticks,
         ticktext=labels,
@@ -346,7 +347,7 @@ def _dots(result: Comparison) -> go.Figure:
         ticks="",
         showline=False,
     )
-    return drawn.update_layout(margin={"t": 84, "l": 64})
+    return fig.update_layout(margin={"t": 84, "l": 64})
 
 
 def number(count: float) -> str:

@@ -48,8 +48,8 @@ class Choices:
         most = max(1, most)
         if len(self.experts) <= most:
             return self
-        drawn = rng.choice(len(self.experts), most, replace=False)
-        return replace(self, experts=self.experts[drawn], ids=self.ids[drawn])
+        fig = rng.choice(len(self.experts), most, replace=False)
+        return replace(self, experts=self.experts[fig], ids=self.ids[fig])
 
 
 def choices(model: LanguageModel, batch: Batch) -> list[Choices]:

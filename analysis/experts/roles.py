@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.experts.choices import Chosen, chosen_experts
-from analysis.plots.style import figure, percent
-from analysis.record import drawn
+from analysis.plots.style import new_figure
+from analysis.record import figure_only
 from analysis.statistics import distributions
+from analysis.words import percent
 
 TITLE = "Which experts serve which role"
 DRAWS = 2**17
@@ -53,8 +54,8 @@ class Preference:
     experts: Int[np.ndarray, " e"]
     told: Float[np.ndarray, " e"]
     load: Float[np.ndarray, " e"]
-    shares: Float[np.ndarray, "e roles"] = drawn()
-    null: Float[np.ndarray, " rounds"] = drawn()
+    shares: Float[np.ndarray, "e roles"] = figure_only()
+    null: Float[np.ndarray, " rounds"] = figure_only()
 
     @property
     def beyond(self) -> Float[np.ndarray, " rounds"]:
@@ -229,7 +230,7 @@ def draw(result: Preferences) -> go.Figure:
         places += [place + 1 + i for i in range(len(one.experts))]
         place = places[-1] + 0.5
     shares = np.concatenate([result.roles[None], *(one.shares for one in layers)])
-    chart = figure(height=round(96 + 19 * (place + 1) + 48))
+    chart = new_figure(height=round(96 + 19 * (place + 1) + 48))
     for role, name in enumerate(result.role_names):
         chart.add_bar(
             x=shares[:, role].astype(np.float32),

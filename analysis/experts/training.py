@@ -11,8 +11,9 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.experts.choices import Chosen, chosen_experts, expert_layers
 from analysis.experts.evenness import STANDING, Load, load, overlap_uniform
 from analysis.experts.load import faces, number
-from analysis.plots.style import MUTED, figure, percent
+from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.thinning import evenly
+from analysis.words import percent
 from lab.training.runs import Run
 
 TITLE = "Experts over training"
@@ -248,7 +249,7 @@ def draw(course: Course) -> go.Figure:
         cols=1,
         shared_xaxes=True,
         vertical_spacing=0.05,
-        figure=figure(height=840),
+        figure=new_figure(height=840),
     )
     looks = faces(course.layers.tolist())
     zero = 0.5 * course.steps[course.steps > 0].min()

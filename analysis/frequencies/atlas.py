@@ -21,7 +21,7 @@ from analysis.frequencies.spectra import (
     on_edges,
 )
 from analysis.links import has_pairs
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.statistics.distributions import effective_number, shares
 from analysis.statistics.intervals import bootstrap
 from tasks.base import Batch
@@ -64,7 +64,7 @@ class Spectrum:
     effective: Float[np.ndarray, " c"]
     long: Float[np.ndarray, " c"]
     uniform_long: float
-    coherence: Float[np.ndarray, "c m"] = drawn()
+    coherence: Float[np.ndarray, "c m"] = figure_only()
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Curves:
     spread: Float[np.ndarray, " c"]
     carried: dict[str, Float[np.ndarray, "l c"]]
     wavelengths: Float[np.ndarray, " m"]
-    by_pair: Float[np.ndarray, "l m"] = drawn()
+    by_pair: Float[np.ndarray, "l m"] = figure_only()
 
     @property
     def telling(self) -> int:

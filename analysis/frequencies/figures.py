@@ -24,13 +24,13 @@ SYMBOL = dict(zip(ANSWERS, ("circle", "diamond"), strict=True))
 def energies(layers: Sequence[Spectrum], seq_len: int) -> go.Figure:
     """Draw the spectra, a row a comparison, wavelength to the right."""
     rows = sum(len(layer.share) for layer in layers)
-    drawn = style.figure(height=_height(rows))
+    fig = style.new_figure(height=_height(rows))
     labels: list[str] = []
     for layer in layers:
         ratio = layer.share * layer.share.shape[1]
         first = len(labels)
         labels += _labels(layer, len(ratio))
-        drawn.add_heatmap(
+        fig.add_heatmap(
             x=edges_of(layer.wavelengths),
             y0=first,
             dy=1,
@@ -40,7 +40,7 @@ def energies(layers: Sequence[Spectrum], seq_len: int) -> go.Figure:
             hovertemplate="%{text}<extra></extra>",
         )
     ticks = list(range(-DOUBLINGS, DOUBLINGS + 1))
-    drawn.update_layout(
+    fig.update_layout(
         coloraxis={
             "cmin": -DOUBLINGS,
             "cmax": DOUBLINGS,
@@ -50,8 +50,8 @@ def energies(layers: Sequence[Spectrum], seq_len: int) -> go.Figure:
             },
         },
     )
-    _axes(drawn, layers, seq_len, [labels], "share, as a multiple of a uniform spectrum's")
-    return drawn.update_layout(margin={"l": 84, "t": 78, "b": 126})
+    _axes(fig, layers, seq_len, [labels], "share, as a multiple of a uniform spectrum's")
+    return fig.update_layout(margin={"l": 84, "t": 78, "b": 126})
 
 
 def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
@@ -60,13 +60,13 @@ def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
     heights = [sum(len(u.effect) for u in layers if u.edge == kind) for kind in kinds]
     gap = 56
     plot = sum(ROW * max(2, rows) for rows in heights) + gap * (len(kinds) - 1)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=len(kinds),
         cols=1,
         shared_xaxes=True,
         vertical_spacing=gap / plot,
         row_heights=[float(max(2, rows)) for rows in heights],
-        figure=style.figure(height=78 + plot + 126),
+        figure=style.new_figure(height=78 + plot + 126),
     )
     spread = {id(u): u.advantage / np.where(u.effect == 0, 1, u.effect) for u in layers}
     parts = [u.by_pair / np.where(spread[id(u)] == 0, 1, spread[id(u)])[:, None] for u in layers]
@@ -77,7 +77,7 @@ def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
         axis = "" if panel == 0 else str(panel + 1)
         first = len(labels[panel])
         labels[panel] += _labels(layer, len(part))
-        drawn.add_heatmap(
+        fig.add_heatmap(
             x=edges_of(layer.wavelengths),
             y0=first,
             dy=1,
@@ -89,7 +89,7 @@ def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
             col=1,
         )
         for y, effect in enumerate(layer.effect.tolist(), first):
-            drawn.add_annotation(
+            fig.add_annotation(
                 text=f"{effect:+.2f}",
                 x=1,
                 xref=f"x{axis} domain",
@@ -98,18 +98,18 @@ def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
                 y=y,
                 yref=f"y{axis}",
             )
-    drawn.update_layout(
+    fig.update_layout(
         coloraxis={
             "cmin": -bound,
             "cmax": bound,
             "colorbar": {"nticks": 7},
         },
     )
-    _axes(drawn, layers, seq_len, labels, "added to the score, standard deviations")
+    _axes(fig, layers, seq_len, labels, "added to the score, standard deviations")
     for panel, kind in enumerate(kinds):
         axis = "" if panel == 0 else str(panel + 1)
         for text, side, shift in ((f"<b>{kind}</b>", "right", 0), ("sum", "left", 4)):
-            drawn.add_annotation(
+            fig.add_annotation(
                 text=text,
                 x=1,
                 xref=f"x{axis} domain",
@@ -120,13 +120,13 @@ def uses(layers: Sequence[Use], seq_len: int) -> go.Figure:
                 yanchor="bottom",
                 yshift=2,
             )
-    return drawn.update_layout(margin={"l": 84, "r": 52, "t": 78, "b": 126})
+    return fig.update_layout(margin={"l": 84, "r": 52, "t": 78, "b": 126})
 
 
 def lags(layers: Sequence[Curves]) -> go.Figure:
     """Draw scores by lag, a panel a layer."""
     across = _across(layers)
-    drawn, plot = _panels_by_lag(layers, panel=210, gap=50, around=124 + 48)
+    fig, plot = _panels_by_lag(layers, panel=210, gap=50, around=124 + 48)
     units = {"score, logits" if layer.sides == "Q/K" else "score C·B" for layer in layers}
     unit = units.pop() if len(units) == 1 else "score, logits or C·B"
     named: set[str] = set()
@@ -143,7 +143,7 @@ def lags(layers: Sequence[Curves]) -> go.Figure:
             for with_decay, (values, dash) in forms.items():
                 # One entry says what dashes are.
                 label = "with decay" if with_decay else name
-                drawn.add_scatter(
+                fig.add_scatter(
                     x=layer.lags,
                     y=values.astype(np.float32),
                     mode="lines+markers" if name in SYMBOL else "lines",
@@ -157,10 +157,10 @@ def lags(layers: Sequence[Curves]) -> go.Figure:
                     col=col,
                 )
                 named.add(label)
-        drawn.update_yaxes(title_text=unit if col == 1 else None, row=row, col=col)
-        drawn.update_yaxes(zeroline=True, zerolinecolor=style.MUTED, row=row, col=col)
-    drawn.update_annotations(font_size=11)
-    return drawn.update_layout(margin={"t": 124}, legend={"y": 1 + 22 / plot})
+        fig.update_yaxes(title_text=unit if col == 1 else None, row=row, col=col)
+        fig.update_yaxes(zeroline=True, zerolinecolor=style.MUTED, row=row, col=col)
+    fig.update_annotations(font_size=11)
+    return fig.update_layout(margin={"t": 124}, legend={"y": 1 + 22 / plot})
 
 
 def _across(layers: Sequence[Curves]) -> int:
@@ -182,16 +182,16 @@ def _panels_by_lag(
     across = _across(layers)
     down = math.ceil(len(layers) / across)
     plot = down * panel + (down - 1) * gap
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=down,
         cols=across,
         horizontal_spacing=0.13,
         vertical_spacing=gap / plot if down > 1 else 0,
         subplot_titles=[_panel_title(layer) for layer in layers],
-        figure=style.figure(height=around + plot),
+        figure=style.new_figure(height=around + plot),
     )
     for i in range(len(layers)):
-        drawn.update_xaxes(
+        fig.update_xaxes(
             type="log",
             title_text="lag, tokens" if i >= len(layers) - across else None,
             tickvals=[4**k for k in range(12)],
@@ -199,7 +199,7 @@ def _panels_by_lag(
             row=i // across + 1,
             col=i % across + 1,
         )
-    return drawn, plot
+    return fig, plot
 
 
 def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
@@ -210,13 +210,13 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
     if not all((layer.pairs >= FEWEST).any() for layer in layers):
         return None
     across = _across(layers)
-    drawn, _ = _panels_by_lag(layers, panel=220, gap=56, around=78 + 126)
+    fig, _ = _panels_by_lag(layers, panel=220, gap=56, around=78 + 126)
     enough = [layer.by_pair[layer.pairs >= FEWEST] for layer in layers]
     bound = float(np.quantile(np.abs(np.concatenate([z.ravel() for z in enough])), 0.995)) or 1.0
     for i, layer in enumerate(layers):
         row, col = i // across + 1, i % across + 1
         shown = layer.pairs >= FEWEST
-        drawn.add_heatmap(
+        fig.add_heatmap(
             x=edges_of(layer.lags[shown].astype(np.float64)),
             y=edges_of(layer.wavelengths),
             z=layer.by_pair[shown].T,
@@ -229,7 +229,7 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
         if half is not None:
             # On a logarithmic axis lines stand at logarithms only in annotations.
             axis = "" if i == 0 else str(i + 1)
-            drawn.add_shape(
+            fig.add_shape(
                 type="line",
                 x0=half,
                 x1=half,
@@ -239,7 +239,7 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
                 yref=f"y{axis} domain",
                 line={"color": style.GREEN, "width": 2},
             )
-            drawn.add_annotation(
+            fig.add_annotation(
                 text="decay ½",
                 x=math.log10(half),
                 xref=f"x{axis}",
@@ -249,7 +249,7 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
                 yref=f"y{axis} domain",
                 yanchor="top",
             )
-        drawn.update_yaxes(
+        fig.update_yaxes(
             type="log",
             title_text="wavelength 2π/θ, tokens" if col == 1 else None,
             tickvals=[10**k for k in range(1, 10)],
@@ -258,11 +258,11 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
             row=row,
             col=col,
         )
-    drawn.update_layout(
+    fig.update_layout(
         coloraxis={"cmin": -bound, "cmax": bound, "colorbar": {"nticks": 7}},
     )
-    drawn.update_annotations(font_size=11)
-    drawn.add_annotation(
+    fig.update_annotations(font_size=11)
+    fig.add_annotation(
         text="added to the mean score at the lag, standard deviations",
         x=0.5,
         xref="paper",
@@ -270,15 +270,15 @@ def pairs_by_lag(layers: Sequence[Curves]) -> go.Figure | None:
         yref="paper",
         yshift=-74,
     )
-    return drawn.update_layout(margin={"t": 78, "b": 126})
+    return fig.update_layout(margin={"t": 78, "b": 126})
 
 
 def bands(result: Bands) -> go.Figure:
     """Draw the change of accuracy by band, placebo beside it."""
     shown = result.bands
     rows = [f"{b.layer} · {b.sides} {b.name}" for b in shown]
-    drawn = style.figure(height=92 + 24 * len(rows) + 48)
-    drawn.add_scatter(
+    fig = style.new_figure(height=92 + 24 * len(rows) + 48)
+    fig.add_scatter(
         x=np.concatenate([100 * band.placebo for band in shown]),
         y=np.repeat(rows, [len(band.placebo) for band in shown]),
         mode="markers",
@@ -288,7 +288,7 @@ def bands(result: Bands) -> go.Figure:
     )
     change = 100 * np.array([band.change for band in shown])
     ends = 100 * np.array([band.interval for band in shown]).reshape(-1, 2)
-    drawn.add_scatter(
+    fig.add_scatter(
         x=change,
         y=rows,
         mode="markers",
@@ -305,12 +305,12 @@ def bands(result: Bands) -> go.Figure:
         customdata=[_waves(band.wavelengths) for band in shown],
         hovertemplate="%{y}, %{customdata}: %{x:+.1f} points<extra></extra>",
     )
-    drawn.add_vline(0, line={"color": style.MUTED, "width": 1}, layer="below")
-    drawn.update_xaxes(title_text="change of accuracy, percentage points")
-    drawn.update_yaxes(
+    fig.add_vline(0, line={"color": style.MUTED, "width": 1}, layer="below")
+    fig.update_xaxes(title_text="change of accuracy, percentage points")
+    fig.update_yaxes(
         categoryorder="array", categoryarray=rows[::-1], showgrid=False, automargin="left", ticks=""
     )
-    return drawn.update_layout(margin={"t": 92})
+    return fig.update_layout(margin={"t": 92})
 
 
 def edges_of(wavelengths: Float[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
@@ -344,7 +344,7 @@ def _hover(layer: Spectrum | Use, values: list[str]) -> list[list[str]]:
 
 
 def _axes(
-    drawn: go.Figure,
+    fig: go.Figure,
     layers: Sequence[Spectrum | Use],
     seq_len: int,
     labels: list[list[str]],
@@ -352,18 +352,18 @@ def _axes(
 ) -> None:
     """Lay out the axes of heat maps of frequencies, with a mark at the row's length."""
     ends = np.concatenate([edges_of(layer.wavelengths) for layer in layers])
-    drawn.update_xaxes(
+    fig.update_xaxes(
         type="log",
         range=np.log10([ends.min(), ends.max()]).tolist(),
         showgrid=False,
         tickvals=[10**k for k in range(1, 10)],
         tickformat="~s",
     )
-    drawn.update_yaxes(showgrid=False, ticks="", title_text="layer")
+    fig.update_yaxes(showgrid=False, ticks="", title_text="layer")
     for panel, names in enumerate(labels):
         axis = "" if panel == 0 else str(panel + 1)
         bottom = panel == len(labels) - 1
-        drawn.update_layout(
+        fig.update_layout(
             {
                 f"xaxis{axis}": {"title": {"text": "wavelength 2π/θ, tokens" if bottom else None}},
                 f"yaxis{axis}": {
@@ -373,7 +373,7 @@ def _axes(
                 },
             }
         )
-        drawn.add_shape(
+        fig.add_shape(
             type="line",
             x0=seq_len,
             x1=seq_len,
@@ -383,8 +383,8 @@ def _axes(
             yref=f"y{axis} domain",
             line={"color": style.GREEN, "width": 2},
         )
-    drawn.add_annotation(text=colors, x=0.5, xref="paper", y=0, yref="paper", yshift=-74)
-    drawn.add_annotation(
+    fig.add_annotation(text=colors, x=0.5, xref="paper", y=0, yref="paper", yshift=-74)
+    fig.add_annotation(
         text=f"row: {seq_len:,} tokens",
         x=math.log10(seq_len),
         xref="x",

@@ -21,8 +21,8 @@ from analysis.frequencies.atlas import (
 )
 from analysis.frequencies.bands import PLACEBOS, Bands, measure_bands
 from analysis.frequencies.spectra import Rotation, rotated_mixers, rotations
-from analysis.plots.style import percent
-from analysis.record import drawn
+from analysis.record import figure_only
+from analysis.words import percent
 
 TITLE = "Rotary frequencies"
 LEANS = 0.1
@@ -79,7 +79,7 @@ class PairsByLag:
         peaks: of each layer where a lag is preferred, that lag and the frequencies behind it.
     """
 
-    layers: tuple[Curves, ...] = drawn()
+    layers: tuple[Curves, ...] = figure_only()
     peaks: tuple["Peak", ...] = ()
 
 

@@ -26,7 +26,7 @@ from analysis.matrices.head_scores import (
 )
 from analysis.mixing import mixers
 from analysis.plots.dots import LINES, Panel, dots
-from analysis.plots.style import percent
+from analysis.words import percent
 from lab.intervals import Z95
 from lab.laws import MatrixMixer
 

@@ -24,7 +24,7 @@ from analysis.plots.heatmaps import (
 from analysis.plots.heatmaps import (
     draw as draw,
 )
-from analysis.plots.style import percent
+from analysis.words import percent
 from lab.laws import MatrixMixer
 
 TITLE = "What each layer mixes, on the first test row"

@@ -23,9 +23,9 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.links import row_links
 from analysis.mixing import Mixer, mixers
 from analysis.plots import heatmaps as pictures
-from analysis.plots.style import percent
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.statistics.intervals import bootstrap
+from analysis.words import percent
 from lab.laws import MatrixMixer
 
 TITLE = "All layers in one"
@@ -60,7 +60,7 @@ class Rollout:
     on_self: Float[np.ndarray, " rows"]
     uniform_self: float
     rows: int
-    shown: pictures.Mixing = drawn()
+    shown: pictures.Mixing = figure_only()
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ def components(found: Components) -> go.Figure:
     names = [
         f"{layer} · {kind}" for layer, kind in zip(found.layers, found.components, strict=True)
     ]
-    drawn = style.figure(height=64 + ROW * max(3, len(names)) + 92)
-    drawn.add_heatmap(
+    fig = style.new_figure(height=64 + ROW * max(3, len(names)) + 92)
+    fig.add_heatmap(
         x=COLUMNS,
         y0=0,
         dy=1,
@@ -30,7 +30,7 @@ def components(found: Components) -> go.Figure:
         ygap=2,
         hovertemplate="layer %{customdata} at the %{x}: %{text}<extra></extra>",
     )
-    drawn.update_layout(
+    fig.update_layout(
         coloraxis={
             "cmin": -1,
             "cmax": 1,
@@ -39,7 +39,7 @@ def components(found: Components) -> go.Figure:
             },
         },
     )
-    drawn.add_annotation(
+    fig.add_annotation(
         text="answer restored, share of the margin",
         x=0.5,
         xref="paper",
@@ -47,8 +47,8 @@ def components(found: Components) -> go.Figure:
         yref="paper",
         yshift=-26,
     )
-    drawn.update_xaxes(side="top", showgrid=False, ticks="")
-    drawn.update_yaxes(
+    fig.update_xaxes(side="top", showgrid=False, ticks="")
+    fig.update_yaxes(
         range=[len(names) - 0.5, -0.5],
         tickvals=list(range(len(names))),
         ticktext=names,
@@ -57,7 +57,7 @@ def components(found: Components) -> go.Figure:
         title_text="layer",
         automargin="left",
     )
-    return drawn.update_layout(margin={"t": 72, "b": 84})
+    return fig.update_layout(margin={"t": 72, "b": 84})
 
 
 def _numbers(found: Components) -> list[list[str]]:

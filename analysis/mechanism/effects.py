@@ -135,14 +135,14 @@ def share(
     The interval is NaN as soon as one resample has nothing to divide by: without it, the rest would
     look surer than they are.
     """
-    drawn: list[float] = []
+    fig: list[float] = []
 
     def ratio(sums: Float[np.ndarray, "b 2"]) -> float:
-        drawn.append(_ratio(sums))
-        return drawn[-1]
+        fig.append(_ratio(sums))
+        return fig[-1]
 
     low, high = bootstrap(sums, rng, statistic=ratio)
-    unsure = bool(np.isnan(drawn).any())
+    unsure = bool(np.isnan(fig).any())
     return _ratio(sums), (math.nan, math.nan) if unsure else (low, high)
 
 
@@ -195,10 +195,10 @@ def places_of(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor
     }
     sites["elsewhere"] = ~(sites["key"] | sites["value"] | sites["query"])
     before = torch.arange(none.shape[1], device=none.device) < pairs.query.amax((1, 2))[:, None]
-    drawn = _drawn(sites["elsewhere"] & before, pairs.value[0].numel(), rng)
+    fig = _drawn(sites["elsewhere"] & before, pairs.value[0].numel(), rng)
     # What could not be drawn stands at −1 and lands in a column that is cut off.
     wide = torch.zeros(none.shape[0], none.shape[1] + 1, dtype=torch.bool, device=none.device)
-    sites["placebo"] = wide.scatter(1, drawn % wide.shape[1], True)[:, :-1]
+    sites["placebo"] = wide.scatter(1, fig % wide.shape[1], True)[:, :-1]
     return sites
 
 
@@ -278,10 +278,10 @@ def _edits(
         if arm[couple] >= 3:
             before = torch.arange(places.shape[1], device=places.device)
             before = before < query[:, couple].amin(-1, keepdim=True)
-            drawn = _drawn(places & before, 2, rng)
+            fig = _drawn(places & before, 2, rng)
             # A row without two such positions exchanges one with itself.
-            drawn = torch.where((drawn < 0).any(1, keepdim=True), 0, drawn)
-            first, second = drawn.unbind(1)
+            fig = torch.where((fig < 0).any(1, keepdim=True), 0, fig)
+            first, second = fig.unbind(1)
         yield swap_values(model, layer, first, second)
 
 
@@ -299,5 +299,5 @@ def _other_sources(
 def _drawn(free: Bool[Tensor, "n t"], many: int, rng: np.random.Generator) -> Int[Tensor, "n many"]:
     """Draw distinct positions of each row among the free ones; −1 where there are no more."""
     order = torch.from_numpy(rng.random(tuple(free.shape))).to(free.device)
-    order, drawn = order.masked_fill(~free, 2.0).sort(1)
-    return drawn.masked_fill(order >= 1, -1)[:, :many]
+    order, fig = order.masked_fill(~free, 2.0).sort(1)
+    return fig.masked_fill(order >= 1, -1)[:, :many]

@@ -39,8 +39,8 @@ from analysis.mechanism.draw_components import components as draw_components
 from analysis.mechanism.effects import ARMS, SITES, Edited, Restored, baseline, edit, restore
 from analysis.mechanism.swapped_keys import couples
 from analysis.plots import style
-from analysis.plots.style import percent
 from analysis.statistics.intervals import bootstrap
+from analysis.words import percent
 
 TITLE = "How does it recall?"
 ROW_TOKENS = 16_384
@@ -331,14 +331,14 @@ def _bars(share: Float[np.ndarray, " n"], ends: Float[np.ndarray, "n 2"]) -> dic
 
 def _draw_restored(found: Restored) -> go.Figure:
     """Draw a line a site."""
-    drawn = style.figure(height=360)
+    fig = style.new_figure(height=360)
     symbols = ("square", "diamond", "circle", "triangle-up", "x")
     names = ("keys", "values", "queries", "all else", "placebo")
     dashes = ("solid", "solid", "solid", "dash", "dot")
     spread = 0.012 * (found.depths[-1] - found.depths[0])
     for i, name in enumerate(names):
         muted = {"color": style.MUTED} if i >= 3 else {}
-        drawn.add_scatter(
+        fig.add_scatter(
             # Side by side, where lines share a height.
             x=found.depths + spread * (i - 2),
             y=found.share[i],
@@ -352,22 +352,22 @@ def _draw_restored(found: Restored) -> go.Figure:
     ticks = [f"after block {depth - 1}" if depth else "tokens" for depth in found.depths]
     if len(ticks) > 4:
         ticks = [f"{depth}" for depth in found.depths]
-    drawn.update_xaxes(
+    fig.update_xaxes(
         tickvals=found.depths,
         ticktext=ticks,
         showgrid=False,
         title_text="residual stream, by blocks behind it",
     )
-    drawn.update_yaxes(title_text="answer restored, share of the margin")
-    return drawn.update_layout(margin_t=84)
+    fig.update_yaxes(title_text="answer restored, share of the margin")
+    return fig.update_layout(margin_t=84)
 
 
 def _draw_edits(found: Edited) -> go.Figure:
     """Draw a line a layer, on it a dot for each edit and a cross for its placebo."""
-    drawn = style.figure(height=150 + 60 * max(2, len(found.layers)))
+    fig = style.new_figure(height=150 + 60 * max(2, len(found.layers)))
     for arm, symbol in enumerate(("circle", "square", "diamond")):
         height = np.arange(len(found.layers)) + 0.26 * (arm - 1)
-        drawn.add_scatter(
+        fig.add_scatter(
             x=found.left[arm],
             y=height,
             mode="markers",
@@ -376,7 +376,7 @@ def _draw_edits(found: Edited) -> go.Figure:
             name=ARMS[arm] if arm == 2 else f"{ARMS[arm]} blocked",
             hovertemplate=f"{ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
         )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=found.placebo[arm],
             y=height,
             mode="markers",
@@ -387,12 +387,12 @@ def _draw_edits(found: Edited) -> go.Figure:
             legendrank=2000,
             hovertemplate=f"placebo of {ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
         )
-    drawn.update_xaxes(title_text="what is left, share of the margin")
-    drawn.update_yaxes(
+    fig.update_xaxes(title_text="what is left, share of the margin")
+    fig.update_yaxes(
         tickvals=np.arange(len(found.layers)),
         ticktext=[f"layer {layer}" for layer in found.layers],
         range=[len(found.layers) - 0.5, -0.5],
         showgrid=False,
         automargin="left",
     )
-    return drawn.update_layout(margin_t=96)
+    return fig.update_layout(margin_t=96)

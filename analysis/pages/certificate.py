@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from analysis.base import Words
 from analysis.pages import export
 from analysis.pages.page import filled, shown_as
-from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, figure, stamped
+from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, add_title, new_figure
 from lab.certification.process import OUTCOMES, SIGNS, Certificate, counted
 from lab.files import write
 
@@ -65,8 +65,8 @@ def draw(certificate: Certificate) -> go.Figure:
     high = math.ceil(max([STRONGEST, *finite]))
     room = MARGIN * (high - low)
     ends = (low - 2 * room, high + 2 * room)
-    drawn = figure(height=ROW * len(laws) + REST)
-    drawn.add_scatter(
+    fig = new_figure(height=ROW * len(laws) + REST)
+    fig.add_scatter(
         x=[0] * 3 * len(laws),
         y=[end for i, d in enumerate(decades) for end in _bound(i, d is None)],
         mode="lines",
@@ -78,7 +78,7 @@ def draw(certificate: Certificate) -> go.Figure:
         rows = [i for i, law in enumerate(laws) if law["verdict"] == outcome]
         if not rows:
             continue
-        drawn.add_scatter(
+        fig.add_scatter(
             x=[_place(decades[i], ends[0] + room, ends[1] - room) for i in rows],
             y=rows,
             mode="markers",
@@ -90,8 +90,8 @@ def draw(certificate: Certificate) -> go.Figure:
         )
     for i, law in enumerate(laws):
         if decades[i] is None:
-            _reason(drawn, ends[0] + 2 * room, i, law["evidence"])
-    drawn.add_annotation(
+            _reason(fig, ends[0] + 2 * room, i, law["evidence"])
+    fig.add_annotation(
         text="allowed ↔ fails", x=0, y=-0.5, yanchor="bottom", yshift=2, xanchor="center"
     )
     ticks = {decade: _power(decade) for decade in _ticks(low, high)}
@@ -101,14 +101,14 @@ def draw(certificate: Certificate) -> go.Figure:
         # Apart from its neighbour on a phone too.
         near = high - (high - low) / 10
         ticks = {**{k: v for k, v in ticks.items() if k < near}, ends[1] - room: "∞"}
-    drawn.update_xaxes(
+    fig.update_xaxes(
         range=list(ends),
         tickvals=list(ticks),
         ticktext=list(ticks.values()),
         title_text="measured / allowed",
         fixedrange=True,
     )
-    drawn.update_yaxes(
+    fig.update_yaxes(
         range=[len(laws) - 0.5, -0.5],
         tickvals=list(range(len(laws))),
         ticktext=[html.escape(law["law"]) for law in laws],
@@ -117,7 +117,7 @@ def draw(certificate: Certificate) -> go.Figure:
         ticks="",
         fixedrange=True,
     )
-    return drawn.update_layout(
+    return fig.update_layout(
         margin={"l": 96, "r": 12, "t": 84, "b": 92},
         legend={"y": 0, "yref": "container", "yanchor": "bottom"},
     )
@@ -126,13 +126,13 @@ def draw(certificate: Certificate) -> go.Figure:
 def page(certificate: Certificate) -> str:
     """Return a certificate as one page: the figure, every law's words, failures' programs."""
     words = describe(certificate)
-    drawn = shown_as(words, draw(certificate), _stamp(certificate))
+    fig = shown_as(words, draw(certificate), _stamp(certificate))
     return filled(
         "certificate.html.j2",
         certificate=certificate,
         counts=counted(certificate),
         signs=SIGNS,
-        drawn=drawn,
+        fig=fig,
     )
 
 
@@ -148,7 +148,7 @@ def save(certificate: Certificate, path: Path) -> None:
         write(path, page(certificate))
         return
     title = describe(certificate).title
-    export.save(stamped(draw(certificate), title, _stamp(certificate)), path)
+    export.save(add_title(draw(certificate), title, _stamp(certificate)), path)
 
 
 def _stamp(certificate: Certificate) -> str:
@@ -195,9 +195,9 @@ def _hover(law: Certificate) -> str:
     return "<br>".join(lines)
 
 
-def _reason(drawn: go.Figure, x: float, row: int, text: str) -> None:
+def _reason(fig: go.Figure, x: float, row: int, text: str) -> None:
     lines = textwrap.wrap(text, REASON, max_lines=LINES, placeholder=" …")
-    drawn.add_annotation(
+    fig.add_annotation(
         text="<br>".join(map(html.escape, lines)),
         x=x,
         y=row,

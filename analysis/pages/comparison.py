@@ -15,15 +15,15 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.matrices import pictures as matrices
 from analysis.mechanism import results as mechanism
 from analysis.pages.page import Shown, filled, shown_as, stamp
-from analysis.plots.style import MUTED, SYMBOLS, figure, percent
-from analysis.record import drawn, plain
+from analysis.plots.style import DASHES, MUTED, SYMBOLS, new_figure
+from analysis.record import figure_only, plain
 from analysis.run import baselines, dynamics
 from analysis.run.paths import Onsets
+from analysis.words import percent
 from lab.files import RunError, write, writing
 from lab.intervals import wilson
 from lab.training.runs import Run
 
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 LEAST = 2
 
 
@@ -62,8 +62,8 @@ class Compared:
     rows_per_second: float | None
     parameters: int
     mechanism: str | None
-    held_out_steps: Int[np.ndarray, " m"] = drawn()
-    held_out: Float[np.ndarray, " m"] = drawn()
+    held_out_steps: Int[np.ndarray, " m"] = figure_only()
+    held_out: Float[np.ndarray, " m"] = figure_only()
     stages: tuple[tuple[int, int], ...] = ()
     full_from: int | None = 0
 
@@ -276,7 +276,7 @@ def describe_accuracy(found: Comparison) -> Words:
 def draw_accuracy(found: Comparison) -> go.Figure:
     """Draw a dot with its interval a run, first run on top."""
     names = [html.escape(run.name) for run in found.runs]
-    drawing = figure(height=130 + 34 * len(names))
+    drawing = new_figure(height=130 + 34 * len(names))
     for i, run in enumerate(found.runs):
         if run.accuracy is None or run.interval is None:
             continue
@@ -344,7 +344,7 @@ def describe_curves(found: Comparison) -> Words:
 
 def draw_curves(found: Comparison) -> go.Figure:
     """Draw accuracy by step, a colour, a dash and a symbol a run."""
-    drawing = figure(height=360 + 14 * len(found.runs))
+    drawing = new_figure(height=360 + 14 * len(found.runs))
     for i, run in enumerate(found.runs):
         drawing.add_scatter(
             x=run.held_out_steps,

@@ -63,8 +63,8 @@ def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None
         return
     # A notebook's thread has an event loop already, beside which no second one can run.
     with ThreadPoolExecutor(1) as pool:
-        drawn = pool.submit(_draw, images, scale).result()
-    for path, image in drawn.items():
+        fig = pool.submit(_draw, images, scale).result()
+    for path, image in fig.items():
         write(path, image)
 
 

@@ -13,7 +13,8 @@ from plotly.offline import get_plotlyjs
 from analysis import ANALYSES
 from analysis.base import Analysis, Subject, Words
 from analysis.examination import Examination
-from analysis.plots.style import DARK, HEAD, LIGHT, percent, stamped
+from analysis.plots.style import DARK, HEAD, LIGHT, add_title
+from analysis.words import percent
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def shown(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]
     return [shown_as(analysis.describe(result), analysis.draw(result), stamp) for result in results]
 
 
-def shown_as(words: Words, drawn: go.Figure | None, stamp: str) -> Shown:
+def shown_as(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
     """Return a figure and its words, ready for a page."""
-    if drawn is None:
+    if fig is None:
         return Shown(words, None, "")
     # plotly's own JSON: arrays become base64.
-    spec = json.loads(stamped(drawn, words.title, stamp).to_json() or "")
+    spec = json.loads(add_title(fig, words.title, stamp).to_json() or "")
     layout = spec["layout"]
     del layout["template"]
     height = layout["height"] - HEAD
@@ -74,9 +75,9 @@ def drawings(examination: Examination) -> dict[str, go.Figure]:
     found = {}
     for name, results in examination.results.items():
         for i, result in enumerate(results, 1):
-            words, drawn = ANALYSES[name].describe(result), ANALYSES[name].draw(result)
-            if drawn is not None:
-                found[f"{name}-{i}"] = stamped(drawn, words.title, stamp(examination.subject))
+            words, fig = ANALYSES[name].describe(result), ANALYSES[name].draw(result)
+            if fig is not None:
+                found[f"{name}-{i}"] = add_title(fig, words.title, stamp(examination.subject))
     return found
 
 

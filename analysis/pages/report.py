@@ -8,7 +8,7 @@ from analysis import ANALYSES, QUICK
 from analysis.base import Subject
 from analysis.examination import Examination, examine, record
 from analysis.pages.page import filled, script, shown, stamp
-from analysis.provenance import provenance
+from analysis.record import provenance
 from analysis.run import baselines
 from lab.files import RunError, write, write_json, writing
 from lab.training.runs import Run

@@ -12,7 +12,7 @@ BAND = "rgba(128, 134, 145, 0.28)"
 
 
 def add_bins(
-    drawn: go.Figure,
+    fig: go.Figure,
     binned: Bins,
     middle: Float[np.ndarray, " n"],
     chance: float,
@@ -34,7 +34,7 @@ def add_bins(
     """
     spans = [span(binned, i) for i in range(len(binned.first))]
     panel = {"row": row, "col": col}
-    drawn.add_scatter(
+    fig.add_scatter(
         x=np.concatenate([middle, middle[::-1]]),
         y=np.concatenate([binned.interval[:, 1], binned.interval[::-1, 0]]),
         fill="toself",
@@ -46,7 +46,7 @@ def add_bins(
         showlegend=row == 1,
         **panel,
     )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=middle,
         y=binned.accuracy,
         mode="lines+markers",
@@ -58,7 +58,7 @@ def add_bins(
         hovertemplate="%{customdata[0]}: %{y:.2%} of %{customdata[1]} answers<extra></extra>",
         **panel,
     )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=middle[[0, -1]],
         y=[chance, chance],
         mode="lines",

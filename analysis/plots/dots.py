@@ -74,12 +74,12 @@ def dots(
         axis: what the panels' axes say, where it is the same.
     """
     lines, labels = rows(layers, heads)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=1,
         cols=len(panels),
         shared_yaxes=True,
         horizontal_spacing=0.05,
-        figure=style.figure(height=max(320, 184 + (LINE + MARK * len(series)) * len(labels))),
+        figure=style.new_figure(height=max(320, 184 + (LINE + MARK * len(series)) * len(labels))),
     )
     half = min(SPREAD, STEP / 2 * (len(series) - 1))
     offsets = np.linspace(-half, half, len(series))
@@ -87,7 +87,7 @@ def dots(
     names = [f"layer {layer}, head {head}" for layer, head in zip(layers, heads, strict=True)]
     for column, panel in enumerate(panels, start=1):
         if panel.chance is not None:
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=[panel.chance] * 2,
                 y=[-0.6, len(labels) - 0.4],
                 mode="lines",
@@ -101,7 +101,7 @@ def dots(
             )
         for i, values in enumerate(panel.values):
             whiskers = None if i or panel.half_widths is None else panel.half_widths
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=values,
                 y=lines + offsets[i],
                 mode="markers",
@@ -120,7 +120,7 @@ def dots(
             )
         ends = np.log10(panel.ends) if panel.log else panel.ends
         ticks = log_ticks(*panel.ends) if panel.log else panel.ticks
-        drawn.update_xaxes(
+        fig.update_xaxes(
             range=list(ends),
             type="log" if panel.log else "linear",
             tickvals=None if ticks is None else list(ticks),
@@ -130,7 +130,7 @@ def dots(
             row=1,
             col=column,
         )
-        drawn.add_annotation(
+        fig.add_annotation(
             text=panel.title.replace("\n", "<br>"),
             xref=f"x{column if column > 1 else ''} domain",
             yref="paper",
@@ -139,18 +139,16 @@ def dots(
             yanchor="bottom",
             yshift=4,
         )
-    drawn.update_yaxes(
+    fig.update_yaxes(
         range=[len(labels) - 0.4, -0.6],
         tickvals=list(range(len(labels))),
         showline=False,
         ticks="",
     )
-    drawn.add_annotation(
-        text=axis, xref="paper", yref="paper", x=0.5, y=0, yanchor="top", yshift=-22
-    )
+    fig.add_annotation(text=axis, xref="paper", yref="paper", x=0.5, y=0, yanchor="top", yshift=-22)
     title = "layer.head" if len(labels) == len(layers) else "layer"
-    drawn.update_yaxes(ticktext=labels, title_text=title, col=1)
-    return drawn.update_layout(
+    fig.update_yaxes(ticktext=labels, title_text=title, col=1)
+    return fig.update_layout(
         margin={"l": 56, "t": 88, "b": 84},
         legend={"y": 0, "yref": "container", "yanchor": "bottom"},
     )

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from analysis.links import Links, Mass
 from analysis.plots import style
-from analysis.record import drawn
+from analysis.record import figure_only
 
 SIDE = 512
 """Most cells across a figure: with more a cell is below a pixel, and single bright ones vanish."""
@@ -30,7 +30,7 @@ class Picture:
         signed: whether anything is negative.
     """
 
-    weights: Float[np.ndarray, "h t s"] = drawn()
+    weights: Float[np.ndarray, "h t s"] = figure_only()
     pool: int = 1
     first: tuple[int, int] = (0, 0)
     bound: float = 1.0
@@ -112,7 +112,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
     side_by_side = across(heads)
     down = math.ceil(heads / side_by_side)
     panel = (style.WIDTH - 74) / side_by_side
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=down,
         cols=side_by_side,
         horizontal_spacing=0.035,
@@ -121,7 +121,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
             [{} if i * side_by_side + j < heads else None for j in range(side_by_side)]
             for i in range(down)
         ],
-        figure=style.figure(height=round(84 + down * panel + 96)),
+        figure=style.new_figure(height=round(84 + down * panel + 96)),
     )
     row, column = shown.first
     gutter = 0.03 * columns * shown.pool
@@ -130,7 +130,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
     for head in range(heads):
         i, j = head // side_by_side + 1, head % side_by_side + 1
         k = "" if head == 0 else str(head + 1)
-        drawn.add_heatmap(
+        fig.add_heatmap(
             z=shown.weights[head].astype(np.float32),
             x0=left + shown.pool / 2,
             dx=shown.pool,
@@ -142,8 +142,8 @@ def draw(mixing: Mixing) -> go.Figure | None:
             row=i,
             col=j,
         )
-        _mark(drawn, mixing, (i, j), (left - gutter, left), panel / rows)
-        drawn.update_xaxes(
+        _mark(fig, mixing, (i, j), (left - gutter, left), panel / rows)
+        fig.update_xaxes(
             range=[left - gutter, right],
             constrain="domain",
             constraintoward="left",
@@ -152,7 +152,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
             row=i,
             col=j,
         )
-        drawn.update_yaxes(
+        fig.update_yaxes(
             range=[bottom, top],
             scaleanchor=f"x{k}",
             constrain="domain",
@@ -163,7 +163,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
             col=j,
         )
         if heads > 1:
-            drawn.add_annotation(
+            fig.add_annotation(
                 text=f"head {head}",
                 xref=f"x{k} domain",
                 yref=f"y{k} domain",
@@ -172,9 +172,9 @@ def draw(mixing: Mixing) -> go.Figure | None:
                 xanchor="right",
                 yanchor="top",
             )
-    drawn.update_xaxes(showgrid=False, showline=False, ticks="")
-    drawn.update_yaxes(showgrid=False, showline=False, ticks="")
-    return drawn.update_layout(
+    fig.update_xaxes(showgrid=False, showline=False, ticks="")
+    fig.update_yaxes(showgrid=False, showline=False, ticks="")
+    return fig.update_layout(
         margin={"t": 84, "b": 96},
         coloraxis={
             "cmin": -shown.bound if shown.signed else 0,
@@ -190,7 +190,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
 
 
 def _mark(
-    drawn: go.Figure,
+    fig: go.Figure,
     mixing: Mixing,
     place: tuple[int, int],
     gutter: tuple[float, float],
@@ -204,7 +204,7 @@ def _mark(
     queries = queries[(queries >= top) & (queries < top + high)]
     width = gutter[1] - gutter[0]
     ticks = [gutter[0] + 0.1 * width, gutter[0] + 0.75 * width, None]
-    drawn.add_scatter(
+    fig.add_scatter(
         x=ticks * len(queries),
         y=[y for q in queries.tolist() for y in (q, q, None)],
         mode="lines",
@@ -219,7 +219,7 @@ def _mark(
     rows, columns = expected(mixing)
     if not len(rows):
         return
-    drawn.add_scatter(
+    fig.add_scatter(
         x=columns,
         y=rows,
         mode="markers",

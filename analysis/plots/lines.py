@@ -6,12 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.plots import style
+from analysis.plots.style import COLORS, DASHES
 
 NAMED = 6
 """Most heads with a colour each."""
-COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.SKY)
-"""Of the named heads, in turn: the same in every panel. Readable on light and on dark."""
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def add_heads(

@@ -14,6 +14,13 @@ from lab.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION, YEL
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 """Markers that go with the first colours, so that colour never stands alone."""
 
+COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Colours and dashes of lines, in this order."""
+
+SEQUENTIAL = [[i / (len(sequential.Cividis) - 1), c] for i, c in enumerate(sequential.Cividis)]
+"""Colour scale of shares and table entries; readable on light pages and on dark."""
+
 WIDTH = 600
 """Nominal width of a figure, px; the page keeps its ratio to the height."""
 
@@ -40,7 +47,6 @@ def _template(
         "automargin": False,
     }
     steps = [[i / (len(diverging) - 1), color] for i, color in enumerate(diverging)]
-    cividis = [[i / (len(sequential.Cividis) - 1), c] for i, c in enumerate(sequential.Cividis)]
     return go.layout.Template(
         layout={
             "paper_bgcolor": paper,
@@ -59,7 +65,7 @@ def _template(
             },
             "margin": {"l": 60, "r": 14, "t": 64, "b": 48},
             "colorway": colorway,
-            "colorscale": {"sequential": cividis, "diverging": steps},
+            "colorscale": {"sequential": SEQUENTIAL, "diverging": steps},
             "coloraxis": {
                 "colorbar": {
                     "orientation": "h",
@@ -114,19 +120,11 @@ DARK = _template(
 """Light and dark. The middle of the diverging scale is near the page's own background."""
 
 
-def figure(height: int) -> go.Figure:
+def new_figure(height: int) -> go.Figure:
     """Return an empty figure in the light template, `WIDTH` × `height` px."""
     return go.Figure(layout={"template": LIGHT, "width": WIDTH, "height": height})
 
 
-def stamped(drawn: go.Figure, title: str, stamp: str) -> go.Figure:
+def add_title(fig: go.Figure, title: str, stamp: str) -> go.Figure:
     """Give a figure a title and, below it, where it comes from; text from users is escaped."""
-    return drawn.update_layout(
-        title_text=html.escape(title), title_subtitle_text=html.escape(stamp)
-    )
-
-
-def percent(share: float) -> str:
-    """Return a share in [0, 1] as text: one decimal, three next to 0 and 1, which it may not be."""
-    digits = 3 if 0 < share < 0.001 or 0.999 < share < 1 else 1
-    return f"{100 * share:.{digits}f} %"
+    return fig.update_layout(title_text=html.escape(title), title_subtitle_text=html.escape(stamp))

@@ -13,8 +13,8 @@ from analysis.links import stored_pairs
 from analysis.matrices.pictures import SHOWS
 from analysis.mixing import Mixer, mixers
 from analysis.plots import style
-from analysis.plots.style import percent
 from analysis.statistics.intervals import bootstrap
+from analysis.words import percent
 from lab.laws import MatrixMixer
 
 MASS_TOKENS = 16_384
@@ -170,12 +170,12 @@ def drawing(found: Masses) -> go.Figure:
     names = [html.escape(_head(found, int(line[0]))) for line in lines]
     if len(lines) < len(found.heads):
         names = [f"layer {found.layers[line[0]]}, highest head" for line in lines]
-    drawn = style.figure(height=130 + max(2, len(lines)) * 54)
+    fig = style.new_figure(height=130 + max(2, len(lines)) * 54)
     for quantity, symbol in enumerate(("circle", "square", "diamond")):
         best = [int(line[found.share[line, quantity].argmax()]) for line in lines]
         share, ends = found.share[best, quantity], found.interval[best, quantity]
         height = np.arange(len(lines)) + 0.24 * (quantity - 1)
-        drawn.add_scatter(
+        fig.add_scatter(
             x=share,
             y=height,
             mode="markers",
@@ -193,7 +193,7 @@ def drawing(found: Masses) -> go.Figure:
             customdata=names,
             hovertemplate=f"%{{customdata}}, {QUANTITIES[quantity]}: %{{x:.2%}}<extra></extra>",
         )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=np.full(len(lines), found.chance[quantity]),
             y=height,
             mode="markers",
@@ -209,15 +209,15 @@ def drawing(found: Masses) -> go.Figure:
             legendrank=2000,
             hovertemplate=f"uniform, {QUANTITIES[quantity]}: %{{x:.2%}}<extra></extra>",
         )
-    drawn.update_xaxes(title_text="share of the row's mass", tickformat=".0%", range=[-0.02, 1.02])
-    drawn.update_yaxes(
+    fig.update_xaxes(title_text="share of the row's mass", tickformat=".0%", range=[-0.02, 1.02])
+    fig.update_yaxes(
         tickvals=np.arange(len(lines)),
         ticktext=names,
         range=[len(lines) - 0.5, -0.5],
         showgrid=False,
         automargin="left",
     )
-    return drawn.update_layout(margin_t=84)
+    return fig.update_layout(margin_t=84)
 
 
 def _lines(found: Masses) -> list[Int[np.ndarray, " heads"]]:

@@ -13,12 +13,12 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.links import has_pairs
 from analysis.plots import style
 from analysis.plots.binned import add_bins
-from analysis.plots.style import percent
 from analysis.recall import pair_mass
 from analysis.recall.pair_mass import Masses, rows_of
 from analysis.scoring import scored
 from analysis.statistics.binned import Bins, bins, contrast
 from analysis.statistics.intervals import share_interval
+from analysis.words import percent
 from tasks.base import Batch
 
 TITLE = "Does it find what was stored?"
@@ -167,22 +167,22 @@ def _decoys(found: Bins) -> str:
 def _draw_recall(found: Recalled) -> go.Figure:
     """Draw accuracy by distance over accuracy by store slot, each with its band."""
     panels = 1 if found.slot is None else 2
-    canvas = style.figure(height=240 * panels)
-    drawn = make_subplots(rows=panels, cols=1, vertical_spacing=0.2, figure=canvas)
+    canvas = style.new_figure(height=240 * panels)
+    fig = make_subplots(rows=panels, cols=1, vertical_spacing=0.2, figure=canvas)
     middle = np.sqrt(found.distance.first * found.distance.last)
-    add_bins(drawn, found.distance, middle, found.chance, "by distance", row=1)
+    add_bins(fig, found.distance, middle, found.chance, "by distance", row=1)
     if found.slot is not None:
         middle = (found.slot.first + found.slot.last) / 2
-        add_bins(drawn, found.slot, middle, found.chance, "by store slot", row=2)
-        drawn.update_xaxes(title_text="store slot, from 0", row=2, col=1)
-    drawn.update_yaxes(range=[-0.05, 1.05], tickformat=".0%", title_text="accuracy")
-    drawn.update_xaxes(showgrid=False)
+        add_bins(fig, found.slot, middle, found.chance, "by store slot", row=2)
+        fig.update_xaxes(title_text="store slot, from 0", row=2, col=1)
+    fig.update_yaxes(range=[-0.05, 1.05], tickformat=".0%", title_text="accuracy")
+    fig.update_xaxes(showgrid=False)
     ends = found.distance.first
-    drawn.update_xaxes(
+    fig.update_xaxes(
         type="log",
         tickvals=ends,
         title_text="distance from value to query, tokens",
         row=1,
         col=1,
     )
-    return drawn.update_layout(margin_t=84)
+    return fig.update_layout(margin_t=84)

@@ -30,7 +30,7 @@ def draw(found: Rows) -> go.Figure:
     # A row's lines, and an empty one before the next row.
     pitch = lines + (1 if many else 0)
     high = n * pitch - (1 if many else 0)
-    drawn = style.figure(height=84 + LINE * high + 64)
+    fig = style.new_figure(height=84 + LINE * high + 64)
     cell = FIELD / found.width
     z = np.full((high, found.width), np.nan, np.float32)
     notes = np.full((high, found.width), "", object)
@@ -54,7 +54,7 @@ def draw(found: Rows) -> go.Figure:
                 marks[1].extend((line + 0.48, line + 0.48, None))
     # A longer token among short ones is drawn smaller.
     letters = np.median([len(token) for tokens in found.tokens for token in tokens])
-    drawn.add_heatmap(
+    fig.add_heatmap(
         z=z,
         customdata=notes,
         text=short if letters * LETTER <= cell else None,
@@ -70,18 +70,18 @@ def draw(found: Rows) -> go.Figure:
     )
     for role, name in enumerate(found.role_names):
         if found.a_row[role] > 0:
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=[None],
                 y=[None],
                 mode="markers",
                 marker={"symbol": "square", "size": 10, "color": of_roles(found.role_names)[role]},
                 name=html.escape(name),
             )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=marks[0], y=marks[1], mode="lines", line=MARK, name="scored", hoverinfo="skip"
     )
     for row in range(n):
-        drawn.add_annotation(
+        fig.add_annotation(
             text=html.escape(_beside(found.answers[row])),
             x=1,
             xref="paper",
@@ -89,18 +89,18 @@ def draw(found: Rows) -> go.Figure:
             xshift=6,
             y=row * pitch + (lines - 1) / 2,
         )
-    drawn.add_annotation(
+    fig.add_annotation(
         text="right answers", x=1, xref="paper", xanchor="left", xshift=6, y=1, yref="paper",
         yanchor="bottom",
     )  # fmt: skip
-    drawn.update_xaxes(
+    fig.update_xaxes(
         range=[-0.5, found.width - 0.5],
         showgrid=False,
         showline=False,
         title_text=f"position{', of each line' if many else ''}",
     )
     starts = [row * pitch for row in range(n)]
-    drawn.update_yaxes(
+    fig.update_yaxes(
         range=[high - 0.4, -0.6],
         tickvals=starts,
         ticktext=[f"row {row}" for row in range(n)],
@@ -108,7 +108,7 @@ def draw(found: Rows) -> go.Figure:
         showline=False,
         ticks="",
     )
-    return drawn.update_layout(margin={"l": 48, "r": 110, "t": 84, "b": 48})
+    return fig.update_layout(margin={"l": 48, "r": 110, "t": 84, "b": 48})
 
 
 def _beside(answers: tuple[str, ...]) -> str:

@@ -4,9 +4,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import Subject, Words
-from analysis.plots.style import percent
 from analysis.rows import figures as figures
 from analysis.rows.results import Rows, laid_out
+from analysis.words import percent
 
 TITLE = "What is asked?"
 

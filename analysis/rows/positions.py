@@ -11,10 +11,10 @@ from plotly.subplots import make_subplots
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.plots import style
 from analysis.plots.binned import add_bins
-from analysis.plots.style import percent
 from analysis.scoring import scored
 from analysis.statistics.binned import Bins, bins, contrast, extremes
 from analysis.statistics.intervals import share_interval
+from analysis.words import percent
 
 TITLE = "Where in the row is it right?"
 MOST_BINS = 16
@@ -136,29 +136,27 @@ def draw(found: Placed) -> go.Figure:
     ]
     gap = 66
     inside = sum(kept) + gap * (len(panels) - 1)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=len(panels),
         cols=1,
         row_heights=kept,
         vertical_spacing=gap / inside if len(panels) > 1 else 0,
-        figure=style.figure(height=84 + inside + 48),
+        figure=style.new_figure(height=84 + inside + 48),
     )
     if found.position is not None:
         middle = (found.position.first + found.position.last) / 2
-        add_bins(drawn, found.position, middle, found.chance, "by position", row=1)
-        drawn.update_yaxes(
-            range=[-0.05, 1.05], tickformat=".0%", title_text="accuracy", row=1, col=1
-        )
-        drawn.update_xaxes(title_text="position in the row", showgrid=False, row=1, col=1)
+        add_bins(fig, found.position, middle, found.chance, "by position", row=1)
+        fig.update_yaxes(range=[-0.05, 1.05], tickformat=".0%", title_text="accuracy", row=1, col=1)
+        fig.update_xaxes(title_text="position in the row", showgrid=False, row=1, col=1)
     if found.role is not None:
-        _add_roles(drawn, found, found.role, row=len(panels))
-    return drawn.update_layout(margin={"t": 84, "b": 48})
+        _add_roles(fig, found, found.role, row=len(panels))
+    return fig.update_layout(margin={"t": 84, "b": 48})
 
 
-def _add_roles(drawn: go.Figure, found: Placed, role: Bins, row: int) -> None:
+def _add_roles(fig: go.Figure, found: Placed, role: Bins, row: int) -> None:
     """Add a dot with a whisker for each role, the first on top."""
     lines = list(range(len(found.roles)))
-    drawn.add_scatter(
+    fig.add_scatter(
         x=[found.chance] * 2,
         y=[-0.5, lines[-1] + 0.5],
         mode="lines",
@@ -169,7 +167,7 @@ def _add_roles(drawn: go.Figure, found: Placed, role: Bins, row: int) -> None:
         row=row,
         col=1,
     )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=role.accuracy,
         y=lines,
         mode="markers",
@@ -192,8 +190,8 @@ def _add_roles(drawn: go.Figure, found: Placed, role: Bins, row: int) -> None:
         row=row,
         col=1,
     )
-    drawn.update_xaxes(range=[-0.02, 1.02], tickformat=".0%", title_text="accuracy", row=row, col=1)
-    drawn.update_yaxes(
+    fig.update_xaxes(range=[-0.02, 1.02], tickformat=".0%", title_text="accuracy", row=row, col=1)
+    fig.update_yaxes(
         range=[lines[-1] + 0.6, -0.6],
         tickvals=lines,
         ticktext=[html.escape(name) for name in found.roles],

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.record import drawn
+from analysis.record import figure_only
 from tasks.base import IGNORE, Batch, Task
 
 MOST_ROWS = 8
@@ -45,9 +45,9 @@ class Rows:
     scored_roles: Float[np.ndarray, " roles"]
     first: int
     width: int
-    roles: Int[np.ndarray, "n t"] = drawn()
-    tokens: tuple[tuple[str, ...], ...] = drawn()
-    answers: tuple[tuple[str, ...], ...] = drawn()
+    roles: Int[np.ndarray, "n t"] = figure_only()
+    tokens: tuple[tuple[str, ...], ...] = figure_only()
+    answers: tuple[tuple[str, ...], ...] = figure_only()
 
 
 def laid_out(task: Task, batch: Batch) -> Rows:

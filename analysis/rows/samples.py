@@ -10,10 +10,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Passage, Subject, Words
-from analysis.plots.style import percent
 from analysis.scoring import Scored, scored
 from analysis.statistics.estimates import Estimate, per_row, ratio
 from analysis.statistics.intervals import share_interval
+from analysis.words import percent
 from tasks.base import Batch, Task
 
 TITLE = "What does it write?"
@@ -45,7 +45,7 @@ class Sample:
     prompt: str
     text: str
     greedy: str
-    drawn: str
+    fig: str
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _continued(subject: Subject) -> tuple[Sample, ...]:
     rows, top_k = batch.inputs[:PROMPTS], min(TOP_K, task.vocab_size)
     prompts = rows[:, :at]
     greedy = model.generate(prompts, added)[:, at:]
-    drawn = model.generate(prompts, added, temperature=TEMPERATURE, top_k=top_k, seed=subject.seed)[
+    fig = model.generate(prompts, added, temperature=TEMPERATURE, top_k=top_k, seed=subject.seed)[
         :, at:
     ]
     return tuple(
@@ -147,7 +147,7 @@ def _continued(subject: Subject) -> tuple[Sample, ...]:
             prompt=spelt(task, rows[row, :at]),
             text=spelt(task, rows[row, at : at + added]),
             greedy=spelt(task, greedy[row]),
-            drawn=spelt(task, drawn[row]),
+            fig=spelt(task, fig[row]),
         )
         for row in range(len(rows))
     )
@@ -214,7 +214,7 @@ def describe(found: Written) -> Words:
         Passage(
             f"Row {sample.row}",
             sample.prompt,
-            {"the text": sample.text, "likeliest": sample.greedy, "drawn": sample.drawn},
+            {"the text": sample.text, "likeliest": sample.greedy, "drawn": sample.fig},
         )
         for sample in found.samples
     )

@@ -15,8 +15,8 @@ from analysis.plots.style import (
     PURPLE,
     SKY,
     VERMILLION,
-    figure,
-    stamped,
+    add_title,
+    new_figure,
 )
 from lab.models.anatomy import Anatomy, Part, anatomy
 
@@ -76,20 +76,20 @@ def draw(found: Anatomy) -> go.Figure:
     pitch = BOX + GAP
     layers = [part for run in found.unit for part in (run.pair.mixer, run.pair.transform) if part]
     height = (len(layers) + 2) * pitch - GAP
-    drawn = figure(height=round(height) + 84)
-    drawn.update_layout(margin={"l": 8, "r": 8, "t": 76, "b": 8}, hovermode=False)
-    drawn.update_xaxes(visible=False, range=[0, 1], fixedrange=True)
-    drawn.update_yaxes(visible=False, range=[-1, height + 1], fixedrange=True)
-    _line(drawn, [(STREAM, BOX), (STREAM, height - BOX)])
-    _box(drawn, 0.005, 0.0, found.embedding)
+    fig = new_figure(height=round(height) + 84)
+    fig.update_layout(margin={"l": 8, "r": 8, "t": 76, "b": 8}, hovermode=False)
+    fig.update_xaxes(visible=False, range=[0, 1], fixedrange=True)
+    fig.update_yaxes(visible=False, range=[-1, height + 1], fixedrange=True)
+    _line(fig, [(STREAM, BOX), (STREAM, height - BOX)])
+    _box(fig, 0.005, 0.0, found.embedding)
     for i, part in enumerate(layers, start=1):
         low, high = i * pitch + 0.2 * BOX, i * pitch + 0.8 * BOX
-        _line(drawn, [(STREAM, low), (LEFT, low)])
-        _line(drawn, [(LEFT, high), (STREAM, high)])
-        _box(drawn, LEFT, i * pitch, part)
-    _box(drawn, 0.005, height - BOX, found.head)
+        _line(fig, [(STREAM, low), (LEFT, low)])
+        _line(fig, [(LEFT, high), (STREAM, high)])
+        _box(fig, LEFT, i * pitch, part)
+    _box(fig, 0.005, height - BOX, found.head)
     sums = [i * pitch + 0.8 * BOX for i in range(1, len(layers) + 1)]
-    drawn.add_scatter(
+    fig.add_scatter(
         x=[STREAM] * len(sums),
         y=sums,
         mode="markers",
@@ -100,20 +100,18 @@ def draw(found: Anatomy) -> go.Figure:
     for run in found.unit:
         last = first + (run.pair.mixer is not None) + (run.pair.transform is not None)
         if run.times > 1:
-            _bracket(drawn, RIGHT + 0.03, first * pitch, last * pitch - GAP, run.times)
+            _bracket(fig, RIGHT + 0.03, first * pitch, last * pitch - GAP, run.times)
         first = last
     if found.times > 1:
-        _bracket(drawn, RIGHT + 0.1, pitch, height - pitch, found.times)
-    return drawn
+        _bracket(fig, RIGHT + 0.1, pitch, height - pitch, found.times)
+    return fig
 
 
 def page(found: Anatomy, name: str) -> str:
     """Return the drawing as a page of its own, with what it says."""
     lines = map(html.escape, textwrap.wrap(describe(found).says, width=80))
-    drawn = stamped(draw(found), name, "")
-    return drawn.update_layout(title_subtitle_text="<br>".join(lines)).to_html(
-        include_plotlyjs=True
-    )
+    fig = add_title(draw(found), name, "")
+    return fig.update_layout(title_subtitle_text="<br>".join(lines)).to_html(include_plotlyjs=True)
 
 
 def short(count: int) -> str:
@@ -124,31 +122,31 @@ def short(count: int) -> str:
     return str(count)
 
 
-def _box(drawn: go.Figure, left: float, low: float, part: Part) -> None:
+def _box(fig: go.Figure, left: float, low: float, part: Part) -> None:
     color = COLORS.get(part.name, MUTED)
     frame = {"type": "rect", "x0": left, "x1": RIGHT, "y0": low, "y1": low + BOX}
-    drawn.add_shape(frame, fillcolor=color, opacity=0.14, line={"width": 0})
-    drawn.add_shape(frame, line={"color": color, "width": 2})
+    fig.add_shape(frame, fillcolor=color, opacity=0.14, line={"width": 0})
+    fig.add_shape(frame, line={"color": color, "width": 2})
     held = f"{short(part.parameters)} parameters"
     if part.active < part.parameters:
         held += f", {short(part.active)} active"
     note = textwrap.wrap(part.note, width=NOTE, max_lines=1, placeholder=" …")
     lines = [f"<b>{html.escape(part.name)}</b>", *map(html.escape, note), held]
-    _label(drawn, (LEFT + RIGHT) / 2, low + BOX / 2, "<br>".join(lines))
+    _label(fig, (LEFT + RIGHT) / 2, low + BOX / 2, "<br>".join(lines))
 
 
-def _bracket(drawn: go.Figure, at: float, low: float, high: float, times: int) -> None:
-    _line(drawn, [(at - 0.012, low), (at, low), (at, high), (at - 0.012, high)])
-    _label(drawn, at + 0.028, (low + high) / 2, f"× {times}")
+def _bracket(fig: go.Figure, at: float, low: float, high: float, times: int) -> None:
+    _line(fig, [(at - 0.012, low), (at, low), (at, high), (at - 0.012, high)])
+    _label(fig, at + 0.028, (low + high) / 2, f"× {times}")
 
 
-def _line(drawn: go.Figure, points: list[tuple[float, float]]) -> None:
+def _line(fig: go.Figure, points: list[tuple[float, float]]) -> None:
     path = "M " + " L ".join(f"{x},{y}" for x, y in points)
-    drawn.add_shape(type="path", path=path, line={"color": MUTED, "width": 2}, layer="below")
+    fig.add_shape(type="path", path=path, line={"color": MUTED, "width": 2}, layer="below")
 
 
-def _label(drawn: go.Figure, x: float, y: float, text: str) -> None:
-    drawn.add_annotation(x=x, y=y, text=text, xanchor="center", yanchor="middle")
+def _label(fig: go.Figure, x: float, y: float, text: str) -> None:
+    fig.add_annotation(x=x, y=y, text=text, xanchor="center", yanchor="middle")
 
 
 def _counted(count: int, noun: str) -> str:

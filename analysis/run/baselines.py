@@ -7,7 +7,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.plots.style import MUTED, figure, percent
+from analysis.plots.style import MUTED, new_figure
+from analysis.words import percent
 from lab.intervals import wilson
 from lab.training import experiment
 from lab.training.runs import Run
@@ -179,10 +180,10 @@ def draw(standing: Standing) -> go.Figure:
     """Draw bars of accuracy: the model on top, then oracle, shortcuts and chance."""
     order = sorted(zip(standing.scores, standing.names, strict=True))
     names = [html.escape(name) for _, name in order]
-    drawn = figure(height=140 + 30 * (len(names) + 1))
+    fig = new_figure(height=140 + 30 * (len(names) + 1))
     if standing.accuracy is not None and standing.interval is not None:
         low, high = standing.interval
-        drawn.add_bar(
+        fig.add_bar(
             x=[standing.accuracy],
             y=["model"],
             orientation="h",
@@ -197,9 +198,9 @@ def draw(standing: Standing) -> go.Figure:
             hovertemplate="model: %{x:.2%}<extra></extra>",
         )
         label = f"<b>{percent(standing.accuracy)}</b>"
-        drawn.add_annotation(text=label, x=high, y="model", xanchor="left", xshift=6)
+        fig.add_annotation(text=label, x=high, y="model", xanchor="left", xshift=6)
         names.append("model")
-    drawn.add_bar(
+    fig.add_bar(
         x=[score for score, _ in order],
         y=names[: len(order)],
         orientation="h",
@@ -209,16 +210,16 @@ def draw(standing: Standing) -> go.Figure:
         cliponaxis=False,
         hovertemplate="%{y}: %{x:.2%}<extra></extra>",
     )
-    drawn.update_xaxes(range=[0, 1.24], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
-    drawn.update_xaxes(title_text="accuracy at scored positions", showline=False, ticks="")
-    drawn.update_yaxes(
+    fig.update_xaxes(range=[0, 1.24], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
+    fig.update_xaxes(title_text="accuracy at scored positions", showline=False, ticks="")
+    fig.update_yaxes(
         categoryorder="array",
         categoryarray=names,
         showgrid=False,
         ticks="",
         automargin="left",
     )
-    return drawn.update_layout(showlegend=False, bargap=0.4, margin_t=58)
+    return fig.update_layout(showlegend=False, bargap=0.4, margin_t=58)
 
 
 def _listed(names: list[str]) -> str:

@@ -10,8 +10,9 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.plots.style import MUTED, figure, percent
+from analysis.plots.style import MUTED, new_figure
 from analysis.run import baselines
+from analysis.words import percent
 
 TITLE = "Training"
 POINTS = 1000
@@ -124,10 +125,10 @@ def describe(curve: Curve) -> Words:
 
 def draw(curve: Curve) -> go.Figure:
     """Draw a curve over its reference lines."""
-    drawn = figure(height=380)
+    fig = new_figure(height=380)
     ends = [0, int(curve.steps[-1])]
     value = ".3f" if curve.quantity == "loss" else ".2%"
-    drawn.add_scatter(
+    fig.add_scatter(
         x=curve.steps,
         y=curve.train.astype(np.float32),
         mode="lines",
@@ -136,7 +137,7 @@ def draw(curve: Curve) -> go.Figure:
         opacity=0.7,
         hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (training)<extra></extra>",
     )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=curve.held_out_steps,
         y=curve.held_out,
         mode="lines+markers" if len(curve.held_out) <= 60 else "lines",
@@ -147,11 +148,11 @@ def draw(curve: Curve) -> go.Figure:
         hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (held out)<extra></extra>",
     )
     for level in curve.references.values():
-        drawn.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
+        fig.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
     stages = curve.stages if len(curve.stages) > 1 else ()
     for first, length in stages:
-        drawn.add_vline(first, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
-        drawn.add_annotation(
+        fig.add_vline(first, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
+        fig.add_annotation(
             text=f"{length:,}",
             x=first,
             y=1,
@@ -161,7 +162,7 @@ def draw(curve: Curve) -> go.Figure:
             textangle=-60,
         )
     for level, side, text in _labels(curve):
-        drawn.add_annotation(
+        fig.add_annotation(
             text=html.escape(text),
             x=1 if curve.quantity == "loss" else 0,
             xref="x domain",
@@ -169,19 +170,19 @@ def draw(curve: Curve) -> go.Figure:
             y=math.log10(level) if curve.quantity == "loss" else level,
             yanchor=side,
         )
-    drawn.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
+    fig.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
     if curve.quantity == "loss":
         # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
         seen = np.array([*curve.train, *curve.held_out, *curve.references.values()])
         low, high = np.log10(np.maximum([seen.min(), seen.max()], LEAST_LOSS))
-        drawn.update_yaxes(type="log", range=[low - 0.1, high + 0.1], dtick="D2", tickformat="~g")
-        drawn.update_yaxes(title_text="cross-entropy, nats")
+        fig.update_yaxes(type="log", range=[low - 0.1, high + 0.1], dtick="D2", tickformat="~g")
+        fig.update_yaxes(title_text="cross-entropy, nats")
     else:
-        drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])
-        drawn.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
+        fig.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])
+        fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
     if stages:  # room for the row lengths between the figure and its legend
-        return drawn.update_layout(height=400, margin_t=104, legend_y=1.13)
-    return drawn.update_layout(margin_t=84)
+        return fig.update_layout(height=400, margin_t=104, legend_y=1.13)
+    return fig.update_layout(margin_t=84)
 
 
 def _labels(curve: Curve) -> list[tuple[float, Literal["top", "bottom"], str]]:

@@ -31,12 +31,12 @@ def draw_paths(result: Paths) -> go.Figure:
     """Draw a panel a quantity over one axis of steps."""
     count = len(result.paths)
     inside = count * PANEL + (count - 1) * GAP
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=count,
         cols=1,
         shared_xaxes=True,
         vertical_spacing=GAP / inside,
-        figure=style.figure(height=TOP + inside + BOTTOM),
+        figure=style.new_figure(height=TOP + inside + BOTTOM),
     )
     x = steps_shown(result.steps)
     for row, path in enumerate(result.paths, 1):
@@ -44,7 +44,7 @@ def draw_paths(result: Paths) -> go.Figure:
             leads = i == path.leading
             where = "" if series.layer is None else f"layer {series.layer}, "
             value = {"share": ".1%", "nats": ".3~g", "number": ".1f"}[series.unit]
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=x,
                 y=series.values.astype(np.float32),
                 customdata=result.steps,
@@ -54,11 +54,11 @@ def draw_paths(result: Paths) -> go.Figure:
                 row=row,
                 col=1,
             )
-        _mark(drawn, path, result.steps, row)
-        _scale(drawn, path, row)
-    drawn.update_xaxes(**step_axis(int(result.steps[-1])))
-    drawn.update_xaxes(title_text="training step", row=count, col=1)
-    return drawn.update_layout(showlegend=False, margin={"l": 50, "t": TOP, "b": BOTTOM})
+        _mark(fig, path, result.steps, row)
+        _scale(fig, path, row)
+    fig.update_xaxes(**step_axis(int(result.steps[-1])))
+    fig.update_xaxes(title_text="training step", row=count, col=1)
+    return fig.update_layout(showlegend=False, margin={"l": 50, "t": TOP, "b": BOTTOM})
 
 
 def draw_onsets(onsets: Onsets) -> go.Figure:
@@ -66,7 +66,7 @@ def draw_onsets(onsets: Onsets) -> go.Figure:
     names, runs = in_order(onsets.onsets), len(onsets.runs)
     pitch = max(34, 13 * runs + 12)
     top = HEAD + 20 * (1 + math.ceil(runs / 3))
-    drawn = style.figure(height=top + pitch * max(1, len(names)) + BOTTOM)
+    fig = style.new_figure(height=top + pitch * max(1, len(names)) + BOTTOM)
     for i, (run, row) in enumerate(zip(onsets.runs, onsets.onsets, strict=True)):
         found = {onset.quantity: onset for onset in row if onset.change}
         [when] = changes([row])
@@ -80,7 +80,7 @@ def draw_onsets(onsets: Onsets) -> go.Figure:
             bars["rise"] += [*steps_shown(np.array([change.begins, ends])), None]
             bars["bracket"] += [*steps_shown(np.array([change.low, change.high])), None]
         for name, width, opacity in (("rise", 1.4, 0.8), ("bracket", 13, 0.4)):
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=bars[name],
                 y=[y for height in heights.values() for y in (height, height, None)],
                 mode="lines",
@@ -89,7 +89,7 @@ def draw_onsets(onsets: Onsets) -> go.Figure:
                 showlegend=False,
                 hoverinfo="skip",
             )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=steps_shown(np.array([when[name].step for name in heights], dtype=np.float64)),
             y=list(heights.values()),
             mode="markers",
@@ -99,8 +99,8 @@ def draw_onsets(onsets: Onsets) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     begin = min((c.begins for run in changes(onsets.onsets) for c in run.values()), default=0)
-    drawn.update_xaxes(**step_axis(onsets.last_step, begin / 1.2), title_text="training step")
-    drawn.update_yaxes(
+    fig.update_xaxes(**step_axis(onsets.last_step, begin / 1.2), title_text="training step")
+    fig.update_yaxes(
         tickvals=list(range(len(names))),
         ticktext=[_label(name, onsets.onsets) for name in names],
         range=[max(1, len(names)) - 0.4, -0.6],
@@ -108,7 +108,7 @@ def draw_onsets(onsets: Onsets) -> go.Figure:
         showline=False,
         automargin="left",
     )
-    return drawn.update_layout(showlegend=runs > 1, margin={"t": top, "b": BOTTOM})
+    return fig.update_layout(showlegend=runs > 1, margin={"t": top, "b": BOTTOM})
 
 
 def bracket(change: Change) -> str:
@@ -135,7 +135,7 @@ def step_axis(last: int, first: float = 0.0) -> dict[str, Any]:
     }
 
 
-def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) -> None:
+def _mark(fig: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) -> None:
     """Mark the leading layer's change by a band and a diamond, and name the panel."""
     series, change = path.lead, path.change
     k = "" if row == 1 else str(row)
@@ -146,7 +146,7 @@ def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) 
         text += f" head {series.head}"
     still = "moves, at no one time" if path.moved else "no change"
     text += f" · {bracket(change) if change else still}"
-    drawn.add_annotation(
+    fig.add_annotation(
         text=text,
         x=0,
         xref=f"x{k} domain",
@@ -156,7 +156,7 @@ def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) 
         yanchor="bottom",
     )
     if series.null is not None:
-        drawn.add_shape(
+        fig.add_shape(
             type="line",
             x0=0,
             x1=1,
@@ -170,7 +170,7 @@ def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) 
     if change is None:
         return
     low, high = steps_shown(np.array([change.low, change.high]))
-    drawn.add_shape(
+    fig.add_shape(
         type="rect",
         x0=low,
         x1=high,
@@ -184,7 +184,7 @@ def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) 
         layer="below",
     )
     height = np.interp(np.log2(1 + change.step), np.log2(1.0 + steps), series.values)
-    drawn.add_scatter(
+    fig.add_scatter(
         x=steps_shown(np.array([change.step])),
         y=[height],
         mode="markers",
@@ -195,7 +195,7 @@ def _mark(drawn: go.Figure, path: Path, steps: Int[np.ndarray, " n"], row: int) 
     )
 
 
-def _scale(drawn: go.Figure, path: Path, row: int) -> None:
+def _scale(fig: go.Figure, path: Path, row: int) -> None:
     """Scale a panel's axis: shares from 0 to 1, a loss over decades, the rest from 0."""
     values = np.concatenate([series.values for series in path.series])
     unit, name = path.lead.unit, path.lead.quantity
@@ -207,7 +207,7 @@ def _scale(drawn: go.Figure, path: Path, row: int) -> None:
         settings["dtick"] = max(1, math.ceil((high - low) / 3))
     else:
         settings = {"range": [-0.05 * values.max(), 1.1 * values.max() or 1.0], "nticks": 4}
-    drawn.update_yaxes(**settings, row=row, col=1)
+    fig.update_yaxes(**settings, row=row, col=1)
 
 
 def _label(name: str, runs: Sequence[Sequence[Onset]]) -> str:

@@ -19,11 +19,11 @@ def draw(found: Reach) -> go.Figure | None:
     """Draw a dot with its whisker a value, what was trained on marked; None where none was met."""
     if not found.values:
         return None
-    drawn = style.figure(height=360)
+    fig = style.new_figure(height=360)
     x: Sequence[float] | Sequence[str] = found.places or found.values
     if found.places is not None and found.trained is not None:
-        _mark_trained(drawn, found.trained)
-    drawn.add_scatter(
+        _mark_trained(fig, found.trained)
+    fig.add_scatter(
         x=x,
         y=found.chance,
         mode="lines" if len(x) > 1 else "markers",
@@ -34,7 +34,7 @@ def draw(found: Reach) -> go.Figure | None:
     )
     if found.reference is not None:
         along = x if found.trained is None or found.places is None else _ends(found, found.trained)
-        drawn.add_scatter(
+        fig.add_scatter(
             x=along,
             y=[found.reference] * len(along),
             mode="lines",
@@ -42,7 +42,7 @@ def draw(found: Reach) -> go.Figure | None:
             name="as trained",
             hovertemplate="as trained: %{y:.2%}<extra></extra>",
         )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=x,
         y=found.accuracy,
         mode="lines+markers" if found.places is not None else "markers",
@@ -61,23 +61,23 @@ def draw(found: Reach) -> go.Figure | None:
         customdata=[html.escape(value) for value in found.values],
         hovertemplate="%{customdata}: %{y:.2%}<extra></extra>",
     )
-    drawn.update_yaxes(range=[-0.02, 1.05], tickformat=".0%", title_text="accuracy")
-    drawn.update_xaxes(title_text=html.escape(found.option), showgrid=False)
+    fig.update_yaxes(range=[-0.02, 1.05], tickformat=".0%", title_text="accuracy")
+    fig.update_xaxes(title_text=html.escape(found.option), showgrid=False)
     if found.places is None:
-        drawn.update_xaxes(type="category")
+        fig.update_xaxes(type="category")
     else:
-        drawn.update_xaxes(
+        fig.update_xaxes(
             type="log" if _logarithmic(found) else "linear",
             tickvals=found.places,
             ticktext=[html.escape(value) for value in found.values],
         )
-    return drawn.update_layout(margin={"t": 84})
+    return fig.update_layout(margin={"t": 84})
 
 
-def _mark_trained(drawn: go.Figure, trained: tuple[float, float]) -> None:
+def _mark_trained(fig: go.Figure, trained: tuple[float, float]) -> None:
     """Mark what was trained on: a line, or a range."""
     low, high = trained
-    drawn.add_scatter(
+    fig.add_scatter(
         x=[low, low, high, high],
         y=[-0.02, 1.05, 1.05, -0.02],
         mode="lines",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from analysis.base import Words
-from analysis.plots.style import percent
 from analysis.run.draw_paths import draw_onsets, draw_paths
 from analysis.run.paths import Onset, Onsets, Path, Paths, across, changes, in_order, measure
 from analysis.run.trajectories import Series
 from analysis.statistics.change_points import FALSE_ALARMS
+from analysis.words import percent
 
 __all__ = ["TITLE", "across", "describe", "draw", "measure"]
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.plots.style import percent
 from analysis.run import draw_reached as figures
 from analysis.run.reached import Reach, reach
+from analysis.words import percent
 
 TITLE = "How far does it reach?"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis.base import Subject
 from analysis.links import has_pairs, row_links
 from analysis.mixing import Mixer, mixers
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.scoring import Scored, scored
 from analysis.statistics.distributions import effective_number
 from lab.hooks import HookPoint, hook_points
@@ -88,8 +88,8 @@ class Series:
     values: Float[np.ndarray, " n"]
     null: float | None
     null_name: str
-    levels: Float[np.ndarray, " n"] = drawn()
-    resampled: Float[np.ndarray, "r n"] = drawn()
+    levels: Float[np.ndarray, " n"] = figure_only()
+    resampled: Float[np.ndarray, "r n"] = figure_only()
 
 
 Key = tuple[Quantity, int | None]

@@ -32,7 +32,7 @@ def draw_memory(memory: Memory) -> go.Figure:
 
 def draw_contexts(contexts: Contexts) -> go.Figure:
     """Draw effective context by position, a line a head, on logarithmic axes."""
-    figure = style.figure(height=380)
+    figure = style.new_figure(height=380)
     places = contexts.positions + 1
     heads = zip(contexts.layers, contexts.heads, strict=True)
     labels = [f"{layer}.{head}" for layer, head in heads]

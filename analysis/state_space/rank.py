@@ -21,7 +21,7 @@ from torch import Tensor
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.plots import style
 from analysis.plots.lines import NAMED, add_heads
-from analysis.record import drawn
+from analysis.record import figure_only
 from analysis.state_space.recurrence import Recurrence, effective_rank, names, rank, recurrences
 
 TITLE = "Rank of the states"
@@ -54,7 +54,7 @@ class Spectrum:
     effective_rank: Float[np.ndarray, "m h"]
     initial_effective_rank: Float[np.ndarray, "m h"]
     rows: int
-    values: Float[np.ndarray, "h k"] = drawn()
+    values: Float[np.ndarray, "h k"] = figure_only()
 
 
 @torch.no_grad()
@@ -166,7 +166,7 @@ def draw(found: Spectrum) -> go.Figure:
     effective = found.effective_rank[middle]
     count = len(effective)
     figure = make_subplots(
-        rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.6, 0.4], figure=style.figure(560)
+        rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.6, 0.4], figure=style.new_figure(560)
     )
     labels = [_name(found, head) for head in range(count)]
     extremes = [int(np.nanargmin(effective)), int(np.nanargmax(effective))]

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from analysis.plots import heatmaps as pictures
-from analysis.record import drawn
+from analysis.record import figure_only
 
 QUANTITIES = ("dt", "e^a", "write", "read")
 """Per token: the step; what is kept of the state; ‖dt·B⊗x‖, what is added to it; ‖h C‖, what is
@@ -97,4 +97,4 @@ class Magnitudes:
     floor: float
     median: float
     below: float
-    shown: pictures.Mixing = drawn()
+    shown: pictures.Mixing = figure_only()

@@ -20,11 +20,11 @@ from analysis.links import row_links
 from analysis.plots import heatmaps as pictures
 from analysis.plots.dots import LINES
 from analysis.plots.lines import NAMED
-from analysis.plots.style import percent
 from analysis.state_space.figures import draw_contexts, draw_magnitudes, draw_memory, draw_roles
 from analysis.state_space.recurrence import HELD, Recurrence, joined, names, recurrences
 from analysis.state_space.results import QUANTITIES, Contexts, Magnitudes, Memory, Roles
 from analysis.statistics.thinning import evenly
+from analysis.words import percent
 from tasks.base import Batch
 
 TITLE = "What the states keep"

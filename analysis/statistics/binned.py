@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from analysis.plots.style import percent
 from analysis.statistics.intervals import share_interval
+from analysis.words import percent
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def bootstrap(
         return math.nan, math.nan
     found = np.empty(rounds)
     for i in range(rounds):
-        drawn = rng.integers(len(index), size=len(index))
+        fig = rng.integers(len(index), size=len(index))
         # Each value its own group needs no lists, and may be many.
-        again = drawn if groups is None else np.concatenate([index[g] for g in drawn])
+        again = fig if groups is None else np.concatenate([index[g] for g in fig])
         found[i] = statistic(values[again])
     if np.isnan(found).all():
         return math.nan, math.nan
@@ -64,6 +64,6 @@ def share_interval(
     # Rows by their counts: the resampled share is a ratio of sums.
     _, places = np.unique(rows, return_inverse=True)
     counts = np.stack([np.bincount(places, right), np.bincount(places)], 1).astype(np.float64)
-    ends = bootstrap(counts, rng, statistic=lambda drawn: drawn[:, 0].sum() / drawn[:, 1].sum())
+    ends = bootstrap(counts, rng, statistic=lambda fig: fig[:, 0].sum() / fig[:, 1].sum())
     low, high = wilson(share, len(right))
     return float(np.nanmin([low, ends[0]])), float(np.nanmax([high, ends[1]]))

@@ -9,7 +9,7 @@ import polars as pl
 from jaxtyping import Float
 from plotly.subplots import make_subplots
 
-from analysis.plots.style import MUTED, figure
+from analysis.plots.style import MUTED, new_figure
 from analysis.studies.holm import holm
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
@@ -236,7 +236,7 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
     widths = sorted({width for _, _, width in PUBLISHED})
     mixers = [name for name in LOOKS if any(s.mixer == name for s in settings)]
     legend = LEGEND_ROW * -(-(len(mixers) + len(PAPER_MIXERS)) // 3)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=2,
         cols=2,
         shared_xaxes=True,
@@ -244,20 +244,20 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
         subplot_titles=[f"{length:,} tokens, {length // 4} pairs" for length in lengths],
         horizontal_spacing=0.06,
         vertical_spacing=0.12,
-        figure=figure(height=2 * PANEL + legend + 130),
+        figure=new_figure(height=2 * PANEL + legend + 130),
     )
     for i, length in enumerate(lengths):
         place = {"row": i // 2 + 1, "col": i % 2 + 1, "showlegend": i == 0}
         for mixer in mixers:
             _add(
-                drawn,
+                fig,
                 [s for s in settings if (s.mixer, s.seq_len) == (mixer, length)],
                 mixer,
                 place,
             )
         for mixer in PAPER_MIXERS:
             color, symbol = PAPER_LOOKS[mixer]
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=widths,
                 y=[PUBLISHED[mixer, length, width] for width in widths],
                 mode="markers",
@@ -267,22 +267,22 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
                 hovertemplate=f"paper, {mixer}, d_model %{{x}}: %{{y:.2f}}<extra></extra>",
                 **place,
             )
-    drawn.update_annotations(font_size=11)
-    drawn.update_xaxes(type="log", tickvals=widths, ticktext=[str(width) for width in widths])
-    drawn.update_xaxes(title_text="d_model", row=2)
-    drawn.update_yaxes(range=[-0.04, 1.06], tickformat=".0%")
-    drawn.update_yaxes(title_text="test accuracy", col=1)
-    return drawn.update_layout(
+    fig.update_annotations(font_size=11)
+    fig.update_xaxes(type="log", tickvals=widths, ticktext=[str(width) for width in widths])
+    fig.update_xaxes(title_text="d_model", row=2)
+    fig.update_yaxes(range=[-0.04, 1.06], tickformat=".0%")
+    fig.update_yaxes(title_text="test accuracy", col=1)
+    return fig.update_layout(
         margin_b=legend + 60,
         legend={"y": -40 / (2 * PANEL), "yanchor": "top", "entrywidth": 170},
     )
 
 
-def _add(drawn: go.Figure, points: Sequence[Setting], mixer: str, place: dict[str, int]) -> None:
+def _add(fig: go.Figure, points: Sequence[Setting], mixer: str, place: dict[str, int]) -> None:
     """Add a mixer's line to a panel; one without points keeps its entry in the legend."""
     color, dash, symbol = LOOKS[mixer]
     points = sorted(points, key=lambda setting: setting.d_model)
-    drawn.add_scatter(
+    fig.add_scatter(
         x=[setting.d_model for setting in points] or [None],
         y=[setting.mean for setting in points] or [None],
         mode="lines+markers",

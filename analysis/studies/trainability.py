@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from analysis.plots.style import BLUE, MUTED, VERMILLION, figure
+from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
 from analysis.studies.holm import holm
 from lab.studies.trainability import BASELINE
 
@@ -227,7 +227,7 @@ def _steps(median: float) -> str:
 def draw(effects: Sequence[Effect]) -> go.Figure:
     """Draw each factor's runs and their median, fastest on top; triangles were not solved."""
     names = [html.escape(effect.factor) for effect in effects]
-    drawn = figure(height=150 + ROW * len(effects))
+    fig = new_figure(height=150 + ROW * len(effects))
     for solved, symbol, name in (
         (True, "circle-open", "a run, solved"),
         (False, "triangle-right-open", "a run, not solved by then"),
@@ -238,7 +238,7 @@ def draw(effects: Sequence[Effect]) -> go.Figure:
             for steps, ended in zip(effect.steps, effect.solved, strict=True)
             if ended is solved
         ]
-        drawn.add_scatter(
+        fig.add_scatter(
             x=[steps for steps, _ in points],
             y=[label for _, label in points],
             mode="markers",
@@ -255,7 +255,7 @@ def draw(effects: Sequence[Effect]) -> go.Figure:
             for effect, label in zip(effects, names, strict=True)
             if math.isfinite(effect.median) and effect.counts is counts
         ]
-        drawn.add_scatter(
+        fig.add_scatter(
             x=[effect.median for effect, _ in known],
             y=[label for _, label in known],
             mode="markers",
@@ -270,9 +270,9 @@ def draw(effects: Sequence[Effect]) -> go.Figure:
         )
     baseline = next((effect for effect in effects if effect.factor == BASELINE), None)
     if baseline is not None and math.isfinite(baseline.median):
-        drawn.add_vline(baseline.median, line={"color": MUTED, "dash": "dot"}, layer="below")
-    drawn.update_xaxes(title_text="steps until solved", tickformat=",", rangemode="tozero")
-    drawn.update_yaxes(
+        fig.add_vline(baseline.median, line={"color": MUTED, "dash": "dot"}, layer="below")
+    fig.update_xaxes(title_text="steps until solved", tickformat=",", rangemode="tozero")
+    fig.update_yaxes(
         categoryorder="array", categoryarray=names[::-1], automargin="left", showgrid=False
     )
-    return drawn.update_layout(margin_t=90)
+    return fig.update_layout(margin_t=90)

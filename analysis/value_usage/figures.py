@@ -7,8 +7,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.dynamic_mask.figures import COLORS, DASHES, SEQUENTIAL, step_axis
+from analysis.dynamic_mask.figures import step_axis
 from analysis.plots import style
+from analysis.plots.style import COLORS, DASHES, SEQUENTIAL
 from analysis.value_usage.choices import Past, Usage
 from analysis.value_usage.swaps import Swap
 
@@ -33,17 +34,17 @@ def use(layers: Sequence[Usage], roles: Sequence[str]) -> go.Figure:
     layers = layers[:LAYERS]
     labels = [*(html.escape(name) for name in roles), "all tokens"]
     panel = LINE * len(labels)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=len(layers),
         cols=1,
         subplot_titles=[f"layer {layer.layer}" for layer in layers],
         vertical_spacing=_gap(62, panel, len(layers)),
-        figure=style.figure(height=style.HEAD + 28 + _tall(62, panel, len(layers)) + 100),
+        figure=style.new_figure(height=style.HEAD + 28 + _tall(62, panel, len(layers)) + 100),
     )
     for i, layer in enumerate(layers):
         shares = np.vstack([layer.by_role, layer.shares])
         few = shares.shape[1] <= LABELLED
-        drawn.add_heatmap(
+        fig.add_heatmap(
             z=shares.astype(np.float32),
             x=list(range(shares.shape[1])),
             y=labels,
@@ -57,11 +58,11 @@ def use(layers: Sequence[Usage], roles: Sequence[str]) -> go.Figure:
             col=1,
         )
         if few:
-            drawn.update_xaxes(dtick=1, row=i + 1, col=1)
-    drawn.update_annotations(font_size=11)
-    drawn.update_xaxes(showgrid=False, ticks="", title_text="value")
-    drawn.update_yaxes(autorange="reversed", showgrid=False, ticks="", automargin="left")
-    return drawn.update_layout(
+            fig.update_xaxes(dtick=1, row=i + 1, col=1)
+    fig.update_annotations(font_size=11)
+    fig.update_xaxes(showgrid=False, ticks="", title_text="value")
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", automargin="left")
+    return fig.update_layout(
         margin={"t": style.HEAD + 28, "b": 100},
         coloraxis={
             "colorscale": SEQUENTIAL,
@@ -74,20 +75,20 @@ def use(layers: Sequence[Usage], roles: Sequence[str]) -> go.Figure:
 
 def over_training(past: Past) -> go.Figure:
     """Draw a layer's use, its evenness, and its churn, one below the other, by step."""
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=3,
         cols=1,
         shared_xaxes=True,
         vertical_spacing=GAP,
         row_heights=HEIGHTS,
-        figure=style.figure(height=600),
+        figure=style.new_figure(height=600),
     )
     at, steps = np.log2(past.steps + 1.0), [f"{step:,}" for step in past.steps]
     n_values = past.shares.shape[1]
     most = np.sort(np.argsort(-past.shares.max(0), kind="stable")[:LINES])
 
     def line(name: str, y: np.ndarray, row: int, i: int, ends: np.ndarray | None = None) -> None:
-        drawn.add_scatter(
+        fig.add_scatter(
             x=at,
             y=y,
             mode="lines+markers",
@@ -119,18 +120,18 @@ def over_training(past: Past) -> go.Figure:
     line("changed since", past.churn, 3, 0, past.churn_interval)
     line("tied at the last place", past.ties, 3, 1)
     line("changed if dealt at random", past.churn_dealt, 3, 2)
-    step_axis(drawn, past.steps)
-    drawn.update_xaxes(title_text=None, showticklabels=False, row=1, col=1)
-    drawn.update_xaxes(title_text=None, showticklabels=False, row=2, col=1)
-    drawn.update_yaxes(title_text="share of tokens", tickformat=".0%", row=1, col=1)
-    drawn.update_yaxes(title_text="values", range=[0, 1.08 * n_values], row=2, col=1)
-    drawn.update_yaxes(
+    step_axis(fig, past.steps)
+    fig.update_xaxes(title_text=None, showticklabels=False, row=1, col=1)
+    fig.update_xaxes(title_text=None, showticklabels=False, row=2, col=1)
+    fig.update_yaxes(title_text="share of tokens", tickformat=".0%", row=1, col=1)
+    fig.update_yaxes(title_text="values", range=[0, 1.08 * n_values], row=2, col=1)
+    fig.update_yaxes(
         title_text="share of tokens", tickformat=".0%", range=[-0.03, 1.06], row=3, col=1
     )
     high = np.array(HEIGHTS) * (1 - 2 * GAP)
     for row in range(3):
-        _legend(drawn, row, 1 - high[:row].sum() - GAP * row)
-    return drawn.update_layout(margin_t=style.HEAD + 48)
+        _legend(fig, row, 1 - high[:row].sum() - GAP * row)
+    return fig.update_layout(margin_t=style.HEAD + 48)
 
 
 def swapped(swaps: Sequence[Swap], roles: Sequence[str]) -> go.Figure:
@@ -139,19 +140,19 @@ def swapped(swaps: Sequence[Swap], roles: Sequence[str]) -> go.Figure:
     groups = [None, *sorted({swap.role for swap in swaps if swap.role is not None})]
     labels = ["dealt at random", *("all tokens" if g is None else roles[g] for g in groups)]
     panel = LINE * len(labels)
-    drawn = make_subplots(
+    fig = make_subplots(
         rows=len(layers),
         cols=1,
         shared_xaxes=True,
         vertical_spacing=_gap(SPACE, panel, len(layers)),
-        figure=style.figure(height=style.HEAD + 56 + _tall(SPACE, panel, len(layers)) + 52),
+        figure=style.new_figure(height=style.HEAD + 56 + _tall(SPACE, panel, len(layers)) + 52),
     )
     tall = _tall(SPACE, panel, len(layers))
     for row, layer in enumerate(layers, start=1):
         mine = [swap for swap in swaps if swap.layer == layer]
         values = list(dict.fromkeys(swap.value for swap in mine))
         forced = sorted(value for value in values if value is not None)
-        drawn.add_vline(0, line={"color": style.MUTED, "width": 1, "dash": "dot"}, row=row, col=1)  # type: ignore[arg-type]
+        fig.add_vline(0, line={"color": style.MUTED, "width": 1, "dash": "dot"}, row=row, col=1)  # type: ignore[arg-type]
         for value in values:
             some = [swap for swap in mine if swap.value == value]
             place = 0 if value is None else forced.index(value)
@@ -159,7 +160,7 @@ def swapped(swaps: Sequence[Swap], roles: Sequence[str]) -> go.Figure:
             color = style.MUTED if value is None else COLORS[place]
             spread = 0.0 if value is None else 0.6 * ((place + 0.5) / len(forced) - 0.5)
             changes = [swap.change for swap in some]
-            drawn.add_scatter(
+            fig.add_scatter(
                 x=[change.value for change in changes],
                 y=[0 if value is None else 1 + groups.index(swap.role) + spread for swap in some],
                 mode="markers",
@@ -184,23 +185,23 @@ def swapped(swaps: Sequence[Swap], roles: Sequence[str]) -> go.Figure:
                 row=row,
                 col=1,
             )
-        _legend(drawn, row - 1, 1 - (row - 1) * (panel + SPACE) / tall)
-        drawn.update_yaxes(title_text=f"layer {layer}", row=row, col=1)
-    drawn.update_yaxes(
+        _legend(fig, row - 1, 1 - (row - 1) * (panel + SPACE) / tall)
+        fig.update_yaxes(title_text=f"layer {layer}", row=row, col=1)
+    fig.update_yaxes(
         range=[len(labels) - 0.4, -0.6],
         tickvals=list(range(len(labels))),
         ticktext=[html.escape(label) for label in labels],
         ticks="",
         automargin="left",
     )
-    drawn.update_xaxes(tickformat="+.2~%", nticks=7)
-    drawn.update_xaxes(title_text="change of accuracy", row=len(layers), col=1)
-    return drawn.update_layout(margin={"t": style.HEAD + 56, "b": 52})
+    fig.update_xaxes(tickformat="+.2~%", nticks=7)
+    fig.update_xaxes(title_text="change of accuracy", row=len(layers), col=1)
+    return fig.update_layout(margin={"t": style.HEAD + 56, "b": 52})
 
 
-def _legend(drawn: go.Figure, row: int, top: float) -> None:
+def _legend(fig: go.Figure, row: int, top: float) -> None:
     """Put a panel's own legend above it."""
-    drawn.update_layout(
+    fig.update_layout(
         {
             "legend" if row == 0 else f"legend{row + 1}": {
                 "orientation": "h",

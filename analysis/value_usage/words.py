@@ -7,7 +7,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.plots.style import percent
 from analysis.statistics.estimates import SURE
 from analysis.value_usage import figures as value_figures
 from analysis.value_usage.choices import (
@@ -21,6 +20,7 @@ from analysis.value_usage.choices import (
 )
 from analysis.value_usage.figures import LAYERS, LINES
 from analysis.value_usage.swaps import Swap, Swaps, measure_swaps
+from analysis.words import percent
 
 TITLE = "Which values inner function attention uses"
 NAMED = 3

@@ -48,12 +48,12 @@ def show_rows(
 def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
     """Draw the rows into a file."""
     from analysis.pages.export import BrowserError, save
-    from analysis.plots.style import stamped
+    from analysis.plots.style import add_title
     from analysis.rows import layout as rows
     from lab.files import writing
 
     found = rows.laid_out(task, task.batch(split=split, size=count, seed=seed))
-    drawn = stamped(rows.draw(found), rows.describe(found).title, f"{split}, seed {seed}")
+    drawn = add_title(rows.draw(found), rows.describe(found).title, f"{split}, seed {seed}")
     try:
         with answering(), usage(), writing(path):
             save(drawn, path)

@@ -144,14 +144,14 @@ def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> Non
     if file is None:
         return
     from analysis.pages.export import BrowserError, save
-    from analysis.plots.style import stamped
+    from analysis.plots.style import add_title
     from lab.files import writing
 
     with answering():
         try:
             with writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                save(stamped(drawn, title, said[0]), file)
+                save(add_title(drawn, title, said[0]), file)
         except BrowserError as error:
             raise refusal(error, 2) from error
     typer.echo(file)

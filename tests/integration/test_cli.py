@@ -130,10 +130,10 @@ def test_the_papers_protocol_is_kept_in_the_run(tmp_path):
 def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
     result = lab(
         f"mqar {SMALL} --max-steps 2 --out {tmp_path / 'run'} --json "
-        "--model tests.unit.test_stack:Shift --option U.gain=2"
+        "--model tests.unit.models.test_stack:Shift --option U.gain=2"
     )
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["model"] == "tests.unit.test_stack:Shift"
+    assert json.loads(result.stdout)["model"] == "tests.unit.models.test_stack:Shift"
     assert Run.open(tmp_path / "run").model.stack == "UM*2"
 
 

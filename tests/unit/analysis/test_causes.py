@@ -47,8 +47,8 @@ def test_the_first_cause_that_holds_is_taken():
 def test_random_answers_are_wrong_and_as_frequent_as_targets():
     none = np.full(4000, -1)
     some = Asked(none, none, np.full(4000, 7), none, none, none)
-    drawn = redrawn(some, np.array([7, 8, 8, 8, 9]), 2, np.random.default_rng(0))
-    assert set(np.unique(drawn)) == {8, 9}
+    fig = redrawn(some, np.array([7, 8, 8, 8, 9]), 2, np.random.default_rng(0))
+    assert set(np.unique(fig)) == {8, 9}
     # 8,000 draws: a standard deviation of 0.005.
-    assert (drawn == 8).mean() == pytest.approx(0.75, abs=0.025)
+    assert (fig == 8).mean() == pytest.approx(0.75, abs=0.025)
     assert (redrawn(some, np.array([7]), 2, np.random.default_rng(0)) == -1).all()

@@ -37,37 +37,37 @@ CERTIFICATE = {
 
 
 @pytest.fixture(scope="module")
-def drawn():
+def fig():
     return draw(CERTIFICATE)
 
 
 @pytest.fixture(scope="module")
-def places(drawn):
+def places(fig):
     """Where each law's mark stands, by row."""
-    traces = [trace for trace in drawn.data if trace.mode == "markers"]
+    traces = [trace for trace in fig.data if trace.mode == "markers"]
     return {row: x for trace in traces for x, row in zip(trace.x, trace.y, strict=True)}
 
 
-def test_every_law_has_a_row_and_one_mark(drawn, places):
+def test_every_law_has_a_row_and_one_mark(fig, places):
     assert sorted(places) == list(range(len(LAWS)))
-    assert list(drawn.layout.yaxis.ticktext) == [entry["law"] for entry in LAWS]
-    assert drawn.layout.yaxis.range[0] > drawn.layout.yaxis.range[1], "the first is on top"
+    assert list(fig.layout.yaxis.ticktext) == [entry["law"] for entry in LAWS]
+    assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1], "the first is on top"
 
 
-def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(drawn, places):
-    low, high = drawn.layout.xaxis.range
+def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(fig, places):
+    low, high = fig.layout.xaxis.range
     room = MARGIN * (10 - -4)
     assert places[1] == pytest.approx(10)
     assert places[4] == pytest.approx(-2)
     assert places[0] == places[2] == places[3] == pytest.approx(low + room)
     assert places[5] == pytest.approx(high - room)
     assert high - room > places[1]
-    ticks = dict(zip(drawn.layout.xaxis.ticktext, drawn.layout.xaxis.tickvals, strict=True))
+    ticks = dict(zip(fig.layout.xaxis.ticktext, fig.layout.xaxis.tickvals, strict=True))
     assert (ticks["0"], ticks["1"], ticks["∞"]) == (places[0], 0, places[5])
 
 
-def test_outcomes_differ_in_symbol_as_well_as_colour(drawn):
-    named = {t.name: t.marker.symbol for t in drawn.data if t.mode == "markers"}
+def test_outcomes_differ_in_symbol_as_well_as_colour(fig):
+    named = {t.name: t.marker.symbol for t in fig.data if t.mode == "markers"}
     assert set(named) == set(MARKS)
     assert len(set(named.values())) == len(MARKS)
     assert [name for name in named if named[name].endswith("open")] == [
@@ -76,13 +76,13 @@ def test_outcomes_differ_in_symbol_as_well_as_colour(drawn):
     ]
 
 
-def test_what_has_no_number_says_why_where_the_line_is_broken(drawn):
-    reasons = {a.y: a.text for a in drawn.layout.annotations if a.xanchor == "left"}
+def test_what_has_no_number_says_why_where_the_line_is_broken(fig):
+    reasons = {a.y: a.text for a in fig.layout.annotations if a.xanchor == "left"}
     assert set(reasons) == {2, 3}
     assert reasons[2] == "&lt;b&gt;&amp; no such law"
     assert reasons[3].endswith("…")
     assert reasons[3].count("<br>") == 1
-    bound = [y for y in drawn.data[0].y if y is not None]
+    bound = [y for y in fig.data[0].y if y is not None]
     assert bound == [-0.5, 0.5, 0.5, 1.5, 3.5, 4.5, 4.5, 5.5]
 
 

@@ -299,9 +299,9 @@ def test_a_mask_without_which_more_is_right_is_said_to_do_harm():
     harmful = replace(effect, harm=harm, removal=removal)
     says = dynamic_mask.describe(harmful).says
     assert "So whatever they take, the masks of layer 1 do harm." in says
-    drawn = dynamic_mask.draw(harmful)
-    assert drawn is not None
-    notes = [note["text"] for note in drawn.to_dict()["layout"]["annotations"]]
+    fig = dynamic_mask.draw(harmful)
+    assert fig is not None
+    notes = [note["text"] for note in fig.to_dict()["layout"]["annotations"]]
     assert [note.endswith(", does harm") for note in notes] == [False, True]
 
 
@@ -311,9 +311,9 @@ def test_whiskers_go_to_the_true_ends():
     head = effect.heads[0]
     assert head.pairs is not None
     pairs = replace(head.pairs, answer=Estimate(0.5, 0.45, 0.7, 0.3))
-    drawn = dynamic_mask.draw(replace(effect, heads=(replace(head, pairs=pairs),)))
-    assert drawn is not None
-    traces: Any = drawn.data
+    fig = dynamic_mask.draw(replace(effect, heads=(replace(head, pairs=pairs),)))
+    assert fig is not None
+    traces: Any = fig.data
     [whiskers] = [trace.error_x for trace in traces if trace.error_x.array is not None]
     np.testing.assert_allclose(whiskers.array, [0.2])
     np.testing.assert_allclose(whiskers.arrayminus, [0.05])
@@ -332,9 +332,9 @@ def test_kept_keys_are_drawn_where_they_are():
         masked = brute_masked(layer.bias[b, 0].double().tolist(), None)
         for t, s in np.argwhere(np.tri(16)).tolist():
             shares.setdefault((int(of.batch.roles[b, s]), s // 2), []).append(not masked[t, s])
-    drawn = dynamic_mask.draw(kept)
-    assert drawn is not None
-    traces: Any = drawn.data
+    fig = dynamic_mask.draw(kept)
+    assert fig is not None
+    traces: Any = fig.data
     cells = traces[0].z
     for role, band in np.ndindex(4, 8):
         found = kept.heads[0].kept_by_band[role, band]
@@ -489,9 +489,9 @@ def test_every_result_is_said_drawn_and_recorded(tmp_path, mask):
         assert words.says.endswith(".")
         assert "nan" not in words.says
         json.dumps(plain(result), allow_nan=False)
-        drawn = dynamic_mask.draw(result)
-        assert drawn is not None
-        assert len(drawn.to_dict()["data"]) >= 2
+        fig = dynamic_mask.draw(result)
+        assert fig is not None
+        assert len(fig.to_dict()["data"]) >= 2
 
 
 def test_one_row_decides_nothing():

@@ -11,6 +11,7 @@ from analysis import errors
 from analysis.base import NotApplicableError, Subject
 from analysis.dynamic_mask.masking import masked_layers
 from analysis.errors import out_of_reach as reach
+from analysis.errors.attribution import attribute_errors
 from analysis.errors.causes import (
     DECAYED,
     DECOY,
@@ -27,7 +28,8 @@ from analysis.errors.causes import (
     other_value,
     redrawn,
 )
-from analysis.errors.ledger import Examples, Ledger, measure_errors
+from analysis.errors.examples import Examples
+from analysis.errors.ledger import Ledger
 from analysis.record import plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
@@ -140,7 +142,7 @@ def model_of(mixer: nn.Module):
 
 def measured(mixer, task=TASK, rows=80):
     subject = Subject(task, model_of(mixer), task.batch(split="test", size=rows))
-    return (*measure_errors(subject), subject)
+    return (*attribute_errors(subject), subject)
 
 
 def shares(ledger: Ledger) -> dict[str, float]:
@@ -298,7 +300,7 @@ def test_decay_is_judged_by_the_entries_of_the_matrix(monkeypatch, groups):
 def test_without_decay_nothing_is_blamed_on_it(monkeypatch):
     monkeypatch.setattr(reach, "READS", 0.0)
     model = build("SM", vocab_size=32, d_model=32, options={"S.position": "none"})
-    ledger, _ = measure_errors(Subject(TASK, model.eval(), TASK.batch(split="test", size=40)))
+    ledger, _ = attribute_errors(Subject(TASK, model.eval(), TASK.batch(split="test", size=40)))
     assert ledger.reader is not None
     assert shares(ledger)[DECAYED] == 0
 
@@ -319,19 +321,19 @@ def test_no_error_is_bounded_from_above():
 
 def test_few_errors_are_counted_not_shared():
     subject = Subject(TASK, model_of(Rule(next_pair)), TASK.batch(split="test", size=2))
-    ledger, _ = measure_errors(subject)
+    ledger, _ = attribute_errors(subject)
     assert "8 another pair's value; too few to say more." in errors.describe(ledger).says
 
 
 def test_without_pairs_there_are_three_causes():
     batch = TASK.batch(split="test", size=40)
     bare = Batch(batch.inputs, batch.targets, batch.roles, {})
-    ledger, _ = measure_errors(Subject(TASK, model_of(Rule(next_pair)), bare))
+    ledger, _ = attribute_errors(Subject(TASK, model_of(Rule(next_pair)), bare))
     assert list(shares(ledger)) == [IN_ROW, OUTRANKED, UNKNOWN]
     assert shares(ledger)[IN_ROW] == 1
     assert not ledger.pairs
     random = build("AM", vocab_size=32, d_model=16).eval()
-    ledger, _ = measure_errors(Subject(TASK, random, bare))
+    ledger, _ = attribute_errors(Subject(TASK, random, bare))
     assert sum(shares(ledger).values()) == pytest.approx(1)
 
 
@@ -345,7 +347,7 @@ def test_rows_without_a_scored_position_do_not_apply():
 def test_rank_and_probability_are_those_of_the_softmax():
     model = build("AM SM", vocab_size=32, d_model=16).eval()
     batch = TASK.batch(split="test", size=10)
-    _, examples = measure_errors(Subject(TASK, model, batch))
+    _, examples = attribute_errors(Subject(TASK, model, batch))
     assert len(examples.errors) == 12
     with torch.no_grad():
         logits = model(batch.inputs)

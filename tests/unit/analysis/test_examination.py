@@ -9,7 +9,7 @@ import pytest
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.examination import chosen, examine, record
-from analysis.record import drawn, plain
+from analysis.record import figure_only, plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.models import build
@@ -27,7 +27,7 @@ def subject(stack: str = "AM*2", **options) -> Subject:
 @dataclass(frozen=True)
 class Part:
     share: np.ndarray
-    big: np.ndarray = drawn()
+    big: np.ndarray = figure_only()
 
 
 @dataclass(frozen=True)

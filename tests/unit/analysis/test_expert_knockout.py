@@ -458,8 +458,8 @@ def test_every_layer_has_a_figure_and_the_roles_share_one(monkeypatch):
     results = measure(Subject(TASK, model, batch))
     assert [type(result) for result in results] == [LayerKnockout, LayerKnockout, Roles, Answers]
     for result in results:
-        words, drawn = describe(result), draw(result)
-        assert drawn.data
+        words, fig = describe(result), draw(result)
+        assert fig.data
         assert words.says in words.alt
         assert plain(result)
 

@@ -34,9 +34,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def cells_of(drawn: go.Figure | None) -> np.ndarray:
-    assert drawn is not None
-    trace: Any = drawn.data[0]
+def cells_of(fig: go.Figure | None) -> np.ndarray:
+    assert fig is not None
+    trace: Any = fig.data[0]
     return trace.z
 
 
@@ -53,9 +53,9 @@ def of(
 
 def of_ids(seed: int, slots: int, n_ids: int = 200, tokens: int = 4000) -> Choices:
     """Return choices that follow from the id alone, with row and column drawn apart for each."""
-    drawn = np.random.default_rng(seed)
-    ids = drawn.integers(n_ids, size=tokens)
-    scores = drawn.normal(size=(n_ids, 12, 1)) + drawn.normal(size=(n_ids, 1, 12))
+    fig = np.random.default_rng(seed)
+    ids = fig.integers(n_ids, size=tokens)
+    scores = fig.normal(size=(n_ids, 12, 1)) + fig.normal(size=(n_ids, 1, 12))
     experts = np.argsort(-scores.reshape(n_ids, -1), axis=1)[:, :slots]
     return of(experts[ids], (12, 12), ids=ids)
 
@@ -224,10 +224,10 @@ def test_few_token_ids_are_not_said_to_bind_experts():
     """Experts of an id are drawn apart: the claim may be made of 1 in 20, here of 2 in 20."""
     told = 0
     for seed in range(20):
-        drawn = np.random.default_rng(seed)
-        experts, ids = drawn.integers(144, size=(100, 4)), drawn.integers(100, size=1000)
+        fig = np.random.default_rng(seed)
+        experts, ids = fig.integers(144, size=(100, 4)), fig.integers(100, size=1000)
         found = [of(experts[ids], (12, 12), layer, ids) for layer in range(2)]
-        says = describe(co_activation(found, drawn)).says
+        says = describe(co_activation(found, fig)).says
         told += not says.startswith("No pair of experts is seen to act together")
     assert told <= 2
 
@@ -318,8 +318,8 @@ def test_every_figure_and_number_of_a_model():
     results = measure(subject(options={"P.n_experts": 32, "E.n_experts": 24, "E.k": 3}))
     assert len(results) == 3
     for result in results:
-        words, drawn = describe(result), draw(result)
-        assert drawn is not None
+        words, fig = describe(result), draw(result)
+        assert fig is not None
         assert words.says
         assert words.says in words.alt
         assert plain(result)

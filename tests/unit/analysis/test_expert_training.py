@@ -149,12 +149,12 @@ def test_membership_is_of_the_most_loaded():
 def test_saturation_is_the_loop():
     rng = np.random.default_rng(0)
 
-    def drawn() -> Chosen:
+    def fig() -> Chosen:
         indices = rng.random((20, 2, 9)).argsort(-1)[..., :4].astype(np.int32)
         ones = np.ones((20, 2, 4))
         return Chosen(0, "CDMoE", 9, indices, ones, ones[..., 0], ones[..., 0] < 0)
 
-    now, last = drawn(), drawn()
+    now, last = fig(), fig()
     shares = [
         len(set(a.tolist()) & set(b.tolist())) / 4
         for a, b in zip(now.indices.reshape(-1, 4), last.indices.reshape(-1, 4), strict=True)

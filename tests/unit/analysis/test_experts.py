@@ -281,9 +281,9 @@ def test_every_result_is_json_words_and_a_figure(stack):
         assert "ranked" not in str(plain(result))
         words = describe(result)
         assert "nan" not in f"{words.says}{words.alt}"
-        drawn = draw(result)
-        assert drawn is not None
-        assert len((drawn.to_json() or "").encode()) < 200_000
+        fig = draw(result)
+        assert fig is not None
+        assert len((fig.to_json() or "").encode()) < 200_000
 
 
 def test_of_many_layers_four_stand_out():

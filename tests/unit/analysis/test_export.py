@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 
 from analysis.pages import export
 from analysis.pages.export import BrowserError, browser, save, save_all
-from analysis.plots.style import figure, stamped
+from analysis.plots.style import add_title, new_figure
 
 TITLE = "Mass <by> layer & head"
 """Hostile to XML; as text it must come out as it is."""
@@ -27,15 +27,15 @@ COLORS = """async (png) => {
 }"""
 
 
-def drawn() -> go.Figure:
-    bars = figure(height=240).add_bar(x=["a", "b", "c"], y=[1, 3, 2])
-    return stamped(bars, TITLE, "mqar · AM*2")
+def fig() -> go.Figure:
+    bars = new_figure(height=240).add_bar(x=["a", "b", "c"], y=[1, 3, 2])
+    return add_title(bars, TITLE, "mqar · AM*2")
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("figures")
-    save_all({folder / f"figure.{kind}": drawn() for kind in ("png", "svg", "html")})
+    save_all({folder / f"figure.{kind}": fig() for kind in ("png", "svg", "html")})
     return folder
 
 
@@ -81,20 +81,20 @@ def test_nothing_else_is_written(saved):
 @pytest.mark.parametrize("name", ["figure.pdf", "figure", ".png"])
 def test_another_suffix_lists_the_three(tmp_path, name):
     with pytest.raises(ValueError, match=r"must end in .png, .svg or .html"):
-        save_all({tmp_path / "good.html": drawn(), tmp_path / name: drawn()})
+        save_all({tmp_path / "good.html": fig(), tmp_path / name: fig()})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_scale_below_zero_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"scale=0.0: must be > 0"):
-        save(drawn(), tmp_path / "figure.png", scale=0.0)
+        save(fig(), tmp_path / "figure.png", scale=0.0)
 
 
 @pytest.mark.parametrize("path", ["/no/such/browser", "/bin/false"])
 def test_without_a_browser_the_answer_is_make_browser(tmp_path, monkeypatch, path):
     monkeypatch.setenv("BROWSER_PATH", path)
     with pytest.raises(BrowserError, match="run `make browser`"):
-        save(drawn(), tmp_path / "figure.png")
+        save(fig(), tmp_path / "figure.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -113,6 +113,6 @@ def test_a_file_that_cannot_be_replaced_is_left(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        save(drawn(), path)
+        save(fig(), path)
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]

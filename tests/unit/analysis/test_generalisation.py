@@ -46,9 +46,9 @@ def found(tmp_path, task, entries: list[dict[str, Any]], accuracy: float | None 
 
 
 def figure(reach: Reach) -> dict[str, Any]:
-    drawn = draw(reach)
-    assert drawn is not None
-    return drawn.to_dict()
+    fig = draw(reach)
+    assert fig is not None
+    return fig.to_dict()
 
 
 def lengths(*accuracies: tuple[int, float]) -> list[dict[str, Any]]:
@@ -151,9 +151,9 @@ def test_without_an_accuracy_of_its_own_nothing_holds(tmp_path):
 
 def test_lengths_stand_on_a_logarithmic_axis_and_chance_is_dotted(tmp_path):
     reach = found(tmp_path, TASK, lengths((64, 0.9), (256, 0.4)))
-    drawn = figure(reach)
-    assert drawn["layout"]["xaxis"]["type"] == "log"
-    traces = {trace["name"]: trace for trace in drawn["data"]}
+    fig = figure(reach)
+    assert fig["layout"]["xaxis"]["type"] == "log"
+    traces = {trace["name"]: trace for trace in fig["data"]}
     assert traces["chance"]["line"]["dash"] == "dot"
     assert list(traces["as trained"]["x"]) == [32, 256]
 

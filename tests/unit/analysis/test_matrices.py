@@ -104,9 +104,9 @@ def test_colours_are_symmetric_where_anything_is_negative():
     signed = positive.copy()
     signed[0, 4, 4] = -2.0
     assert picture(signed).signed
-    drawn = draw(mixed(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
-    assert drawn is not None
-    colors = drawn.to_dict()["layout"]["coloraxis"]
+    fig = draw(mixed(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert fig is not None
+    colors = fig.to_dict()["layout"]["coloraxis"]
     assert colors["cmin"] == -colors["cmax"]
 
 
@@ -128,9 +128,9 @@ def test_words_say_what_the_layer_does():
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
 def test_every_head_has_a_square_panel(heads, across):
     matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
-    drawn = draw(mixed(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
-    assert drawn is not None
-    figure = drawn.to_dict()
+    fig = draw(mixed(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert fig is not None
+    figure = fig.to_dict()
     maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
     assert len(maps) == heads
     domains = set()

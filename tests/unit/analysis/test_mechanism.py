@@ -509,10 +509,10 @@ def test_where_there_is_nothing_to_exchange_it_says_so(task, change, why):
 def test_figures_show_every_site_and_edit():
     found, edited = known("induction")
     assert edited is not None
-    drawn, dots = draw(found), draw(edited)
-    assert drawn is not None
+    fig, dots = draw(found), draw(edited)
+    assert fig is not None
     assert dots is not None
-    lines = drawn.to_dict()["data"]
+    lines = fig.to_dict()["data"]
     assert [line["name"] for line in lines] == ["keys", "values", "queries", "all else", "placebo"]
     assert len(dots.to_dict()["data"]) == 6
     assert "100.0 % of answers with them in layer 1 (placebo 0.0 %)" in describe(edited).says

@@ -82,11 +82,11 @@ def test_best_and_worst_are_named_only_where_their_intervals_part():
 @pytest.mark.parametrize(("position", "role"), [(True, True), (True, False), (False, True)])
 def test_a_panel_each(position, role):
     two = binned((0.9, 0.4), 0.1)
-    drawn = draw(placed(two if position else None, two if role else None)).to_dict()
-    names = [trace["name"] for trace in drawn["data"]]
+    fig = draw(placed(two if position else None, two if role else None)).to_dict()
+    names = [trace["name"] for trace in fig["data"]]
     assert ("by position" in names, "by role" in names) == (position, role)
-    assert [t["name"] for t in drawn["data"] if t.get("showlegend", True)].count("chance") == 1
-    assert ("yaxis2" in drawn["layout"]) == (position and role)
+    assert [t["name"] for t in fig["data"] if t.get("showlegend", True)].count("chance") == 1
+    assert ("yaxis2" in fig["layout"]) == (position and role)
 
 
 def test_rows_that_go_wrong_together_widen_the_interval():

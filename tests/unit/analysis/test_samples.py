@@ -48,12 +48,12 @@ def test_bits_are_the_loss_and_samples_what_it_generates(task):
     assert len(found.samples) == 3
     rows = of.batch.inputs[:3]
     greedy = of.model.generate(rows[:, :20], 20)[:, 20:]
-    drawn = of.model.generate(rows[:, :20], 20, temperature=0.8, top_k=40, seed=3)[:, 20:]
+    fig = of.model.generate(rows[:, :20], 20, temperature=0.8, top_k=40, seed=3)[:, 20:]
     for i, sample in enumerate(found.samples):
         assert sample.prompt == spelt(task, rows[i, :20])
         assert sample.text == spelt(task, rows[i, 20:])
         assert sample.greedy == spelt(task, greedy[i])
-        assert sample.drawn == spelt(task, drawn[i])
+        assert sample.fig == spelt(task, fig[i])
     assert measure(of)[0].samples == found.samples
 
 
@@ -126,7 +126,7 @@ def test_legal_answers_are_those_that_the_walk_allows():
     assert found.legal.share == pytest.approx(legal / count)
     assert found.legal.guess == pytest.approx(allowed / count / 6)
     assert "may come next by the row's automaton" in describe(found).says
-    assert set(found.samples[0].drawn) <= set("abcdef|")
+    assert set(found.samples[0].fig) <= set("abcdef|")
 
 
 def test_numbers_are_readable():

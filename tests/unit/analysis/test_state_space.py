@@ -359,9 +359,9 @@ def test_contexts_name_the_narrowest_and_the_widest_head():
     figure = state_space.draw(found)
     assert figure
     traces: Any = list(figure.select_traces())
-    drawn = {trace.name: trace.y.tolist() for trace in traces}
-    assert drawn["head 0.0"] == [1.0, 4.0, 4.0]
-    assert drawn["uniform"] == [1.0, 8.0, 15.0]
+    fig = {trace.name: trace.y.tolist() for trace in traces}
+    assert fig["head 0.0"] == [1.0, 4.0, 4.0]
+    assert fig["uniform"] == [1.0, 8.0, 15.0]
 
 
 def test_magnitudes_end_at_a_floor():

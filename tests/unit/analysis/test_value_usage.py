@@ -334,9 +334,9 @@ def test_every_result_is_said_drawn_and_recorded(tmp_path):
         assert words.says.endswith(".")
         assert "nan" not in words.says + words.reading
         json.dumps(plain(result), allow_nan=False)
-        drawn = value_usage.draw(result)
-        assert drawn is not None
-        assert drawn.to_dict()["data"]
+        fig = value_usage.draw(result)
+        assert fig is not None
+        assert fig.to_dict()["data"]
 
 
 def test_many_values_and_layers_stay_readable():
@@ -350,9 +350,9 @@ def test_many_values_and_layers_stay_readable():
     assert "first 4 of 6 layers" in value_usage.describe(many).reading
     assert "up to 5 a layer" in value_usage.describe(swaps).reading
     for result, panels in ((many, 4), (swaps, 1)):
-        drawn = value_usage.draw(result)
-        assert drawn is not None
-        assert len({trace["yaxis"] for trace in drawn.to_dict()["data"]}) == panels
+        fig = value_usage.draw(result)
+        assert fig is not None
+        assert len({trace["yaxis"] for trace in fig.to_dict()["data"]}) == panels
 
 
 def test_a_model_without_values_is_not_looked_at():

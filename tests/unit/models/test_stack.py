@@ -138,7 +138,7 @@ def test_a_users_mixer_is_the_letter_u():
         "UM AM",
         vocab_size=32,
         d_model=16,
-        model="tests.unit.test_stack:Shift",
+        model="tests.unit.models.test_stack:Shift",
         options={"U.gain": "2", "U.sign": "yes"},
     )
     block = model.blocks[0]
@@ -153,8 +153,8 @@ def test_a_users_mixer_is_the_letter_u():
     [
         ("Shift", "must look like package.module:Class"),
         ("no.such.module:Shift", "No module named 'no'"),
-        ("tests.unit.test_stack:Missing", "has no attribute 'Missing'"),
-        ("tests.unit.test_stack:blocks", "must be a subclass of torch.nn.Module"),
+        ("tests.unit.models.test_stack:Missing", "has no attribute 'Missing'"),
+        ("tests.unit.models.test_stack:blocks", "must be a subclass of torch.nn.Module"),
     ],
 )
 def test_a_bad_model_path_is_named(path, message):
