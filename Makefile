@@ -7,7 +7,7 @@ PEERS := .venv/.peers
 NOTEBOOKS := .venv/.notebooks
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install peers mqar test check format lint types arch verify bench notebooks gpu browser findings clean
+.PHONY: install peers mqar test check format lint types arch shapes verify bench notebooks gpu browser findings clean
 
 install: $(INSTALLED)
 
@@ -56,9 +56,15 @@ types: install
 arch: install
 	$(BIN)/lint-imports
 
-# The thorough property-based profile: random, thousands of examples.
-verify: install
+# Laws and properties with the shapes and dtypes of all arguments checked at every call.
+shapes: install
+	$(BIN)/pytest -n 2 --dist worksteal --jaxtyping-packages=lab,tasks,analysis,beartype.beartype \
+		tests/property tests/unit/laws/test_cases.py tests/unit/ops tests/unit/layers
+
+# What takes minutes: thousands of random examples a property, whole notebooks, every planted fault.
+verify: shapes peers $(NOTEBOOKS)
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
+	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 
 notebooks: $(NOTEBOOKS)
 	$(BIN)/jupyter lab --notebook-dir notebooks

@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,6 @@ from lab.training.runs import OutError, Run
 from tasks import TASKS
 
 STEPS = 24
-
-CHILD = """
-import os, sys, torch
-from lab.config import Runtime
-from lab.training.experiment import carry_out
-from lab.training.runs import Run
-
-torch.set_num_threads(1)
-run, number, at = Run.open(sys.argv[1]), *map(int, sys.argv[2:])
-
-def on_row(row):
-    if row.step == at:
-        os.kill(os.getpid(), number)
-
-carry_out(run, Runtime(device="cpu", checkpoint_every=5), on_row=on_row)
-"""
-
 
 def make(path: Path, **train) -> Run:
     values = {
@@ -73,17 +55,38 @@ def whole(request, tmp_path_factory):
     return run, finish(run)
 
 
-def child(run: Run, number: int, at: int) -> int:
+@pytest.fixture(scope="module")
+def processes():
+    """A server that has imported the lab once and forks a process for each call."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lab.training.experiment", __name__])
+    return context
+
+
+def train_until(path: Path, number: int, at: int) -> None:
+    """Train a run in a process that sends itself a signal after a step."""
+    torch.set_num_threads(1)
+
+    def on_row(row) -> None:
+        if row.step == at:
+            os.kill(os.getpid(), number)
+
+    carry_out(Run.open(path), Runtime(device="cpu", checkpoint_every=5), on_row=on_row)
+
+
+def interrupt(processes, run: Run, number: int, at: int) -> int:
     run.claim()
-    command = [sys.executable, "-c", CHILD, str(run.path), str(int(number)), str(at)]
-    return subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120).returncode
+    process = processes.Process(target=train_until, args=(run.path, int(number), at))
+    process.start()
+    process.join(120)
+    return process.exitcode
 
 
 @pytest.mark.parametrize("at", [1, 5, 13, STEPS])
-def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(whole, tmp_path, at):
+def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(processes, whole, tmp_path, at):
     run, result = whole
     broken = make(tmp_path / "run", optimizer=run.train.optimizer)
-    assert child(broken, signal.SIGKILL, at) == -signal.SIGKILL
+    assert interrupt(processes, broken, signal.SIGKILL, at) == -signal.SIGKILL
     resumed = finish(broken)
     assert same(weights(broken), weights(run))
     keys = ("accuracy", "loss", "steps", "rows", "parameters", "stopped", "baselines")
@@ -93,9 +96,9 @@ def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(whole, tmp_path,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(tmp_path, number):
+def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(processes, tmp_path, number):
     run = make(tmp_path / "run")
-    assert child(run, number, 7) == 0
+    assert interrupt(processes, run, number, 7) == 0
     assert list(run.checkpoints()) == [7]
     result = run.result()
     assert result is not None

@@ -66,7 +66,7 @@ def counted(*bounds):
 
 def problem(t: int, g: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Heads, widths and states that fill no tile; states that outlive a chunk."""
-    b, h, p, n = 2 if g == 1 else 1, 4, 12, 20
+    b, h, p, n = 1, 4, 12, 20
     generator = torch.Generator().manual_seed(t + g)
 
     def normal(*shape: int) -> Tensor:
