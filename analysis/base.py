@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import plotly.graph_objects as go
 
-from analysis.memory import check
+from analysis.memory import check_memory
 from lab.files import RunError
 from lab.models import LanguageModel
 from lab.training.runs import Run
@@ -73,7 +73,7 @@ class Subject:
         if rows is None:
             rows = min(MOST_ROWS, max(FEWEST_ROWS, TOKENS // run.task.seq_len))
         model = run.weights(step)
-        check(model, rows, run.task.seq_len, memory)
+        check_memory(model, rows, run.task.seq_len, memory)
         return cls(
             task=run.task,
             model=model,

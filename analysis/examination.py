@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
-from analysis.record import plain, provenance
+from analysis.record import collect_provenance, to_plain
 
 FORMAT = 1
 """Of analysis.json."""
@@ -30,7 +30,7 @@ class Examination:
     seconds: dict[str, float]
 
 
-def chosen(only: Sequence[str] | None) -> list[str]:
+def select_analyses(only: Sequence[str] | None) -> list[str]:
     """Return the names of the analyses asked for, in their order; None asks for all.
 
     Raises:
@@ -64,7 +64,7 @@ def examine(
     """
     results: dict[str, Sequence[Any]] = {}
     not_applicable, seconds = {}, {}
-    for name in chosen(only):
+    for name in select_analyses(only):
         on_begin(name)
         began = time.perf_counter()
         try:
@@ -88,7 +88,7 @@ def record(examination: Examination) -> dict[str, Any]:
         "seed": subject.seed,
         "rows": rows,
         "seq_len": seq_len,
-        "provenance": None if subject.run is None else provenance(subject.run),
+        "provenance": None if subject.run is None else collect_provenance(subject.run),
         "seconds": {name: round(value, 3) for name, value in examination.seconds.items()},
         "not_applicable": examination.not_applicable,
         "analyses": {
@@ -100,4 +100,4 @@ def record(examination: Examination) -> dict[str, Any]:
 
 def _told(name: str, result: Any) -> dict[str, Any]:
     words = ANALYSES[name].describe(result)
-    return {"title": words.title, "says": words.says, **plain(result)}
+    return {"title": words.title, "says": words.says, **to_plain(result)}

@@ -16,7 +16,7 @@ PAIR_LINKS = ("query_pos", "key_pos", "value_pos")
 
 
 @dataclass(frozen=True)
-class Links:
+class AnswerLinks:
     """Positions of one row that belong together.
 
     Attributes:
@@ -53,23 +53,23 @@ class Mass:
     uniform_previous: float
 
 
-def row_links(batch: Batch, row: int = 0) -> Links:
+def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
     """Return the links of a row of a batch, without padding."""
     if not has_pairs(batch):
         scored = (batch.targets[row] != IGNORE).nonzero()[:, 0].cpu().numpy()
-        return Links(scored, scored[:0], scored[:0])
-    query, key, value = (link[0].cpu().numpy() for link in stored_pairs(batch[row : row + 1]))
+        return AnswerLinks(scored, scored[:0], scored[:0])
+    query, key, value = (link[0].cpu().numpy() for link in find_pairs(batch[row : row + 1]))
     real = query >= 0
-    return Links(query[real], key[real], value[real])
+    return AnswerLinks(query[real], key[real], value[real])
 
 
-def mass(matrix: Float[np.ndarray, "h t s"], links: Links) -> Mass:
+def measure_mass(matrix: Float[np.ndarray, "h t s"], links: AnswerLinks) -> Mass:
     """Measure where the mass of a matrix lies; a row without any counts as zero."""
-    return mass_of_blocks([(slice(0, matrix.shape[1]), matrix)], links)
+    return measure_mass_by_blocks([(slice(0, matrix.shape[1]), matrix)], links)
 
 
-def mass_of_blocks(
-    blocks: Iterable[tuple[slice, Float[np.ndarray, "h _ s"]]], links: Links
+def measure_mass_by_blocks(
+    blocks: Iterable[tuple[slice, Float[np.ndarray, "h _ s"]]], links: AnswerLinks
 ) -> Mass:
     """Measure where the mass of a matrix lies that comes by blocks of rows."""
     paired = links.queries if len(links.values) else links.queries[:0]
@@ -112,7 +112,7 @@ def has_pairs(batch: Batch) -> bool:
     return set(PAIR_LINKS) <= batch.links.keys()
 
 
-def stored_pairs(
+def find_pairs(
     batch: Batch,
 ) -> tuple[Int[Tensor, "b pairs"], Int[Tensor, "b pairs"], Int[Tensor, "b pairs"]]:
     """Return where queries, their keys and their values are: a row's pairs first, then −1.

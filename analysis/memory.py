@@ -20,7 +20,7 @@ COPIES = 6
 """Copies of a matrix's block, while it is measured."""
 
 
-def needed(model: LanguageModel, rows: int, seq_len: int) -> int:
+def estimate_memory(model: LanguageModel, rows: int, seq_len: int) -> int:
     """Return about how many bytes an analysis of rows of this length takes.
 
     Activations grow with rows · T · d. Matrices are met by blocks of rows, unless a mixer that is
@@ -33,23 +33,23 @@ def needed(model: LanguageModel, rows: int, seq_len: int) -> int:
     return FLOAT * (activations + COPIES * entries)
 
 
-def available() -> int:
+def measure_free_memory() -> int:
     """Return how many bytes of memory are free on this machine."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check(model: LanguageModel, rows: int, seq_len: int, limit: int | None = None) -> None:
+def check_memory(model: LanguageModel, rows: int, seq_len: int, limit: int | None = None) -> None:
     """Hold what an analysis takes to a limit, bytes; None: what is free.
 
     Raises:
         ValueError: naming what is needed, the limit, and how many rows would fit.
     """
-    bound = available() if limit is None else limit
-    asked = needed(model, rows, seq_len)
+    bound = measure_free_memory() if limit is None else limit
+    asked = estimate_memory(model, rows, seq_len)
     if asked <= bound:
         return
-    one = needed(model, 1, seq_len)
-    fit = math.floor((bound - one) / max(1, needed(model, 2, seq_len) - one)) + 1
+    one = estimate_memory(model, 1, seq_len)
+    fit = math.floor((bound - one) / max(1, estimate_memory(model, 2, seq_len) - one)) + 1
     advice = f"{fit:,} rows would fit" if fit >= 1 else "not even one row fits"
     raise ValueError(
         f"rows={rows} of {seq_len:,} tokens take about {_size(asked)}, must be ≤ {_size(bound)} "

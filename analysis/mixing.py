@@ -121,7 +121,7 @@ class Mixer:
 
 
 @torch.no_grad()
-def mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
+def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
     """Return every block's mixer with its input on a batch; blocks without one are left out.
 
     The inputs are met on their way; no layer is changed.

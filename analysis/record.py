@@ -21,7 +21,7 @@ def figure_only() -> Any:
     return field(metadata={STORED: False})
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a result as JSON takes it: dataclasses by field, arrays as lists, NaN and ±∞ as None.
 
     Raises:
@@ -29,13 +29,13 @@ def plain(value: Any) -> Any:
     """
     if is_dataclass(value) and not isinstance(value, type):
         kept = [f.name for f in fields(value) if f.metadata.get(STORED, True)]
-        return {name: plain(getattr(value, name)) for name in kept}
+        return {name: to_plain(getattr(value, name)) for name in kept}
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
+        return to_plain(value.tolist())
     if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
+        return {str(name): to_plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [to_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):
@@ -43,28 +43,28 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is nothing that analysis.json can hold")
 
 
-def provenance(run: Run) -> dict[str, str]:
+def collect_provenance(run: Run) -> dict[str, str]:
     """Return what identifies data, code and machine, by name, as text."""
     result = run.result() or {}
     return {
         "seed": str(run.train.seed),
         "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
-        "data, SHA-256": data_hash(run),
-        "lab commit": commit() or "unknown",
+        "data, SHA-256": hash_data(run),
+        "lab commit": find_commit() or "unknown",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy", "plotly")},
         "machine": f"{platform.system()} {platform.machine()}",
     }
 
 
-def data_hash(run: Run) -> str:
+def hash_data(run: Run) -> str:
     """Return the SHA-256 of the first test batch's inputs, int64 little-endian, row by row."""
     size = min(run.train.batch_size, run.train.test_rows)
     inputs = run.task.batch(split="test", size=size, seed=run.train.seed).inputs
     return hashlib.sha256(inputs.numpy().astype("<i8").tobytes()).hexdigest()
 
 
-def commit() -> str | None:
+def find_commit() -> str | None:
     """Return the commit of the lab's own sources, "-dirty" when they differ from it.
 
     None where it cannot be known: no git, or an installation outside a repository of its own.

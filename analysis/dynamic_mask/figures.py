@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from analysis.plots import style
 from analysis.plots.style import COLORS, DASHES, SEQUENTIAL
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import thin
 
 PANELS = 8
 """Most heads with a panel of their own."""
@@ -234,7 +234,7 @@ def maps(
     """Draw each head's values by step, upwards, and position."""
     fig, places = _panels(names, 220, legend=False)
     labels = [f"{step:,}" for step in steps]
-    shown = evenly(range(len(steps)), 8)
+    shown = thin(range(len(steps)), 8)
     for i, (row, column) in enumerate(places):
         fig.add_heatmap(
             z=values[:, i].astype(np.float32),

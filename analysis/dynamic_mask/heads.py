@@ -10,7 +10,7 @@ from torch import Tensor
 
 from analysis.dynamic_mask.masking import Seen, answers_at, auroc, keys_at, readers
 from analysis.links import has_pairs
-from analysis.statistics.estimates import Estimate, quotient, ratio
+from analysis.statistics.estimates import Estimate, divide_sums, estimate_ratio
 from lab.models.evaluation import stored_positions
 from lab.ops.attention_kernels import repeat_heads
 from tasks.base import IGNORE, Batch
@@ -169,8 +169,8 @@ def heads(
                 kept_by_role=by_role[head],
                 kept_by_band=by_band[head],
                 weight_by_role=weights[head],
-                lost=ratio(of_head["lost"], asked, taken, rng),
-                moved=quotient(torch.stack([of_head["moved"], asked], 1).cpu().numpy()),
+                lost=estimate_ratio(of_head["lost"], asked, taken, rng),
+                moved=divide_sums(torch.stack([of_head["moved"], asked], 1).cpu().numpy()),
                 pairs=pairs,
             )
         )
@@ -195,16 +195,18 @@ def _pairs(
         float(sums[name].sum() / asked.sum()) for name in ("free_answer", "free_unstored")
     )
     return Pairs(
-        precision=ratio(right, kept.sum(1), base, rng),
-        recall=ratio(right, pairs, share, rng),
-        auroc=ratio(ranked, torch.ones_like(ranked), 0.5, rng),
-        hidden=ratio(sums["hidden_answer"], asked, 1 - share, rng),
-        lost_answer=ratio(sums["lost_answer"], sums["lost"], free_answer, rng),
-        lost_unstored=ratio(sums["lost_unstored"], sums["lost"], free_unstored, rng),
-        answer=ratio(sums["answer"], asked, free_answer, rng),
-        gained=ratio(sums["answer"] - sums["free_answer"], asked, 0.0, rng),
-        key=ratio(sums["key"], storing, float(sums["free_key"].sum() / storing.sum()), rng),
-        key_gained=ratio(sums["key"] - sums["free_key"], storing, 0.0, rng),
+        precision=estimate_ratio(right, kept.sum(1), base, rng),
+        recall=estimate_ratio(right, pairs, share, rng),
+        auroc=estimate_ratio(ranked, torch.ones_like(ranked), 0.5, rng),
+        hidden=estimate_ratio(sums["hidden_answer"], asked, 1 - share, rng),
+        lost_answer=estimate_ratio(sums["lost_answer"], sums["lost"], free_answer, rng),
+        lost_unstored=estimate_ratio(sums["lost_unstored"], sums["lost"], free_unstored, rng),
+        answer=estimate_ratio(sums["answer"], asked, free_answer, rng),
+        gained=estimate_ratio(sums["answer"] - sums["free_answer"], asked, 0.0, rng),
+        key=estimate_ratio(
+            sums["key"], storing, float(sums["free_key"].sum() / storing.sum()), rng
+        ),
+        key_gained=estimate_ratio(sums["key"] - sums["free_key"], storing, 0.0, rng),
         key_uniform=float(sums["uniform_key"].sum() / storing.sum()),
     )
 

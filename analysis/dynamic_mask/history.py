@@ -15,8 +15,7 @@ from analysis.dynamic_mask.masking import Table, auroc, masked_layers, reading, 
 from analysis.links import has_pairs
 from analysis.record import figure_only
 from analysis.scoring import scored
-from analysis.statistics.estimates import Estimate, accuracy
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import Estimate, estimate_accuracy, thin
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.models import LanguageModel
@@ -131,7 +130,7 @@ def learn(model: LanguageModel, batch: Batch) -> tuple[list[Float[np.ndarray, "h
 
 def history(run: Run, batch: Batch) -> History:
     """Follow a run's masks over at most `STEPS` of its steps, on rows of the batch."""
-    steps = evenly(run.steps(), STEPS)
+    steps = thin(run.steps(), STEPS)
     batch = batch.to("cpu")
     start: list[Float[Tensor, " n"]] = []
     values, gradients, drifts = [], [], []
@@ -209,4 +208,4 @@ def beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
             for seen in see(subject.model, batch)
             for r in auroc(seen.bias, keep, ~keep).nanmean(0)
         )
-    return replace(found, accuracy=accuracy(answered, bare.accuracy, rng), auroc=ranked)
+    return replace(found, accuracy=estimate_accuracy(answered, bare.accuracy, rng), auroc=ranked)

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from analysis.links import stored_pairs
+from analysis.links import find_pairs
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.layers.mask import MASKS, LiteralMask, SoftMask
@@ -176,13 +176,13 @@ def auroc(
 
 def answers_at(batch: Batch) -> Int[Tensor, "b t"]:
     """Return where the value is that each position asks for, −1 where it asks for none."""
-    query, _, value = stored_pairs(batch)
+    query, _, value = find_pairs(batch)
     return _linked(batch, query, value)
 
 
 def keys_at(batch: Batch) -> Int[Tensor, "b t"]:
     """Return where the key is that each stored value belongs to, −1 where none is stored."""
-    _, key, value = stored_pairs(batch)
+    _, key, value = find_pairs(batch)
     return _linked(batch, value, key)
 
 

@@ -16,7 +16,13 @@ from analysis.dynamic_mask.history import Beyond, History, beyond, history, lear
 from analysis.dynamic_mask.masking import Seen, masked_layers, see
 from analysis.record import figure_only
 from analysis.scoring import scored
-from analysis.statistics.estimates import Estimate, accuracy, per_row, ratio, worst_of_many
+from analysis.statistics.estimates import (
+    Estimate,
+    estimate_accuracy,
+    estimate_ratio,
+    sum_by_row,
+    westfall_young,
+)
 
 BINS = 256
 """Most positions that are drawn; of more, neighbours share a mark."""
@@ -195,11 +201,11 @@ def _effect(subject: Subject, found: tuple[Head, ...], rng: np.random.Generator)
         with without_masks(subject.model, [layer]):
             bare = scored(subject.model, subject.batch)
         change = bare.right.double() - answered.right.double()
-        sums, counts = per_row(answered, change)
-        removal.append(ratio(sums, counts, 0.0, rng))
+        sums, counts = sum_by_row(answered, change)
+        removal.append(estimate_ratio(sums, counts, 0.0, rng))
         gains.append(sums.cpu().numpy())
-    right = accuracy(answered, subject.task.chance, rng)
-    harm = worst_of_many(-np.stack(gains, 1), rng)
+    right = estimate_accuracy(answered, subject.task.chance, rng)
+    harm = westfall_young(-np.stack(gains, 1), rng)
     return Effect(right, layers, tuple(removal), tuple(harm.tolist()), beyond(subject, rng), found)
 
 

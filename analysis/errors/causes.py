@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from analysis.links import has_pairs, stored_pairs
+from analysis.links import find_pairs, has_pairs
 from tasks.base import IGNORE, Batch
 
 DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN = (
@@ -68,7 +68,7 @@ def asked(batch: Batch) -> Asked:
     none = np.full(len(rows), -1)
     if not has_pairs(batch):
         return Asked(rows, positions, targets, none, none, none)
-    query, key, value = (link.cpu().numpy() for link in stored_pairs(batch))
+    query, key, value = (link.cpu().numpy() for link in find_pairs(batch))
     pair_at = np.full(batch.targets.shape, -1)
     row, pair = (query >= 0).nonzero()
     pair_at[row, query[row, pair]] = pair
@@ -137,7 +137,7 @@ def other_pairs(
 
 def values_at(batch: Batch) -> Int[np.ndarray, "b pairs"]:
     """Return where the stored values are; −1 behind a row's last."""
-    return stored_pairs(batch)[2].cpu().numpy()
+    return find_pairs(batch)[2].cpu().numpy()
 
 
 def first_of(flags: dict[str, Bool[np.ndarray, "n w"]]) -> Int[np.ndarray, "n w"]:

@@ -13,7 +13,7 @@ from analysis.experts.answers_held import SHORTLIST, Answers, answers_held
 from analysis.experts.deletion import retrieving, sites
 from analysis.experts.effects import Change, Deletion, LayerKnockout, Roles, layer_knockout
 from analysis.plots import style
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import thin
 from analysis.words import percent
 
 TITLE = "Experts knocked out"
@@ -94,7 +94,7 @@ def planned(subject: Subject) -> Plan:
     full = min(len(subject.batch.inputs), max(FEWEST_ROWS, TOKENS // seq_len))
     plans = []
     for most_layers, n_experts, share in PLANS:
-        tried = tuple(evenly(layers, most_layers))
+        tried = tuple(thin(layers, most_layers))
         rows = min(full, max(FEWEST_ROWS, round(share * full)))
         runs = 2 * n_experts + 1 + 2 * len(subject.task.role_names)
         again = sum(blocks - 1 - layer for layer in tried)

@@ -13,7 +13,7 @@ from analysis.base import Subject, Words
 from analysis.experts.choices import chosen_experts
 from analysis.experts.evenness import STANDING, Load, load
 from analysis.plots.style import BLUE, GREEN, MUTED, PURPLE, VERMILLION, new_figure
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import thin
 from analysis.words import percent
 
 TITLE = "Which experts are used"
@@ -102,7 +102,7 @@ def comparison(loads: Sequence[Load]) -> Comparison:
 
 def faces(layers: Sequence[int]) -> dict[int, Face]:
     """Return how each layer looks: four or fewer stand out, of many the rest are thin and grey."""
-    chosen = set(evenly(layers, len(FACES)))
+    chosen = set(thin(layers, len(FACES)))
     looks = iter(FACES)
     return {layer: Face(*next(looks)) if layer in chosen else Face(MUTED, None) for layer in layers}
 

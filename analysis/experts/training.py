@@ -12,7 +12,7 @@ from analysis.experts.choices import Chosen, chosen_experts, expert_layers
 from analysis.experts.evenness import STANDING, Load, load, overlap_uniform
 from analysis.experts.load import faces, number
 from analysis.plots.style import MUTED, new_figure
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import thin
 from analysis.words import percent
 from lab.training.runs import Run
 
@@ -126,7 +126,7 @@ def measure(subject: Subject) -> list[Course]:
 
 def thinned(steps: list[int]) -> list[int]:
     """Return at most `STEPS` of the steps, the first and the last among them."""
-    return evenly(steps, STEPS)
+    return thin(steps, STEPS)
 
 
 def saturation(now: Chosen, last: Chosen) -> float:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from analysis.interventions.places import Indices, block_at, indices, paired, within
+from analysis.interventions.places import Indices, check_below, check_lengths, get_block, to_indices
 from lab.hooks import HookPoint, unwrap
 from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE
@@ -20,13 +20,13 @@ Numbers = Indices | int | np.integer
 """Several experts, or one."""
 
 
-def experts_at(model: nn.Module, layer: int) -> Experts:
+def get_experts(model: nn.Module, layer: int) -> Experts:
     """Return a block's layer of experts.
 
     Raises:
         ValueError: for a layer that the model has not, or one without experts.
     """
-    mlp = block_at(model, layer).mlp
+    mlp = get_block(model, layer).mlp
     mlp = None if mlp is None else unwrap(mlp)
     if not isinstance(mlp, Experts):
         name = "no state transform" if mlp is None else type(mlp).__name__
@@ -51,9 +51,9 @@ def knock_out_experts(model: nn.Module, layer: int, experts: Numbers) -> Iterato
     Raises:
         ValueError: for a layer without experts, or an expert that it has not.
     """
-    mlp = experts_at(model, layer)
+    mlp = get_experts(model, layer)
     out = _numbers("experts", experts)
-    within("experts", out, len(mlp.down), "number of experts")
+    check_below("experts", out, len(mlp.down), "number of experts")
     chosen: list[Tensor] = []
 
     def note(tensor: Tensor, point: HookPoint) -> None:
@@ -94,13 +94,13 @@ def transplant_experts(
         ValueError: for a layer without experts, an expert or slot that is not there, a slot named
             twice, or layers of different kinds or widths.
     """
-    giver, taker = experts_at(source, layer), experts_at(target, layer)
+    giver, taker = get_experts(source, layer), get_experts(target, layer)
     given = _numbers("experts", experts)
     slots = given if into is None else _numbers("into", into)
-    paired(experts=given, into=slots)
-    within("experts", given, len(giver.down), "number of experts")
+    check_lengths(experts=given, into=slots)
+    check_below("experts", given, len(giver.down), "number of experts")
     name = "experts" if into is None else "into"
-    within(name, slots, len(taker.down), "number of experts")
+    check_below(name, slots, len(taker.down), "number of experts")
     found, times = slots.unique(return_counts=True)
     if (times > 1).any():
         raise ValueError(f"into names slot {found[times > 1][0]} twice: it holds one expert")
@@ -119,7 +119,7 @@ def transplant_experts(
 
 
 def _numbers(field: str, given: Numbers) -> Int[Tensor, " n"]:
-    return indices(field, [int(given)] if isinstance(given, int | np.integer) else given)
+    return to_indices(field, [int(given)] if isinstance(given, int | np.integer) else given)
 
 
 def _tables(mlp: Experts) -> dict[str, nn.Parameter]:

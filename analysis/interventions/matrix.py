@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from analysis.interventions.places import Indices, indices, mixer_at, paired, within
+from analysis.interventions.places import Indices, check_below, check_lengths, get_mixer, to_indices
 from analysis.mixing import BLOCK_ENTRIES
 from lab.hooks import HookPoint, uncompiled
 from lab.laws import MatrixMixer
@@ -124,8 +124,8 @@ def swap_values(
         ValueError: for what is out of bounds, lists of another length than the batch, and as
             `edit_matrix`.
     """
-    one, other = indices("first", first), indices("second", second)
-    paired(first=one, second=other)
+    one, other = to_indices("first", first), to_indices("second", second)
+    check_lengths(first=one, second=other)
 
     def swap(values: Tensor, batch: Tensor) -> Tensor:
         b, h, s, p = values.shape
@@ -138,7 +138,7 @@ def swap_values(
         if len(one) != len(x):
             raise ValueError(f"first and second have {len(one)} rows, must be the batch's {len(x)}")
         for field, positions in (("first", one), ("second", other)):
-            within(field, positions, x.shape[1], "sequence length")
+            check_below(field, positions, x.shape[1], "sequence length")
 
     with _by_matrix(model, layer) as edited:
         edited.swaps.append(swap)
@@ -171,14 +171,14 @@ class _Edges:
         cls, targets: Indices, sources: Indices, rows: Indices | None, heads: Indices | None
     ) -> "_Edges":
         found = cls(
-            indices("targets", targets),
-            indices("sources", sources),
-            None if rows is None else indices("rows", rows),
-            None if heads is None else indices("heads", heads),
+            to_indices("targets", targets),
+            to_indices("sources", sources),
+            None if rows is None else to_indices("rows", rows),
+            None if heads is None else to_indices("heads", heads),
         )
-        paired(targets=found.targets, sources=found.sources)
+        check_lengths(targets=found.targets, sources=found.sources)
         if found.rows is not None:
-            paired(targets=found.targets, rows=found.rows)
+            check_lengths(targets=found.targets, rows=found.rows)
         late = (found.sources > found.targets).nonzero()[:, 0]
         if len(late):
             source, target = found.sources[late[0]], found.targets[late[0]]
@@ -187,15 +187,15 @@ class _Edges:
 
     def check(self, x: Float[Tensor, "b t d"]) -> None:
         """Hold them to a batch."""
-        within("targets", self.targets, x.shape[1], "sequence length")
+        check_below("targets", self.targets, x.shape[1], "sequence length")
         if self.rows is not None:
-            within("rows", self.rows, x.shape[0], "rows of the batch")
+            check_below("rows", self.rows, x.shape[0], "rows of the batch")
 
     def marks(self, batch: Int[Tensor, " b"], shape: tuple[int, ...]) -> Bool[Tensor, "b h t s"]:
         """Return the matrices of these rows of the batch, True at the entries."""
         b, h, t, s = shape
         heads = torch.arange(h) if self.heads is None else self.heads
-        within("heads", heads, h, "heads of the matrix")
+        check_below("heads", heads, h, "heads of the matrix")
         edges = torch.zeros(b, t, s, dtype=torch.bool)
         if self.rows is None:
             edges[:, self.targets, self.sources] = True
@@ -315,7 +315,7 @@ class _ByMatrix:
 @contextmanager
 def _by_matrix(model: nn.Module, layer: int) -> Iterator[_ByMatrix]:
     """Let a mixer be applied as a matrix; of whole sequences, so that it must not decode."""
-    mixer = mixer_at(model, layer)
+    mixer = get_mixer(model, layer)
     name = type(mixer).__name__
     if not isinstance(mixer, MatrixMixer):
         raise ValueError(f"{layer=}: {name} has no matrix, values and project to edit")

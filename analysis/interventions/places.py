@@ -14,7 +14,7 @@ Indices = Tensor | np.ndarray | Sequence[int]
 """Integers from 0 on, in one dimension."""
 
 
-def language_model(model: nn.Module) -> LanguageModel:
+def get_language_model(model: nn.Module) -> LanguageModel:
     """Return the language model, out of its compiled shell.
 
     Raises:
@@ -26,13 +26,13 @@ def language_model(model: nn.Module) -> LanguageModel:
     return inner
 
 
-def block_at(model: nn.Module, layer: int) -> Block:
+def get_block(model: nn.Module, layer: int) -> Block:
     """Return a block.
 
     Raises:
         ValueError: for a layer that the model has not.
     """
-    blocks = language_model(model).blocks
+    blocks = get_language_model(model).blocks
     if not 0 <= layer < len(blocks):
         raise ValueError(f"{layer=} must be in 0 … {len(blocks) - 1}: the model's blocks")
     block = unwrap(blocks[layer])
@@ -40,19 +40,19 @@ def block_at(model: nn.Module, layer: int) -> Block:
     return block
 
 
-def mixer_at(model: nn.Module, layer: int) -> nn.Module:
+def get_mixer(model: nn.Module, layer: int) -> nn.Module:
     """Return a block's sequence mixer.
 
     Raises:
         ValueError: for a layer that the model has not, or one without a mixer.
     """
-    mixer = block_at(model, layer).mixer
+    mixer = get_block(model, layer).mixer
     if mixer is None:
         raise ValueError(f"{layer=} has no mixer")
     return unwrap(mixer)
 
 
-def indices(field: str, given: Indices) -> Int[Tensor, " n"]:
+def to_indices(field: str, given: Indices) -> Int[Tensor, " n"]:
     """Return integers as a tensor.
 
     Raises:
@@ -69,7 +69,7 @@ def indices(field: str, given: Indices) -> Int[Tensor, " n"]:
     return found.long().cpu()
 
 
-def within(field: str, found: Int[Tensor, " n"], size: int, what: str) -> None:
+def check_below(field: str, found: Int[Tensor, " n"], size: int, what: str) -> None:
     """Hold indices to what there is.
 
     Raises:
@@ -79,7 +79,7 @@ def within(field: str, found: Int[Tensor, " n"], size: int, what: str) -> None:
         raise ValueError(f"{field} holds {int(found.max())}, must be below {size}, the {what}")
 
 
-def paired(**fields: Int[Tensor, " _"]) -> None:
+def check_lengths(**fields: Int[Tensor, " _"]) -> None:
     """Hold lists that are read side by side to one length.
 
     Raises:

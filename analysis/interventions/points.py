@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from analysis.interventions.places import (
     Indices,
-    indices,
-    language_model,
-    mixer_at,
-    paired,
-    within,
+    check_below,
+    check_lengths,
+    get_language_model,
+    get_mixer,
+    to_indices,
 )
 from lab.hooks import HookPoint, NamesFilter, hooks, matching
 from lab.layers.attention import Attention
@@ -143,7 +143,7 @@ def ablate(
         elif how == "mean":
             other = tensor.mean(0, keepdim=True)
         else:
-            other = tensor[derangement(len(tensor), seed).to(tensor.device)]
+            other = tensor[draw_derangement(len(tensor), seed).to(tensor.device)]
         marks = place.marks(tensor, point.name)
         if how != "resample":
             marks = marks & ~torch.isneginf(tensor) & ~torch.isneginf(other)
@@ -169,7 +169,7 @@ def override_mask(
         ValueError: for another mixer than attention, a bias that is not finite; while it runs,
             for another shape.
     """
-    mixer = mixer_at(model, layer)
+    mixer = get_mixer(model, layer)
     if not isinstance(mixer, Attention):
         raise ValueError(f"{layer=}: {type(mixer).__name__} has no place for a dynamic mask")
     if not bias.isfinite().all():
@@ -187,7 +187,7 @@ def override_mask(
         yield model
 
 
-def derangement(n: int, seed: int) -> Int[Tensor, " n"]:
+def draw_derangement(n: int, seed: int) -> Int[Tensor, " n"]:
     """Return for each of n ≥ 2 rows another one, each taken once: a cycle in random order."""
     order = np.random.default_rng(seed).permutation(n)
     other = np.empty_like(order)
@@ -206,9 +206,9 @@ class _Place:
     @classmethod
     def of(cls, rows: Indices | None, positions: Indices | None, heads: Indices | None) -> "_Place":
         given = {"rows": rows, "positions": positions, "heads": heads}
-        place = cls(**{k: None if v is None else indices(k, v) for k, v in given.items()})
+        place = cls(**{k: None if v is None else to_indices(k, v) for k, v in given.items()})
         if place.rows is not None and place.positions is not None:
-            paired(rows=place.rows, positions=place.positions)
+            check_lengths(rows=place.rows, positions=place.positions)
         return place
 
     @property
@@ -218,7 +218,7 @@ class _Place:
 
     def check(self, model: nn.Module, name: NamesFilter) -> None:
         """Hold what is restricted to the axes that the points have."""
-        for point in matching(language_model(model), name):
+        for point in matching(get_language_model(model), name):
             for field in self.restricted:
                 forms = _forms(point)
                 if not any(_LETTERS[field] in form for form in forms):
@@ -234,7 +234,7 @@ class _Place:
             if not forms or _LETTERS[field] not in forms[0]:
                 raise ValueError(_lacking(field, point, forms))
             axis = forms[0].index(_LETTERS[field])
-            within(field, found, tensor.shape[axis], f"{field} at {point}")
+            check_below(field, found, tensor.shape[axis], f"{field} at {point}")
         sizes = dict(zip(forms[0], tensor.shape, strict=True))
         groups: list[tuple[str, ...]] = [(field,) for field in self.restricted]
         if {"rows", "positions"} <= self.restricted.keys():

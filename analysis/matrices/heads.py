@@ -24,8 +24,8 @@ from analysis.matrices.head_scores import (
     looked,
     uniform_share,
 )
-from analysis.mixing import mixers
-from analysis.plots.dots import LINES, Panel, dots
+from analysis.mixing import collect_mixers
+from analysis.plots.heads import LINES, Panel, draw_dots
 from analysis.words import percent
 from lab.intervals import Z95
 from lab.laws import MatrixMixer
@@ -112,7 +112,7 @@ def measure(subject: Subject) -> list[Scores | Reach]:
         NotApplicableError: where no block's mixer offers a matrix.
         RunError: when a mixer that is not the lab's own raises.
     """
-    found = mixers(subject.model, subject.batch)
+    found = collect_mixers(subject.model, subject.batch)
     open_ones = [mixer for mixer in found if isinstance(mixer.module, MatrixMixer)]
     if not open_ones:
         raise NotApplicableError("no block has a mixer that offers a matrix")
@@ -301,7 +301,7 @@ def draw(result: Scores | Reach) -> go.Figure:
     ]
     series = ("|M|", "moved")
     axis = "share of the head's mass, %"
-    return dots(result.layers, result.heads, panels, series, "uniform", axis)
+    return draw_dots(result.layers, result.heads, panels, series, "uniform", axis)
 
 
 def _draw_reach(reach: Reach) -> go.Figure:
@@ -313,4 +313,4 @@ def _draw_reach(reach: Reach) -> go.Figure:
         )
         for most in (max(float(values.max()), uniform),)
     ]
-    return dots(reach.layers, reach.heads, panels, ("heads",), "uniform", "tokens")
+    return draw_dots(reach.layers, reach.heads, panels, ("heads",), "uniform", "tokens")

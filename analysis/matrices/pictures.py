@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float
 
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.links import Links, Mass, mass_of_blocks, row_links
-from analysis.mixing import Mixer, mixers
+from analysis.links import AnswerLinks, Mass, find_links, measure_mass_by_blocks
+from analysis.mixing import Mixer, collect_mixers
 from analysis.plots.heatmaps import (
     CIRCLES,
     Mixing,
     Picture,
-    across,
-    expected,
-    inside,
-    picture,
-    pooled,
-    pooling,
+    choose_pool,
+    count_columns,
+    find_expected,
+    lie_inside,
+    make_picture,
+    pool_matrix,
 )
 from analysis.plots.heatmaps import (
     draw as draw,
@@ -42,9 +42,9 @@ def measure(subject: Subject) -> list[Mixing]:
         NotApplicableError: for a model without mixers.
     """
     batch = subject.batch[:1]
-    links = row_links(batch)
+    links = find_links(batch)
     results = []
-    for mixer in mixers(subject.model, batch):
+    for mixer in collect_mixers(subject.model, batch):
         offered = isinstance(mixer.module, MatrixMixer)
         shown, found = _seen(mixer, links) if offered else (None, None)
         whole = Mixing(
@@ -67,23 +67,23 @@ def measure(subject: Subject) -> list[Mixing]:
     return results
 
 
-def _seen(mixer: Mixer, links: Links) -> tuple[Picture, Mass]:
+def _seen(mixer: Mixer, links: AnswerLinks) -> tuple[Picture, Mass]:
     """Return what is drawn of a mixer's matrix on its first row, and where its mass lies.
 
     The matrix is met by blocks of rows: a long one is never whole in memory.
     """
     seq_len = mixer.x.shape[1]
-    pool = pooling(len(mixer.matrix(0, slice(0, 1))), seq_len)
+    pool = choose_pool(len(mixer.matrix(0, slice(0, 1))), seq_len)
     parts: list[np.ndarray] = []
 
     def met() -> Iterator[tuple[slice, np.ndarray]]:
         for rows, tensor in mixer.blocks(0, pool):
             block = _below_diagonal(tensor.cpu().numpy(), rows.start)
-            parts.append(pooled(block, pool))
+            parts.append(pool_matrix(block, pool))
             yield rows, block
 
-    found = mass_of_blocks(met(), links)
-    return picture(np.concatenate(parts, axis=1), pool), found
+    found = measure_mass_by_blocks(met(), links)
+    return make_picture(np.concatenate(parts, axis=1), pool), found
 
 
 def describe(mixing: Mixing) -> Words:
@@ -100,11 +100,11 @@ def describe(mixing: Mixing) -> Words:
     reading += " Ticks on the left mark query rows."
     if len(mixing.links.values):
         reading += " Rings mark where a query meets the value it asks for."
-        if expected(mixing)[0].size > CIRCLES:
+        if find_expected(mixing)[0].size > CIRCLES:
             reading += " They are many: click their name to see them."
     if mixing.cropped:
         height, width = shown.weights.shape[1:]
-        (row, column), held = shown.first, expected(mixing)[0].size
+        (row, column), held = shown.first, find_expected(mixing)[0].size
         title += ", crop at full resolution"
         says = f"Rows {row} to {row + height - 1}, columns {column} to {column + width - 1}"
         if held:
@@ -144,10 +144,10 @@ def _best(share: Float[np.ndarray, " h"], uniform: float) -> str:
     return f"{percent(float(share.max()))} ({head}uniform: {percent(uniform)})"
 
 
-def _crop(mixer: Mixer, whole: Picture, links: Links) -> Picture:
+def _crop(mixer: Mixer, whole: Picture, links: AnswerLinks) -> Picture:
     """Return the window of a mixer's matrix in which most queries meet their value."""
     seq_len = mixer.x.shape[1]
-    side = min(seq_len, CROP // across(len(whole.weights)))
+    side = min(seq_len, CROP // count_columns(len(whole.weights)))
     row, column = _corner(seq_len, side, links)
     rows = slice(row, row + side)
     block = _below_diagonal(mixer.matrix(0, rows).cpu().numpy(), row)
@@ -155,14 +155,14 @@ def _crop(mixer: Mixer, whole: Picture, links: Links) -> Picture:
     return replace(whole, weights=weights, pool=1, first=(row, column))
 
 
-def _corner(seq_len: int, side: int, links: Links) -> tuple[int, int]:
+def _corner(seq_len: int, side: int, links: AnswerLinks) -> tuple[int, int]:
     """Return the corner of the window that holds most pairs; without pairs, of the last one."""
     corners = sorted({*range(0, seq_len - side, max(1, side // 4)), seq_len - side}, reverse=True)
     if not len(links.values):
         return seq_len - side, seq_len - side
     return max(
         ((r, c) for r in corners for c in corners),
-        key=lambda f: inside(links.queries, links.values, f, (side, side)).sum(),
+        key=lambda f: lie_inside(links.queries, links.values, f, (side, side)).sum(),
     )
 
 

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.links import row_links
-from analysis.mixing import Mixer, mixers
+from analysis.links import find_links
+from analysis.mixing import Mixer, collect_mixers
 from analysis.plots import heatmaps as pictures
 from analysis.record import figure_only
 from analysis.statistics.intervals import bootstrap
@@ -72,7 +72,7 @@ def measure(subject: Subject) -> list[Rollout]:
         RunError: when a mixer that is not the lab's own raises.
     """
     batch = subject.batch
-    found = mixers(subject.model, batch[:1])
+    found = collect_mixers(subject.model, batch[:1])
     if not found:
         raise NotApplicableError("no block has a sequence mixer")
     for mixer in found:
@@ -82,13 +82,13 @@ def measure(subject: Subject) -> list[Rollout]:
     if seq_len > LONGEST:
         raise NotApplicableError(f"rows of {seq_len} tokens are too long, must be ≤ {LONGEST}")
     rows = min(count, max(1, PRODUCTS // (len(found) * seq_len**3)))
-    found = mixers(subject.model, batch[:rows])
+    found = collect_mixers(subject.model, batch[:rows])
     place = torch.arange(1, seq_len + 1, dtype=torch.float32)
     uniform = torch.ones(seq_len, seq_len).tril() / place[:, None]
     uniform = torch.linalg.matrix_power((uniform + torch.eye(seq_len)) / 2, len(found)).numpy()
     on_value, uniform_value, on_self, first = [], [], [], None
     for row in range(rows):
-        links, rolled = row_links(batch, row), rollout(found, row).cpu().numpy()
+        links, rolled = find_links(batch, row), rollout(found, row).cpu().numpy()
         first = rolled if row == 0 else first
         on_self.append(rolled.diagonal().mean())
         if len(links.values):
@@ -135,15 +135,15 @@ def rollout(layers: Sequence[Mixer], row: int) -> Float[Tensor, "t s"]:
 def _shown(subject: Subject, rolled: Float[np.ndarray, "t s"]) -> pictures.Mixing:
     """Return the first row's rollout as `pictures.draw` takes it."""
     causal = np.where(np.tri(len(rolled), dtype=bool), rolled, np.float32(np.nan))[None]
-    pool = pictures.pooling(1, len(rolled))
+    pool = pictures.choose_pool(1, len(rolled))
     return pictures.Mixing(
         layer=0,
         mixer="Rollout",
         form="Π (½ I + ½ Ā)",
-        picture=pictures.picture(pictures.pooled(causal, pool), pool),
+        picture=pictures.make_picture(pictures.pool_matrix(causal, pool), pool),
         mass=None,
         cropped=False,
-        links=row_links(subject.batch),
+        links=find_links(subject.batch),
         tokens=subject.batch.inputs[0].cpu().numpy(),
         roles=subject.batch.roles[0].cpu().numpy(),
         role_names=subject.task.role_names,

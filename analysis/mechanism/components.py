@@ -14,7 +14,7 @@ from analysis.interventions import patch
 from analysis.mechanism.effects import SITES, Baseline, places_of, share
 from analysis.mechanism.swapped_keys import Couples, margin
 from analysis.scoring import scored
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import thin
 from lab.hooks import HookPoint
 from lab.models.language_model import Block, LanguageModel
 from tasks.base import Batch
@@ -110,7 +110,7 @@ def _components(model: LanguageModel) -> list[tuple[int, str]]:
     """Return what there is to restore: layer and kind."""
     n_layers = len(model.blocks)
     found: list[tuple[int, str]] = []
-    for layer in evenly(range(n_layers), LAYERS):
+    for layer in thin(range(n_layers), LAYERS):
         block = model.blocks[layer]
         assert isinstance(block, Block)
         parts = {"mixer": block.mixer, "transform": block.mlp}

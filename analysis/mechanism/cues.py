@@ -10,7 +10,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mechanism.effects import share
 from analysis.mechanism.swapped_keys import answers_at, permuted, solved
 from analysis.scoring import scored
-from analysis.statistics.intervals import share_interval
+from analysis.statistics.intervals import bound_share
 from tasks.base import IGNORE, Batch
 
 
@@ -84,7 +84,7 @@ def cues(subject: Subject, batch: Batch, rng: np.random.Generator) -> Cues:
     sums = np.stack([np.bincount(rows, of, len(query)) for of in (position, either)], 1)
 
     def measured(name: str, kept: Bool[np.ndarray, " q"]) -> Measured:
-        return Measured(name, float(kept.mean()), share_interval(kept, rows, rng))
+        return Measured(name, float(kept.mean()), bound_share(kept, rows, rng))
 
     return Cues(
         key=measured("follow the key", key),

@@ -13,8 +13,8 @@ from torch import Tensor
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.mechanism.swapped_keys import Couples, couple_answers, margin
 from analysis.scoring import scored
+from analysis.statistics.estimates import thin
 from analysis.statistics.intervals import bootstrap
-from analysis.statistics.thinning import evenly
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
 from lab.models import Block
@@ -156,7 +156,7 @@ def restore(
 ) -> Restored:
     """Restore the residual stream at each depth and site, one at a time."""
     n_layers = len(model.blocks)
-    inner = np.array(evenly(range(1, n_layers), DEPTHS), dtype=np.int64)
+    inner = np.array(thin(range(1, n_layers), DEPTHS), dtype=np.int64)
     names = [f"blocks.{depth}.hook_resid_pre" for depth in inner]
     clean: dict[str, Tensor] = {}
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.links import PAIR_LINKS, stored_pairs
+from analysis.links import PAIR_LINKS, find_pairs
 from analysis.scoring import Scored
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task
@@ -64,7 +64,7 @@ class Couples:
 
 def couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples | None:
     """Draw couples of pairs in every row that stores two or more; None where no row does."""
-    links = _once(stored_pairs(batch))
+    links = _once(find_pairs(batch))
     stored = (links[0] >= 0).sum(1)
     kept = (stored >= 2).nonzero()[:, 0]
     if not len(kept):

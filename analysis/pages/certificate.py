@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from analysis.base import Words
 from analysis.pages import export
-from analysis.pages.page import filled, shown_as
+from analysis.pages.page import fill_template, show_figure
 from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, add_title, new_figure
 from lab.certification.process import OUTCOMES, SIGNS, Certificate, counted
 from lab.files import write
@@ -126,8 +126,8 @@ def draw(certificate: Certificate) -> go.Figure:
 def page(certificate: Certificate) -> str:
     """Return a certificate as one page: the figure, every law's words, failures' programs."""
     words = describe(certificate)
-    fig = shown_as(words, draw(certificate), _stamp(certificate))
-    return filled(
+    fig = show_figure(words, draw(certificate), _stamp(certificate))
+    return fill_template(
         "certificate.html.j2",
         certificate=certificate,
         counts=counted(certificate),

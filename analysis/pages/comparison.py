@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.matrices import pictures as matrices
 from analysis.mechanism import results as mechanism
-from analysis.pages.page import Shown, filled, shown_as, stamp
+from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.plots.style import DASHES, MUTED, SYMBOLS, new_figure
-from analysis.record import figure_only, plain
+from analysis.record import figure_only, to_plain
 from analysis.run import baselines, dynamics
 from analysis.run.paths import Onsets
 from analysis.words import percent
@@ -28,7 +28,7 @@ LEAST = 2
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunColumn:
     """One of the runs.
 
     Attributes:
@@ -95,7 +95,7 @@ class Comparison:
         references: chance and oracle of the one task; empty where tasks differ.
     """
 
-    runs: tuple[Compared, ...]
+    runs: tuple[RunColumn, ...]
     orders: tuple[Order, ...]
     task: str | None
     same_row: bool
@@ -114,7 +114,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     if same:
         rules = baselines.scores(runs[0])
         references = {name: rules[name] for name in ("oracle", "chance")}
-    names = distinct([run.path for run in runs])
+    names = name_apart([run.path for run in runs])
     return Comparison(
         runs=tuple(
             _compared(subject, name, runs[0]) for subject, name in zip(subjects, names, strict=True)
@@ -126,7 +126,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     )
 
 
-def same_rows(runs: Sequence[Run], rows: int | None = None) -> list[Subject]:
+def open_on_same_rows(runs: Sequence[Run], rows: int | None = None) -> list[Subject]:
     """Return the subjects of runs: where all have one task, on the first run's rows.
 
     Raises:
@@ -146,7 +146,7 @@ def same_rows(runs: Sequence[Run], rows: int | None = None) -> list[Subject]:
     return [replace(subject, batch=first.batch, seed=first.seed) for subject in subjects]
 
 
-def distinct(paths: Sequence[Path]) -> list[str]:
+def name_apart(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that tell them apart; the same path keeps its name."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
@@ -161,7 +161,7 @@ def _run(subject: Subject) -> Run:
     return subject.run
 
 
-def _compared(subject: Subject, name: str, first: Run) -> Compared:
+def _compared(subject: Subject, name: str, first: Run) -> RunColumn:
     run = _run(subject)
     result, evaluated = run.result() or {}, run.evaluations()
     stages = tuple((stage["seq_len"], stage["steps"]) for stage in run.stages())
@@ -172,7 +172,7 @@ def _compared(subject: Subject, name: str, first: Run) -> Compared:
     except NotApplicableError:
         found = []
     labels = [result.label for result in found if isinstance(result, mechanism.Mechanism)]
-    return Compared(
+    return RunColumn(
         name=name,
         model=run.model.model or run.model.stack,
         differs=_differs(run, first),
@@ -239,10 +239,10 @@ def show_order(order: Order) -> Shown:
     if order.onsets is None:
         title = f"{runs} · Not followed"
         says = f"{order.missing[:1].upper()}{order.missing[1:]}."
-        return shown_as(Words(title, says, "", says), None, runs)
+        return show_figure(Words(title, says, "", says), None, runs)
     words = dynamics.describe(order.onsets)
     words = replace(words, title=f"{runs} · {words.title}")
-    return shown_as(words, dynamics.draw(order.onsets), runs)
+    return show_figure(words, dynamics.draw(order.onsets), runs)
 
 
 def describe_accuracy(found: Comparison) -> Words:
@@ -362,7 +362,9 @@ def draw_curves(found: Comparison) -> go.Figure:
     return drawing.update_layout(margin_t=64 + 14 * len(found.runs))
 
 
-def grid(subjects: Sequence[Subject], names: Sequence[str]) -> list[tuple[int, list[Shown]]]:
+def draw_matrices(
+    subjects: Sequence[Subject], names: Sequence[str]
+) -> list[tuple[int, list[Shown]]]:
     """Return each layer's matrices, a run after the other, on its row."""
     layers: dict[int, list[Shown]] = {}
     for subject, name in zip(subjects, names, strict=True):
@@ -374,7 +376,7 @@ def grid(subjects: Sequence[Subject], names: Sequence[str]) -> list[tuple[int, l
             if not result.cropped:
                 words = matrices.describe(result)
                 words = replace(words, title=f"{name} · {words.title}")
-                entry = shown_as(words, matrices.draw(result), stamp(subject))
+                entry = show_figure(words, matrices.draw(result), make_stamp(subject))
                 layers.setdefault(result.layer, []).append(entry)
     return sorted(layers.items())
 
@@ -383,15 +385,15 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
     """Return the page as HTML; all text from users is escaped."""
     names = [run.name for run in found.runs]
     title = f"{len(names)} runs of {found.task}" if found.task else f"{len(names)} runs"
-    accuracies = shown_as(describe_accuracy(found), draw_accuracy(found), title)
-    curves = shown_as(describe_curves(found), draw_curves(found), title)
-    return filled(
+    accuracies = show_figure(describe_accuracy(found), draw_accuracy(found), title)
+    curves = show_figure(describe_curves(found), draw_curves(found), title)
+    return fill_template(
         "compare.html.j2",
         title=title,
         found=found,
         figures=[accuracies, curves],
         orders=[show_order(order) for order in found.orders],
-        grid=grid(subjects, names),
+        grid=draw_matrices(subjects, names),
     )
 
 
@@ -402,7 +404,7 @@ def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -
         ValueError: for fewer than two runs.
         RunError: when a run cannot be read, or the page cannot be written.
     """
-    subjects = same_rows(runs, rows)
+    subjects = open_on_same_rows(runs, rows)
     found = compare(subjects)
     page = render(subjects, found)
     if path.is_dir():
@@ -414,4 +416,4 @@ def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -
 
 def as_json(found: Comparison) -> str:
     """Return a comparison as JSON."""
-    return json.dumps(plain(found), ensure_ascii=False)
+    return json.dumps(to_plain(found), ensure_ascii=False)

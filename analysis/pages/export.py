@@ -68,7 +68,7 @@ def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None
         write(path, image)
 
 
-def browser() -> str | None:
+def find_browser() -> str | None:
     """Return the Chromium that draws: BROWSER_PATH, the system's, playwright's, or None."""
     return Chromium.find_browser(skip_local=False) or _playwrights()
 
@@ -86,7 +86,7 @@ def _playwrights() -> str | None:
 
 def _draw(figures: Mapping[Path, go.Figure], scale: float) -> dict[Path, bytes]:
     """Draw figures in one browser."""
-    path = browser()
+    path = find_browser()
     try:
         return asyncio.run(_drawn(figures, scale, path))
     except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError) as error:

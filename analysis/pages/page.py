@@ -35,7 +35,7 @@ class Shown:
     least: int | None = None
 
 
-def shown(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]:
+def show_findings(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]:
     """Return the results of an analysis, ready for a page.
 
     Args:
@@ -43,10 +43,12 @@ def shown(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]
         results: what it measured.
         stamp: where they come from; it goes into saved figures.
     """
-    return [shown_as(analysis.describe(result), analysis.draw(result), stamp) for result in results]
+    return [
+        show_figure(analysis.describe(result), analysis.draw(result), stamp) for result in results
+    ]
 
 
-def shown_as(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
+def show_figure(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
     """Return a figure and its words, ready for a page."""
     if fig is None:
         return Shown(words, None, "")
@@ -57,10 +59,10 @@ def shown_as(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
     height = layout["height"] - HEAD
     square = any("scaleanchor" in part for part in layout.values() if isinstance(part, dict))
     ratio = f"{layout['width']} / {height}"
-    return Shown(words, script({**spec, "head": HEAD}), ratio, None if square else height)
+    return Shown(words, embed_json({**spec, "head": HEAD}), ratio, None if square else height)
 
 
-def stamp(subject: Subject) -> str:
+def make_stamp(subject: Subject) -> str:
     """Return where a figure comes from: task, stack, run, step and seed."""
     parts = [subject.name]
     if subject.run is not None:
@@ -70,18 +72,18 @@ def stamp(subject: Subject) -> str:
     return " · ".join([*parts, f"seed {subject.seed}"])
 
 
-def drawings(examination: Examination) -> dict[str, go.Figure]:
+def draw_figures(examination: Examination) -> dict[str, go.Figure]:
     """Return every figure of an examination, titled and stamped, by analysis and number."""
     found = {}
     for name, results in examination.results.items():
         for i, result in enumerate(results, 1):
             words, fig = ANALYSES[name].describe(result), ANALYSES[name].draw(result)
             if fig is not None:
-                found[f"{name}-{i}"] = add_title(fig, words.title, stamp(examination.subject))
+                found[f"{name}-{i}"] = add_title(fig, words.title, make_stamp(examination.subject))
     return found
 
 
-def filled(template: str, **parts: Any) -> str:
+def fill_template(template: str, **parts: Any) -> str:
     """Return a template of this package filled in; all text is escaped."""
     templates = Environment(
         loader=PackageLoader("analysis.pages"),
@@ -93,12 +95,12 @@ def filled(template: str, **parts: Any) -> str:
     templates.filters.update(percent=percent, shown=_value, unbroken=_unbroken)
     return templates.get_template(template).render(
         **parts,
-        themes=script({"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}),
+        themes=embed_json({"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}),
         plotly=Markup(get_plotlyjs()),
     )
 
 
-def script(content: dict[str, Any]) -> Markup:
+def embed_json(content: dict[str, Any]) -> Markup:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028"))

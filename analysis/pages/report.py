@@ -7,8 +7,8 @@ from typing import Any
 from analysis import ANALYSES, QUICK
 from analysis.base import Subject
 from analysis.examination import Examination, examine, record
-from analysis.pages.page import filled, script, shown, stamp
-from analysis.record import provenance
+from analysis.pages.page import embed_json, fill_template, make_stamp, show_findings
+from analysis.record import collect_provenance
 from analysis.run import baselines
 from lab.files import RunError, write, write_json, writing
 from lab.training.runs import Run
@@ -44,11 +44,11 @@ def render(run: Run, examination: Examination) -> str:
     subject = examination.subject
     standing = baselines.measure(subject)[0]
     sections = [
-        (name, ANALYSES[name].TITLE, shown(ANALYSES[name], results, stamp(subject)))
+        (name, ANALYSES[name].TITLE, show_findings(ANALYSES[name], results, make_stamp(subject)))
         for name, results in examination.results.items()
     ]
     left_out = {ANALYSES[name].TITLE: why for name, why in examination.not_applicable.items()}
-    return filled(
+    return fill_template(
         "report.html.j2",
         subject=subject,
         run=run,
@@ -56,12 +56,12 @@ def render(run: Run, examination: Examination) -> str:
         newest=max(run.checkpoints(), default=0),
         standing=standing,
         headline=baselines.headline(standing),
-        record=script(_headlines(run, standing)),
+        record=embed_json(_headlines(run, standing)),
         sections=sections,
         left_out=left_out,
         partial=len(examination.seconds) < len(ANALYSES),
         config=json.dumps(run.config(), indent=2, ensure_ascii=False),
-        provenance=provenance(run),
+        provenance=collect_provenance(run),
     )
 
 

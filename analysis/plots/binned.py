@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from analysis.plots import style
-from analysis.statistics.binned import Bins, span
+from analysis.statistics.binned import Bins, format_span
 
 BAND = "rgba(128, 134, 145, 0.28)"
 """`style.MUTED`, to be seen through."""
@@ -32,7 +32,7 @@ def add_bins(
         row: of the panel; the first has the legend's entries for band and chance.
         col: likewise.
     """
-    spans = [span(binned, i) for i in range(len(binned.first))]
+    spans = [format_span(binned, i) for i in range(len(binned.first))]
     panel = {"row": row, "col": col}
     fig.add_scatter(
         x=np.concatenate([middle, middle[::-1]]),

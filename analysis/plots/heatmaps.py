@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
-from analysis.links import Links, Mass
+from analysis.links import AnswerLinks, Mass
 from analysis.plots import style
 from analysis.record import figure_only
 
@@ -60,13 +60,13 @@ class Mixing:
     picture: Picture | None
     mass: Mass | None
     cropped: bool
-    links: Links
+    links: AnswerLinks
     tokens: Int[np.ndarray, " t"]
     roles: Int[np.ndarray, " t"]
     role_names: tuple[str, ...]
 
 
-def picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture:
+def make_picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture:
     """Return what is drawn of a matrix that is pooled already.
 
     Colours of signed values end at the 99.5 % quantile of magnitudes. Those of attention end
@@ -80,12 +80,12 @@ def picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture
     return Picture(weights, pool, (0, 0), bound or 1.0, signed)
 
 
-def pooling(heads: int, seq_len: int) -> int:
+def choose_pool(heads: int, seq_len: int) -> int:
     """Return how many entries across a cell stands for: it should not be below a pixel."""
-    return math.ceil(seq_len / (SIDE // across(heads)))
+    return math.ceil(seq_len / (SIDE // count_columns(heads)))
 
 
-def pooled(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarray, "h high wide"]:
+def pool_matrix(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarray, "h high wide"]:
     """Return the entry of largest magnitude, sign kept, of each pool × pool block.
 
     A mean would erase a single bright cell, which is what recall looks like. NaN counts as
@@ -109,7 +109,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
     if shown is None:
         return None
     heads, rows, columns = shown.weights.shape
-    side_by_side = across(heads)
+    side_by_side = count_columns(heads)
     down = math.ceil(heads / side_by_side)
     panel = (style.WIDTH - 74) / side_by_side
     fig = make_subplots(
@@ -216,7 +216,7 @@ def _mark(
         row=place[0],
         col=place[1],
     )
-    rows, columns = expected(mixing)
+    rows, columns = find_expected(mixing)
     if not len(rows):
         return
     fig.add_scatter(
@@ -239,18 +239,18 @@ def _mark(
     )
 
 
-def expected(mixing: Mixing) -> tuple[np.ndarray, np.ndarray]:
+def find_expected(mixing: Mixing) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns of the picture's cells where queries meet their values."""
     assert mixing.picture is not None
     if not len(mixing.links.values):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     shown, rows, columns = mixing.picture, mixing.links.queries, mixing.links.values
     high, wide = (side * shown.pool for side in shown.weights.shape[1:])
-    met = inside(rows, columns, shown.first, (high, wide))
+    met = lie_inside(rows, columns, shown.first, (high, wide))
     return rows[met], columns[met]
 
 
-def inside(
+def lie_inside(
     rows: np.ndarray, columns: np.ndarray, first: tuple[int, int], size: tuple[int, int]
 ) -> np.ndarray:
     """Return which cells lie in the window with this corner and size."""
@@ -258,6 +258,6 @@ def inside(
     return (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
 
 
-def across(heads: int) -> int:
+def count_columns(heads: int) -> int:
     """Return how many heads stand side by side."""
     return 2 if heads in (2, 4) else min(heads, 3)

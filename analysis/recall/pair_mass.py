@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 
 from analysis.base import Subject, Words
-from analysis.links import stored_pairs
+from analysis.links import find_pairs
 from analysis.matrices.pictures import SHOWS
-from analysis.mixing import Mixer, mixers
+from analysis.mixing import Mixer, collect_mixers
 from analysis.plots import style
 from analysis.statistics.intervals import bootstrap
 from analysis.words import percent
@@ -57,10 +57,10 @@ def masses(subject: Subject) -> Masses | None:
     given, seq_len = subject.batch.inputs.shape
     rows = min(given, MASS_ROWS, max(2, MASS_TOKENS // seq_len))
     batch = subject.batch[slice(0, rows)]
-    query, key, value = (link.cpu().numpy() for link in stored_pairs(batch))
+    query, key, value = (link.cpu().numpy() for link in find_pairs(batch))
     rng = np.random.default_rng(subject.seed)
     layers, heads, names, shares, intervals, without = [], [], [], [], [], []
-    for mixer in mixers(subject.model, batch):
+    for mixer in collect_mixers(subject.model, batch):
         if not isinstance(mixer.module, MatrixMixer):
             without.append(mixer.layer)
             continue

@@ -16,8 +16,8 @@ from analysis.plots.binned import add_bins
 from analysis.recall import pair_mass
 from analysis.recall.pair_mass import Masses, rows_of
 from analysis.scoring import scored
-from analysis.statistics.binned import Bins, bins, contrast
-from analysis.statistics.intervals import share_interval
+from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast
+from analysis.statistics.intervals import bound_share
 from analysis.words import percent
 from tasks.base import Batch
 
@@ -87,13 +87,13 @@ def recall_by_place(subject: Subject) -> Recalled:
         split=split,
         rows=len(batch.inputs),
         accuracy=float(right.mean()),
-        interval=share_interval(right, rows, rng),
+        interval=bound_share(right, rows, rng),
         chance=subject.task.chance,
-        distance=bins(distance, doubling, right, rows, rng),
-        slot=bins(slots, np.arange(0, slots.max() + width + 1, width), right, rows, rng)
+        distance=bin_accuracy(distance, doubling, right, rows, rng),
+        slot=bin_accuracy(slots, np.arange(0, slots.max() + width + 1, width), right, rows, rng)
         if slots.max()
         else None,
-        decoy=None if decoy is None else bins(decoy, np.arange(3), right, rows, rng),
+        decoy=None if decoy is None else bin_accuracy(decoy, np.arange(3), right, rows, rng),
     )
 
 
@@ -138,9 +138,9 @@ def _recall_in_words(found: Recalled) -> Words:
     low, high = found.interval
     says = f"{percent(found.accuracy)} of the answers are right ({percent(low)} to {percent(high)}"
     says += f"; chance {percent(found.chance)}): "
-    says += contrast(found.distance, "distance", "distances")
+    says += describe_contrast(found.distance, "distance", "distances")
     if found.slot is not None:
-        says += ", " + contrast(found.slot, "store slot", "store slots")
+        says += ", " + describe_contrast(found.slot, "store slot", "store slots")
     says += "" if found.decoy is None else f"; {_decoys(found.decoy)}"
     reading = (
         "Dots are bins of queries; bands are 95 %, the wider of Wilson's interval and of one that "

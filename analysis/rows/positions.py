@@ -12,8 +12,8 @@ from analysis.base import NotApplicableError, Subject, Words
 from analysis.plots import style
 from analysis.plots.binned import add_bins
 from analysis.scoring import scored
-from analysis.statistics.binned import Bins, bins, contrast, extremes
-from analysis.statistics.intervals import share_interval
+from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, describe_extremes
+from analysis.statistics.intervals import bound_share
 from analysis.words import percent
 
 TITLE = "Where in the row is it right?"
@@ -80,16 +80,16 @@ def measure(subject: Subject) -> list[Placed]:
     if len(places) > 1:
         width = math.ceil((places[-1] + 1 - places[0]) / MOST_BINS)
         edges = np.arange(places[0], places[-1] + width + 1, width)
-        by_position = bins(positions, edges, right, rows, rng)
+        by_position = bin_accuracy(positions, edges, right, rows, rng)
     if len(there) > 1:
         # Roles are numbers of a bin each.
-        by_role = bins(roles, np.arange(there[-1] + 2), right, rows, rng)
+        by_role = bin_accuracy(roles, np.arange(there[-1] + 2), right, rows, rng)
     return [
         Placed(
             rows=len(batch.inputs),
             scored=len(right),
             accuracy=float(right.mean()),
-            interval=share_interval(right, rows, rng),
+            interval=bound_share(right, rows, rng),
             chance=subject.task.chance,
             position=by_position,
             roles=tuple(subject.task.role_names[role] for role in there),
@@ -106,10 +106,10 @@ def describe(found: Placed) -> Words:
     says += f"{percent(high)}; chance {percent(found.chance)}): "
     parts = []
     if found.position is not None:
-        parts.append(contrast(found.position, "position", "positions"))
+        parts.append(describe_contrast(found.position, "position", "positions"))
     if found.role is not None:
         names = [f"“{role}”" for role in found.roles]
-        parts.append(extremes(found.role, names) or f"{_listed(names)} are not told apart")
+        parts.append(describe_extremes(found.role, names) or f"{_listed(names)} are not told apart")
     says += "; ".join(parts) + "."
     reading = (
         f"{found.scored:,} answers of {found.rows} rows. Bands and whiskers are 95 %, the wider "

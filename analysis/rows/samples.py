@@ -11,8 +11,8 @@ from torch import Tensor
 
 from analysis.base import NotApplicableError, Passage, Subject, Words
 from analysis.scoring import Scored, scored
-from analysis.statistics.estimates import Estimate, per_row, ratio
-from analysis.statistics.intervals import share_interval
+from analysis.statistics.estimates import Estimate, estimate_ratio, sum_by_row
+from analysis.statistics.intervals import bound_share
 from analysis.words import percent
 from tasks.base import Batch, Task
 
@@ -101,9 +101,9 @@ def measure(subject: Subject) -> list[Written]:
         raise NotApplicableError("the task's rows are no text to be continued")
     found = scored(subject.model, subject.batch)
     guess = math.log2(subject.task.vocab_size)
-    over = per_row(found, found.losses / math.log(2))
+    over = sum_by_row(found, found.losses / math.log(2))
     rng = np.random.default_rng(subject.seed)
-    bits = ratio(*over, guess, rng)
+    bits = estimate_ratio(*over, guess, rng)
     samples, why = (), ""
     try:
         samples = _continued(subject)
@@ -181,7 +181,7 @@ def legality(batch: Batch, found: Scored, rng: np.random.Generator) -> Legal | N
     legal = (allowed == found.answers[:, None]).any(1).cpu().numpy()
     return Legal(
         share=float(legal.mean()),
-        interval=share_interval(legal, found.rows.cpu().numpy(), rng),
+        interval=bound_share(legal, found.rows.cpu().numpy(), rng),
         # Of all tokens but the separator.
         guess=float((allowed >= 0).double().sum(1).mean()) / (len(found.head) - 1),
     )

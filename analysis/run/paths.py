@@ -8,7 +8,13 @@ from jaxtyping import Int
 
 from analysis.base import NotApplicableError, Subject
 from analysis.run.trajectories import Series, chosen_steps, few_rows, follow
-from analysis.statistics.change_points import FEWEST, Change, change_point, moves, noise_bound
+from analysis.statistics.change_points import (
+    FEWEST,
+    Change,
+    estimate_noise_bound,
+    find_change_point,
+    moves,
+)
 from lab.training.runs import Run
 
 
@@ -139,18 +145,20 @@ def trace(subject: Subject) -> Paths:
         count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
         raise NotApplicableError(f"weights of {count} are kept, fewer than {FEWEST}")
     batch = few_rows(subject)
-    bound = noise_bound(steps, np.random.default_rng(subject.seed))
+    bound = estimate_noise_bound(steps, np.random.default_rng(subject.seed))
     return paths_of(follow(subject, batch, steps), steps, len(batch.inputs), bound)
 
 
 def paths_of(
     followed: Sequence[Series], steps: Int[np.ndarray, " n"], rows: int, bound: float
 ) -> Paths:
-    """Return series by quantity, with their changes; see `change_point` for the bound."""
+    """Return series by quantity, with their changes; see `find_change_point` for the bound."""
     paths = []
     for quantity in dict.fromkeys(series.quantity for series in followed):
         series = tuple(one for one in followed if one.quantity == quantity)
-        changes = tuple(change_point(steps, one.levels, bound, one.resampled) for one in series)
+        changes = tuple(
+            find_change_point(steps, one.levels, bound, one.resampled) for one in series
+        )
         paths.append(Path(series, changes, _leading(series, changes)))
     return Paths(steps, rows, tuple(paths))
 

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Subject
-from analysis.links import has_pairs, row_links
-from analysis.mixing import Mixer, mixers
+from analysis.links import find_links, has_pairs
+from analysis.mixing import Mixer, collect_mixers
 from analysis.record import figure_only
 from analysis.scoring import Scored, scored
 from analysis.statistics.distributions import effective_number
@@ -130,7 +130,7 @@ def follow(subject: Subject, batch: Batch, steps: Int[np.ndarray, " n"]) -> list
         biases = _biases(seen)
         first = first or biases
         measured = _scores(answers, draws) | _choices(seen, draws) | _drifts(biases, first, draws)
-        for mixer in mixers(model, batch):
+        for mixer in collect_mixers(model, batch):
             if isinstance(mixer.module, MatrixMixer):
                 measured |= _masses(mixer, batch, draws)
         found.append(measured)
@@ -240,7 +240,7 @@ def _masses(mixer: Mixer, batch: Batch, draws: Float[np.ndarray, "r rows"]) -> F
     counts: dict[Quantity, list[int]] = {}
     seq_len = batch.inputs.shape[1]
     for row in range(len(batch.inputs)):
-        links = row_links(batch, row)
+        links = find_links(batch, row)
         later = np.arange(1, seq_len)
         cells = {BEFORE: (later, later - 1)}
         if has_pairs(batch):
@@ -289,7 +289,7 @@ def _nulls(subject: Subject, batch: Batch) -> dict[Quantity, float]:
     """Return what quantities are without learning: of a uniform guess, or a uniform row."""
     size = subject.task.vocab_size
     nulls = {LOSS: float(np.log(size)), ACCURACY: subject.task.chance}
-    links = [row_links(batch, row) for row in range(len(batch.inputs))]
+    links = [find_links(batch, row) for row in range(len(batch.inputs))]
     later = np.arange(1, batch.inputs.shape[1])
     for quantity, targets in (
         (PREVIOUS, np.concatenate([link.values for link in links])),

@@ -5,8 +5,7 @@ import plotly.graph_objects as go
 
 from analysis.plots import heatmaps as pictures
 from analysis.plots import style
-from analysis.plots.dots import Panel, dots, log_ticks
-from analysis.plots.lines import add_heads
+from analysis.plots.heads import Panel, add_head_lines, choose_log_ticks, draw_dots
 from analysis.state_space.results import Contexts, Magnitudes, Memory, Roles
 
 
@@ -27,7 +26,7 @@ def draw_memory(memory: Memory) -> go.Figure:
     ends = (-5.0, 1.05 * max(100.0, float(np.nanmax(shares))))
     panels.append(Panel("var log|M|\nby decay, %", shares, ends))
     series = ("now", "step 0")[: len(sources)]
-    return dots(memory.layers, memory.heads, panels, series, "uniform")
+    return draw_dots(memory.layers, memory.heads, panels, series, "uniform")
 
 
 def draw_contexts(contexts: Contexts) -> go.Figure:
@@ -37,7 +36,7 @@ def draw_contexts(contexts: Contexts) -> go.Figure:
     heads = zip(contexts.layers, contexts.heads, strict=True)
     labels = [f"{layer}.{head}" for layer, head in heads]
     last = contexts.context_at[:, -1]
-    add_heads(
+    add_head_lines(
         figure,
         labels,
         [places] * len(labels),
@@ -55,7 +54,7 @@ def draw_contexts(contexts: Contexts) -> go.Figure:
     )
     ends = (1.0, float(max(2, places[-1])))
     for axis in (figure.update_xaxes, figure.update_yaxes):
-        ticks = log_ticks(*ends)
+        ticks = choose_log_ticks(*ends)
         axis(
             type="log",
             range=[-0.05, np.log10(1.15 * ends[1])],
@@ -77,7 +76,7 @@ def draw_roles(roles: Roles) -> go.Figure:
         for title, means in zip(titles, (dt, 1 - kept, write, read), strict=True)
         if (means > 0).any()
     ]
-    return dots(roles.layers, roles.heads, panels, roles.role_names, "")
+    return draw_dots(roles.layers, roles.heads, panels, roles.role_names, "")
 
 
 def _decades(*values: np.ndarray) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject, Words
 from analysis.plots import style
-from analysis.plots.lines import NAMED, add_heads
+from analysis.plots.heads import NAMED, add_head_lines
 from analysis.record import figure_only
 from analysis.state_space.recurrence import Recurrence, effective_rank, names, rank, recurrences
 
@@ -171,7 +171,7 @@ def draw(found: Spectrum) -> go.Figure:
     labels = [_name(found, head) for head in range(count)]
     extremes = [int(np.nanargmin(effective)), int(np.nanargmax(effective))]
     spectra = [values[~np.isnan(values)] for values in found.values]
-    add_heads(
+    add_head_lines(
         figure,
         labels,
         [np.arange(1, len(values) + 1) for values in spectra],
@@ -181,7 +181,7 @@ def draw(found: Spectrum) -> go.Figure:
         "σ %{x}: %{y:.2g}",
         row=1,
     )
-    add_heads(
+    add_head_lines(
         figure,
         labels,
         [found.splits] * count,

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject
-from analysis.mixing import BLOCK_ENTRIES, Mixer, mixers
+from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
 from lab.ops.ssd_forms import per_head
@@ -169,7 +169,7 @@ def recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], B
     if subject.run is not None and subject.step != 0:
         models.append(subject.run.weights(0).to(batch.inputs.device))
     found = [
-        [Recurrence.of(m) for m in mixers(model, batch) if isinstance(m.module, SSD)]
+        [Recurrence.of(m) for m in collect_mixers(model, batch) if isinstance(m.module, SSD)]
         for model in models
     ]
     return found[0], found[1] if len(found) > 1 else [], batch

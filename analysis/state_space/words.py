@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from analysis.base import Subject, Words
-from analysis.links import row_links
+from analysis.links import find_links
 from analysis.plots import heatmaps as pictures
-from analysis.plots.dots import LINES
-from analysis.plots.lines import NAMED
+from analysis.plots.heads import LINES, NAMED
 from analysis.state_space.figures import draw_contexts, draw_magnitudes, draw_memory, draw_roles
 from analysis.state_space.recurrence import HELD, Recurrence, joined, names, recurrences
 from analysis.state_space.results import QUANTITIES, Contexts, Magnitudes, Memory, Roles
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import thin
 from analysis.words import percent
 from tasks.base import Batch
 
@@ -46,7 +45,7 @@ def measure(subject: Subject) -> list[Result]:
         NotApplicableError: for a model without SSD.
     """
     found, before, batch = recurrences(subject)
-    layers = evenly(range(len(found)), PICTURED)
+    layers = thin(range(len(found)), PICTURED)
     memory, contexts = _memory(found)
     return [
         replace(memory, initial=_memory(before)[0]) if before else memory,
@@ -113,12 +112,12 @@ def _roles(found: Sequence[Recurrence], batch: Batch, role_names: tuple[str, ...
 
 def _magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
     seq_len = layer.dt.shape[1]
-    pool = pictures.pooling(layer.n_heads, seq_len)
+    pool = pictures.choose_pool(layer.n_heads, seq_len)
     place, parts = np.arange(seq_len), []
     for rows, block in layer.blocks(0, pool):
         causal = place <= place[rows, None]
         parts.append(
-            pictures.pooled(np.where(causal, block.cpu().numpy(), np.float32(np.nan)), pool)
+            pictures.pool_matrix(np.where(causal, block.cpu().numpy(), np.float32(np.nan)), pool)
         )
     weights = np.concatenate(parts, axis=1)
     size = np.abs(weights)
@@ -144,7 +143,7 @@ def _magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
             picture=picture,
             mass=None,
             cropped=False,
-            links=row_links(subject.batch),
+            links=find_links(subject.batch),
             tokens=subject.batch.inputs[0].cpu().numpy(),
             roles=subject.batch.roles[0].cpu().numpy(),
             role_names=subject.task.role_names,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from analysis.statistics.intervals import share_interval
+from analysis.statistics.intervals import bound_share
 from analysis.words import percent
 
 
@@ -18,7 +18,7 @@ class Bins:
         first: smallest number of each bin.
         last: its largest, included.
         accuracy: share of right answers in [0, 1].
-        interval: 95 %, low and high (`share_interval`).
+        interval: 95 %, low and high (`bound_share`).
         count: answers in the bin, ≥ 1.
     """
 
@@ -29,7 +29,7 @@ class Bins:
     count: Int[np.ndarray, " n"]
 
 
-def bins(
+def bin_accuracy(
     number: Int[np.ndarray, " q"],
     edges: Int[np.ndarray, " edges"],
     right: Bool[np.ndarray, " q"],
@@ -44,21 +44,21 @@ def bins(
         first=edges[found],
         last=np.minimum(edges[found + 1] - 1, number.max()),
         accuracy=np.array([right[i].mean() for i in inside]),
-        interval=np.array([share_interval(right[i], rows[i], rng) for i in inside]),
+        interval=np.array([bound_share(right[i], rows[i], rng) for i in inside]),
         count=np.array([i.sum() for i in inside]),
     )
 
 
-def contrast(found: Bins, one: str, many: str) -> str:
+def describe_contrast(found: Bins, one: str, many: str) -> str:
     """Say where accuracy is best and worst, if these two bins can be told apart."""
     names = [
-        f"{many if found.last[i] > found.first[i] else one} {span(found, i)}"
+        f"{many if found.last[i] > found.first[i] else one} {format_span(found, i)}"
         for i in range(len(found.first))
     ]
-    return extremes(found, names) or f"no {one} stands out"
+    return describe_extremes(found, names) or f"no {one} stands out"
 
 
-def extremes(found: Bins, names: Sequence[str]) -> str:
+def describe_extremes(found: Bins, names: Sequence[str]) -> str:
     """Say where accuracy is best and worst; nothing where their intervals meet."""
     best, worst = int(found.accuracy.argmax()), int(found.accuracy.argmin())
     if not found.interval[worst, 1] < found.interval[best, 0]:
@@ -67,7 +67,7 @@ def extremes(found: Bins, names: Sequence[str]) -> str:
     return f"{ends[0]} against {ends[1]}"
 
 
-def span(found: Bins, i: int) -> str:
+def format_span(found: Bins, i: int) -> str:
     """Return the numbers of a bin."""
     first, last = found.first[i], found.last[i]
     return f"{first}" if first == last else f"{first}–{last}"

@@ -47,7 +47,7 @@ class Change:
         return self.high <= other.low
 
 
-def change_point(
+def find_change_point(
     steps: Int[np.ndarray, " n"],
     values: Float[np.ndarray, " n"],
     bound: float,
@@ -71,7 +71,7 @@ def change_point(
     Args:
         steps: ascending, ≥ 0.
         values: the series.
-        bound: of these steps, `noise_bound`.
+        bound: of these steps, `estimate_noise_bound`.
         resampled: the same series on rows drawn again: the bracket holds 95 % of their splits.
 
     Raises:
@@ -80,7 +80,7 @@ def change_point(
     Source: the least-squares split of Hinkley, Biometrika 57 (1970), 1, with weights.
     """
     _check(steps)
-    weights = spans(steps)
+    weights = weigh_steps(steps)
     [at] = _splits(weights, values[None])
     [[before, after]], [clear] = _levels(weights, values[None], np.array([at]))
     if not (moves(values) and clear > bound):
@@ -106,7 +106,7 @@ def moves(values: Float[np.ndarray, " n"]) -> bool:
     return bool(np.ptp(values) >= MOVES)
 
 
-def noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float:
+def estimate_noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float:
     """Return how many standard deviations the levels of series without a change differ by.
 
     That is, those of the best split; all but `FALSE_ALARMS` of two kinds of series stay below it:
@@ -119,7 +119,7 @@ def noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float
         ValueError: for fewer than `FEWEST` steps.
     """
     _check(steps)
-    weights, noise = spans(steps), rng.normal(size=(NOISES, len(steps)))
+    weights, noise = weigh_steps(steps), rng.normal(size=(NOISES, len(steps)))
     strides = rng.normal(size=(NOISES, len(steps) - 1)) * np.sqrt(np.diff(np.log2(1.0 + steps)))
     walks = np.pad(strides.cumsum(-1), ((0, 0), (1, 0)))
     return max(
@@ -128,7 +128,7 @@ def noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float
     )
 
 
-def spans(steps: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def weigh_steps(steps: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Return how much of log₂(1 + step) each step stands for: half-way to its neighbours."""
     position = np.log2(1.0 + steps)
     edges = np.concatenate([position[:1], (position[1:] + position[:-1]) / 2, position[-1:]])

@@ -52,7 +52,7 @@ def bootstrap(
     return float(low), float(high)
 
 
-def share_interval(
+def bound_share(
     right: Bool[np.ndarray, " q"], rows: Int[np.ndarray, " q"], rng: np.random.Generator
 ) -> tuple[float, float]:
     """Return a 95 % interval of the share of right answers: the wider end of two, on each side.

@@ -49,7 +49,7 @@ def check_installed() -> None:
 
 
 @dataclass(frozen=True)
-class Effect:
+class FactorEffect:
     """What a factor does to the number of steps until rows are solved.
 
     Attributes:
@@ -78,7 +78,7 @@ class Effect:
         return self.corrected is not None and self.corrected < LEVEL
 
 
-def measure(table: pl.DataFrame) -> list[Effect]:
+def measure(table: pl.DataFrame) -> list[FactorEffect]:
     """Return the factors that were run, fastest first; without the baseline, none has a p.
 
     Raises:
@@ -104,10 +104,10 @@ def measure(table: pl.DataFrame) -> list[Effect]:
     return sorted(effects, key=lambda effect: (effect.median, np.mean(effect.steps)))
 
 
-def _effect(factor: str, rows: pl.DataFrame) -> Effect:
+def _effect(factor: str, rows: pl.DataFrame) -> FactorEffect:
     solved = rows["solved"].to_list()
     median, interval = _median(rows["steps"].to_list(), solved)
-    return Effect(
+    return FactorEffect(
         factor,
         tuple(rows["steps"]),
         tuple(solved),
@@ -166,7 +166,7 @@ def least_p(runs: int, others: int) -> float:
     return min(1.0, 2 / math.comb(runs + others, runs))
 
 
-def verdict(effects: Sequence[Effect], without: int) -> list[str]:
+def verdict(effects: Sequence[FactorEffect], without: int) -> list[str]:
     """Return what shortens the first stage and what does not, in sentences.
 
     Args:
@@ -208,7 +208,7 @@ def _left(without: int) -> list[str]:
     return [f"{without} cells have not ended; nothing is said of them."] if without else []
 
 
-def _sooner(effect: Effect, baseline: Effect) -> bool:
+def _sooner(effect: FactorEffect, baseline: FactorEffect) -> bool:
     """Whether a factor's runs are solved sooner: by medians, or by means where those are equal."""
     ours, theirs = effect.median, baseline.median
     if ours == theirs:
@@ -224,7 +224,7 @@ def _steps(median: float) -> str:
     )
 
 
-def draw(effects: Sequence[Effect]) -> go.Figure:
+def draw(effects: Sequence[FactorEffect]) -> go.Figure:
     """Draw each factor's runs and their median, fastest on top; triangles were not solved."""
     names = [html.escape(effect.factor) for effect in effects]
     fig = new_figure(height=150 + ROW * len(effects))

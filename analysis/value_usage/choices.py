@@ -20,8 +20,8 @@ from analysis.statistics.distributions import (
     mutual_information,
     permutation_null,
 )
+from analysis.statistics.estimates import thin
 from analysis.statistics.intervals import bootstrap
-from analysis.statistics.thinning import evenly
 from lab.hooks import HookPoint
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.models import LanguageModel
@@ -257,7 +257,7 @@ def churn_if_dealt(before: Int[np.ndarray, "*b k"], after: Int[np.ndarray, "*b k
 
 def history(run: Run, batch: Batch, rng: np.random.Generator) -> list[Past]:
     """Follow what tokens of the batch's first rows choose, over the steps of a run."""
-    steps = evenly(run.steps(), STEPS)
+    steps = thin(run.steps(), STEPS)
     rows = batch[: max(1, HISTORY_TOKENS // batch.inputs.shape[1])].to("cpu")
     met: list[dict[int, Choices]] = []
     zero: dict[int, bool] = {}

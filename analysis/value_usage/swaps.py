@@ -11,8 +11,14 @@ from torch import Tensor
 
 from analysis.base import Subject
 from analysis.scoring import Scored, scored
-from analysis.statistics.estimates import Estimate, accuracy, per_row, ratio, worst_of_many
-from analysis.statistics.thinning import evenly
+from analysis.statistics.estimates import (
+    Estimate,
+    estimate_accuracy,
+    estimate_ratio,
+    sum_by_row,
+    thin,
+    westfall_young,
+)
 from analysis.value_usage.choices import churn, value_layers
 from lab.hooks import HookPoint
 from tasks.base import Batch
@@ -81,7 +87,7 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         subject: what is looked at, on its first rows.
         loads: how many tokens choose each value, by layer.
     """
-    layers = evenly(list(loads), LAYERS)
+    layers = thin(list(loads), LAYERS)
     n_groups = 1 + len(subject.task.role_names)
     most = min(MOST, max(1, (PASSES // len(layers) - 2) // n_groups))
     passes = sum(2 + min(most, len(loads[layer])) * n_groups for layer in layers)
@@ -108,14 +114,14 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         for value, role, choose in tries:
             after, moved = answer(choose)
             change = after.right.double() - before.right.double()
-            sums, counts = per_row(before, change)
-            estimate = ratio(sums, counts, 0.0, rng)
+            sums, counts = sum_by_row(before, change)
+            estimate = estimate_ratio(sums, counts, 0.0, rng)
             found.append(Swap(layer, value, role, moved, estimate, math.nan))
             changes.append(sums.cpu().numpy())
-    ps = worst_of_many(np.stack(changes, 1), rng).tolist()
+    ps = westfall_young(np.stack(changes, 1), rng).tolist()
     swaps = [replace(swap, p=p) for swap, p in zip(found, ps, strict=True)]
     return Swaps(
-        accuracy=accuracy(before, subject.task.chance, rng),
+        accuracy=estimate_accuracy(before, subject.task.chance, rng),
         swaps=tuple(swaps),
         placebo=placebo,
         role_names=subject.task.role_names,

@@ -44,16 +44,16 @@ def analyze(
     """Write analysis.json and report.html: what a run learned, and how it does it."""
     with answering():
         from analysis.base import NotApplicableError
-        from analysis.examination import chosen, record
+        from analysis.examination import record, select_analyses
         from analysis.pages.export import SUFFIXES, BrowserError, save_all
-        from analysis.pages.page import drawings
+        from analysis.pages.page import draw_figures
         from analysis.pages.report import write_both
         from lab.files import writing
         from lab.training.runs import Run
 
         run = Run.open(path)
         with usage():
-            chosen(only)
+            select_analyses(only)
             if f".{kind}" not in SUFFIXES:
                 raise ValueError(f"format={kind}: must be png, svg or html")
             _check_numbers(run, rows, step, memory)
@@ -67,7 +67,7 @@ def analyze(
         report = write_both(run, examination)
         saved = {}
         if figures is not None:
-            saved = {figures / f"{n}.{kind}": f for n, f in drawings(examination).items()}
+            saved = {figures / f"{n}.{kind}": f for n, f in draw_figures(examination).items()}
             try:
                 with writing(figures):
                     save_all(saved)
@@ -107,10 +107,10 @@ def _examined(
 ) -> "Examination":
     """Carry out the analyses under a bar."""
     from analysis.base import Subject
-    from analysis.examination import chosen, examine
+    from analysis.examination import examine, select_analyses
     from lab.cli.tables.progress import counting
 
-    with counting(chosen(only)) as on_begin:
+    with counting(select_analyses(only)) as on_begin:
         with usage():
             limit = None if memory is None else int(memory * GIBIBYTE)
             subject = Subject.of(run, step=step, rows=rows, memory=limit)
@@ -138,7 +138,8 @@ def compare(
         return
     from rich.console import Console
 
+    from analysis.record import to_plain
     from lab.cli.tables.runs import comparison_table
 
-    Console(markup=False, highlight=False).print(comparison_table(comparison.plain(found)["runs"]))
+    Console(markup=False, highlight=False).print(comparison_table(to_plain(found)["runs"]))
     typer.echo(out)

@@ -6,7 +6,7 @@ import pytest
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.models import build
 from tasks import TASKS
 
@@ -69,7 +69,7 @@ def test_every_analysis_applies_or_says_why_not(name, stack, monkeypatch):
             words = analysis.describe(result)
             assert words.says.endswith("."), words.says
             assert "nan" not in words.says.lower().split(), words.says
-            json.dumps(plain(result), allow_nan=False)
+            json.dumps(to_plain(result), allow_nan=False)
             if stack == EVERYTHING:
                 drawn = analysis.draw(result)
                 assert drawn is None or len(drawn.to_json() or "") < 3 * 2**20

@@ -1,7 +1,7 @@
 """The small recall job: recall is learned, and the mechanism is there to see."""
 
-from analysis.links import mass, row_links
-from analysis.mixing import mixers
+from analysis.links import find_links, measure_mass
+from analysis.mixing import collect_mixers
 from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
@@ -25,7 +25,9 @@ def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
 
     state = run.load()
     batch = run.task.batch(split="test", size=1)
-    first, second = (mixer.matrix(0).detach().numpy() for mixer in mixers(state.model, batch))
-    links = row_links(batch)
-    assert mass(first, links).written[0] > 0.5
-    assert mass(second, links).on_value[0] > 0.5
+    first, second = (
+        mixer.matrix(0).detach().numpy() for mixer in collect_mixers(state.model, batch)
+    )
+    links = find_links(batch)
+    assert measure_mass(first, links).written[0] > 0.5
+    assert measure_mass(second, links).on_value[0] > 0.5

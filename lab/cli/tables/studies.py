@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from analysis.studies.recall import Setting
-from analysis.studies.trainability import Effect
+from analysis.studies.trainability import FactorEffect
 from lab.studies.published import PUBLISHED
 
 
@@ -34,7 +34,7 @@ def _beside(setting: Setting | None) -> str:
     return f"{setting.mean:.3f}{cut}{published}"
 
 
-def trainability_table(effects: Sequence[Effect]) -> Table:
+def trainability_table(effects: Sequence[FactorEffect]) -> Table:
     """Return the factors by the median of the steps until solved."""
     table = Table(box=None)
     for name in ("factor", "median steps", "95 %", "rows", "solved", "p", "Holm"):

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from analysis.pages.comparison import (
-    Compared,
     Comparison,
+    RunColumn,
     describe_accuracy,
     describe_curves,
-    distinct,
-    same_rows,
+    name_apart,
+    open_on_same_rows,
     write_comparison,
 )
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.intervals import wilson
@@ -45,8 +45,8 @@ def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
     return run
 
 
-def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -> Compared:
-    return Compared(
+def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -> RunColumn:
+    return RunColumn(
         name=name,
         model="AM",
         differs={},
@@ -64,7 +64,7 @@ def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -
     )
 
 
-def comparison(*runs: Compared) -> Comparison:
+def comparison(*runs: RunColumn) -> Comparison:
     return Comparison(runs, (), "mqar", True, {"oracle": 1.0, "chance": 0.01})
 
 
@@ -96,22 +96,22 @@ def test_who_is_half_right_first():
 
 
 def test_names_are_as_long_as_they_must_be():
-    assert distinct([Path("/a/x"), Path("/b/y")]) == ["x", "y"]
-    assert distinct([Path("/a/x/1"), Path("/b/y/1"), Path("/b/x/2")]) == ["x/1", "y/1", "x/2"]
-    assert distinct([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
+    assert name_apart([Path("/a/x"), Path("/b/y")]) == ["x", "y"]
+    assert name_apart([Path("/a/x/1"), Path("/b/y/1"), Path("/b/x/2")]) == ["x/1", "y/1", "x/2"]
+    assert name_apart([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
 
 
 def test_runs_of_one_task_are_looked_at_on_the_same_rows(tmp_path):
     task = MQAR(seq_len=16, vocab_size=32)
     runs = [trained(tmp_path / name, task, seed) for name, seed in (("a", 0), ("b", 5))]
-    first, second = same_rows(runs, rows=3)
+    first, second = open_on_same_rows(runs, rows=3)
     assert first.batch is second.batch
     assert first.seed == second.seed
     other = trained(tmp_path / "c", replace(task, fillers="zero"))
-    first, second = same_rows([runs[0], other], rows=3)
+    first, second = open_on_same_rows([runs[0], other], rows=3)
     assert (first.batch.inputs != second.batch.inputs).any()
     with pytest.raises(ValueError, match="runs=1: must be at least 2 to compare"):
-        same_rows(runs[:1])
+        open_on_same_rows(runs[:1])
 
 
 def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
@@ -122,7 +122,7 @@ def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
     assert [run.differs for run in found.runs] == [{}, {"stack": "SM AM", "seed": 3}]
     assert found.references["oracle"] == 1.0
     assert all(run.interval and run.interval[0] < 0.5 < run.interval[1] for run in found.runs)
-    assert plain(found)["runs"][1]["parameters"] == runs[1].build().parameter_count()
+    assert to_plain(found)["runs"][1]["parameters"] == runs[1].build().parameter_count()
     page = path.read_text()
     assert "stack=SM AM, seed=3" in page
     assert "&lt;b&gt;a" in page

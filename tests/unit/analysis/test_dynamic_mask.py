@@ -23,8 +23,8 @@ from analysis.dynamic_mask.masking import (
     see,
 )
 from analysis.dynamic_mask.results import Effect, Kept, Selection, Trajectory, Values
-from analysis.record import plain
-from analysis.statistics.estimates import Estimate, worst_of_many
+from analysis.record import to_plain
+from analysis.statistics.estimates import Estimate, westfall_young
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.mask import SoftMask
 from lab.models import LanguageModel, build
@@ -294,7 +294,7 @@ def test_a_mask_without_which_more_is_right_is_said_to_do_harm():
     assert "harm." not in dynamic_mask.describe(effect).says
     gains = np.zeros((64, 2))
     gains[:, 1] = np.random.default_rng(0).normal(0.3, 0.1, 64)
-    harm = tuple(worst_of_many(-gains, np.random.default_rng(0)).tolist())
+    harm = tuple(westfall_young(-gains, np.random.default_rng(0)).tolist())
     removal = (effect.removal[0], Estimate(0.3, 0.28, 0.32, 0.0))
     harmful = replace(effect, harm=harm, removal=removal)
     says = dynamic_mask.describe(harmful).says
@@ -488,7 +488,7 @@ def test_every_result_is_said_drawn_and_recorded(tmp_path, mask):
         words = dynamic_mask.describe(result)
         assert words.says.endswith(".")
         assert "nan" not in words.says
-        json.dumps(plain(result), allow_nan=False)
+        json.dumps(to_plain(result), allow_nan=False)
         fig = dynamic_mask.draw(result)
         assert fig is not None
         assert len(fig.to_dict()["data"]) >= 2

@@ -10,12 +10,18 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.mixing import mixers
-from analysis.record import plain
+from analysis.mixing import collect_mixers
+from analysis.record import to_plain
 from analysis.run import dynamics, trajectories
 from analysis.run.paths import Onset, Onsets, Paths, across, onsets_of, paths_of
 from analysis.run.trajectories import Series, chosen_steps, few_rows, follow
-from analysis.statistics.change_points import Change, change_point, moves, noise_bound, spans
+from analysis.statistics.change_points import (
+    Change,
+    estimate_noise_bound,
+    find_change_point,
+    moves,
+    weigh_steps,
+)
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.training import history
@@ -34,11 +40,11 @@ def bound(steps=STEPS) -> float:
 
 @functools.cache
 def _bound(steps: tuple[int, ...]) -> float:
-    return noise_bound(np.array(steps), np.random.default_rng(0))
+    return estimate_noise_bound(np.array(steps), np.random.default_rng(0))
 
 
 def change(values, steps=STEPS, resampled=None) -> Change | None:
-    return change_point(steps, np.asarray(values, dtype=np.float64), bound(steps), resampled)
+    return find_change_point(steps, np.asarray(values, dtype=np.float64), bound(steps), resampled)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -56,7 +62,7 @@ def test_a_planted_step_is_found_between_its_neighbours(at, sign):
 
 def test_the_split_is_the_least_squared_distance_by_trying_all():
     values = np.random.default_rng(1).normal(size=len(STEPS)) + 5 * (STEPS > 50) + 0.3 * PLACE
-    weights = spans(STEPS)
+    weights = weigh_steps(STEPS)
     best = {}
     for i in range(len(STEPS) - 1):
         best[i] = 0.0
@@ -71,7 +77,7 @@ def test_the_split_is_the_least_squared_distance_by_trying_all():
 
 
 def test_the_spans_are_half_way_to_the_neighbours():
-    np.testing.assert_allclose(spans(np.array([0, 1, 3, 15])), [0.5, 1.0, 1.5, 1.0])
+    np.testing.assert_allclose(weigh_steps(np.array([0, 1, 3, 15])), [0.5, 1.0, 1.5, 1.0])
 
 
 @pytest.mark.parametrize("middle", [4.0, 6.0, 8.0])
@@ -101,7 +107,7 @@ def test_noise_and_walks_have_no_change(n):
     steps = STEPS[-n:]
     rng, level = np.random.default_rng(2), bound(steps)
     for null in (rng.normal(size=(1000, n)), walks(rng, 1000, steps)):
-        alarms = sum(change_point(steps, 0.5 + one, level) is not None for one in null)
+        alarms = sum(find_change_point(steps, 0.5 + one, level) is not None for one in null)
         # 1 % of 1,000 is 10 ± 3, and the bound itself is a quantile of 2,000; as much again.
         assert alarms <= 25
 
@@ -120,7 +126,7 @@ def test_walks_of_equal_strides_a_kept_step_have_no_change(n, shape):
     """Not quite the null of the bound: kept steps lie unevenly on its axis."""
     rng, level = np.random.default_rng(3), bound(STEPS[-n:])
     strides = shape * rng.normal(size=(500, n)).cumsum(-1)
-    alarms = sum(change_point(STEPS[-n:], one, level) is not None for one in strides)
+    alarms = sum(find_change_point(STEPS[-n:], one, level) is not None for one in strides)
     assert alarms <= 15
 
 
@@ -203,7 +209,7 @@ def loop_mass(run: Run, step: int, layer: int, targets: str, sources: str) -> li
     """Masses head by head, an entry at a time."""
     one = subject(run)
     batch, model = few_rows(one), run.weights(step)
-    mixer = mixers(model, batch)[layer]
+    mixer = collect_mixers(model, batch)[layer]
     shares: list[list[float]] = [[], []]
     for row in range(len(batch.inputs)):
         matrix = mixer.matrix(row).detach()
@@ -236,7 +242,9 @@ def test_without_pairs_every_position_counts_and_there_is_no_kv_mass(tmp_path):
     followed = follow(replace(one, batch=batch), batch, np.array([0, 1]))
     assert "KV mass" not in {s.quantity for s in followed}
     [found] = [s for s in followed if (s.quantity, s.layer) == ("previous-token score", 0)]
-    matrix = torch.stack([mixers(one.model, batch)[0].matrix(row) for row in range(6)]).detach()
+    matrix = torch.stack(
+        [collect_mixers(one.model, batch)[0].matrix(row) for row in range(6)]
+    ).detach()
     masses = [matrix[:, head, range(1, 16), range(15)].mean().item() for head in range(2)]
     assert found.values[0] == pytest.approx(max(masses), rel=1e-5)
     assert found.null == pytest.approx(np.mean([1 / (t + 1) for t in range(1, 16)]))
@@ -325,7 +333,7 @@ def test_a_planted_run_is_told_in_order(tmp_path):
     assert "KV mass" in says.split(";")[1]
     assert "do not change" in says
     assert "mask drift of layer 0 from 0 nats to" in dynamics.describe(paths).says
-    json.dumps(plain([paths, order]), allow_nan=False)
+    json.dumps(to_plain([paths, order]), allow_nan=False)
     for result in (paths, order):
         figure = dynamics.draw(result)
         assert figure
@@ -476,7 +484,7 @@ def test_the_steps_of_a_long_history_are_thinned_but_not_around_the_jump(tmp_pat
 
 def test_a_long_row_is_read_in_stretches_all_over_it(tmp_path):
     run = planted(tmp_path / "run", steps=())
-    mixer = mixers(run.build(), subject(run).batch)[0]
+    mixer = collect_mixers(run.build(), subject(run).batch)[0]
     assert trajectories.stretches(mixer, 512) == [slice(0, 512)]
     parts = trajectories.stretches(mixer, 2048)
     assert [part.start for part in parts] == [192, 704, 1216, 1728]

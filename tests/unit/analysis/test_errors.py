@@ -30,7 +30,7 @@ from analysis.errors.causes import (
 )
 from analysis.errors.examples import Examples
 from analysis.errors.ledger import Ledger
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
@@ -316,7 +316,7 @@ def test_no_error_is_bounded_from_above():
     bound = 3.8415 / (80 + 3.8415)
     assert ledger.interval == pytest.approx((0, bound), abs=1e-4)
     assert f"at most {100 * bound:.1f} %" in errors.describe(ledger).says
-    json.dumps(plain(ledger))
+    json.dumps(to_plain(ledger))
 
 
 def test_few_errors_are_counted_not_shared():
@@ -407,7 +407,7 @@ def test_what_the_row_says_is_a_loop_over_it(task, monkeypatch):
 def test_everything_is_described_drawn_and_recorded():
     ledger, examples, subject = measured(Rule(latest_match), rows=80)
     assert [type(r) for r in errors.measure(subject)] == [Ledger, Examples]
-    json.dumps(plain([ledger, examples]))
+    json.dumps(to_plain([ledger, examples]))
     assert sum(cause.count for cause in ledger.causes) == ledger.wrong
     # The rank of the right value is no matter of what was answered.
     unset = {cause.name for cause in ledger.causes if np.isnan(cause.chance)}

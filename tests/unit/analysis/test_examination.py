@@ -8,8 +8,8 @@ import pytest
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
-from analysis.examination import chosen, examine, record
-from analysis.record import figure_only, plain
+from analysis.examination import examine, record, select_analyses
+from analysis.record import figure_only, to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.models import build
@@ -48,13 +48,13 @@ def test_a_result_becomes_json_without_what_only_a_figure_needs():
         "missing": None,
         "count": 3,
     }
-    assert plain(whole) == expected
-    assert json.loads(json.dumps(plain(whole), allow_nan=False)) == expected
+    assert to_plain(whole) == expected
+    assert json.loads(json.dumps(to_plain(whole), allow_nan=False)) == expected
 
 
 def test_what_json_cannot_hold_is_refused():
     with pytest.raises(TypeError, match=r"set is nothing that analysis\.json can hold"):
-        plain({"a": {1}})
+        to_plain({"a": {1}})
 
 
 def test_every_analysis_is_told_and_recorded_or_says_why_not():
@@ -76,10 +76,10 @@ def test_every_analysis_is_told_and_recorded_or_says_why_not():
 
 
 def test_a_name_is_looked_up():
-    assert chosen(None) == list(ANALYSES)
-    assert chosen(["matrices", "curves"]) == ["curves", "matrices"]
+    assert select_analyses(None) == list(ANALYSES)
+    assert select_analyses(["matrices", "curves"]) == ["curves", "matrices"]
     with pytest.raises(ValueError, match="only=matrix: must be one of baselines, rows, curves"):
-        chosen(["matrix"])
+        select_analyses(["matrix"])
 
 
 def test_what_is_asked_for_by_name_must_apply():

@@ -18,7 +18,7 @@ from analysis.experts.deletion import Site, retrieving, sites
 from analysis.experts.effects import Change, LayerKnockout, layer_knockout
 from analysis.experts.knockout import Roles, describe, draw, measure, planned
 from analysis.interventions import knock_out_experts, transplant_experts
-from analysis.record import plain
+from analysis.record import to_plain
 from analysis.scoring import scored
 from analysis.statistics.intervals import bootstrap
 from lab.models import LanguageModel, build
@@ -461,7 +461,7 @@ def test_every_layer_has_a_figure_and_the_roles_share_one(monkeypatch):
         words, fig = describe(result), draw(result)
         assert fig.data
         assert words.says in words.alt
-        assert plain(result)
+        assert to_plain(result)
 
 
 def test_a_model_without_product_keys_is_turned_away():

@@ -22,7 +22,7 @@ from analysis.experts.pairs import (
     exchanged,
     shuffled,
 )
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import build
 from tasks.mqar import MQAR
@@ -322,8 +322,8 @@ def test_every_figure_and_number_of_a_model():
         assert fig is not None
         assert words.says
         assert words.says in words.alt
-        assert plain(result)
-    assert "counts" not in plain(results[0])
+        assert to_plain(result)
+    assert "counts" not in to_plain(results[0])
 
 
 def test_a_model_without_product_keys_is_turned_away():

@@ -11,7 +11,7 @@ import pytest
 from analysis.base import NotApplicableError, Subject
 from analysis.experts.choices import Chosen
 from analysis.experts.roles import Preferences, describe, draw, measure, preference, preferences
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.models import build
 from tasks.mqar import MQAR
 
@@ -124,7 +124,7 @@ def test_names_of_roles_are_escaped_in_the_figure():
 def test_a_model_has_a_figure_and_words(stack, layers):
     model = build(stack, vocab_size=32, d_model=16, seed=0).eval()
     (result,) = measure(Subject(TASK, model, TASK.batch(split="test", size=8)))
-    json.dumps(plain(result), allow_nan=False)
+    json.dumps(to_plain(result), allow_nan=False)
     assert len(result.layers) == layers
     bars: list[Any] = list(draw(result).select_traces())
     total = sum(np.asarray(bar.x, dtype=float) for bar in bars)

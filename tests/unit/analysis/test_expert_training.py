@@ -18,7 +18,7 @@ from analysis.experts.training import (
     saturation,
     thinned,
 )
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.retrieval import RetrievedExperts
 from lab.training import history
@@ -75,7 +75,7 @@ def test_random_weights_are_as_alike_as_random_choices(tmp_path):
     assert (course.standing == 0).all()
     words = describe(course)
     assert "same experts" not in words.says
-    json.dumps(plain(course), allow_nan=False)
+    json.dumps(to_plain(course), allow_nan=False)
     levels = [trace for trace in draw(course).to_dict()["data"] if trace["name"] == "layer 1"]
     assert len(levels) == 5
     assert (course.membership[:, -1] == 1).all()

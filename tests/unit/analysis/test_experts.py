@@ -14,7 +14,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.experts.choices import Chosen, chosen_experts, expert_layers
 from analysis.experts.evenness import Ranked, Spread, load, standing_null
 from analysis.experts.load import Comparison, Loads, comparison, describe, draw, faces, measure
-from analysis.record import plain
+from analysis.record import to_plain
 from lab.layers.printed.cdmoe import FloorSquareCDMoE
 from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE
@@ -277,8 +277,8 @@ def test_weights_that_are_all_zero_have_no_spread():
 @pytest.mark.parametrize("stack", ["AE", "AR", "AE AP AM AX", "NX*9"])
 def test_every_result_is_json_words_and_a_figure(stack):
     for result in measure(subject(stack)):
-        json.dumps(plain(result), allow_nan=False)
-        assert "ranked" not in str(plain(result))
+        json.dumps(to_plain(result), allow_nan=False)
+        assert "ranked" not in str(to_plain(result))
         words = describe(result)
         assert "nan" not in f"{words.says}{words.alt}"
         fig = draw(result)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from analysis.pages import export
-from analysis.pages.export import BrowserError, browser, save, save_all
+from analysis.pages.export import BrowserError, find_browser, save, save_all
 from analysis.plots.style import add_title, new_figure
 
 TITLE = "Mass <by> layer & head"
@@ -42,7 +42,7 @@ def saved(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def page():
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
         yield chromium.new_page()
         chromium.close()
 
@@ -101,7 +101,7 @@ def test_without_a_browser_the_answer_is_make_browser(tmp_path, monkeypatch, pat
 def test_playwrights_browser_stands_in_for_the_systems(monkeypatch):
     monkeypatch.setattr(export.Chromium, "find_browser", lambda skip_local: None)
     monkeypatch.setattr(export, "_playwrights", lambda: "/its/own")
-    assert browser() == "/its/own"
+    assert find_browser() == "/its/own"
 
 
 def test_a_file_that_cannot_be_replaced_is_left(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from analysis.frequencies.spectra import (
     on_edges,
     rotations,
 )
-from analysis.record import plain
+from analysis.record import to_plain
 from analysis.scoring import scored
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
@@ -427,7 +427,7 @@ def test_a_model_of_both_kinds_is_measured_described_and_drawn():
         ("value → key", 0),
         ("value → key", 1),
     ]
-    json.dumps(plain(results))
+    json.dumps(to_plain(results))
     for result in results:
         words = frequencies.describe(result)
         assert words.title

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.base import NotApplicableError, Subject
-from analysis.record import plain
+from analysis.record import to_plain
 from analysis.run.generalisation import Reach, describe, draw, measure
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
@@ -41,7 +41,7 @@ def found(tmp_path, task, entries: list[dict[str, Any]], accuracy: float | None 
     run.write_result({**result, "baselines": {}, "evaluations": entries})
     subject = Subject(task, run.build().eval(), task.batch(size=1), step=0, run=run)
     (reach,) = measure(subject)
-    json.dumps(plain(reach), allow_nan=False)
+    json.dumps(to_plain(reach), allow_nan=False)
     return reach
 
 

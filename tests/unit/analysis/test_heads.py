@@ -14,9 +14,9 @@ from analysis.base import NotApplicableError, Subject
 from analysis.matrices import head_scores, heads, rollout
 from analysis.matrices.head_scores import PATTERNS, Moves, looked, uniform_share
 from analysis.matrices.heads import Reach, Scores, labels
-from analysis.mixing import Mixer, mixers
-from analysis.plots.dots import LINES, log_ticks
-from analysis.record import plain
+from analysis.mixing import Mixer, collect_mixers
+from analysis.plots.heads import LINES, choose_log_ticks
+from analysis.record import to_plain
 from lab.files import RunError
 from lab.hooks import run_with_cache
 from lab.layers.attention import Attention
@@ -370,7 +370,7 @@ def test_intervals_are_of_the_mean_over_rows():
     found = subject(rows=16)
     scores, _ = heads.measure(found)
     assert isinstance(scores, Scores)
-    [first, _] = mixers(found.model, found.batch)
+    [first, _] = collect_mixers(found.model, found.batch)
     with torch.no_grad():
         rows = [
             looked(first, r, found.batch.inputs[r], np.random.default_rng(0)) for r in range(16)
@@ -391,7 +391,7 @@ def test_many_heads_share_lines_and_every_head_is_drawn():
         assert all(len(names) == 28 > LINES for names in dots)
         assert list(figure.layout["yaxis"]["ticktext"]) == [str(layer) for layer in range(7)]
         assert "Heads of a layer share a line" in heads.describe(result).reading
-        assert plain(result)["layers"] == [layer for layer in range(7) for _ in range(4)]
+        assert to_plain(result)["layers"] == [layer for layer in range(7) for _ in range(4)]
 
 
 @pytest.mark.parametrize("stack", ["NM", "UM"])
@@ -412,7 +412,7 @@ def test_without_a_matrix_nothing_applies(stack, monkeypatch):
 def test_rollout_is_the_product_and_its_rows_sum_to_one(block, monkeypatch):
     monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", block)
     found = subject("AM NM SM IM", rows=2)
-    layers = mixers(found.model, found.batch)
+    layers = collect_mixers(found.model, found.batch)
     expected = torch.eye(16)
     for mixer in layers:
         size = mixer.matrix(1).abs()
@@ -442,7 +442,7 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     assert result.on_value.mean() == pytest.approx(result.uniform_value, rel=1e-5)
     assert result.on_self.mean() == pytest.approx(result.uniform_self, rel=1e-5)
     assert rollout.describe(result).says.startswith("No recall shows")
-    assert "shown" not in plain(result)
+    assert "shown" not in to_plain(result)
     figure = rollout.draw(result)
     assert figure is not None
     assert [trace["type"] for trace in figure.to_dict()["data"]].count("heatmap") == 1
@@ -458,7 +458,7 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     ],
 )
 def test_logarithmic_axes_have_few_and_even_labels(ends, labels):
-    assert list(log_ticks(*ends).values()) == labels
+    assert list(choose_log_ticks(*ends).values()) == labels
 
 
 def test_a_single_row_is_sure_of_no_head_and_no_recall(monkeypatch):

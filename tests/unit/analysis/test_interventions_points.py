@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from analysis.interventions import POINT_AXES, ablate, override_mask, patch
-from analysis.interventions.points import derangement
+from analysis.interventions.points import draw_derangement
 from lab.hooks import hook_points
 from lab.ops.attention import MASKED
 from tests.intervened import ATTENTIONS, EXPERTS, TOKENS, attention, experts, given, stack
@@ -91,7 +91,7 @@ def test_a_whole_patched_residual_stream_is_the_other_run(everything):
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_every_point_is_ablated_to_what_it_says(everything, how):
     model, clean, _ = everything
-    cycle = derangement(3, seed=4)
+    cycle = draw_derangement(3, seed=4)
     for name, tensor in clean.items():
         if how != "resample" and not tensor.is_floating_point():
             with (
@@ -144,14 +144,14 @@ def test_ablated_scores_leave_later_tokens_unread(how):
 
 def test_the_derangement_is_a_seeded_cycle():
     for n in (2, 3, 8):
-        order = derangement(n, seed=n)
-        assert torch.equal(order, derangement(n, seed=n))
+        order = draw_derangement(n, seed=n)
+        assert torch.equal(order, draw_derangement(n, seed=n))
         row, seen = 0, set()
         while row not in seen:
             seen.add(row)
             row = int(order[row])
         assert len(seen) == n
-    assert not torch.equal(derangement(8, seed=0), derangement(8, seed=1))
+    assert not torch.equal(draw_derangement(8, seed=0), draw_derangement(8, seed=1))
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from analysis.experts.answers_held import answers_held
-from analysis.links import has_pairs, row_links, stored_pairs
+from analysis.links import find_links, find_pairs, has_pairs
 from analysis.mechanism.swapped_keys import couples, solved
 from lab.models import build
 from tasks.compositional import Compositional
@@ -20,7 +20,7 @@ def test_what_lacks_a_key_is_no_pair_and_whole_pairs_come_first():
     batch = task.batch(split="test", size=6)
     assert has_pairs(batch)
     assert (batch.links["key_pos"][:, 0] == -1).all()
-    query, key, value = stored_pairs(batch)
+    query, key, value = find_pairs(batch)
     for row in range(6):
         wanted = [
             triple
@@ -33,7 +33,7 @@ def test_what_lacks_a_key_is_no_pair_and_whole_pairs_come_first():
         found = torch.stack([query[row], key[row], value[row]], 1).tolist()
         assert found[: len(wanted)] == [list(triple) for triple in wanted]
         assert found[len(wanted) :] == [[-1, -1, -1]] * (len(found) - len(wanted))
-        assert row_links(batch, row).queries.tolist() == [triple[0] for triple in wanted]
+        assert find_links(batch, row).queries.tolist() == [triple[0] for triple in wanted]
 
 
 def test_rows_that_are_the_tasks_no_more_have_no_answers():

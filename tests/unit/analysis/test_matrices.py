@@ -6,26 +6,26 @@ import torch
 from torch import nn
 
 from analysis import mixing
-from analysis.links import Links, mass
+from analysis.links import AnswerLinks, measure_mass
 from analysis.matrices import pictures as matrices
 from analysis.matrices.pictures import describe
 from analysis.mixing import Mixer
 from analysis.plots import heatmaps as pictures
-from analysis.plots.heatmaps import Mixing, draw, picture, pooled
+from analysis.plots.heatmaps import Mixing, draw, make_picture, pool_matrix
 
 
 def lower(matrix: np.ndarray) -> np.ndarray:
     return np.where(np.tri(*matrix.shape[1:], dtype=bool), matrix, np.nan)
 
 
-def mixed(matrix: np.ndarray, links: Links) -> Mixing:
+def mixed(matrix: np.ndarray, links: AnswerLinks) -> Mixing:
     seq_len = matrix.shape[1]
     return Mixing(
         layer=0,
         mixer="Attention",
         form="pattern",
-        picture=picture(matrix),
-        mass=mass(matrix, links),
+        picture=make_picture(matrix),
+        mass=measure_mass(matrix, links),
         cropped=False,
         links=links,
         tokens=np.arange(seq_len),
@@ -37,7 +37,7 @@ def mixed(matrix: np.ndarray, links: Links) -> Mixing:
 @pytest.mark.parametrize(("size", "pool"), [(8, 2), (9, 4), (7, 3), (5, 1)])
 def test_pooling_is_the_loop_over_blocks(size, pool):
     matrix = lower(np.random.default_rng(0).normal(size=(2, size, size)))
-    found = pooled(matrix, pool)
+    found = pool_matrix(matrix, pool)
     cells = -(-size // pool)
     assert found.shape == (2, cells, cells)
     for h, i, j in np.ndindex(found.shape):
@@ -53,7 +53,7 @@ def test_pooling_is_the_loop_over_blocks(size, pool):
 def test_pooling_keeps_a_single_bright_cell(sign):
     matrix = lower(np.zeros((1, 64, 64)))
     matrix[0, 50, 13] = sign
-    found = pooled(matrix, 16)
+    found = pool_matrix(matrix, 16)
     assert found[0, 3, 0] == sign
     assert np.nansum(np.abs(found)) == 1
 
@@ -83,12 +83,12 @@ def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_value
     monkeypatch.setattr(matrices, "CROP", 8)
     monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
     matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))
-    links = Links(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
+    links = AnswerLinks(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
     mixer = Mixer(0, Shown(matrix), torch.zeros(1, 64, 1))
     whole, found = matrices._seen(mixer, links)
     assert whole.pool == 4
-    np.testing.assert_array_equal(whole.weights, pooled(matrix, 4))
-    for name, expected in vars(mass(matrix, links)).items():
+    np.testing.assert_array_equal(whole.weights, pool_matrix(matrix, 4))
+    for name, expected in vars(measure_mass(matrix, links)).items():
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6)
     crop = matrices._crop(mixer, whole, links)
     row, column = crop.first
@@ -100,18 +100,18 @@ def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_value
 
 def test_colours_are_symmetric_where_anything_is_negative():
     positive = lower(np.full((1, 8, 8), 0.5))
-    assert not picture(positive).signed
+    assert not make_picture(positive).signed
     signed = positive.copy()
     signed[0, 4, 4] = -2.0
-    assert picture(signed).signed
-    fig = draw(mixed(signed, Links(np.array([4]), np.array([0]), np.array([1]))))
+    assert make_picture(signed).signed
+    fig = draw(mixed(signed, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))))
     assert fig is not None
     colors = fig.to_dict()["layout"]["coloraxis"]
     assert colors["cmin"] == -colors["cmax"]
 
 
 def test_words_say_what_the_layer_does():
-    links = Links(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
+    links = AnswerLinks(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
     uniform = lower(np.tri(8)[None] / np.arange(1, 9)[None, :, None])
     recall, bind = uniform.copy(), uniform.copy()
     recall[0, links.queries] = 0
@@ -128,7 +128,7 @@ def test_words_say_what_the_layer_does():
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
 def test_every_head_has_a_square_panel(heads, across):
     matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
-    fig = draw(mixed(matrix, Links(np.array([4]), np.array([0]), np.array([1]))))
+    fig = draw(mixed(matrix, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))))
     assert fig is not None
     figure = fig.to_dict()
     maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]

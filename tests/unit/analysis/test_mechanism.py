@@ -17,7 +17,7 @@ from analysis.mechanism.cues import Cues, Measured, cues
 from analysis.mechanism.effects import SITES, Edited, Restored, baseline, edit, restore
 from analysis.mechanism.results import Mechanism, classify, describe, draw, measure
 from analysis.mechanism.swapped_keys import Couples, couples, permuted
-from analysis.record import plain
+from analysis.record import to_plain
 from analysis.scoring import scored
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
@@ -68,7 +68,7 @@ def test_a_planted_mechanism_gets_its_label(name):
     found, _ = known(name)
     assert name.startswith(found.label)
     assert describe(found).says.startswith(found.label.capitalize())
-    assert plain(found)["label"] == found.label
+    assert to_plain(found)["label"] == found.label
 
 
 @pytest.mark.parametrize("name", ["induction", "induction by SSD"])

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from analysis.base import NotApplicableError
-from analysis.links import Links, mass, mass_of_blocks, row_links
-from analysis.mixing import Mixer, mixers
+from analysis.links import AnswerLinks, find_links, measure_mass, measure_mass_by_blocks
+from analysis.mixing import Mixer, collect_mixers
 from lab.laws import MatrixMixer
 from lab.models import Block, build
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=32)
-LINKS = Links(queries=np.array([4, 6]), keys=np.array([0, 2]), values=np.array([1, 3]))
+LINKS = AnswerLinks(queries=np.array([4, 6]), keys=np.array([0, 2]), values=np.array([1, 3]))
 
 
 class Opaque(nn.Module):
@@ -47,7 +47,7 @@ def brute(matrix, rows, columns):
 
 def test_mass_is_the_loop_over_rows():
     matrix = planted()
-    found = mass(matrix, LINKS)
+    found = measure_mass(matrix, LINKS)
     assert found.on_value[1] == pytest.approx(0.75)
     for h in range(2):
         assert found.on_value[h] == pytest.approx(brute(matrix[h], LINKS.queries, LINKS.values))
@@ -59,13 +59,13 @@ def test_mass_is_the_loop_over_rows():
 
 def test_a_uniform_matrix_has_the_uniform_mass():
     uniform = np.tri(8)[None] / np.arange(1, 9)[None, :, None]
-    found = mass(uniform, LINKS)
+    found = measure_mass(uniform, LINKS)
     assert found.on_value[0] == pytest.approx(found.uniform_value)
     assert found.on_previous[0] == pytest.approx(found.uniform_previous)
 
 
 def test_a_row_of_zeros_counts_as_no_mass():
-    found = mass(np.zeros((1, 8, 8)), LINKS)
+    found = measure_mass(np.zeros((1, 8, 8)), LINKS)
     assert found.on_value[0] == 0
 
 
@@ -73,7 +73,10 @@ def test_a_row_of_zeros_counts_as_no_mass():
 def test_mass_by_blocks_is_the_mass(height):
     matrix = planted()
     slices = [slice(first, min(8, first + height)) for first in range(0, 8, height)]
-    found, whole = mass_of_blocks([(s, matrix[:, s]) for s in slices], LINKS), mass(matrix, LINKS)
+    found, whole = (
+        measure_mass_by_blocks([(s, matrix[:, s]) for s in slices], LINKS),
+        measure_mass(matrix, LINKS),
+    )
     for name in ("on_value", "on_key", "written", "on_previous"):
         np.testing.assert_allclose(getattr(found, name), getattr(whole, name))
     assert found.uniform_previous == whole.uniform_previous
@@ -85,7 +88,7 @@ def test_the_matrix_is_what_the_layer_applies(stack):
     model = build(stack, vocab_size=32, d_model=16, n_heads=2)
     batch = TASK.batch(split="test", size=3)
     before = model(batch.inputs)
-    [mixer] = mixers(model, batch)
+    [mixer] = collect_mixers(model, batch)
     assert mixer.layer == 0
     block = model.blocks[0]
     assert isinstance(block, Block)
@@ -123,7 +126,7 @@ def test_the_matrix_is_what_the_layer_applies(stack):
 def test_blocks_are_the_rows_of_the_matrix(stack, options, entries, multiple, monkeypatch):
     monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", entries)
     model = build(stack, vocab_size=32, d_model=16, n_heads=2, options=options)
-    mixer = mixers(model, TASK.batch(split="test", size=2))[0]
+    mixer = collect_mixers(model, TASK.batch(split="test", size=2))[0]
     blocks, last = [], 0
     for rows, block in mixer.blocks(1, multiple):
         assert rows.start == last
@@ -140,7 +143,7 @@ def test_blocks_are_the_rows_of_the_matrix(stack, options, entries, multiple, mo
 def test_an_oracle_mask_is_told_what_to_keep():
     model = build("AM", vocab_size=32, d_model=16, options={"A.mask": "oracle"})
     batch = TASK.batch(split="test", size=2)
-    [mixer] = mixers(model, batch)
+    [mixer] = collect_mixers(model, batch)
     for row in range(2):
         assert not mixer.matrix(row)[0, 15, 8:].any()
 
@@ -235,7 +238,7 @@ def test_a_matrix_that_is_none_is_refused(cls, why):
 def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):
     monkeypatch.setattr("lab.models.architectures.load_class", lambda path: Opaque)
     model = build("UM NM AM", vocab_size=32, d_model=16, model="tests:Opaque")
-    found = mixers(model, TASK.batch(split="test", size=1))
+    found = collect_mixers(model, TASK.batch(split="test", size=1))
     assert [(m.layer, m.kind, isinstance(m.module, MatrixMixer)) for m in found] == [
         (0, "Opaque", False),
         (2, "Attention", True),
@@ -246,7 +249,7 @@ def test_padding_is_no_link():
     task = MQAR(seq_len=16, vocab_size=32).changed(n_pairs=(1, 4))
     for start in range(8):
         batch = task.batch(start=start, size=1)
-        links = row_links(batch)
+        links = find_links(batch)
         queries = (batch.targets[0] != -100).nonzero()[:, 0].tolist()
         assert sorted(links.queries.tolist()) == queries
         assert (batch.targets[0, links.queries] == batch.inputs[0, links.values]).all()
@@ -254,7 +257,7 @@ def test_padding_is_no_link():
 
 def test_without_pairs_the_queries_are_the_scored_positions():
     batch = TASK.batch(size=1)
-    links = row_links(type(batch)(batch.inputs, batch.targets, batch.roles, {}))
+    links = find_links(type(batch)(batch.inputs, batch.targets, batch.roles, {}))
     assert links.queries.tolist() == [8, 10, 12, 14]
     assert len(links.values) == 0
-    assert mass(np.tri(16)[None], links).on_value.size == 0
+    assert measure_mass(np.tri(16)[None], links).on_value.size == 0

@@ -6,7 +6,7 @@ import torch
 
 from analysis.base import NotApplicableError, Subject
 from analysis.rows.positions import MOST_BINS, Placed, describe, draw, measure
-from analysis.statistics.binned import Bins, bins, contrast
+from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast
 from lab.models import build
 from tasks.copying import Copy
 from tasks.induction import Induction
@@ -92,10 +92,10 @@ def test_a_panel_each(position, role):
 def test_rows_that_go_wrong_together_widen_the_interval():
     right = np.repeat([True, False], 40)
     number, rng = np.zeros(80, np.int64), np.random.default_rng(0)
-    alike = bins(number, np.arange(2), right, np.repeat(np.arange(4), 20), rng)
-    apart = bins(number, np.arange(2), right, np.arange(80), rng)
+    alike = bin_accuracy(number, np.arange(2), right, np.repeat(np.arange(4), 20), rng)
+    apart = bin_accuracy(number, np.arange(2), right, np.arange(80), rng)
     assert np.ptp(alike.interval) > 2 * np.ptp(apart.interval)
-    assert contrast(alike, "position", "positions") == "no position stands out"
+    assert describe_contrast(alike, "position", "positions") == "no position stands out"
 
 
 def test_queries_of_one_role_are_told_by_place_alone():

@@ -8,12 +8,20 @@ import torch
 from torch import nn
 
 from analysis.base import NotApplicableError, Subject
-from analysis.mixing import mixers
+from analysis.mixing import collect_mixers
 from analysis.recall import pair_mass
 from analysis.recall.pair_mass import Masses, masses
-from analysis.recall.results import Bins, Recalled, bins, describe, draw, measure, recall_by_place
-from analysis.record import plain
-from analysis.statistics.intervals import share_interval
+from analysis.recall.results import (
+    Bins,
+    Recalled,
+    bin_accuracy,
+    describe,
+    draw,
+    measure,
+    recall_by_place,
+)
+from analysis.record import to_plain
+from analysis.statistics.intervals import bound_share
 from lab.models import Block, build
 from tasks.mqar import MQAR
 from tests import mechanisms
@@ -38,7 +46,7 @@ def test_masses_are_the_loop_over_entries(stack, entries, monkeypatch):
     assert found.layers.tolist() == [0, 0, 1, 1]
     assert found.heads.tolist() == [0, 1, 0, 1]
     line = 0
-    for mixer in mixers(model, BATCH):
+    for mixer in collect_mixers(model, BATCH):
         for head in range(2):
             of_rows, chance = [], []
             for row in range(5):
@@ -152,7 +160,7 @@ def test_bins_end_where_the_next_begins():
     number = np.array([1, 2, 3, 9, 9, 30])
     right = np.array([True, False, True, True, True, False])
     rows = np.array([0, 0, 1, 1, 2, 2])
-    found = bins(number, 2 ** np.arange(6), right, rows, np.random.default_rng(0))
+    found = bin_accuracy(number, 2 ** np.arange(6), right, rows, np.random.default_rng(0))
     assert found.first.tolist() == [1, 2, 8, 16]
     assert found.last.tolist() == [1, 3, 15, 30]
     assert found.accuracy.tolist() == [1, 0.5, 1, 0]
@@ -161,11 +169,11 @@ def test_bins_end_where_the_next_begins():
 
 def test_an_interval_knows_how_few_and_how_alike_answers_are():
     rng = np.random.default_rng(0)
-    all_right = share_interval(np.ones(10, bool), np.repeat(np.arange(5), 2), rng)
+    all_right = bound_share(np.ones(10, bool), np.repeat(np.arange(5), 2), rng)
     assert all_right == pytest.approx((0.7225, 1), abs=1e-4)  # Wilson's; rows alone say 1 … 1
     alike = np.repeat([True, False], 500)
-    wide = share_interval(alike, np.repeat(np.arange(10), 100), rng)
-    narrow = share_interval(alike, np.arange(1000), rng)
+    wide = bound_share(alike, np.repeat(np.arange(10), 100), rng)
+    narrow = bound_share(alike, np.arange(1000), rng)
     assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
 
 
@@ -200,7 +208,7 @@ def test_figures_show_every_head_or_every_layer(monkeypatch):
     assert len(drawings[0]["data"]) == 6
     places = draw(found[1]).to_dict()
     assert [line["name"] for line in places["data"]].count("chance") == 2
-    assert plain(found[1])["split"] == "probe"
+    assert to_plain(found[1])["split"] == "probe"
 
 
 def test_without_pairs_it_does_not_apply():

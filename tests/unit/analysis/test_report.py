@@ -9,7 +9,7 @@ from analysis import ANALYSES, QUICK
 from analysis.base import Analysis, Subject
 from analysis.examination import examine
 from analysis.pages.report import render
-from analysis.record import commit, data_hash
+from analysis.record import find_commit, hash_data
 from lab.config import ModelConfig, TrainConfig
 from lab.training.runs import Run
 from tasks import TASKS
@@ -70,14 +70,14 @@ def test_every_analysis_measures_describes_and_draws():
 
 def test_the_data_hash_follows_the_rows(tmp_path):
     one, other = claimed(tmp_path / "one"), claimed(tmp_path / "other", fillers="zero")
-    assert data_hash(one) == data_hash(claimed(tmp_path / "again"))
-    assert data_hash(one) != data_hash(other)
+    assert hash_data(one) == hash_data(claimed(tmp_path / "again"))
+    assert hash_data(one) != hash_data(other)
 
 
 def test_the_commit_may_be_unknown(monkeypatch):
-    assert commit() is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit() or "")
+    assert find_commit() is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", find_commit() or "")
     monkeypatch.setenv("PATH", "")
-    assert commit() is None
+    assert find_commit() is None
 
 
 @pytest.mark.parametrize("stack", ["NM", "AN"])

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from analysis.record import plain
+from analysis.record import to_plain
 from analysis.rows.layout import Rows, describe, draw, laid_out
 from analysis.rows.results import LINES
 from tasks.copying import Copy
@@ -79,7 +79,7 @@ def test_the_longest_published_rows_make_a_small_figure():
     task = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
     found = laid_out(task, task.batch(split="test", size=8))
     assert len(draw(found).to_json() or "") < 2**20
-    assert len(json.dumps(plain(found))) < 1000
+    assert len(json.dumps(to_plain(found))) < 1000
 
 
 def test_tokens_stand_in_their_cells_where_there_is_room():

@@ -9,7 +9,7 @@ from torch import nn
 
 from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine
-from analysis.pages.page import filled, shown
+from analysis.pages.page import fill_template, show_findings
 from analysis.rows import samples
 from analysis.rows.samples import Written, describe, draw, measure, spelt
 from lab.config import ModelConfig, TrainConfig
@@ -72,9 +72,9 @@ def test_the_page_shows_text_as_text(task, tmp_path):
     run = Run(tmp_path / "run", task, ModelConfig(stack="SM", d_model=8), TrainConfig(test_rows=4))
     run.claim()
     examination = examine(Subject.of(run, step=0, rows=4), ["samples"])
-    (result,) = shown(samples, examination.results["samples"], "")
+    (result,) = show_findings(samples, examination.results["samples"], "")
     assert result.spec is None
-    page = filled(
+    page = fill_template(
         "compare.html.j2", title="t", found=_Nothing, figures=[result], orders=[], grid=[]
     )
     assert "&lt;script&gt;alert(" in page

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import Mixer
-from analysis.record import plain
+from analysis.record import to_plain
 from analysis.state_space import rank as state_rank
 from analysis.state_space import words as state_space
 from analysis.state_space.rank import Spectrum
@@ -257,7 +257,7 @@ def test_results_are_the_layers_and_can_be_shown(options):
             assert words.says.endswith(".")
             assert "nan" not in words.says
             assert " inf" not in words.says
-            plain(result)
+            to_plain(result)
 
 
 def test_means_by_role_are_the_loop():

@@ -11,8 +11,8 @@ import torch
 
 from analysis import value_usage
 from analysis.base import NotApplicableError, Subject
-from analysis.record import plain
-from analysis.statistics.estimates import Estimate, ratio, worst_of_many
+from analysis.record import to_plain
+from analysis.statistics.estimates import Estimate, estimate_ratio, westfall_young
 from analysis.value_usage.choices import (
     Choices,
     Past,
@@ -239,14 +239,14 @@ def test_forcing_a_value_that_is_the_same_changes_nothing():
 def said_of(changes: np.ndarray, right: float) -> str:
     """What is said of swaps that change the rows' accuracies by so much [b n]."""
     rng, n_rows = np.random.default_rng(0), len(changes)
-    ps = worst_of_many(changes, rng)
+    ps = westfall_young(changes, rng)
     means = changes.mean(0).tolist()
     swaps = tuple(
         Swap(0, j or None, None, 1.0, Estimate(means[j], means[j], means[j], 0.0), float(ps[j]))
         for j in range(len(means))
     )
     rights = torch.from_numpy((rng.random(n_rows) < right).astype(np.float64))
-    accuracy = ratio(rights, torch.ones(n_rows), 0.03, rng)
+    accuracy = estimate_ratio(rights, torch.ones(n_rows), 0.03, rng)
     return value_usage.describe(Swaps(accuracy, swaps, 0.0, ROLE_NAMES, 5, False)).says
 
 
@@ -333,7 +333,7 @@ def test_every_result_is_said_drawn_and_recorded(tmp_path):
         words = value_usage.describe(result)
         assert words.says.endswith(".")
         assert "nan" not in words.says + words.reading
-        json.dumps(plain(result), allow_nan=False)
+        json.dumps(to_plain(result), allow_nan=False)
         fig = value_usage.draw(result)
         assert fig is not None
         assert fig.to_dict()["data"]

@@ -1,4 +1,4 @@
-"""A dot plot of heads: a line a head, a panel a quantity, what chance gives beside it."""
+"""Plots of attention or SSD heads: dots, a row a head and a panel a quantity; or a line a head."""
 
 import html
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
 from analysis.plots import style
+from analysis.plots.style import COLORS, DASHES
 
 LINES = 24
 """Most heads with a line of their own; of more, those of a layer share one."""
@@ -26,6 +27,8 @@ MARKS = (
 """How the series look, in turn: further ones begin anew. Readable on light and on dark."""
 STEP, SPREAD = 0.24, 0.3
 """How far apart the series of a head stand, in lines, and how far off its line at most."""
+NAMED = 6
+"""Most heads with a colour each."""
 TICKS = 3
 """Most labels of a logarithmic axis: panels are narrow on a phone."""
 
@@ -55,7 +58,7 @@ class Panel:
     shown: str = ".3g"
 
 
-def dots(
+def draw_dots(
     layers: Int[np.ndarray, " h"],
     heads: Int[np.ndarray, " h"],
     panels: Sequence[Panel],
@@ -73,7 +76,7 @@ def dots(
         chance: name of the line of reference.
         axis: what the panels' axes say, where it is the same.
     """
-    lines, labels = rows(layers, heads)
+    lines, labels = place_heads(layers, heads)
     fig = make_subplots(
         rows=1,
         cols=len(panels),
@@ -119,7 +122,7 @@ def dots(
                 col=column,
             )
         ends = np.log10(panel.ends) if panel.log else panel.ends
-        ticks = log_ticks(*panel.ends) if panel.log else panel.ticks
+        ticks = choose_log_ticks(*panel.ends) if panel.log else panel.ticks
         fig.update_xaxes(
             range=list(ends),
             type="log" if panel.log else "linear",
@@ -154,7 +157,7 @@ def dots(
     )
 
 
-def rows(
+def place_heads(
     layers: Int[np.ndarray, " h"], heads: Int[np.ndarray, " h"]
 ) -> tuple[Float[np.ndarray, " h"], list[str]]:
     """Return on which line each head stands, and the lines' labels."""
@@ -165,7 +168,7 @@ def rows(
     return line.astype(float), [str(layer) for layer in distinct.tolist()]
 
 
-def log_ticks(low: float, high: float) -> dict[float, str]:
+def choose_log_ticks(low: float, high: float) -> dict[float, str]:
     """Return labels of a logarithmic axis, by their place: powers of ten, or 1, 2 and 5 times one.
 
     Two or three of them, as even as can be; fewer where the axis is too short for such numbers.
@@ -179,3 +182,46 @@ def log_ticks(low: float, high: float) -> dict[float, str]:
         places = [float(f"{np.sqrt(low * high):.2g}")]
     step = -(-len(places) // TICKS)
     return {place: f"{place:g}" for place in places[(len(places) - 1) % step :: step]}
+
+
+def add_head_lines(
+    figure: go.Figure,
+    labels: Sequence[str],
+    x: Sequence[np.ndarray],
+    y: Sequence[np.ndarray],
+    extremes: Sequence[int],
+    shown: str,
+    *,
+    legend: bool = True,
+    row: int | None = None,
+) -> None:
+    """Add a line a head.
+
+    Args:
+        figure: what they are added to.
+        labels: the heads' names.
+        x, y: their points.
+        extremes: those that are named where there are more than `NAMED` heads.
+        shown: plotly's text of a point under the pointer.
+        legend: whether the lines have entries in the legend.
+        row: of the panel, where there are several.
+    """
+    named = list(range(len(labels))) if len(labels) <= NAMED else list(dict.fromkeys(extremes))
+    for head in sorted(range(len(labels)), key=lambda head: head in named):
+        i = named.index(head) if head in named else None
+        line: dict[str, object] = {"color": style.MUTED, "width": 1}
+        if i is not None:
+            line = {"color": COLORS[i], "width": 2.2, "dash": DASHES[i]}
+        figure.add_scatter(
+            x=x[head],
+            y=y[head],
+            mode="lines",
+            line=line,
+            opacity=0.5 if i is None else 1.0,
+            name=f"head {labels[head]}",
+            legendgroup=labels[head],
+            showlegend=legend and i is not None,
+            hovertemplate=f"head {labels[head]}, {shown}<extra></extra>",
+            row=row,
+            col=None if row is None else 1,
+        )
