@@ -6,8 +6,9 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Protocol, cast, runtime_checkable
 
-import torch
 from torch import Tensor, nn
+
+from lab.compilation import uncompiled
 
 
 @runtime_checkable
@@ -28,11 +29,6 @@ The point is given as `hook=` to a function that has a parameter of this name.
 
 NamesFilter = str | list[str] | Callable[[str], bool] | None
 """Which points to keep: one name, several, a predicate, or None for all."""
-
-
-def uncompiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that torch.compile leaves as it is."""
-    return cast(Callable[..., Tensor], torch.compiler.disable(fn))
 
 
 class HookPoint(nn.Module):

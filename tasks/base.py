@@ -9,12 +9,10 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-import torch
-from torch import Tensor
-
 from tasks import counter
 from tasks.batch import IGNORE, Batch, Links, accuracy, joined
 from tasks.bounds import of_kind
+from tasks.lazy import Tensor, torch
 from tasks.varying import Schedule
 
 MAX_ROWS = 2**36
@@ -209,7 +207,7 @@ class Task(metaclass=_Varying):
         start: int = 0,
         size: int,
         seed: int = 0,
-        device: torch.device | str = "cpu",
+        device: "torch.device | str" = "cpu",
     ) -> Batch:
         """Return rows start … start + size − 1 of a split.
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from tasks.lazy import Tensor, torch
 
 IGNORE = -100
 """The target of a position that is not scored (the convention of torch's cross-entropy)."""
@@ -88,7 +86,7 @@ class Batch:
         scored = (self.targets != IGNORE).any(0).nonzero()
         return self.taken(slice(None), int(scored[-1]) + 1) if len(scored) else self
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: "torch.device | str") -> "Batch":
         """Return the same rows on another device."""
         return Batch(
             self.inputs.to(device),
@@ -125,4 +123,5 @@ def joined(
 def _widened(link: Tensor, sizes: list[int]) -> Tensor:
     """Pad every axis but the rows' with -1 at its end."""
     missing = [size - now for size, now in zip(sizes, link.shape[1:], strict=True)]
-    return pad(link, [n for end in reversed(missing) for n in (0, end)], value=-1)
+    ends = [n for end in reversed(missing) for n in (0, end)]
+    return torch.nn.functional.pad(link, ends, value=-1)

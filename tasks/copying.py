@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor
-
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, one_of, within
+from tasks.lazy import Tensor, torch
 from tasks.rules import bigram, first_match, most_recent_match, position_only, two_tokens
 
 MARKER = 0

@@ -9,10 +9,9 @@ Axes: b row, i word or item, m point.
 from dataclasses import dataclass
 from hashlib import blake2b
 
-import torch
 from jaxtyping import Bool, Float64, Int, Int32, Int64
-from torch import Tensor
-from torch.nn.functional import pad
+
+from tasks.lazy import Tensor, torch
 
 INDEX_BITS, ROW_BITS = 24, 36
 """A counter is split (4 bits), row (36), index (24): no two rows share one."""
@@ -129,7 +128,7 @@ def permute(
 
     x = points.to(dtype)
     if keep_zero:
-        x = _scramble(pad(x, (1, 0)), factor, step, shift, folded)
+        x = _scramble(torch.nn.functional.pad(x, (1, 0)), factor, step, shift, folded)
         zero = x[:, :1].clone()
         x = (x ^ zero)[:, 1:]
     else:
@@ -178,7 +177,7 @@ class Race:
     handicap: Int32[Tensor, " i"]
 
     @classmethod
-    def of(cls, log_weights: Float64[Tensor, " i"], device: torch.device) -> "Race":
+    def of(cls, log_weights: Float64[Tensor, " i"], device: "torch.device") -> "Race":
         """Return the race of items with these log₂ weights (at most 2¹⁶ of them)."""
         item_bits = (len(log_weights) - 1).bit_length()
         edges = torch.arange(_FIRST_BIN, _END_BIN + 1, dtype=torch.int32)

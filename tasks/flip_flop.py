@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.lazy import Tensor, torch
 from tasks.rules import at, most_recent_match, shifted
 
 SYMBOLS = "01wir"

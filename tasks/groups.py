@@ -9,9 +9,9 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Literal
 
-import torch
 from jaxtyping import Int64
-from torch import Tensor
+
+from tasks.lazy import Tensor, torch
 
 Group = Literal["Z2", "Z60", "S5", "A5"]
 RESIDUES = {"Z2": 2, "Z60": 60}
@@ -29,7 +29,7 @@ def elements(group: str) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache
-def table(group: str, device: torch.device) -> Int64[Tensor, " products"]:
+def table(group: str, device: "torch.device") -> Int64[Tensor, " products"]:
     """Return the number of a·b at entry a·|G| + b."""
     element = torch.tensor(elements(group))
     order = len(element)

@@ -4,13 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.lazy import Tensor, torch
 
 SEPARATOR = 0
 SYMBOL, BETWEEN, PADDING = range(3)
@@ -269,7 +266,7 @@ def _walk(
     place, state = start.gather(1, order), torch.zeros_like(start)
     symbol, following = automata.symbol.flatten(1), automata.following.flatten(1)
     # A place more, for the steps past the strings' ends.
-    word, taken = pad(word, (0, 1)), word.new_zeros(len(word), n_places + 1)
+    word, taken = torch.nn.functional.pad(word, (0, 1)), word.new_zeros(len(word), n_places + 1)
     for step in range(int(length.max())):
         # With the longest first, no more than these go on: all steps cost p·log p together.
         n = min(length.shape[1], n_places // (step + 1))

@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor
-
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_VOCAB_SIZE, one_of
+from tasks.lazy import Tensor, torch
 from tasks.rules import at, context_value, most_recent_match, what_followed
 
 KEY, VALUE, QUERY, FILLER = range(4)
@@ -227,7 +225,7 @@ class MQAR(Task):
 
 
 @lru_cache(maxsize=64)
-def _slot_race(n_slots: int, power: float, device: torch.device) -> counter.Race:
+def _slot_race(n_slots: int, power: float, device: "torch.device") -> counter.Race:
     slots = torch.arange(1, n_slots + 1, dtype=torch.float64)
     return counter.Race.of((power - 1) * slots.log2(), device)
 

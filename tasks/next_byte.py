@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, within
 from tasks.corpus import Corpus, TextChangedError, open_corpus
+from tasks.lazy import Tensor, torch
 from tasks.rules import looked_up, most_frequent
 
 N_BYTES = 256

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.lazy import Tensor, torch
 from tasks.rules import at, context_value, drawn, shifted, what_followed
 
 KEY, VALUE, QUERY, FILLER = range(4)

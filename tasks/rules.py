@@ -3,12 +3,9 @@
 from collections import Counter
 from functools import lru_cache
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from tasks import counter
 from tasks.base import IGNORE, Batch, Predictor, Task
+from tasks.lazy import Tensor, torch
 
 TABLE_ROWS = 2048
 """Training rows that a table of what is most frequent is counted on."""
@@ -64,7 +61,7 @@ def most_frequent_token(lowest: int) -> Predictor:
 
 def shifted(by: int) -> Predictor:
     """Return the rule that answers the token so many positions before (-100 where none is)."""
-    return lambda batch: pad(batch.inputs, (by, -by), value=IGNORE)
+    return lambda batch: torch.nn.functional.pad(batch.inputs, (by, -by), value=IGNORE)
 
 
 def at(position: int) -> Predictor:

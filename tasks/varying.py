@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
+from tasks.lazy import Tensor
 
 FLOAT_STAGES = 11
 """Values that a schedule between two fractions takes, both ends among them."""

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, get_args
 
-import torch
-from torch import Tensor
-
 from tasks import counter, groups
 from tasks.base import Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, one_of, within
 from tasks.groups import Group
+from tasks.lazy import Tensor, torch
 from tasks.rules import position_only
 
 ELEMENT = 0

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from analysis.interventions.places import Indices, check_below, check_lengths, get_mixer, to_indices
 from analysis.mixing import BLOCK_ENTRIES
-from lab.hooks import HookPoint, uncompiled
+from lab.compilation import uncompiled
+from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
 from lab.layers.inner_function import InnerFunctionAttention

@@ -9,6 +9,6 @@ BENCHMARKS = {
     "ssd": "lab.bench.ssd:ssd",
     "analyze": "lab.bench.analyze:analyze",
     "certify": "lab.bench.certify:certify",
-    "help": "lab.bench.startup:startup",
+    "startup": "lab.bench.startup:startup",
 }
 """Where each benchmark is; called without arguments, it returns a list of `Ratio`."""

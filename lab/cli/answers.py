@@ -9,13 +9,16 @@ import typer
 @contextmanager
 def answering() -> Iterator[None]:
     """Answer an expected failure with one line: exit code 2 for usage, 1 otherwise."""
-    from lab.training.fit import DivergedError
-    from lab.training.runs import OutError, RunError
-    from tasks.corpus import TextChangedError
-
     try:
         yield
-    except (RunError, DivergedError, TextChangedError) as error:
+    except Exception as error:
+        # These import torch, which only a failure should wait for.
+        from lab.training.fit import DivergedError
+        from lab.training.runs import OutError, RunError
+        from tasks.corpus import TextChangedError
+
+        if not isinstance(error, RunError | DivergedError | TextChangedError):
+            raise
         raise refusal(error, 2 if isinstance(error, OutError) else 1) from error
 
 

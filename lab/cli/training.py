@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import signal
+import tokenize
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from importlib.util import find_spec
@@ -65,8 +66,10 @@ def _summary(module: str) -> str:
     spec = find_spec(module)
     assert spec is not None
     assert spec.origin is not None
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
-    return text.partition("\n\n")[0]
+    with tokenize.open(spec.origin) as source:
+        tokens = tokenize.generate_tokens(source.readline)
+        docstring = next(token.string for token in tokens if token.type == tokenize.STRING)
+    return ast.literal_eval(docstring).partition("\n\n")[0]
 
 
 def _trainer(name: str) -> Callable[..., None]:

@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 
 from lab.laws.probes import Probes, draw
@@ -75,6 +74,9 @@ def moved_by_compiling(module: nn.Module, x: Tensor, backend: str) -> tuple[Tens
 
     Each is given relative to its own largest.
     """
+    # Slow to import, and only this law needs it.
+    from torch._dynamo.utils import counters
+
     # Compiled code is cached by class: a module of the same class, tried before, must neither lend
     # its own nor use up the number of recompilations, past which torch quietly runs eager code.
     torch._dynamo.reset()

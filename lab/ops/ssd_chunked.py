@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lab.compilation import uncompiled
 from lab.ops.precision import as_given, own_precision
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 
@@ -217,7 +218,7 @@ def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out.flatten(0, 1))
 
 
-@torch.compiler.disable()
+@uncompiled
 @as_given
 def _uncompiled(*arguments):
     """Hide the loop over chunks from torch.compile, which would unroll it for nothing."""

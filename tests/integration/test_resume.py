@@ -20,6 +20,7 @@ from tasks import TASKS
 
 STEPS = 24
 
+
 def make(path: Path, **train) -> Run:
     values = {
         "batch_size": 4,
