@@ -11,8 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
+from analysis import matrices
 from analysis.base import NotApplicableError, Subject, Words
-from analysis.matrices import pictures as matrices
 from analysis.mechanism import results as mechanism
 from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.plots.style import DASHES, MUTED, SYMBOLS, new_figure

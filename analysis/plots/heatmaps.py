@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
-from analysis.links import AnswerLinks, Mass
+from analysis.base import Subject
+from analysis.links import AnswerLinks, find_links
 from analysis.plots import style
 from analysis.record import figure_only
 
@@ -38,32 +39,29 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Mixing:
-    """A layer's mixing of one row.
+class Heatmap:
+    """The picture of a matrix, and the row of the batch that it was computed on.
 
     Attributes:
-        layer: index of the block.
-        mixer: its class.
-        form: which matrix this is.
-        picture: what is drawn; None when the mixer offers no matrix.
-        mass: what the whole matrix does; likewise.
-        cropped: whether the picture is the crop of a matrix that is also shown pooled.
+        picture: the cells.
         links: the row's.
         tokens: the row's, int [t].
         roles: indices into role_names, int [t].
         role_names: the task's.
     """
 
-    layer: int
-    mixer: str
-    form: str
-    picture: Picture | None
-    mass: Mass | None
-    cropped: bool
+    picture: Picture
     links: AnswerLinks
     tokens: Int[np.ndarray, " t"]
     roles: Int[np.ndarray, " t"]
     role_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, subject: Subject, picture: Picture) -> "Heatmap":
+        """Return the heat map of a matrix that was computed on a subject's first row."""
+        batch, role_names = subject.batch, subject.task.role_names
+        tokens, roles = (part[0].cpu().numpy() for part in (batch.inputs, batch.roles))
+        return cls(picture, find_links(batch), tokens, roles, role_names)
 
 
 def make_picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture:
@@ -103,11 +101,9 @@ def pool_matrix(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarr
     return np.take_along_axis(blocks, largest[..., None], -1)[..., 0]
 
 
-def draw(mixing: Mixing) -> go.Figure | None:
-    """Draw a heat map a head, row 0 on top, with a gutter on the left for the query rows."""
-    shown = mixing.picture
-    if shown is None:
-        return None
+def draw_heatmap(heatmap: Heatmap) -> go.Figure:
+    """Draw one panel per head, row 0 on top, with a gutter on the left for the query rows."""
+    shown = heatmap.picture
     heads, rows, columns = shown.weights.shape
     side_by_side = count_columns(heads)
     down = math.ceil(heads / side_by_side)
@@ -142,7 +138,7 @@ def draw(mixing: Mixing) -> go.Figure | None:
             row=i,
             col=j,
         )
-        _mark(fig, mixing, (i, j), (left - gutter, left), panel / rows)
+        _mark(fig, heatmap, (i, j), (left - gutter, left), panel / rows)
         fig.update_xaxes(
             range=[left - gutter, right],
             constrain="domain",
@@ -182,8 +178,8 @@ def draw(mixing: Mixing) -> go.Figure | None:
             "colorbar": {"nticks": 6},
         },
         meta={
-            "tokens": mixing.tokens.tolist(),
-            "roles": [mixing.role_names[i] for i in mixing.roles],
+            "tokens": heatmap.tokens.tolist(),
+            "roles": [heatmap.role_names[i] for i in heatmap.roles],
             "pool": shown.pool,
         },
     )
@@ -191,16 +187,15 @@ def draw(mixing: Mixing) -> go.Figure | None:
 
 def _mark(
     fig: go.Figure,
-    mixing: Mixing,
+    heatmap: Heatmap,
     place: tuple[int, int],
     gutter: tuple[float, float],
     cell: float,
 ) -> None:
     """Add ticks beside the query rows, and rings where queries meet their values."""
-    assert mixing.picture is not None
-    shown = mixing.picture
+    shown = heatmap.picture
     top, high = shown.first[0], shown.weights.shape[1] * shown.pool
-    queries = mixing.links.queries
+    queries = heatmap.links.queries
     queries = queries[(queries >= top) & (queries < top + high)]
     width = gutter[1] - gutter[0]
     ticks = [gutter[0] + 0.1 * width, gutter[0] + 0.75 * width, None]
@@ -216,7 +211,7 @@ def _mark(
         row=place[0],
         col=place[1],
     )
-    rows, columns = find_expected(mixing)
+    rows, columns = find_expected(heatmap)
     if not len(rows):
         return
     fig.add_scatter(
@@ -239,12 +234,11 @@ def _mark(
     )
 
 
-def find_expected(mixing: Mixing) -> tuple[np.ndarray, np.ndarray]:
+def find_expected(heatmap: Heatmap) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns of the picture's cells where queries meet their values."""
-    assert mixing.picture is not None
-    if not len(mixing.links.values):
+    if not len(heatmap.links.values):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    shown, rows, columns = mixing.picture, mixing.links.queries, mixing.links.values
+    shown, rows, columns = heatmap.picture, heatmap.links.queries, heatmap.links.values
     high, wide = (side * shown.pool for side in shown.weights.shape[1:])
     met = lie_inside(rows, columns, shown.first, (high, wide))
     return rows[met], columns[met]

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Subject, Words
 from analysis.links import find_pairs
-from analysis.matrices.pictures import SHOWS
+from analysis.matrices.layer_matrix import SHOWS
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plots import style
 from analysis.statistics.intervals import bootstrap

@@ -88,11 +88,9 @@ def _decades(*values: np.ndarray) -> tuple[float, float]:
     return low / air, high * air
 
 
-def draw_magnitudes(found: Magnitudes) -> go.Figure | None:
+def draw_magnitudes(found: Magnitudes) -> go.Figure:
     """Draw a heat map a head, of logarithms."""
-    figure = pictures.draw(found.shown)
-    if figure is None:
-        return None
+    figure = pictures.draw_heatmap(found.shown)
     ticks = np.arange(np.ceil(found.floor), np.floor(found.largest) + 1)
     figure.update_traces(
         hovertemplate="row %{y}, column %{x}: log₁₀|M̃| = %{z:.2f}<extra></extra>",

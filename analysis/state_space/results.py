@@ -97,4 +97,4 @@ class Magnitudes:
     floor: float
     median: float
     below: float
-    shown: pictures.Mixing = figure_only()
+    shown: pictures.Heatmap = figure_only()

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from analysis.base import Subject, Words
-from analysis.links import find_links
 from analysis.plots import heatmaps as pictures
 from analysis.plots.heads import LINES, NAMED
 from analysis.state_space.figures import draw_contexts, draw_magnitudes, draw_memory, draw_roles
@@ -136,18 +135,7 @@ def _magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
         floor=floor,
         median=median,
         below=float((entries < 10**floor).mean()),
-        shown=pictures.Mixing(
-            layer=layer.mixer.layer,
-            mixer="SSD",
-            form="log₁₀|M̃|, without D",
-            picture=picture,
-            mass=None,
-            cropped=False,
-            links=find_links(subject.batch),
-            tokens=subject.batch.inputs[0].cpu().numpy(),
-            roles=subject.batch.roles[0].cpu().numpy(),
-            role_names=subject.task.role_names,
-        ),
+        shown=pictures.Heatmap.of(subject, picture),
     )
 
 
@@ -273,7 +261,6 @@ def _roles_in_words(roles: Roles) -> Words:
 
 def _magnitudes_in_words(found: Magnitudes) -> Words:
     picture = found.shown.picture
-    assert picture is not None
     title = f"Layer {found.layer} · SSD · log₁₀|M̃|, without D, first test row"
     if picture.pool > 1:
         title += f", max over {picture.pool} × {picture.pool}"

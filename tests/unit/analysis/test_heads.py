@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from analysis.base import NotApplicableError, Subject
-from analysis.matrices import head_scores, heads, rollout
-from analysis.matrices.head_scores import PATTERNS, Moves, looked, uniform_share
-from analysis.matrices.heads import Reach, Scores, labels
+from analysis.matrices import heads, moves, rollout
+from analysis.matrices.head_reach import HeadReach
+from analysis.matrices.head_scores import HeadScores
+from analysis.matrices.moves import Moves
+from analysis.matrices.patterns import PATTERNS, compute_uniform_shares
+from analysis.matrices.row_sums import RowSums, sum_row
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plots.heads import LINES, choose_log_ticks
 from analysis.record import to_plain
@@ -92,9 +95,9 @@ def planted(matrix: Tensor, kind: type[Shown] = Shown, rows: int = 1) -> Mixer:
         return Mixer(0, module, torch.randn(rows, matrix.shape[1], 4 * len(matrix)))
 
 
-def look(matrix: Tensor, tokens: Tensor = TOKENS) -> head_scores.Looked:
+def look(matrix: Tensor, tokens: Tensor = TOKENS) -> RowSums:
     with torch.no_grad():
-        return looked(planted(matrix), 0, tokens, np.random.default_rng(0))
+        return sum_row(planted(matrix), 0, tokens, np.random.default_rng(0))
 
 
 def random_matrix(n_heads: int = 2, seq_len: int = 10) -> Tensor:
@@ -157,7 +160,7 @@ def test_a_planted_head_has_a_share_of_one(kind):
 
 def test_chance_is_the_loop_over_a_uniform_matrix():
     uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
-    score, share = uniform_share(TOKENS)
+    score, share = compute_uniform_shares(TOKENS)
     for p, kind in enumerate(PATTERNS):
         expected = detected(uniform, kind, TOKENS.tolist())
         # Σ over rows of the share, not of mass, for a matrix whose rows all have a mass of 1.
@@ -165,7 +168,7 @@ def test_chance_is_the_loop_over_a_uniform_matrix():
 
 
 def test_without_repeats_there_is_no_chance_of_a_duplicate():
-    share = uniform_share(torch.arange(6))[1]
+    share = compute_uniform_shares(torch.arange(6))[1]
     assert share.isnan().tolist() == [False, True, True, False]
 
 
@@ -223,8 +226,8 @@ def test_an_entry_weighs_what_it_moves(kind: type[Attention] | type[SSD], option
     """The parts M_ij W_O (g_i ⊙ v_j), written out one by one, add up to the layer's output."""
     torch.manual_seed(0)
     module, x = kind(16, 2, **options), torch.randn(1, 7, 16)
-    moves = Moves.of(Mixer(0, module, x), 0, np.random.default_rng(0))
-    chosen, norms = moves.norms(torch.arange(7))
+    entries = Moves.of(Mixer(0, module, x), 0, np.random.default_rng(0))
+    chosen, norms = entries.norms(torch.arange(7))
     assert chosen.tolist() == list(range(7))
     matrix, values = module.matrix(x)[0], module.values(x)[0]
     norms_by_hand, total = torch.zeros(2, 7, 7), torch.zeros(7, 16)
@@ -259,12 +262,12 @@ def test_weights_are_those_of_the_rows_they_stand_in(monkeypatch):
     torch.manual_seed(0)
     mixer = Mixer(0, SSD(16, 2, d_state=4, gate="silu"), torch.randn(1, 10, 16))
     with torch.no_grad():
-        whole = looked(mixer, 0, TOKENS, np.random.default_rng(0))
+        whole = sum_row(mixer, 0, TOKENS, np.random.default_rng(0))
         monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", 60)
-        monkeypatch.setattr(head_scores, "BLOCK_ENTRIES", 60)
-        blocks = looked(mixer, 0, TOKENS, np.random.default_rng(0))
-        monkeypatch.setattr(head_scores, "GATED_TARGETS", 4)
-        some = looked(mixer, 0, TOKENS, np.random.default_rng(0))
+        monkeypatch.setattr(moves, "BLOCK_ENTRIES", 60)
+        blocks = sum_row(mixer, 0, TOKENS, np.random.default_rng(0))
+        monkeypatch.setattr(moves, "GATED_TARGETS", 4)
+        some = sum_row(mixer, 0, TOKENS, np.random.default_rng(0))
         rows = np.sort(np.random.default_rng(0).choice(10, size=4, replace=False))
         norms = Moves.of(mixer, 0, np.random.default_rng(0)).norms(torch.arange(10))[1]
     torch.testing.assert_close(blocks.moved_on_patterns, whole.moved_on_patterns)
@@ -277,7 +280,7 @@ def test_weights_are_those_of_the_rows_they_stand_in(monkeypatch):
 @pytest.mark.parametrize("kind", [Squashed, Gated])
 def test_a_project_that_is_not_linear_has_no_norms(kind):
     with torch.no_grad():
-        found = looked(planted(random_matrix(), kind), 0, TOKENS, np.random.default_rng(0))
+        found = sum_row(planted(random_matrix(), kind), 0, TOKENS, np.random.default_rng(0))
     assert found.moved_on_patterns.isnan().all()
     assert not found.on_patterns.isnan().any()
 
@@ -332,8 +335,9 @@ def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
         kinds = (("previous token", "first token"), ("induction", "duplicate token"))[layer]
         plant(model, layer, plain_one.batch, kinds)
     scores, _ = heads.measure(plain_one)
-    assert isinstance(scores, Scores)
-    named = {(int(scores.layers[h]), int(scores.heads[h]), PATTERNS[p]) for h, p in labels(scores)}
+    assert isinstance(scores, HeadScores)
+    shown = scores.find_patterns()
+    named = {(int(scores.layers[h]), int(scores.heads[h]), PATTERNS[p]) for h, p in shown}
     planted_ones = {
         (0, 0, "previous token"),
         (0, 1, "first token"),
@@ -341,14 +345,14 @@ def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
         (1, 1, "duplicate token"),
     }
     assert named == planted_ones
-    np.testing.assert_allclose([scores.shares[h, p] for h, p in labels(scores)], 1.0, rtol=1e-5)
+    np.testing.assert_allclose([scores.shares[h, p] for h, p in shown], 1.0, rtol=1e-5)
     for layer in (0, 1):
         module = model.get_submodule(f"blocks.{layer}.mixer")
         assert isinstance(module, Shown)
         module.given = torch.ones(2, 16, 16).tril() / torch.arange(1, 17)[:, None]
     scores, reach = heads.measure(plain_one)
-    assert isinstance(scores, Scores)
-    assert isinstance(reach, Reach)
+    assert isinstance(scores, HeadScores)
+    assert isinstance(reach, HeadReach)
     np.testing.assert_allclose(scores.shares, np.tile(scores.chance, (4, 1)), rtol=1e-5)
     np.testing.assert_allclose(reach.effective_keys, reach.uniform_keys, rtol=1e-5)
     np.testing.assert_allclose(reach.entropy, reach.uniform_entropy, rtol=1e-5)
@@ -359,21 +363,21 @@ def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
 @pytest.mark.parametrize("stack", ["AM IM", "SM SM"])
 def test_a_random_model_shows_no_pattern(stack):
     scores, _ = heads.measure(subject(stack, rows=16))
-    assert isinstance(scores, Scores)
+    assert isinstance(scores, HeadScores)
     assert scores.rows == 16
     assert (scores.half_widths > 0).all()
     # A fresh SSD layer decays: what is near is all it sees, the token before included.
-    assert {PATTERNS[p] for _, p in labels(scores)} <= {"previous token"}
+    assert {PATTERNS[p] for _, p in scores.find_patterns()} <= {"previous token"}
 
 
 def test_intervals_are_of_the_mean_over_rows():
     found = subject(rows=16)
     scores, _ = heads.measure(found)
-    assert isinstance(scores, Scores)
+    assert isinstance(scores, HeadScores)
     [first, _] = collect_mixers(found.model, found.batch)
     with torch.no_grad():
         rows = [
-            looked(first, r, found.batch.inputs[r], np.random.default_rng(0)) for r in range(16)
+            sum_row(first, r, found.batch.inputs[r], np.random.default_rng(0)) for r in range(16)
         ]
     shares = torch.stack([row.on_patterns / row.with_patterns for row in rows])[:, 0, 0].numpy()
     assert scores.shares[0, 0] == pytest.approx(shares.mean(), rel=1e-5)
@@ -384,12 +388,13 @@ def test_intervals_are_of_the_mean_over_rows():
 def test_many_heads_share_lines_and_every_head_is_drawn():
     model = build("AM*7", vocab_size=32, d_model=16, n_heads=4)
     for result in heads.measure(subject(model=model)):
-        figure = heads.draw(result)
-        traces = figure.to_dict()["data"]
+        fig = heads.draw(result)
+        assert fig is not None
+        traces = fig.to_dict()["data"]
         dots = [trace["text"] for trace in traces if trace["mode"] == "markers"]
         assert len(dots) >= 2
         assert all(len(names) == 28 > LINES for names in dots)
-        assert list(figure.layout["yaxis"]["ticktext"]) == [str(layer) for layer in range(7)]
+        assert list(fig.layout["yaxis"]["ticktext"]) == [str(layer) for layer in range(7)]
         assert "Heads of a layer share a line" in heads.describe(result).reading
         assert to_plain(result)["layers"] == [layer for layer in range(7) for _ in range(4)]
 
@@ -419,7 +424,7 @@ def test_rollout_is_the_product_and_its_rows_sum_to_one(block, monkeypatch):
         mean = [[sum(size[h, i, j] for h in (0, 1)) / 2 for j in range(16)] for i in range(16)]
         share = torch.tensor([[entry / sum(row) for entry in row] for row in mean])
         expected = (0.5 * torch.eye(16) + 0.5 * share) @ expected
-    rolled = rollout.rollout(layers, 1)
+    rolled = rollout.multiply_layers(layers, 1)
     torch.testing.assert_close(rolled, expected)
     torch.testing.assert_close(rolled.sum(-1), torch.ones(16))
     assert not rolled.triu(1).any()
@@ -467,19 +472,19 @@ def test_a_single_row_is_sure_of_no_head_and_no_recall(monkeypatch):
     plant(model, 0, found.batch, ("previous token", "previous token"))
     plant(model, 1, found.batch, ("induction", "induction"))
     scores, _ = heads.measure(found)
-    assert isinstance(scores, Scores)
-    assert labels(scores) == []
-    assert heads.describe(scores).says.startswith("Undecided, as one row of the batch has no")
+    assert isinstance(scores, HeadScores)
+    assert scores.find_patterns() == []
+    assert heads.describe(scores).says.startswith("Undecided, because one row of the batch has no")
     [result] = rollout.measure(found)
     assert np.isnan(result.interval).all()
-    assert rollout.describe(result).says.startswith("Whether recall shows is not sure")
+    assert rollout.describe(result).says.startswith("It is not sure whether recall shows")
 
 
 @pytest.mark.parametrize(
     ("interval", "opening"),
     [
         ((0.21, 0.4), "Through all 2 layers queries reach"),
-        ((0.1, 0.4), "Whether recall shows is not sure"),
+        ((0.1, 0.4), "It is not sure whether recall shows"),
         ((0.1, 0.19), "No recall shows"),
     ],
 )

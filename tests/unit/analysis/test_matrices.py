@@ -7,20 +7,20 @@ from torch import nn
 
 from analysis import mixing
 from analysis.links import AnswerLinks, measure_mass
-from analysis.matrices import pictures as matrices
-from analysis.matrices.pictures import describe
+from analysis.matrices import views
+from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.mixing import Mixer
-from analysis.plots import heatmaps as pictures
-from analysis.plots.heatmaps import Mixing, draw, make_picture, pool_matrix
+from analysis.plots import heatmaps
+from analysis.plots.heatmaps import make_picture, pool_matrix
 
 
 def lower(matrix: np.ndarray) -> np.ndarray:
     return np.where(np.tri(*matrix.shape[1:], dtype=bool), matrix, np.nan)
 
 
-def mixed(matrix: np.ndarray, links: AnswerLinks) -> Mixing:
+def layer_matrix(matrix: np.ndarray, links: AnswerLinks) -> LayerMatrix:
     seq_len = matrix.shape[1]
-    return Mixing(
+    return LayerMatrix(
         layer=0,
         mixer="Attention",
         form="pattern",
@@ -79,18 +79,18 @@ class Shown(nn.Module):
 def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(
     monkeypatch, entries
 ):
-    monkeypatch.setattr(pictures, "SIDE", 16)
-    monkeypatch.setattr(matrices, "CROP", 8)
+    monkeypatch.setattr(heatmaps, "SIDE", 16)
+    monkeypatch.setattr(views, "CROP", 8)
     monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
     matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))
     links = AnswerLinks(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
     mixer = Mixer(0, Shown(matrix), torch.zeros(1, 64, 1))
-    whole, found = matrices._seen(mixer, links)
+    whole, found = views.view_whole(mixer, links)
     assert whole.pool == 4
     np.testing.assert_array_equal(whole.weights, pool_matrix(matrix, 4))
     for name, expected in vars(measure_mass(matrix, links)).items():
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6)
-    crop = matrices._crop(mixer, whole, links)
+    crop = views.view_crop(mixer, whole, links)
     row, column = crop.first
     assert crop.pool == 1
     assert row <= 40 < 41 < row + 8
@@ -104,7 +104,7 @@ def test_colours_are_symmetric_where_anything_is_negative():
     signed = positive.copy()
     signed[0, 4, 4] = -2.0
     assert make_picture(signed).signed
-    fig = draw(mixed(signed, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))))
+    fig = layer_matrix(signed, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))).draw()
     assert fig is not None
     colors = fig.to_dict()["layout"]["coloraxis"]
     assert colors["cmin"] == -colors["cmax"]
@@ -118,17 +118,19 @@ def test_words_say_what_the_layer_does():
     recall[0, links.queries, links.values] = 1
     bind[0, links.values] = 0
     bind[0, links.values, links.keys] = 1
-    assert describe(mixed(recall, links)).says.startswith(
-        "It recalls: query rows put 100.0 % (uniform: 17.1 %)"
+    assert (
+        layer_matrix(recall, links)
+        .describe()
+        .says.startswith("It recalls: query rows put 100.0 % (uniform: 17.1 %)")
     )
-    assert describe(mixed(bind, links)).says.startswith("It binds each value to its key")
-    assert describe(mixed(uniform, links)).says.startswith("No recall shows")
+    assert layer_matrix(bind, links).describe().says.startswith("It binds each value to its key")
+    assert layer_matrix(uniform, links).describe().says.startswith("No recall shows")
 
 
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
 def test_every_head_has_a_square_panel(heads, across):
     matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
-    fig = draw(mixed(matrix, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))))
+    fig = layer_matrix(matrix, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))).draw()
     assert fig is not None
     figure = fig.to_dict()
     maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
