@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.dynamic_mask.masking import masked_layers, onset
+from analysis.dynamic_mask.layers import find_masked_layers, name_mask_points
+from analysis.dynamic_mask.masking import find_onsets
 from analysis.errors.causes import Asked
 from analysis.links import has_pairs
 from analysis.scoring import scored
@@ -45,11 +46,11 @@ class Reader:
 
 @torch.no_grad()
 def masked(model: LanguageModel, batch: Batch, asked: Asked) -> Bool[np.ndarray, " w"]:
-    """Whether some layer's mask hides the key or value from every head (`masking.onset`)."""
+    """Whether some layer's mask hides the key or value from every head (`masking.find_onsets`)."""
     hidden = np.zeros(len(asked), bool)
 
     def look(bias: Tensor, point: HookPoint) -> None:
-        first = onset(bias[:, :, 0], _attention(model, point).window).cpu().numpy()
+        first = find_onsets(bias[:, :, 0], _attention(model, point).window).cpu().numpy()
         for source in (asked.keys, asked.values):
             hidden[:] |= out_of_sight(first, asked, source)
 
@@ -77,7 +78,7 @@ def lifted(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
     """
     stored = stored_positions(batch)
     more = int(stored.sum(1).max())
-    wide = [layer for layer in masked_layers(model).values() if layer.window is not None]
+    wide = [layer for layer in find_masked_layers(model).values() if layer.window is not None]
 
     def lift(bias: Tensor, point: HookPoint) -> Tensor:
         largest = bias.amax(-1, keepdim=True)
@@ -201,9 +202,9 @@ class Weights:
 
 def masks(model: LanguageModel) -> list[str]:
     """Return the hook points of the model's dynamic masks."""
-    return [f"blocks.{i}.mixer.hook_dynamic_mask" for i in masked_layers(model)]
+    return name_mask_points(find_masked_layers(model))
 
 
 def _attention(model: LanguageModel, point: HookPoint) -> Attention:
     """Return the layer that a mask's hook point belongs to."""
-    return masked_layers(model)[int(point.name.split(".")[1])]
+    return find_masked_layers(model)[int(point.name.split(".")[1])]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.dynamic_mask.masking import LIGHT, onset
+from analysis.dynamic_mask.masking import LIGHT, find_onsets
 from analysis.errors import out_of_reach as reach
 from analysis.errors.causes import CAUSES, UNKNOWN, Asked, first_of, redrawn
 
@@ -19,7 +19,7 @@ def test_out_of_sight_is_a_loop_over_heads_and_keys(window):
     sources = rng.integers(0, positions + 1)
     sources[:5] = -1
     none = np.full(200, -1)
-    first = onset(torch.from_numpy(bias), window).numpy()
+    first = find_onsets(torch.from_numpy(bias), window).numpy()
     found = reach.out_of_sight(first, Asked(rows, positions, none, none, none, none), sources)
     for i, (b, t, s) in enumerate(zip(rows, positions, sources, strict=True)):
         hidden = []

@@ -9,7 +9,7 @@ from torch import nn
 
 from analysis import errors
 from analysis.base import NotApplicableError, Subject
-from analysis.dynamic_mask.masking import masked_layers
+from analysis.dynamic_mask.layers import find_masked_layers
 from analysis.errors import out_of_reach as reach
 from analysis.errors.attribution import attribute_errors
 from analysis.errors.causes import (
@@ -226,7 +226,7 @@ def test_a_lifted_window_keeps_every_stored_key_and_what_it_kept(bias):
     model = build("AM*2", vocab_size=32, d_model=32, options=options).eval()
     batch = TASK.batch(split="test", size=4)
     stored = stored_positions(batch)[:, None, None]
-    for layer in masked_layers(model).values():
+    for layer in find_masked_layers(model).values():
         assert isinstance(layer.mask, SoftMask)
         with torch.no_grad():
             layer.mask.l[:, :8] = bias
@@ -235,7 +235,7 @@ def test_a_lifted_window_keeps_every_stored_key_and_what_it_kept(bias):
     with torch.no_grad(), model.hooks([(names, lambda p, _: kept.append(p > 0))]):
         model(batch.inputs)
         reach.lifted(model, batch)
-    assert [layer.window for layer in masked_layers(model).values()] == [5, 5]
+    assert [layer.window for layer in find_masked_layers(model).values()] == [5, 5]
     causal = torch.ones(24, 24, dtype=torch.bool).tril()
     for before, after in zip(kept[:2], kept[2:], strict=True):
         assert not before[(stored & causal).expand_as(before)].all()
