@@ -112,7 +112,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     same = all(run.task == runs[0].task for run in runs)
     references = {}
     if same:
-        rules = baselines.scores(runs[0])
+        rules = baselines.score_baselines(runs[0])
         references = {name: rules[name] for name in ("oracle", "chance")}
     names = name_apart([run.path for run in runs])
     return Comparison(
@@ -166,7 +166,7 @@ def _compared(subject: Subject, name: str, first: Run) -> RunColumn:
     result, evaluated = run.result() or {}, run.evaluations()
     stages = tuple((stage["seq_len"], stage["steps"]) for stage in run.stages())
     accuracy = result.get("accuracy")
-    scored = baselines.scored_positions(run) if accuracy is not None else 0
+    scored = baselines.count_scored_positions(run) if accuracy is not None else 0
     try:
         found = mechanism.measure(subject)
     except NotApplicableError:

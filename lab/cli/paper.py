@@ -53,12 +53,12 @@ def model(
         Console(markup=False, highlight=False).print(anatomy_table(found))
         typer.echo(count_line(found, compared))
     if figure is not None:
-        from analysis.run.anatomy import page
+        from analysis.run.anatomy import render_page
         from lab.files import write, writing
 
-        drawn = page(found, " ".join(filter(None, (name, paper_size))))
+        page = render_page(found, " ".join(filter(None, (name, paper_size))))
         with answering(), writing(figure):
-            write(figure, drawn)
+            write(figure, page)
         typer.echo(f"figure: {figure}", err=as_json)
 
 

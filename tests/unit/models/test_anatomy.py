@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from analysis.run.anatomy import describe, draw, short
+from analysis.run.anatomy import StackAnatomy, abbreviate
 from lab.models import ARCHITECTURES, build
 from lab.models.anatomy import anatomy
 from lab.models.paper_sizes import NOMINAL, SIZES, against_paper, at_paper_size
@@ -56,15 +56,15 @@ def test_totals_are_the_papers_where_it_has_any(name, size):
 
 @pytest.mark.parametrize("stack", ["AM", "NE IN", *ARCHITECTURES])
 def test_the_drawing_has_a_box_for_each_part(stack):
-    found = anatomy(build(stack, vocab_size=50, d_model=16))
-    boxes = [s for s in draw(found).layout.shapes if s.type == "rect" and s.fillcolor]
+    found = StackAnatomy.of(anatomy(build(stack, vocab_size=50, d_model=16)))
+    boxes = [s for s in found.draw().layout.shapes if s.type == "rect" and s.fillcolor]
     layers = [p for run in found.unit for p in (run.pair.mixer, run.pair.transform) if p]
     assert len(boxes) == len(layers) + 2
-    assert short(found.total) in describe(found).says
+    assert abbreviate(found.total) in found.describe().says
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(812, "812"), (41_500, "41.5 k"), (7_084_000, "7.08 M"), (1.3e9, "1.3 B")]
 )
 def test_counts_are_told_shortly(count, text):
-    assert short(int(count)) == text
+    assert abbreviate(int(count)) == text
