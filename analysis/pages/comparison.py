@@ -18,7 +18,7 @@ from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.plots.style import DASHES, MUTED, SYMBOLS, new_figure
 from analysis.record import figure_only, to_plain
 from analysis.run import baselines, dynamics
-from analysis.run.paths import Onsets
+from analysis.run.onsets import Onsets
 from analysis.words import percent
 from lab.files import RunError, write, writing
 from lab.intervals import wilson
@@ -228,7 +228,7 @@ def _seeds(subjects: dict[str, Subject]) -> list[dict[str, Subject]]:
 def _order(group: dict[str, Subject]) -> Order:
     names = tuple(group)
     try:
-        return Order(names, dynamics.across(list(group.values())), "")
+        return Order(names, dynamics.compare_runs(list(group.values())), "")
     except NotApplicableError as error:
         return Order(names, None, str(error))
 
