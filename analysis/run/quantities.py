@@ -18,8 +18,7 @@ from analysis.links import find_links, has_pairs
 from analysis.mixing import Mixer
 from analysis.scoring import Scored
 from analysis.statistics.distributions import effective_number
-from lab.layers.attention import Attention
-from lab.layers.ssd import SSD
+from lab.layers.mixer import offers_rows
 from tasks.base import Batch
 
 STRETCHES, STRETCH = 4, 128
@@ -147,8 +146,7 @@ def choose_stretches(mixer: Mixer, seq_len: int) -> list[slice]:
 
     Mixers that cannot compute a part of their matrix compute all of it.
     """
-    partial = isinstance(mixer.module, Attention | SSD)
-    if not partial or seq_len <= STRETCHES * STRETCH:
+    if not offers_rows(mixer.module) or seq_len <= STRETCHES * STRETCH:
         return [slice(0, seq_len)]
     middles = [(2 * i + 1) * seq_len // (2 * STRETCHES) for i in range(STRETCHES)]
     return [slice(middle - STRETCH // 2, middle + STRETCH // 2) for middle in middles]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lab.hooks import HookPoint
 from lab.layers.choices import one_of
 from lab.layers.mask import MASKS, Positions
+from lab.layers.mixer import RotaryPairs
 from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.attention import PADDED, Backend, attend, attention_scores
 from lab.ops.attention_kernels import repeat_heads
@@ -65,6 +66,11 @@ class Attention(nn.Module):
 
     Source: sec:methods:ifa. Departs: masked before the softmax (erratum D2).
     """
+
+    # What the layer offers (`lab.layers.mixer`).
+    matrix_form = "pattern A, rows sum to 1"
+    scores_hook = "hook_attn_scores"
+    bias_hook = "hook_dynamic_mask"
 
     def __init__(
         self,
@@ -131,6 +137,25 @@ class Attention(nn.Module):
     def relative(self) -> bool:
         """Whether shifting all positions changes nothing."""
         return self.mask is None or self.mask.relative
+
+    @property
+    def rotary_pairs(self) -> RotaryPairs | None:
+        """How queries and keys are rotated; None with position="none"."""
+        if self.position != "rope":
+            return None
+        width = self.q.out_features // self.n_heads
+        return RotaryPairs(
+            sides="Q/K",
+            target_hook="hook_q",
+            source_hook="hook_k",
+            decay_hook=None,
+            source_of=tuple(h * self.n_kv_heads // self.n_heads for h in range(self.n_heads)),
+            comparison_of=tuple(range(self.n_heads)),
+            n_pairs=width // 2,
+            base=self.rope_base,
+            layout=self.rope_layout,
+            scale=width**-0.5,
+        )
 
     def extra_repr(self) -> str:
         """Return the layer's sizes and readings."""

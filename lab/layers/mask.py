@@ -198,6 +198,11 @@ class OracleMask(DynamicMask):
         return repeat(bias, "b s -> b h s", h=n_heads)
 
 
+def has_oracle_mask(module: nn.Module) -> bool:
+    """Whether a model or a layer has an `OracleMask`, which must be told what to keep."""
+    return any(isinstance(part, OracleMask) for part in module.modules())
+
+
 @contextmanager
 def stored(model: nn.Module, keep: Bool[Tensor, "b n"]) -> Iterator[None]:
     """Tell every `OracleMask` of a model which positions to keep, for a `with` block's length.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lab.hooks import HookPoint
 from lab.layers.choices import one_of
 from lab.layers.convolution import CausalConvolution
+from lab.layers.mixer import RotaryPairs
 from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.rope import Layout, apply_rotary, rotary_table
 from lab.ops.ssd import ssd, ssd_step
@@ -99,6 +100,10 @@ class SSD(nn.Module):
     Source: lst:ssd_algorithm_pytorch and the listing after it; eq. rope_cb; § Related Work for
         the other positions.
     """
+
+    # What the layer offers (`lab.layers.mixer`).
+    matrix_form = "M̃ = L∘CBᵀ·dt + D"
+    recurrent_hooks = ("hook_ssm_write", "hook_ssm_state")
 
     def __init__(
         self,
@@ -196,6 +201,24 @@ class SSD(nn.Module):
     def relative(self) -> bool:
         """Whether outputs depend on distances alone; rotations see no more than those."""
         return True
+
+    @property
+    def rotary_pairs(self) -> RotaryPairs | None:
+        """How C and B are rotated; None unless position is "rope"."""
+        if self.position != "rope":
+            return None
+        return RotaryPairs(
+            sides="C/B",
+            target_hook="hook_C_pre",
+            source_hook="hook_B_pre",
+            decay_hook="hook_log_decay",
+            source_of=tuple(range(self.n_groups)),
+            comparison_of=tuple(self.group_of_head.tolist()),
+            n_pairs=self.C_proj.out_features // self.n_groups // 2,
+            base=self.rope_base,
+            layout=self.rope_layout,
+            scale=1.0,
+        )
 
     @property
     def group_of_head(self) -> Int[Tensor, " h"]:

@@ -187,7 +187,7 @@ def test_a_batch_by_few_rows_is_the_batch_at_once(mixer, monkeypatch):
             return mixed(model)
 
     whole = run()
-    monkeypatch.setattr("analysis.interventions.matrix.BLOCK_ENTRIES", 1)
+    monkeypatch.setattr("analysis.interventions.by_matrix.BLOCK_ENTRIES", 1)
     torch.testing.assert_close(run(), whole, rtol=1e-12, atol=1e-12)
 
 
@@ -293,7 +293,7 @@ def test_an_edited_ssd_has_no_state():
     model = stack(ssd_moved())
     with (
         edit_matrix(model, 0, lambda matrix, rows: matrix),
-        pytest.raises(ValueError, match="hook_ssm_write and hook_ssm_state are not met while"),
+        pytest.raises(ValueError, match="hook_ssm_write and hook_ssm_state: no hook"),
     ):
         model.run_with_cache(TOKENS, "blocks.0.mixer.hook_ssm_state")
 
