@@ -89,7 +89,7 @@ print(f"{result['parameters']:,} parameters: {result['stopped']} after {result['
 # %%
 subject = Subject.of(run)
 (standing,) = baselines.measure(subject)
-print(standing.headline)
+print(baselines.headline(standing))
 baselines.draw(standing)
 
 # %% [markdown]

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from analysis.frequencies.spectra import (
     Edges,
     Rotation,
+    Sides,
     anywhere,
     by_lag,
     causal_means,
@@ -56,7 +57,7 @@ class Spectrum:
     """
 
     layer: int
-    sides: str
+    sides: Sides
     groups: Int[np.ndarray, " h"]
     wavelengths: Float[np.ndarray, " m"]
     share: Float[np.ndarray, "c m"]
@@ -87,7 +88,7 @@ class Curves:
     """
 
     layer: int
-    sides: str
+    sides: Sides
     groups: Int[np.ndarray, " h"]
     lags: Int[np.ndarray, " l"]
     pairs: Int[np.ndarray, " l"]
@@ -139,7 +140,7 @@ class Use:
     """
 
     layer: int
-    sides: str
+    sides: Sides
     edge: str
     count: int
     lag: float

@@ -1,13 +1,5 @@
-"""What is asked? The first rows of the task, position by position, with the right answers."""
+"""The rows of the task, as the model sees and answers them."""
 
-from analysis.base import Subject, describe, draw
-from analysis.rows.layout import RowLayout, lay_out
+from analysis.rows.layout import TITLE, describe, draw, measure
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
-
-TITLE = "What is asked?"
-
-
-def measure(subject: Subject) -> list[RowLayout]:
-    """Lay out the subject's first rows."""
-    return [lay_out(subject.task, subject.batch)]
