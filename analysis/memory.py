@@ -5,9 +5,7 @@ import os
 
 from torch import nn
 
-from lab.laws import MatrixMixer
-from lab.layers.attention import Attention
-from lab.layers.ssd import SSD
+from lab.layers.mixer import MatrixMixer, offers_rows
 from lab.models import LanguageModel
 
 BLOCK_ENTRIES = 2**22
@@ -65,7 +63,7 @@ def _widest(block: nn.Module) -> int:
 def _entries(block: nn.Module, seq_len: int) -> int:
     """Return the entries of the whole matrices that a block's mixer can only give at once."""
     mixer = block.mixer
-    if not isinstance(mixer, MatrixMixer) or isinstance(mixer, Attention | SSD):
+    if not isinstance(mixer, MatrixMixer) or offers_rows(mixer):
         return 0
     return seq_len**2
 

@@ -1,7 +1,7 @@
-"""A mixer seen as one matrix: read off a model, whole or by blocks of rows."""
+"""Read a mixer's matrix off a model, whole or by blocks of rows."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,21 +11,20 @@ from torch import Tensor, nn
 from analysis.base import NotApplicableError
 from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
-from lab.laws import MatrixMixer
-from lab.layers.attention import Attention
-from lab.layers.mask import OracleMask, reveal_stored
-from lab.layers.ssd import SSD
+from lab.layers.mask import has_oracle_mask, stored
+from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
 from lab.models import Block, LanguageModel
-from lab.models.evaluation import find_stored_positions, score
+from lab.models.evaluation import score, stored_positions
+from lab.models.user_mixer import is_own
 from tasks.base import Batch
 
 TOLERANCE = 1e-3
-"""How far, of its largest output, a mixer may be from what its matrix applies."""
+"""How far a mixer's output may be from what its matrix gives, as a share of its largest output."""
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """A block's sequence mixer, and what it was given.
+    """A block's sequence mixer, and the input that a batch gave it.
 
     Attributes:
         layer: index of the block.
@@ -47,10 +46,8 @@ class Mixer:
     @property
     def form(self) -> str:
         """Which matrix this is, in a few words."""
-        if isinstance(self.module, Attention):
-            return "pattern A, rows sum to 1"
-        if isinstance(self.module, SSD):
-            return "M̃ = L∘CBᵀ·dt + D"
+        if isinstance(self.module, DescribedMatrix):
+            return self.module.matrix_form
         return "matrix(x), y = M · values"
 
     def matrix(self, row: int, rows: slice | None = None) -> Float[Tensor, "h t s"]:
@@ -59,36 +56,34 @@ class Mixer:
         Raises:
             NotApplicableError: when a mixer that is not the lab's own raises.
         """
-        module, x = self.module, self.x[row : row + 1]
-        assert isinstance(module, MatrixMixer)
-        if isinstance(module, Attention | SSD):
-            keep = None if self.keep is None else self.keep[row : row + 1]
-            with nullcontext() if keep is None else reveal_stored(module, keep):
-                return module.matrix(x, rows)[0].float()
-        matrix = self._answered("matrix", lambda: module.matrix(x))[0].float()
-        return matrix if rows is None else matrix[:, rows]
+        with self._tell_mask(row):
+            x = self.x[row : row + 1]
+            if rows is None or offers_rows(self.module):
+                return self._matrix_of(x, rows)[0].float()
+            return self._matrix_of(x)[0].float()[:, rows]
 
-    def prove(self) -> None:
-        """Hold a mixer that is not the lab's own to its matrix, on the first row of the batch.
+    def verify(self) -> None:
+        """Check on the first row of the batch that a mixer applies the matrix that it returns.
+
+        The lab's own mixers are not checked: the laws hold for them.
 
         Raises:
-            NotApplicableError: when its matrix raises, is not [b h t s], is not finite, or is not
+            NotApplicableError: when the matrix raises, is not [b h t s], is not finite, or is not
                 what forward applies.
         """
         module, x = self.module, self.x[:1]
-        if not isinstance(module, MatrixMixer) or isinstance(module, Attention | SSD):
+        if not isinstance(module, MatrixMixer) or is_own(module):
             return
-        seq_len = x.shape[1]
-        matrix = self._answered("matrix", lambda: module.matrix(x))
-        if matrix.ndim != 4 or matrix.shape[-2:] != (seq_len, seq_len):
-            raise NotApplicableError(
-                f"{self.kind}.matrix is {list(matrix.shape)}, must be [b h t s], "
-                f"[1 h {seq_len} {seq_len}]"
-            )
-        if not matrix.isfinite().all():
-            raise NotApplicableError(f"{self.kind}.matrix is not finite")
-        y = self._answered("forward", lambda: module(x))
-        applied = self._answered("project", lambda: module.project(x, matrix @ module.values(x)))
+        with self._tell_mask(0):
+            values, mixed = None, []
+            for rows in self._choose_rows():
+                matrix = self._matrix_of(x, rows)
+                self._check_matrix(matrix, x.shape[1] if rows is None else rows.stop - rows.start)
+                if values is None:
+                    values = self._answer("values", lambda: module.values(x))
+                mixed.append(self._answer("values", lambda m=matrix, v=values: m @ v))
+            y = self._answer("forward", lambda: module(x))
+            applied = self._answer("project", lambda: module.project(x, torch.cat(mixed, 2)))
         off, size = (applied - y).abs().max().item(), y.abs().max().item()
         if off > TOLERANCE * size:
             raise NotApplicableError(
@@ -96,39 +91,70 @@ class Mixer:
                 f"off by {off / size:.2g} of its largest output"
             )
 
-    def _answered(self, name: str, call: Callable[[], Tensor]) -> Tensor:
-        """Return what a mixer's method returns; whatever a user's raises becomes one line."""
-        try:
-            return call()
-        except Exception as error:
-            where = f"{self.kind}.{name}"
-            raise NotApplicableError(f"{where} raised {type(error).__name__}: {error}") from error
-
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
         """Yield the matrix of one row of the batch by blocks of target positions, first to last.
 
         Args:
             row: of the batch.
-            multiple: of which a block's height is one, but for the last.
+            multiple: the height of each block but the last is a multiple of it.
         """
         seq_len = self.x.shape[1]
-        whole = None if isinstance(self.module, Attention | SSD) else self.matrix(row)
+        whole = None if offers_rows(self.module) else self.matrix(row)
         heads = len(self.matrix(row, slice(0, 1)) if whole is None else whole)
         height = multiple * max(1, BLOCK_ENTRIES // (seq_len * heads * multiple))
         for first in range(0, seq_len, height):
             rows = slice(first, min(seq_len, first + height))
             yield rows, self.matrix(row, rows) if whole is None else whole[:, rows]
 
+    def _choose_rows(self) -> list[slice] | list[None]:
+        """Return the slices of rows by which the matrix is checked; None for the whole."""
+        if not offers_rows(self.module):
+            return [None]
+        seq_len = self.x.shape[1]
+        height = max(1, BLOCK_ENTRIES // seq_len**2)
+        return [slice(i, min(seq_len, i + height)) for i in range(0, seq_len, height)]
+
+    def _check_matrix(self, matrix: Tensor, height: int) -> None:
+        seq_len = self.x.shape[1]
+        if matrix.ndim != 4 or matrix.shape[-2:] != (height, seq_len):
+            raise NotApplicableError(
+                f"{self.kind}.matrix is {list(matrix.shape)}, must be [b h t s], "
+                f"[1 h {height} {seq_len}]"
+            )
+        if not matrix.isfinite().all():
+            raise NotApplicableError(f"{self.kind}.matrix is not finite")
+
+    def _matrix_of(self, x: Float[Tensor, "b t d"], rows: slice | None = None) -> Tensor:
+        module = self.module
+        if rows is not None and offers_rows(module):
+            return self._answer("matrix", lambda: module.matrix(x, rows=rows))
+        assert isinstance(module, MatrixMixer)
+        return self._answer("matrix", lambda: module.matrix(x))
+
+    def _answer(self, name: str, call: Callable[[], Tensor]) -> Tensor:
+        """Call one of the mixer's methods; what a user's mixer raises becomes one line."""
+        if is_own(self.module):
+            return call()
+        try:
+            return call()
+        except Exception as error:
+            where = f"{self.kind}.{name}"
+            raise NotApplicableError(f"{where} raised {type(error).__name__}: {error}") from error
+
+    def _tell_mask(self, row: int) -> AbstractContextManager[object]:
+        """Tell the mixer's oracle mask, if it has one, what a row of the batch stores."""
+        return nullcontext() if self.keep is None else stored(self.module, self.keep[row : row + 1])
+
 
 @torch.no_grad()
 def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
     """Return every block's mixer with its input on a batch; blocks without one are left out.
 
-    The inputs are met on their way; no layer is changed.
+    A hook reads the inputs as they pass; no layer is changed.
 
     Raises:
-        NotApplicableError: when the matrix of a mixer that is not the lab's own cannot be had, or
-            is not what it applies.
+        NotApplicableError: when the matrix of a mixer that is not the lab's own raises, or is not
+            what it applies.
     """
     found: list[Mixer] = []
 
@@ -137,12 +163,11 @@ def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
         block = model.blocks[layer]
         assert isinstance(block, Block)
         if block.mixer is not None and block.norm_mixer is not None:
-            told = any(isinstance(module, OracleMask) for module in block.mixer.modules())
-            keep = find_stored_positions(batch) if told else None
+            keep = stored_positions(batch) if has_oracle_mask(block.mixer) else None
             found.append(Mixer(layer, block.mixer, block.norm_mixer(residual), keep))
 
     with model.hooks([(lambda name: name.endswith("hook_resid_pre"), look)]):
         score(model, batch, "fp32")
     for mixer in found:
-        mixer.prove()
+        mixer.verify()
     return found

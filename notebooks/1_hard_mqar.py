@@ -89,7 +89,7 @@ print(f"{result['parameters']:,} parameters: {result['stopped']} after {result['
 # %%
 subject = Subject.of(run)
 (standing,) = baselines.measure(subject)
-print(baselines.headline(standing))
+print(standing.headline)
 baselines.draw(standing)
 
 # %% [markdown]

@@ -1,50 +1,46 @@
-"""How a dynamic mask came to be over training, and what it is where training did not reach."""
+"""How far the masks moved over training, and the gradients that moved them."""
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
+from plotly.subplots import make_subplots
 from torch import Tensor, nn
 
-from analysis.base import Subject
-from analysis.dynamic_mask.masking import Table, auroc, masked_layers, reading, see
-from analysis.links import has_pairs
+from analysis.base import Finding, Words
+from analysis.dynamic_mask.gradients import list_parameters, measure_gradients
+from analysis.dynamic_mask.layers import TableMask, find_masked_layers, name_mask
+from analysis.plots.steps import add_step_axis, scale_steps
+from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure
 from analysis.record import figure_only
-from analysis.scoring import scored
-from analysis.statistics.estimates import Estimate, estimate_accuracy, thin
-from lab.hooks import HookPoint
+from analysis.statistics.estimates import thin
+from analysis.words import name_layers
 from lab.layers.attention import Attention
-from lab.models import LanguageModel
-from lab.models.evaluation import find_stored_positions, score
-from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.runs import Run
 from tasks.base import Batch
 
 STEPS = 24
-"""Most steps of a run that its history is drawn from."""
-GRADIENT_TOKENS = 2**11
-"""Tokens of the rows whose loss is differentiated at each of them."""
-BEYOND_TOKENS = 2**13
-"""Tokens of the rows that are twice as long as those trained on."""
+"""Most steps of a run at which its masks are measured."""
 
 
 @dataclass(frozen=True)
-class History:
+class MaskHistory(Finding):
     """The masks over a run.
 
     Attributes:
         steps: at most `STEPS` of the run's, the first and the last among them.
-        layers: index of the block, of each masked layer.
-        n_heads: of each layer.
-        readings: the mask's name, of each layer.
-        tables: whether what each layer learns is a table of positions.
-        values: of each step, head (layer by layer) and position: l of a table, else the mean bias.
-        gradients: ‖∂loss/∂θ‖ of each step and layer, of the mean loss in nats; NaN for an oracle.
-        drifts: ‖θ − θ₀‖, likewise.
+        layers: indices of the blocks with a mask.
+        n_heads: number of key heads, by layer.
+        readings: the mask's name, by layer.
+        tables: whether the mask learns a table of positions, by layer.
+        gradients: ‖∂loss/∂θ‖ by step and layer, of the mean loss in nats; NaN if the mask has no
+            parameters.
+        drifts: ‖θ − θ₀‖ by step and layer; NaN likewise.
+        values: by step, head (layer by layer) and position: l of a table, else the mean bias.
     """
 
     steps: Int[np.ndarray, " steps"]
@@ -56,80 +52,65 @@ class History:
     drifts: Float[np.ndarray, "steps layers"]
     values: Float[np.ndarray, "steps heads t"] = figure_only()
 
+    def describe(self) -> Words:
+        """Describe the mask that moves furthest, and the masks that are dead."""
+        gradients = self.gradients.T
+        dead = [layer for layer, g in zip(self.layers, gradients, strict=True) if (g == 0).all()]
+        if len(dead) == len(self.layers):
+            says = (
+                f"The masks are dead: the gradient is exactly 0 at each of {len(self.steps)} "
+                f"steps, and they move by at most {np.nanmax(self.drifts):.2g}."
+            )
+        else:
+            i = int(np.nanargmax(self.drifts[-1]))
+            at = int(np.nanargmax(gradients[i]))
+            says = (
+                f"The mask of layer {self.layers[i]} moves furthest, by {self.drifts[-1, i]:.2g}; "
+                f"its gradient is largest, {gradients[i, at]:.2g}, at step {self.steps[at]:,}."
+            )
+            if dead:
+                says += f" The mask of {name_layers(dead)} is dead: its gradient is always 0."
+        return Words(
+            title="How far the masks moved, and the gradient that moves them",
+            says=says,
+            reading="θ is what a mask learns: the table l, or A and dt of a value mask. Above: the "
+            "Euclidean distance from θ at the first step. Below: the gradient of the mean loss, in "
+            "nats, at scored positions. Steps are spaced by log₂(step + 1).",
+            alt=f"Lines of drift and gradient by step. {says}",
+        )
 
-@dataclass(frozen=True)
-class Beyond:
-    """What the masks are past the length they were trained on.
-
-    Attributes:
-        entries: table entries of a head past it; 0 where positions have no table.
-        untouched: share of those that are exactly 1, as before training; NaN without any.
-        weight: mean weight of such an entry beside the most favoured trained one's.
-        seq_len: twice the length.
-        accuracy: on rows of that length, by chance without the masks; None where not measured.
-        auroc: of each head there, for stored keys; empty where not measured or without pairs.
-        why: why nothing was measured there; empty where it was.
-    """
-
-    entries: int
-    untouched: float
-    weight: float
-    seq_len: int
-    accuracy: Estimate | None
-    auroc: tuple[float, ...]
-    why: str
-
-
-def without_masks(model: LanguageModel, layers: Sequence[int]) -> AbstractContextManager[nn.Module]:
-    """Set these layers' biases to zero for a `with` block; a window then keeps the latest keys."""
-
-    def clear(bias: Tensor, point: HookPoint) -> Tensor:
-        return torch.zeros_like(bias)
-
-    return model.hooks([([f"blocks.{i}.mixer.hook_dynamic_mask" for i in layers], clear)])
-
-
-def parameters(model: LanguageModel, layer: int) -> list[nn.Parameter]:
-    """Return what a layer's mask learns: a table's l, a value mask's A and dt; nothing else."""
-    mask = masked_layers(model)[layer].mask
-    assert mask is not None
-    return [p for _, p in sorted(mask.named_parameters())]
-
-
-def learn(model: LanguageModel, batch: Batch) -> tuple[list[Float[np.ndarray, "h t"]], list[float]]:
-    """Return each masked layer's values, as `History` has them, and ‖∂loss/∂θ‖ of its mask.
-
-    The loss is the mean cross-entropy at scored positions of the batch's first rows. A mask that no
-    gradient reaches has exactly 0, one without parameters NaN.
-    """
-    layers, seq_len = masked_layers(model), batch.inputs.shape[1]
-    batch = batch[: max(1, GRADIENT_TOKENS // seq_len)]
-    biases: dict[str, Tensor] = {}
-
-    def keep(bias: Tensor, point: HookPoint) -> None:
-        biases[point.name] = bias.detach()[:, :, 0].mean(0)
-
-    names = [f"blocks.{i}.mixer.hook_dynamic_mask" for i in layers]
-    learned = {i: parameters(model, i) for i in layers}
-    flat = [p for of_layer in learned.values() for p in of_layer]
-    with model.hooks([(names, keep)]), torch.enable_grad():
-        hidden, head, targets = score(model, batch, "fp32")
-        loss, _ = linear_cross_entropy(hidden, head, targets)
-        grads = [None] * len(flat)
-        if flat and loss.requires_grad:
-            grads = list(torch.autograd.grad(loss, flat, allow_unused=True))
-    sizes, values = [], []
-    for name, (i, module) in zip(names, layers.items(), strict=True):
-        own, grads = grads[: len(learned[i])], grads[len(learned[i]) :]
-        squares = sum(float(g.double().square().sum()) for g in own if g is not None)
-        sizes.append(squares**0.5 if learned[i] else math.nan)
-        table = module.mask.l.detach() if isinstance(module.mask, Table) else biases[name]
-        values.append(table[:, :seq_len].float().cpu().numpy())
-    return values, sizes
+    def draw(self) -> go.Figure:
+        """Draw the drift above and the gradient below, by step, a line per layer."""
+        empty = new_figure(height=440)
+        fig = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, figure=empty)
+        panels = (("‖θ − θ₀‖", self.drifts), ("‖∂loss/∂θ‖", self.gradients))
+        for row, (title, values) in enumerate(panels, start=1):
+            for i, (layer, reading) in enumerate(zip(self.layers, self.readings, strict=True)):
+                name, own = f"layer {layer} · {reading}", i < len(COLORS)
+                fig.add_scatter(
+                    x=scale_steps(self.steps),
+                    y=values[:, i],
+                    mode="lines+markers",
+                    line={"color": COLORS[i] if own else MUTED, "dash": DASHES[i % len(DASHES)]},
+                    marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 6},
+                    name=name,
+                    legendgroup=name,
+                    showlegend=row == 1 and own,
+                    text=[f"{step:,}" for step in self.steps],
+                    hovertemplate=f"{name}, step %{{text}}: %{{y:.3g}}<extra></extra>",
+                    row=row,
+                    col=1,
+                )
+            fig.update_yaxes(
+                title_text=title, rangemode="tozero", exponentformat="power", row=row, col=1
+            )
+        add_step_axis(fig, self.steps)
+        fig.update_xaxes(title_text=None, showticklabels=False, row=1, col=1)
+        return fig.update_layout(margin_t=84)
 
 
-def history(run: Run, batch: Batch) -> History:
-    """Follow a run's masks over at most `STEPS` of its steps, on rows of the batch."""
+def measure_history(run: Run, batch: Batch) -> MaskHistory:
+    """Measure a run's masks at up to `STEPS` of its steps, on rows of the batch."""
     steps = thin(run.steps(), STEPS)
     batch = batch.to("cpu")
     start: list[Float[Tensor, " n"]] = []
@@ -137,10 +118,10 @@ def history(run: Run, batch: Batch) -> History:
     layers: dict[int, Attention] = {}
     for step in steps:
         model = run.weights(step)
-        layers = masked_layers(model)
-        now = [_flat(parameters(model, i)) for i in layers]
+        layers = find_masked_layers(model)
+        now = [_flatten(list_parameters(model, i)) for i in layers]
         start = start or now
-        of_layers, sizes = learn(model, batch)
+        of_layers, sizes = measure_gradients(model, batch)
         values.append(np.concatenate(of_layers))
         gradients.append(sizes)
         drifts.append(
@@ -149,63 +130,18 @@ def history(run: Run, batch: Batch) -> History:
                 for new, old in zip(now, start, strict=True)
             ]
         )
-    return History(
+    return MaskHistory(
         steps=np.array(steps),
         layers=tuple(layers),
         n_heads=tuple(module.n_kv_heads for module in layers.values()),
-        readings=tuple(reading(module) for module in layers.values()),
-        tables=tuple(isinstance(module.mask, Table) for module in layers.values()),
+        readings=tuple(name_mask(module) for module in layers.values()),
+        tables=tuple(isinstance(module.mask, TableMask) for module in layers.values()),
         gradients=np.array(gradients),
         drifts=np.array(drifts),
         values=np.stack(values),
     )
 
 
-def _flat(parameters: Sequence[nn.Parameter]) -> Float[Tensor, " n"]:
+def _flatten(parameters: Sequence[nn.Parameter]) -> Float[Tensor, " n"]:
     parts = [p.detach().double().flatten() for p in parameters]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-
-
-def beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
-    """Look at the masks past the length of the subject's rows, and at rows of twice that length."""
-    layers, seq_len = masked_layers(subject.model), subject.batch.inputs.shape[1]
-    masks = [module.mask for module in layers.values() if isinstance(module.mask, Table)]
-    past = [mask.l.detach()[:, seq_len:].flatten().cpu().numpy() for mask in masks]
-    weights = [
-        (bias[:, seq_len:] - bias[:, :seq_len].amax(-1, keepdim=True)).exp().mean()
-        for bias in (mask.bias(mask.l.detach()) for mask in masks)
-        if bias.shape[1] > seq_len
-    ]
-    found = Beyond(
-        entries=max(
-            (len(table) // len(mask.l) for table, mask in zip(past, masks, strict=True)), default=0
-        ),
-        untouched=float(np.mean(np.concatenate(past) == 1)) if sum(map(len, past)) else math.nan,
-        weight=float(torch.stack(weights).mean()) if weights else math.nan,
-        seq_len=2 * seq_len,
-        accuracy=None,
-        auroc=(),
-        why="",
-    )
-    short = [mask.l.shape[1] for mask in masks if mask.l.shape[1] < 2 * seq_len]
-    if short:
-        return replace(found, why=f"a table ends at {min(short)} positions")
-    try:
-        task = subject.task.changed(seq_len=2 * seq_len)
-    except ValueError as error:
-        return replace(found, why=str(error))
-    size = max(1, min(len(subject.batch.inputs), BEYOND_TOKENS // (2 * seq_len)))
-    device = subject.batch.inputs.device
-    batch = task.batch(split="test", size=size, seed=subject.seed, device=device)
-    answered = scored(subject.model, batch)
-    with without_masks(subject.model, list(layers)):
-        bare = scored(subject.model, batch)
-    ranked = ()
-    if has_pairs(batch):
-        keep = find_stored_positions(batch)[:, None]
-        ranked = tuple(
-            float(r)
-            for seen in see(subject.model, batch)
-            for r in auroc(seen.bias, keep, ~keep).nanmean(0)
-        )
-    return replace(found, accuracy=estimate_accuracy(answered, bare.accuracy, rng), auroc=ranked)

@@ -19,7 +19,7 @@ from analysis.errors.causes import (
     OTHER_PAIR,
     OUTRANKED,
     UNKNOWN,
-    Asked,
+    Questions,
 )
 from analysis.errors.examples import Example, Examples
 from analysis.errors.ledger import TOP, Cause, Ledger
@@ -43,7 +43,7 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
     batch, model = subject.batch, subject.model
     rng = np.random.default_rng(subject.seed)
     found = scored(model, batch)
-    everyone = why.asked(batch)
+    everyone = why.find_questions(batch)
     if not len(everyone):
         raise NotApplicableError("no position is scored")
     wrong_at = np.flatnonzero(~found.right.cpu().numpy())
@@ -51,27 +51,27 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
     inputs = batch.inputs.cpu().numpy()
     given = found.answers.cpu().numpy()[wrong_at]
     # Set 0 is what the model answered; the others are random.
-    random = why.redrawn(wrong, everyone.targets, REDRAWN, rng)
+    random = why.draw_wrong_answers(wrong, everyone.targets, REDRAWN, rng)
     answers = np.concatenate([given[None], random])
-    pairs = np.stack([why.other_pairs(batch, wrong, row) for row in answers])
-    seen = np.stack([why.last_seen(inputs, wrong, row) for row in answers])
-    hidden = reach.masked(model, batch, wrong)
+    pairs = np.stack([why.match_other_pairs(batch, wrong, row) for row in answers])
+    seen = np.stack([why.find_last_occurrences(inputs, wrong, row) for row in answers])
+    hidden = reach.detect_masked(model, batch, wrong)
     relieved = np.zeros(answers.shape, bool)
     if hidden.any():
-        without = reach.lifted(model, batch).cpu().numpy()[wrong_at]
-        others = [why.other_value(batch, wrong, rng) for _ in range(REDRAWN)]
+        without = reach.answer_unmasked(model, batch).cpu().numpy()[wrong_at]
+        others = [why.draw_other_values(batch, wrong, rng) for _ in range(REDRAWN)]
         tokens = [np.where(at >= 0, inputs[wrong.rows, at], -1) for at in others]
         relieved = hidden & (without == np.stack([wrong.targets, *tokens]))
     reader, faded = None, np.zeros(answers.shape, bool)
     if has_pairs(batch) and len(wrong):
-        stored = why.values_at(batch)[wrong.rows, np.maximum(pairs, 0)]
+        stored = why.find_values(batch)[wrong.rows, np.maximum(pairs, 0)]
         rivals = np.where(pairs >= 0, stored, seen)
-        placebo = why.other_value(batch, everyone, rng)
-        reader, faded = reach.decayed(model, batch, everyone, placebo, wrong, rivals)
+        placebo = why.draw_other_values(batch, everyone, rng)
+        reader, faded = reach.detect_decayed(model, batch, everyone, placebo, wrong, rivals)
     rank, probability = _standing(found, wrong_at)
-    cause = why.first_of(
+    cause = why.choose_causes(
         {
-            DECOY: np.stack([why.follows_decoy(inputs, wrong, row) for row in answers]),
+            DECOY: np.stack([why.detect_decoys(inputs, wrong, row) for row in answers]),
             MASKED: relieved,
             DECAYED: faded,
             OTHER_PAIR: pairs >= 0,
@@ -80,7 +80,7 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
             UNKNOWN: np.ones(answers.shape, bool),
         }
     )
-    neighbours, by_chance = why.next_door(batch, wrong, pairs[0])
+    neighbours, by_chance = why.measure_neighbours(batch, wrong, pairs[0])
     detectable = _detectable(model, has_pairs(batch), reader) if len(wrong) else []
     ledger = Ledger(
         rows=len(inputs),
@@ -122,14 +122,14 @@ def _detectable(model: LanguageModel, pairs: bool, reader: reach.Reader | None) 
     left_out = set()
     if not pairs:
         left_out |= {DECOY, OTHER_PAIR}
-    if not pairs or not reach.masks(model):
+    if not pairs or not reach.list_mask_hooks(model):
         left_out.add(MASKED)
     if reader is None:
         left_out.add(DECAYED)
     return [name for name in CAUSES if name not in left_out]
 
 
-def _cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Asked) -> Cause:
+def _cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Questions) -> Cause:
     index = CAUSES.index(name)
     mine = cause[0] == index
     distance = (wrong.positions - wrong.values)[mine & (wrong.values >= 0)]
@@ -145,7 +145,7 @@ def _cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Asked) -> Cause:
 
 def _examples(
     cause: Int[np.ndarray, " w"],
-    wrong: Asked,
+    wrong: Questions,
     inputs: Int[np.ndarray, "b t"],
     given: Int[np.ndarray, " w"],
     rank: Int[np.ndarray, " w"],

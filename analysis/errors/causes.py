@@ -1,6 +1,6 @@
-"""Why an answer is wrong: what the row says about it.
+"""Causes of errors that can be read off the row: where the wrong answer occurs in it.
 
-Axis letter of this file, beside the package's: w wrong answer.
+Axis letter of this file, besides the package's: w wrong answer.
 """
 
 import math
@@ -23,14 +23,14 @@ DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN = (
     "unknown",
 )
 CAUSES = (DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN)
-"""In the order of precedence: an error goes to the first that holds."""
+"""In order of precedence: an error is attributed to the first cause that applies."""
 BLOCK_ENTRIES = 2**22
-"""Tokens that are compared with answers at once."""
+"""Most tokens that are compared with answers at once."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Scored positions, and where what they ask for was stored.
+class Questions:
+    """Scored positions, and where the row stores what they ask for.
 
     Attributes:
         rows: row of the batch.
@@ -48,33 +48,33 @@ class Asked:
     keys: Int[np.ndarray, " w"]
     values: Int[np.ndarray, " w"]
 
-    def __getitem__(self, chosen: np.ndarray | slice) -> "Asked":
-        """Return some of them."""
-        return Asked(*(part[chosen] for part in vars(self).values()))
+    def __getitem__(self, chosen: np.ndarray | slice) -> "Questions":
+        """Select some of the questions."""
+        return Questions(*(part[chosen] for part in vars(self).values()))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def blocks(self, width: int) -> Iterator[slice]:
-        """Yield a few of them at a time, each of which takes `width` entries."""
+        """Yield slices so short that `width` entries a question fit into memory."""
         size = max(1, BLOCK_ENTRIES // max(1, width))
         yield from (slice(i, i + size) for i in range(0, len(self), size))
 
 
-def asked(batch: Batch) -> Asked:
+def find_questions(batch: Batch) -> Questions:
     """Return the scored positions of a batch, row by row."""
     rows, positions = (batch.targets != IGNORE).cpu().numpy().nonzero()
     targets = batch.targets.cpu().numpy()[rows, positions]
     none = np.full(len(rows), -1)
     if not has_pairs(batch):
-        return Asked(rows, positions, targets, none, none, none)
+        return Questions(rows, positions, targets, none, none, none)
     query, key, value = (link.cpu().numpy() for link in find_pairs(batch))
     pair_at = np.full(batch.targets.shape, -1)
     row, pair = (query >= 0).nonzero()
     pair_at[row, query[row, pair]] = pair
     pairs = pair_at[rows, positions]
     found = pairs >= 0
-    return Asked(
+    return Questions(
         rows,
         positions,
         targets,
@@ -84,17 +84,17 @@ def asked(batch: Batch) -> Asked:
     )
 
 
-def follows_decoy(
-    inputs: Int[np.ndarray, "b t"], asked: Asked, answers: Int[np.ndarray, " w"]
+def detect_decoys(
+    inputs: Int[np.ndarray, "b t"], questions: Questions, answers: Int[np.ndarray, " w"]
 ) -> Bool[np.ndarray, " w"]:
-    """Whether an answer is the token after an earlier token that equals the key.
+    """Return whether each answer follows a decoy: an earlier token that equals the queried key.
 
-    The stored key itself is no decoy; without pairs there is none.
+    The stored key itself is no decoy. Where the task stores no pairs, there are no decoys.
     """
-    found = np.zeros(len(asked), bool)
+    found = np.zeros(len(questions), bool)
     place = np.arange(inputs.shape[1] - 1)
-    for part in asked.blocks(inputs.shape[1]):
-        some, row = asked[part], inputs[asked.rows[part]]
+    for part in questions.blocks(inputs.shape[1]):
+        some, row = questions[part], inputs[questions.rows[part]]
         key = row[np.arange(len(some)), some.positions]
         decoy = (row[:, :-1] == key[:, None]) & (place < some.positions[:, None])
         decoy &= (place != some.keys[:, None]) & (some.pairs >= 0)[:, None]
@@ -102,32 +102,32 @@ def follows_decoy(
     return found
 
 
-def last_seen(
-    inputs: Int[np.ndarray, "b t"], asked: Asked, answers: Int[np.ndarray, " w"]
+def find_last_occurrences(
+    inputs: Int[np.ndarray, "b t"], questions: Questions, answers: Int[np.ndarray, " w"]
 ) -> Int[np.ndarray, " w"]:
-    """Return where an answer was last read, up to the query itself; −1 where it was not."""
-    found = np.full(len(asked), -1)
+    """Return the last position of each answer up to its query; −1 where it does not occur."""
+    found = np.full(len(questions), -1)
     place = np.arange(inputs.shape[1])
-    for part in asked.blocks(inputs.shape[1]):
-        some = asked[part]
+    for part in questions.blocks(inputs.shape[1]):
+        some = questions[part]
         same = inputs[some.rows] == answers[part, None]
         same &= place <= some.positions[:, None]
         found[part] = np.where(same, place, -1).max(1)
     return found
 
 
-def other_pairs(
-    batch: Batch, asked: Asked, answers: Int[np.ndarray, " w"]
+def match_other_pairs(
+    batch: Batch, questions: Questions, answers: Int[np.ndarray, " w"]
 ) -> Int[np.ndarray, " w"]:
-    """Return which other pair's stored value an answer is, by index; −1 where it is none's."""
-    found = np.full(len(asked), -1)
+    """Return the index of the other pair whose stored value each answer is; −1 if there is none."""
+    found = np.full(len(questions), -1)
     if not has_pairs(batch):
         return found
-    where = values_at(batch)
+    where = find_values(batch)
     tokens = np.take_along_axis(batch.inputs.cpu().numpy(), np.maximum(where, 0), 1)
     index = np.arange(where.shape[1])
-    for part in asked.blocks(where.shape[1]):
-        some = asked[part]
+    for part in questions.blocks(where.shape[1]):
+        some = questions[part]
         same = tokens[some.rows] == answers[part, None]
         same &= (where[some.rows] >= 0) & (where[some.rows] < some.positions[:, None])
         same &= (index != some.pairs[:, None]) & (some.pairs >= 0)[:, None]
@@ -135,56 +135,60 @@ def other_pairs(
     return found
 
 
-def values_at(batch: Batch) -> Int[np.ndarray, "b pairs"]:
-    """Return where the stored values are; −1 behind a row's last."""
+def find_values(batch: Batch) -> Int[np.ndarray, "b pairs"]:
+    """Return the positions of the stored values, padded with −1."""
     return find_pairs(batch)[2].cpu().numpy()
 
 
-def first_of(flags: dict[str, Bool[np.ndarray, "n w"]]) -> Int[np.ndarray, "n w"]:
-    """Return the first cause that holds, an index into `CAUSES`; the flags have all of them."""
+def choose_causes(flags: dict[str, Bool[np.ndarray, "n w"]]) -> Int[np.ndarray, "n w"]:
+    """Return the index into `CAUSES` of the first cause that applies; flags has all causes."""
     return np.select([flags[name] for name in CAUSES], list(range(len(CAUSES))))
 
 
-def redrawn(
-    asked: Asked, pool: Int[np.ndarray, " q"], rounds: int, rng: np.random.Generator
+def draw_wrong_answers(
+    questions: Questions, pool: Int[np.ndarray, " q"], rounds: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "rounds w"]:
-    """Return wrong answers drawn from a pool of tokens; −1 where it holds the right one alone."""
+    """Draw wrong answers from a pool of tokens; −1 where the pool holds only the right one."""
     kinds, count = np.unique(pool, return_counts=True)
-    fig = rng.choice(kinds, (rounds, len(asked)), p=count / count.sum())
+    answers = rng.choice(kinds, (rounds, len(questions)), p=count / count.sum())
     for _ in range(64):
-        same = fig == asked.targets
+        same = answers == questions.targets
         if not same.any():
-            return fig
-        fig[same] = rng.choice(kinds, same.sum(), p=count / count.sum())
-    return np.where(fig == asked.targets, -1, fig)
+            return answers
+        answers[same] = rng.choice(kinds, same.sum(), p=count / count.sum())
+    return np.where(answers == questions.targets, -1, answers)
 
 
-def other_value(batch: Batch, asked: Asked, rng: np.random.Generator) -> Int[np.ndarray, " w"]:
-    """Return where another pair's value is stored, one at random; −1 where there is no other."""
-    values = values_at(batch)
-    found = np.full(len(asked), -1)
-    for part in asked.blocks(values.shape[1]):
-        some = asked[part]
+def draw_other_values(
+    batch: Batch, questions: Questions, rng: np.random.Generator
+) -> Int[np.ndarray, " w"]:
+    """Draw the position of another pair's stored value for each question; −1 if there is none."""
+    values = find_values(batch)
+    found = np.full(len(questions), -1)
+    for part in questions.blocks(values.shape[1]):
+        some = questions[part]
         where = values[some.rows]
         legal = (where >= 0) & (where < some.positions[:, None])
         legal &= where != some.values[:, None]
-        fig = np.where(legal, rng.random(legal.shape), -1.0).argmax(1)
-        chosen = np.take_along_axis(where, fig[:, None], 1)[:, 0]
+        picked = np.where(legal, rng.random(legal.shape), -1.0).argmax(1)
+        chosen = np.take_along_axis(where, picked[:, None], 1)[:, 0]
         found[part] = np.where(legal.any(1), chosen, -1)
     return found
 
 
-def next_door(batch: Batch, asked: Asked, pairs: Int[np.ndarray, " w"]) -> tuple[float, float]:
-    """Return how many of the other pairs that were answered are stored next to the right one.
+def measure_neighbours(
+    batch: Batch, questions: Questions, pairs: Int[np.ndarray, " w"]
+) -> tuple[float, float]:
+    """Measure how often an answer from another pair comes from the pair next to the right one.
 
     Returns:
-        the share of the errors with such an answer, and what it would be if every other pair of
-        the row were as likely; NaN where there are none.
+        the share among errors that answer another pair's value, and what it would be if all
+        other pairs of the row were equally likely; NaN where there are no such errors.
     """
     given = pairs >= 0
     if not given.any():
         return math.nan, math.nan
-    some, values = asked[given], values_at(batch)
+    some, values = questions[given], find_values(batch)
     late = np.where(values < 0, batch.inputs.shape[1], values)
     order = late.argsort(1, kind="stable").argsort(1)[some.rows]
     mine, theirs = (np.take_along_axis(order, p[:, None], 1) for p in (some.pairs, pairs[given]))

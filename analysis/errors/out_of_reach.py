@@ -1,6 +1,6 @@
-"""Why an answer is out of reach: hidden by a dynamic mask, or below its rivals by decay.
+"""Causes of errors inside the model: a dynamic mask hides the value, or decay weakens it.
 
-Axis letter of this file, beside the package's: w wrong answer.
+Axis letter of this file, besides the package's: w wrong answer.
 """
 
 import math
@@ -13,29 +13,30 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.dynamic_mask.masking import masked_layers, onset
-from analysis.errors.causes import Asked
+from analysis.dynamic_mask.layers import find_masked_layers, name_mask_points
+from analysis.dynamic_mask.masking import find_onsets
+from analysis.errors.causes import Questions
 from analysis.links import has_pairs
 from analysis.scoring import scored
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel
-from lab.models.evaluation import find_stored_positions, score
+from lab.models.evaluation import score, stored_positions
 from tasks.base import Batch
 
 READS = 2.0
-"""How much larger an SSD head's weights on the right value than on others make it a reader."""
+"""An SSD head is a reader if it weights right values this many times more than other values."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The SSD head that weights the right values most, beside other pairs' values.
+    """The SSD head that weights right values most, relative to other pairs' values.
 
     Attributes:
         layer: index of the block.
         head: of its mixer.
-        contrast: mean |M| from queries to their value, over that to another pair's.
+        contrast: mean |M| from queries to their value, divided by mean |M| to another pair's value.
     """
 
     layer: int
@@ -44,57 +45,59 @@ class Reader:
 
 
 @torch.no_grad()
-def masked(model: LanguageModel, batch: Batch, asked: Asked) -> Bool[np.ndarray, " w"]:
-    """Whether some layer's mask hides the key or value from every head (`masking.onset`)."""
-    hidden = np.zeros(len(asked), bool)
+def detect_masked(
+    model: LanguageModel, batch: Batch, questions: Questions
+) -> Bool[np.ndarray, " w"]:
+    """Return whether the mask of some layer hides the key or value from all its heads."""
+    hidden = np.zeros(len(questions), bool)
 
     def look(bias: Tensor, point: HookPoint) -> None:
-        first = onset(bias[:, :, 0], _attention(model, point).window).cpu().numpy()
-        for source in (asked.keys, asked.values):
-            hidden[:] |= out_of_sight(first, asked, source)
+        first = find_onsets(bias[:, :, 0], _attention(model, point).window).cpu().numpy()
+        for source in (questions.keys, questions.values):
+            hidden[:] |= is_hidden(first, questions, source)
 
-    names = masks(model)
+    names = list_mask_hooks(model)
     if names and has_pairs(batch):
         with model.hooks([(names, look)]):
             score(model, batch, "fp32")
     return hidden
 
 
-def out_of_sight(
-    first: Int[np.ndarray, "b h t"], asked: Asked, sources: Int[np.ndarray, " w"]
+def is_hidden(
+    first: Int[np.ndarray, "b h t"], questions: Questions, sources: Int[np.ndarray, " w"]
 ) -> Bool[np.ndarray, " w"]:
-    """Whether a source is masked for a query in every head, by its onsets."""
-    since = first[asked.rows, :, np.maximum(sources, 0)]
-    return (since <= asked.positions[:, None]).all(1) & (sources >= 0)
+    """Return whether a source is masked for the query in every head, by `masking.find_onsets`."""
+    since = first[questions.rows, :, np.maximum(sources, 0)]
+    return (since <= questions.positions[:, None]).all(1) & (sources >= 0)
 
 
 @torch.no_grad()
-def lifted(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
-    """Return what is answered at scored positions once no mask hides a stored key or value.
+def answer_unmasked(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
+    """Return the answers at scored positions when no mask hides a stored key or value.
 
-    Their biases are the row's largest, and a window is wider by as many keys as a row stores, so
-    that whatever was inside stays.
+    Stored keys and values get the largest bias of the row. Windows grow by as many keys as a row
+    stores, so that they still keep everything they kept before.
     """
-    stored = find_stored_positions(batch)
+    stored = stored_positions(batch)
     more = int(stored.sum(1).max())
-    wide = [layer for layer in masked_layers(model).values() if layer.window is not None]
+    wide = [layer for layer in find_masked_layers(model).values() if layer.window is not None]
 
     def lift(bias: Tensor, point: HookPoint) -> Tensor:
         largest = bias.amax(-1, keepdim=True)
-        # Of equal biases the later key is inside a window: these are larger by the least there is.
+        # A window prefers the later of equal biases, so these are larger by the smallest amount.
         above = torch.nextafter(largest, torch.full_like(largest, math.inf))
         return torch.where(stored[:, None, None], above, bias)
 
     with ExitStack() as stack:
-        stack.enter_context(model.hooks([(masks(model), lift)]))
+        stack.enter_context(model.hooks([(list_mask_hooks(model), lift)]))
         for layer in wide:
-            stack.enter_context(_widened(layer, more))
+            stack.enter_context(_widen_window(layer, more))
         return scored(model, batch).answers
 
 
 @contextmanager
-def _widened(layer: Attention, more: int) -> Iterator[None]:
-    """Let a layer's window keep so many more keys for a `with` block."""
+def _widen_window(layer: Attention, more: int) -> Iterator[None]:
+    """Let the window of a layer keep `more` keys in addition for a `with` block."""
     window = layer.window
     assert window is not None
     layer.window = window + more
@@ -105,25 +108,25 @@ def _widened(layer: Attention, more: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def decayed(
+def detect_decayed(
     model: LanguageModel,
     batch: Batch,
-    everyone: Asked,
+    everyone: Questions,
     placebo: Int[np.ndarray, " q"],
-    wrong: Asked,
+    wrong: Questions,
     rivals: Int[np.ndarray, "n w"],
 ) -> tuple[Reader | None, Bool[np.ndarray, "n w"]]:
-    """Whether decay alone puts a rival above the right value, in the SSD head that reads most.
+    """Return whether decay alone ranks a rival above the right value, in the best SSD reader.
 
         |M_t,value| < |M_t,rival| although |C_t·B_value| dt_value ≥ |C_t·B_rival| dt_rival
 
     Args:
         model: any.
         batch: rows with pairs.
-        everyone: all scored positions, by which the reader is found.
-        placebo: for each of them a position of another pair's value, −1 for none.
+        everyone: all scored positions; the reader is chosen on them.
+        placebo: for each of them the position of another pair's value, −1 for none.
         wrong: the errors.
-        rivals: positions that hold what was answered, −1 for none; n sets of them.
+        rivals: n sets of positions that hold the wrong answer, −1 for none.
     """
     readers: list[tuple[float, int, int, Bool[np.ndarray, "n w"]]] = []
     seen: dict[str, Tensor] = {}
@@ -136,18 +139,18 @@ def decayed(
         block = model.blocks[int(layer)]
         assert isinstance(block, Block)
         assert isinstance(block.mixer, SSD)
-        edges = Weights.of(block.mixer, seen)
+        entries = MatrixEntries.from_hooks(block.mixer, seen)
         known = (everyone.values >= 0) & (placebo >= 0)
         on_value, on_other = (
-            np.prod(edges.at(everyone[known], sources[known]), axis=0).mean(0)
+            np.prod(entries.split(everyone[known], sources[known]), axis=0).mean(0)
             for sources in (everyone.values, placebo)
         )
         contrast = on_value / np.maximum(on_other, np.finfo(np.float64).tiny)
         head = int(contrast.argmax())
-        mine = edges.at(wrong, wrong.values)[..., head]
+        mine = entries.split(wrong, wrong.values)[..., head]
         flips = []
         for rival in rivals:
-            theirs = edges.at(wrong, rival)[..., head]
+            theirs = entries.split(wrong, rival)[..., head]
             below = (mine.prod(0) < theirs.prod(0)) & (mine[0] >= theirs[0])
             flips.append(below & (wrong.values >= 0) & (rival >= 0))
         readers.append((float(contrast[head]), int(layer), head, np.stack(flips)))
@@ -172,8 +175,8 @@ def decayed(
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Entries of an SSD mixer's matrix, without D, edge by edge."""
+class MatrixEntries:
+    """Single entries of an SSD mixer's matrix, without D."""
 
     C: Float[Tensor, "b t g n"]
     B: Float[Tensor, "b t g n"]
@@ -182,16 +185,18 @@ class Weights:
     groups: Int[Tensor, " h"]
 
     @classmethod
-    def of(cls, mixer: SSD, seen: dict[str, Tensor]) -> "Weights":
-        """Read them off what passed a mixer's hooks."""
+    def from_hooks(cls, mixer: SSD, seen: dict[str, Tensor]) -> "MatrixEntries":
+        """Read the factors of the entries from tensors that passed the mixer's hook points."""
         total = seen["log_decay"].double().cumsum(1)
         return cls(seen["C_rot"], seen["B_rot"], seen["dt"], total, mixer.group_of_head)
 
-    def at(self, asked: Asked, sources: Int[np.ndarray, " w"]) -> Float[np.ndarray, "two w h"]:
-        """Return |C·B| dt and the decay exp Σ a, of each edge and head."""
+    def split(
+        self, questions: Questions, sources: Int[np.ndarray, " w"]
+    ) -> Float[np.ndarray, "two w h"]:
+        """Return |C·B| dt and the decay exp Σ a from each source to its query, by head."""
         rows, targets, source = (
             torch.from_numpy(part).to(self.B.device)
-            for part in (asked.rows, asked.positions, np.maximum(sources, 0))
+            for part in (questions.rows, questions.positions, np.maximum(sources, 0))
         )
         raw = (self.C[rows, targets] * self.B[rows, source]).sum(-1).abs().double()
         size = raw[:, self.groups.to(raw.device)] * self.dt[rows, source]
@@ -199,11 +204,11 @@ class Weights:
         return torch.stack([size, decay]).cpu().numpy()
 
 
-def masks(model: LanguageModel) -> list[str]:
-    """Return the hook points of the model's dynamic masks."""
-    return [f"blocks.{i}.mixer.hook_dynamic_mask" for i in masked_layers(model)]
+def list_mask_hooks(model: LanguageModel) -> list[str]:
+    """Return the names of the hook points of the model's dynamic masks."""
+    return name_mask_points(find_masked_layers(model))
 
 
 def _attention(model: LanguageModel, point: HookPoint) -> Attention:
-    """Return the layer that a mask's hook point belongs to."""
-    return masked_layers(model)[int(point.name.split(".")[1])]
+    """Return the layer that a hook point of a mask belongs to."""
+    return find_masked_layers(model)[int(point.name.split(".")[1])]

@@ -8,7 +8,6 @@ PEER; φ, which all tokens share, stays.
 """
 
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,10 +20,9 @@ from torch.func import functional_call
 from analysis.base import NotApplicableError
 from analysis.scoring import Scored, scored
 from lab.hooks import HookPoint
-from lab.layers.mask import OracleMask, reveal_stored
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import LanguageModel
-from lab.models.evaluation import find_stored_positions
+from lab.models.evaluation import tell_oracle_masks
 from lab.ops.experts import expert_scores, expert_sum
 from tasks.base import Batch
 
@@ -168,16 +166,10 @@ class Site:
         self, x: Float[Tensor, "r t d"], rows: Int[Tensor, " r"]
     ) -> Float[Tensor, "r t d"]:
         """Return the last hidden states of some rows, from behind the block."""
-        with self._told(rows):
+        with tell_oracle_masks(self.model, self.batch, rows):
             for block in self.model.blocks[self.layer + 1 :]:
                 x = block(x)
         return self.model.norm_final(x)
-
-    def _told(self, rows: Int[Tensor, " r"]) -> AbstractContextManager[object]:
-        """Tell the model's oracle masks, where it has any, what these rows store."""
-        if any(isinstance(module, OracleMask) for module in self.model.modules()):
-            return reveal_stored(self.model, find_stored_positions(self.batch)[rows])
-        return nullcontext()
 
 
 def retrieving(model: LanguageModel) -> dict[int, RetrievedExperts]:

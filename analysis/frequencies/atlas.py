@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from analysis.frequencies.spectra import (
     Edges,
     Rotation,
-    Sides,
     anywhere,
     by_lag,
     causal_means,
@@ -57,7 +56,7 @@ class Spectrum:
     """
 
     layer: int
-    sides: Sides
+    sides: str
     groups: Int[np.ndarray, " h"]
     wavelengths: Float[np.ndarray, " m"]
     share: Float[np.ndarray, "c m"]
@@ -88,7 +87,7 @@ class Curves:
     """
 
     layer: int
-    sides: Sides
+    sides: str
     groups: Int[np.ndarray, " h"]
     lags: Int[np.ndarray, " l"]
     pairs: Int[np.ndarray, " l"]
@@ -140,7 +139,7 @@ class Use:
     """
 
     layer: int
-    sides: Sides
+    sides: str
     edge: str
     count: int
     lag: float

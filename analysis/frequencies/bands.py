@@ -8,13 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Subject
-from analysis.frequencies.spectra import Sides, rotated_mixers
+from analysis.frequencies.spectra import find_rotary_pairs
 from analysis.scoring import scored
 from analysis.statistics.intervals import bootstrap
 from lab.hooks import HookFn, HookPoint, NamesFilter
 from lab.intervals import wilson
-from lab.layers.attention import Attention
-from lab.layers.ssd import SSD
+from lab.layers.mixer import RotaryPairs
 
 BANDS = ("fast", "middle", "slow")
 """Thirds of the frequencies, from the shortest wavelength on."""
@@ -46,7 +45,7 @@ class Band:
     """
 
     layer: int
-    sides: Sides
+    sides: str
     name: str
     pairs: tuple[int, int]
     wavelengths: tuple[float, float]
@@ -82,8 +81,8 @@ class Bands:
 @torch.no_grad()
 def measure_bands(subject: Subject) -> Bands:
     """Take the fast, middle and slow third of each rotated mixer's pairs out, one at a time."""
-    mixers = rotated_mixers(subject.model)
-    passes = 1 + len(mixers) * (len(BANDS) + PLACEBOS)
+    rotated = find_rotary_pairs(subject.model)
+    passes = 1 + len(rotated) * (len(BANDS) + PLACEBOS)
     n_rows = max(FEWEST_ROWS, TOKENS // (passes * subject.batch.inputs.shape[1]))
     batch = subject.batch[:n_rows]
     rng = np.random.default_rng(subject.seed)
@@ -92,12 +91,12 @@ def measure_bands(subject: Subject) -> Bands:
     right = whole.right.cpu().numpy()
 
     def loss(layer: int, pairs: Int[np.ndarray, " k"]) -> Float[np.ndarray, " q"]:
-        with subject.model.hooks([without(mixers[layer], layer, pairs)]):
+        with subject.model.hooks([remove_pairs(rotated[layer], layer, pairs)]):
             return scored(subject.model, batch).right.cpu().numpy() - 1.0 * right
 
     bands = []
-    for layer, mixer in mixers.items():
-        n_pairs = pairs_of(mixer)
+    for layer, rotary in rotated.items():
+        n_pairs = rotary.n_pairs
         thirds = np.array_split(np.arange(n_pairs), min(len(BANDS), n_pairs))
         changes = [loss(layer, pairs) for pairs in thirds]
         intervals = [_by_rows(change, rows, rng) for change in changes]
@@ -109,12 +108,12 @@ def measure_bands(subject: Subject) -> Bands:
                 break
             draw = rng.choice(n_pairs, len(thirds[0]), replace=False)
             placebo.append(float(loss(layer, draw).mean()))
-        waves = 2 * np.pi * mixer.rope_base ** (np.arange(n_pairs) / n_pairs)
+        waves = 2 * np.pi * rotary.base ** (np.arange(n_pairs) / n_pairs)
         for name, pairs, change, interval in zip(BANDS, thirds, changes, intervals, strict=False):
             bands.append(
                 Band(
                     layer=layer,
-                    sides="Q/K" if isinstance(mixer, Attention) else "C/B",
+                    sides=rotary.sides,
                     name=name,
                     pairs=(int(pairs[0]), int(pairs[-1])),
                     wavelengths=(float(waves[pairs[0]]), float(waves[pairs[-1]])),
@@ -133,32 +132,24 @@ def measure_bands(subject: Subject) -> Bands:
     )
 
 
-def without(
-    mixer: Attention | SSD, layer: int, pairs: Int[np.ndarray, " k"]
+def remove_pairs(
+    rotary: RotaryPairs, layer: int, pairs: Int[np.ndarray, " k"]
 ) -> tuple[NamesFilter, HookFn]:
     """Return a hook, with its name, that takes pairs of channels out of a mixer's comparison.
 
-    Zeros on the reading side are enough: every product has a factor there.
+    Zeros on the target's side are enough: every product has a factor there.
     """
-    n_pairs = pairs_of(mixer)
+    n_pairs = rotary.n_pairs
     kept = torch.ones(2 * n_pairs)
     first, second = (
-        (pairs, pairs + n_pairs) if mixer.rope_layout == "half" else (2 * pairs, 2 * pairs + 1)
+        (pairs, pairs + n_pairs) if rotary.layout == "half" else (2 * pairs, 2 * pairs + 1)
     )
     kept[np.concatenate([first, second])] = 0.0
 
     def clear(tensor: Tensor, point: HookPoint) -> Tensor:
         return tensor * kept.to(tensor.device, tensor.dtype)
 
-    side = "q" if isinstance(mixer, Attention) else "C_pre"
-    return f"blocks.{layer}.mixer.hook_{side}", clear
-
-
-def pairs_of(mixer: Attention | SSD) -> int:
-    """Return how many pairs of channels a comparison has."""
-    if isinstance(mixer, Attention):
-        return mixer.q.out_features // mixer.n_heads // 2
-    return mixer.C_proj.out_features // mixer.n_groups // 2
+    return f"blocks.{layer}.mixer.{rotary.target_hook}", clear
 
 
 def _by_rows(

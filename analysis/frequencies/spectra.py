@@ -11,7 +11,7 @@ c comparison (a query head of attention, a group of SSD), l lag t − s, e edge 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,16 +19,14 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from lab.hooks import HookPoint
-from lab.layers.attention import Attention
-from lab.layers.ssd import SSD
-from lab.models import Block, LanguageModel
+from lab.layers.mixer import RotaryPairs, get_rotary_pairs
+from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.ops.rope import Layout
 from tasks.base import Batch
 
 BLOCK_ENTRIES = 2**20
 """Pairs of channels that are compared at once: larger ones leave the processor's cache."""
-Sides = Literal["Q/K", "C/B"]
 Found = TypeVar("Found")
 
 
@@ -48,7 +46,7 @@ class Rotation:
     """
 
     layer: int
-    sides: Sides
+    sides: str
     q: Complex[Tensor, "b t c m"]
     k: Complex[Tensor, "b t c m"]
     theta: Float[np.ndarray, " m"]
@@ -95,23 +93,21 @@ def rotations(model: LanguageModel, batch: Batch, look: Callable[[Rotation], Fou
     Only one layer's tensors are kept at a time. Hooks in place act.
     """
     found: list[Found] = []
+    rotated = find_rotary_pairs(model)
     seen: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, point: HookPoint) -> None:
-        layer, _, name = point.name.removeprefix("blocks.").partition(".mixer.hook_")
+        layer, _, name = point.name.removeprefix("blocks.").partition(".mixer.")
         seen[name] = tensor
-        if name in ("k", "C_pre"):
-            block = model.blocks[int(layer)]
-            assert isinstance(block, Block)
-            found.append(look(_rotation(int(layer), block.mixer, seen)))
+        pairs = rotated[int(layer)]
+        if len(seen) == len(list_hooks(pairs)):
+            found.append(look(_read_sides(int(layer), pairs, seen)))
             seen.clear()
 
     points = [
-        f"blocks.{layer}.mixer.hook_{name}"
-        for layer, mixer in rotated_mixers(model).items()
-        for name in (
-            ("q", "k") if isinstance(mixer, Attention) else ("log_decay", "B_pre", "C_pre")
-        )
+        f"blocks.{layer}.mixer.{name}"
+        for layer, pairs in rotated.items()
+        for name in list_hooks(pairs)
     ]
     if points:
         with model.hooks([(points, keep)]):
@@ -119,14 +115,17 @@ def rotations(model: LanguageModel, batch: Batch, look: Callable[[Rotation], Fou
     return found
 
 
-def rotated_mixers(model: LanguageModel) -> dict[int, Attention | SSD]:
-    """Return the mixers that rotate what they compare, by layer."""
-    blocks = [(i, block) for i, block in enumerate(model.blocks) if isinstance(block, Block)]
-    return {
-        layer: block.mixer
-        for layer, block in blocks
-        if isinstance(block.mixer, Attention | SSD) and block.mixer.position == "rope"
-    }
+def find_rotary_pairs(model: LanguageModel) -> dict[int, RotaryPairs]:
+    """Return how mixers rotate what they compare, by layer; those that do not are left out."""
+    mixers = (getattr(block, "mixer", None) for block in model.blocks)
+    found = enumerate(map(get_rotary_pairs, mixers))
+    return {layer: pairs for layer, pairs in found if pairs is not None}
+
+
+def list_hooks(pairs: RotaryPairs) -> list[str]:
+    """Return the hook points that a rotation's two sides pass, and its log-decay if it has one."""
+    names = (pairs.target_hook, pairs.source_hook, pairs.decay_hook)
+    return [name for name in names if name is not None]
 
 
 def paired(x: Float[Tensor, "b t h n"], layout: Layout) -> Complex[Tensor, "b t h m"]:
@@ -221,20 +220,20 @@ def anywhere(batch: Batch, count: int, rng: np.random.Generator) -> Edges:
     return Edges(*(torch.from_numpy(part).to(batch.inputs.device) for part in parts))
 
 
-def _rotation(layer: int, mixer: object, seen: dict[str, Tensor]) -> Rotation:
-    """Put together what passed a mixer's hooks; every comparison gets its own key."""
-    if isinstance(mixer, Attention):
-        shared = mixer.n_heads // mixer.n_kv_heads
-        q = paired(seen["q"].float() if seen["q"].itemsize < 4 else seen["q"], mixer.rope_layout)
-        k = paired(seen["k"].to(q.real.dtype), mixer.rope_layout)
-        k = k.repeat_interleave(shared, dim=2)
-        scale, log_decay, groups = seen["q"].shape[-1] ** -0.5, None, np.arange(mixer.n_heads)
-        sides: Sides = "Q/K"
-    else:
-        assert isinstance(mixer, SSD)
-        q, k = (paired(seen[name], mixer.rope_layout) for name in ("C_pre", "B_pre"))
-        groups = mixer.group_of_head.numpy()
-        scale, log_decay, sides = 1.0, seen["log_decay"], "C/B"
-    n_pairs = q.shape[-1]
-    theta = mixer.rope_base ** -(np.arange(n_pairs) / n_pairs)
-    return Rotation(layer, sides, q, k, theta, scale, groups, log_decay)
+def _read_sides(layer: int, pairs: RotaryPairs, seen: dict[str, Tensor]) -> Rotation:
+    """Return what passed a mixer's hooks; every comparison gets its own source."""
+    targets, sources = seen[pairs.target_hook], seen[pairs.source_hook]
+    q = paired(targets.float() if targets.itemsize < 4 else targets, pairs.layout)
+    k = paired(sources.to(q.real.dtype), pairs.layout)
+    if pairs.source_of != tuple(range(k.shape[2])):
+        k = k[:, :, list(pairs.source_of)]
+    return Rotation(
+        layer=layer,
+        sides=pairs.sides,
+        q=q,
+        k=k,
+        theta=pairs.base ** -(np.arange(pairs.n_pairs) / pairs.n_pairs),
+        scale=pairs.scale,
+        groups=np.array(pairs.comparison_of),
+        log_decay=None if pairs.decay_hook is None else seen[pairs.decay_hook],
+    )

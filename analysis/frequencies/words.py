@@ -20,7 +20,7 @@ from analysis.frequencies.atlas import (
     use,
 )
 from analysis.frequencies.bands import PLACEBOS, Bands, measure_bands
-from analysis.frequencies.spectra import Rotation, rotated_mixers, rotations
+from analysis.frequencies.spectra import Rotation, find_rotary_pairs, rotations
 from analysis.record import figure_only
 from analysis.words import percent
 
@@ -120,7 +120,7 @@ def measure(subject: Subject) -> list[Atlas]:
     Raises:
         NotApplicableError: where no mixer rotates what it compares, or rows are single tokens.
     """
-    if not rotated_mixers(subject.model):
+    if not find_rotary_pairs(subject.model):
         raise NotApplicableError("no mixer has rotary positions")
     seq_len = subject.batch.inputs.shape[1]
     if seq_len < 2:

@@ -1,10 +1,11 @@
-"""What if it were otherwise? Changes to a model's insides for the length of a `with` block.
+"""Interventions: changes to what a model computes, for the length of a `with` block.
 
 >>> with block_edges(model, 1, queries, values):  # doctest: +SKIP
 ...     without = scored(model, batch).accuracy
 
-Each yields the model, acts in whatever runs it, gradients included, and is gone afterwards, on an
-exception too. They nest: the inner one acts on what the outer one left.
+Each yields the model and acts on every forward and backward pass inside the block. It is undone
+afterwards, also after an exception. Interventions nest: the inner one acts on the outer one's
+result.
 """
 
 from analysis.interventions.experts import knock_out_experts as knock_out_experts

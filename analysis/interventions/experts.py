@@ -1,4 +1,4 @@
-"""Interventions on a layer of experts: taking some out, or putting others in."""
+"""Interventions on a layer of experts: silence some, or replace them by another model's."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,17 +14,17 @@ from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE
 
 Experts = RetrievedExperts | RoutedMoE
-"""CDMoE and PEER; routed experts, shared ones beside them or not."""
+"""CDMoE and PEER; routed experts, with or without shared ones."""
 
 Numbers = Indices | int | np.integer
-"""Several experts, or one."""
+"""One expert or several."""
 
 
 def get_experts(model: nn.Module, layer: int) -> Experts:
     """Return a block's layer of experts.
 
     Raises:
-        ValueError: for a layer that the model has not, or one without experts.
+        ValueError: for a layer that the model does not have, or one without experts.
     """
     mlp = get_block(model, layer).mlp
     mlp = None if mlp is None else unwrap(mlp)
@@ -38,10 +38,10 @@ def get_experts(model: nn.Module, layer: int) -> Experts:
 
 @contextmanager
 def knock_out_experts(model: nn.Module, layer: int, experts: Numbers) -> Iterator[nn.Module]:
-    """Let some experts add nothing: w_e = 0 wherever they are chosen.
+    """Silence some experts: w_e = 0 wherever they are chosen.
 
-    They are chosen as before, nobody comes in their place, and the weights of others stay, also
-    where a router normalised them. What all tokens share, φ, is no expert here.
+    The choice stays as before: no other expert takes their place, and the others' weights are not
+    normalised again. φ, which all tokens share, does not count as an expert.
 
     Args:
         model: a language model.
@@ -49,10 +49,10 @@ def knock_out_experts(model: nn.Module, layer: int, experts: Numbers) -> Iterato
         experts: rows of its tables, or MLPs behind its router; one or several.
 
     Raises:
-        ValueError: for a layer without experts, or an expert that it has not.
+        ValueError: for a layer without experts, or an expert that it does not have.
     """
     mlp = get_experts(model, layer)
-    out = _numbers("experts", experts)
+    out = _to_indices("experts", experts)
     check_below("experts", out, len(mlp.down), "number of experts")
     chosen: list[Tensor] = []
 
@@ -76,27 +76,27 @@ def transplant_experts(
     experts: Numbers,
     into: Numbers | None = None,
 ) -> Iterator[nn.Module]:
-    """Copy experts of one model into another: all that they compute, not what chooses them.
+    """Copy experts of one model into another: what they compute, not what chooses them.
 
-    Of CDMoE and PEER the rows of `down` and `up`; of routed experts those of `gate` too. Keys and
-    router stay, so an expert is chosen where the one before it was: an expert's product keys are
-    also its neighbours'. Afterwards the rows are what they were, bit for bit; what was learned
-    meanwhile in them is gone.
+    Copied are the rows of `down` and `up` of CDMoE and PEER, and of routed experts those of `gate`
+    too. Keys and router stay, so a copied expert is chosen where the replaced one was: its product
+    keys also belong to its neighbours. Afterwards the target's rows are restored bit for bit, and
+    what training changed in them meanwhile is lost.
 
     Args:
-        source: the model that gives; may be the target itself.
-        target: the model that takes; it is what is yielded.
+        source: the model whose experts are copied; may be the target itself.
+        target: the model that receives them, and that is yielded.
         layer: index of the block, in both.
         experts: of the source, one or several.
-        into: slots of the target [as many], each once; None: the same.
+        into: slots of the target, as many as experts, each once; None: the same numbers.
 
     Raises:
-        ValueError: for a layer without experts, an expert or slot that is not there, a slot named
+        ValueError: for a layer without experts, an expert or slot that does not exist, a slot named
             twice, or layers of different kinds or widths.
     """
     giver, taker = get_experts(source, layer), get_experts(target, layer)
-    given = _numbers("experts", experts)
-    slots = given if into is None else _numbers("into", into)
+    given = _to_indices("experts", experts)
+    slots = given if into is None else _to_indices("into", into)
     check_lengths(experts=given, into=slots)
     check_below("experts", given, len(giver.down), "number of experts")
     name = "experts" if into is None else "into"
@@ -104,38 +104,38 @@ def transplant_experts(
     found, times = slots.unique(return_counts=True)
     if (times > 1).any():
         raise ValueError(f"into names slot {found[times > 1][0]} twice: it holds one expert")
-    if type(giver) is not type(taker) or _widths(giver) != _widths(taker):
+    if type(giver) is not type(taker) or _get_widths(giver) != _get_widths(taker):
         raise ValueError(
-            f"{layer=}: the source's {type(giver).__name__} has experts of {_widths(giver)}, "
-            f"the target's {type(taker).__name__} of {_widths(taker)}"
+            f"{layer=}: the source's {type(giver).__name__} has experts of {_get_widths(giver)}, "
+            f"the target's {type(taker).__name__} of {_get_widths(taker)}"
         )
-    theirs = _tables(giver)
+    theirs = _get_tables(giver)
     coming = {name: theirs[name].detach()[given] for name in theirs}
-    before = {name: table.detach()[slots] for name, table in _tables(taker).items()}
+    before = {name: table.detach()[slots] for name, table in _get_tables(taker).items()}
     with ExitStack() as stack:
         stack.callback(_write, taker, slots, before)
         _write(taker, slots, coming)
         yield target
 
 
-def _numbers(field: str, given: Numbers) -> Int[Tensor, " n"]:
+def _to_indices(field: str, given: Numbers) -> Int[Tensor, " n"]:
     return to_indices(field, [int(given)] if isinstance(given, int | np.integer) else given)
 
 
-def _tables(mlp: Experts) -> dict[str, nn.Parameter]:
-    """Return the parameters that have a row an expert."""
+def _get_tables(mlp: Experts) -> dict[str, nn.Parameter]:
+    """Return the parameters that have one row per expert."""
     tables = {"down": mlp.down, "up": mlp.up}
     if isinstance(mlp, RoutedMoE) and mlp.gate is not None:
         tables["gate"] = mlp.gate
     return tables
 
 
-def _widths(mlp: Experts) -> dict[str, list[int]]:
-    """Return how large an expert is."""
-    return {name: list(table.shape[1:]) for name, table in _tables(mlp).items()}
+def _get_widths(mlp: Experts) -> dict[str, list[int]]:
+    """Return the shape of one expert's row in each table."""
+    return {name: list(table.shape[1:]) for name, table in _get_tables(mlp).items()}
 
 
 @torch.no_grad()
 def _write(mlp: Experts, slots: Int[Tensor, " n"], rows: dict[str, Tensor]) -> None:
-    for name, table in _tables(mlp).items():
+    for name, table in _get_tables(mlp).items():
         table[slots] = rows[name].to(table)

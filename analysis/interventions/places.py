@@ -1,4 +1,4 @@
-"""Where an intervention acts: the layer, the positions, the heads, each held to its bounds."""
+"""Look up where an intervention acts (model, block, mixer, indices), and check the bounds."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from lab.hooks import unwrap
 from lab.models.language_model import Block, LanguageModel
 
 Indices = Tensor | np.ndarray | Sequence[int]
-"""Integers from 0 on, in one dimension."""
+"""A list of integers ≥ 0."""
 
 
 def get_language_model(model: nn.Module) -> LanguageModel:
-    """Return the language model, out of its compiled shell.
+    """Return the language model, unwrapped if it is compiled.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: for anything but a `LanguageModel`.
     """
     inner = unwrap(model)
     if not isinstance(inner, LanguageModel):
@@ -30,7 +30,7 @@ def get_block(model: nn.Module, layer: int) -> Block:
     """Return a block.
 
     Raises:
-        ValueError: for a layer that the model has not.
+        ValueError: for a layer that the model does not have.
     """
     blocks = get_language_model(model).blocks
     if not 0 <= layer < len(blocks):
@@ -44,7 +44,7 @@ def get_mixer(model: nn.Module, layer: int) -> nn.Module:
     """Return a block's sequence mixer.
 
     Raises:
-        ValueError: for a layer that the model has not, or one without a mixer.
+        ValueError: for a layer that the model does not have, or one without a mixer.
     """
     mixer = get_block(model, layer).mixer
     if mixer is None:
@@ -53,10 +53,10 @@ def get_mixer(model: nn.Module, layer: int) -> nn.Module:
 
 
 def to_indices(field: str, given: Indices) -> Int[Tensor, " n"]:
-    """Return integers as a tensor.
+    """Return a list of indices as a tensor.
 
     Raises:
-        ValueError: for other numbers or shapes, or integers below 0.
+        ValueError: for numbers that are not integers, another shape, or integers below 0.
     """
     found = torch.as_tensor(given)
     if found.numel() == 0:
@@ -70,22 +70,22 @@ def to_indices(field: str, given: Indices) -> Int[Tensor, " n"]:
 
 
 def check_below(field: str, found: Int[Tensor, " n"], size: int, what: str) -> None:
-    """Hold indices to what there is.
+    """Check that indices are below a size.
 
     Raises:
-        ValueError: for one past the last.
+        ValueError: for an index that is not.
     """
     if found.numel() and found.max() >= size:
         raise ValueError(f"{field} holds {int(found.max())}, must be below {size}, the {what}")
 
 
 def check_lengths(**fields: Int[Tensor, " _"]) -> None:
-    """Hold lists that are read side by side to one length.
+    """Check that lists which belong together have one length.
 
     Raises:
         ValueError: for lists of different lengths.
     """
     lengths = {name: len(found) for name, found in fields.items()}
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise ValueError(f"{said}: must be equally many, one beside the other")
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"{counts}: must be equally many")

@@ -1,4 +1,4 @@
-"""Interventions at hook points: a tensor's entries replaced by others, or taken away."""
+"""Interventions at hook points: replace or remove entries of the tensors that pass them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ from analysis.interventions.places import (
     get_mixer,
     to_indices,
 )
-from lab.hooks import HookPoint, NamesFilter, find_points, hooks
-from lab.layers.attention import Attention
-from lab.layers.choices import require_one_of
+from lab.hooks import HookPoint, NamesFilter, hooks, matching
+from lab.layers.choices import one_of
+from lab.layers.mixer import BiasedMixer
 
 Ablation = Literal["zero", "mean", "resample"]
 
@@ -45,10 +45,10 @@ POINT_AXES: dict[str, tuple[str, ...]] = {
     "hook_router_scores": ("b t e",),
     "hook_balance_loss": ("",),
 }
-"""The axes of what passes a hook point, by the last part of its name; two where layers differ.
+"""The axes of the tensor at a hook point, by the last part of its name; two where layers differ.
 
-b are rows, t positions: of a pattern the targets, of a dynamic mask the keys. h are heads: of k, v
-and the mask those of keys and values, of B and C groups, of experts retrieval heads.
+b is the row. t is the position: the target in a pattern, the key in a dynamic mask. h is the head:
+of keys and values in k, v and the mask; a group in B and C; a retrieval head in experts.
 """
 
 
@@ -62,7 +62,7 @@ def patch(
     positions: Indices | None = None,
     heads: Indices | None = None,
 ) -> Iterator[nn.Module]:
-    """Put a tensor, or some entries of it, in place of what passes a hook point.
+    """Replace what passes a hook point, or some of its entries, by a tensor.
 
     >>> _, clean = model.run_with_cache(batch.inputs, name)  # doctest: +SKIP
     >>> with patch(model, name, clean[name], positions=[7]):  # doctest: +SKIP
@@ -70,15 +70,15 @@ def patch(
 
     Args:
         model: a language model.
-        name: of the point; `POINT_AXES` says which axes of it are positions and heads.
-        source: of the same shape as what it replaces, another run's cache say.
-        rows: of the batch; None: all. With positions, [n], the row of each of them.
+        name: of the point; `POINT_AXES` says which of its axes are positions and heads.
+        source: the replacement, of the same shape; another run's cache, for example.
+        rows: of the batch; None: all. Given with positions [n]: the row of each position.
         positions: along t; None: all.
         heads: along h; None: all.
 
     Raises:
-        ValueError: for a name that matches no point, an axis that the point has not, lists of
-            different lengths; while it runs, for what is out of bounds, or a source of another
+        ValueError: for a name that matches no point, an axis that the point lacks, or lists of
+            different lengths; while it runs, for an index out of bounds, or a source of another
             shape.
     """
     place = _Place.of(rows, positions, heads)
@@ -89,7 +89,7 @@ def patch(
             raise ValueError(
                 f"source is {list(source.shape)}, must be {list(tensor.shape)} as at {point.name}"
             )
-        return torch.where(place.marks(tensor, point.name), source.to(tensor), tensor)
+        return torch.where(place.mark(tensor, point.name), source.to(tensor), tensor)
 
     with hooks(model, [(name, replace)]):
         yield model
@@ -106,30 +106,30 @@ def ablate(
     heads: Indices | None = None,
     seed: int = 0,
 ) -> Iterator[nn.Module]:
-    """Take away what passes hook points, or what is of this row in it.
+    """Remove what passes hook points, or only what distinguishes one row from another.
 
-        zero       0
-        mean       the mean over all rows of the batch, at each position by itself
-        resample   what passes in another row, at the same position; each row gets one other row,
-                   the same at all points, and gives to one
+        zero       replaced by 0
+        mean       replaced by the mean over all rows of the batch, position by position
+        resample   replaced by another row's tensor at the same position; the pairing of rows is a
+                   permutation, and the same at all points
 
-    Scores of −∞ stay under zero and mean: no token reads ahead. A zeroed row of a pattern mixes
-    nothing.
+    Scores of −∞ stay as they are under zero and mean: no token reads ahead. A zeroed row of a
+    pattern mixes nothing.
 
     Args:
         model: a language model.
         name: of points: one, several, or a predicate.
-        how: what comes in place.
-        rows: of the batch; None: all. With positions, [n], the row of each of them.
+        how: what replaces it.
+        rows: of the batch; None: all. Given with positions [n]: the row of each position.
         positions: along t (`POINT_AXES`); None: all.
         heads: along h; None: all.
-        seed: of who gives to whom.
+        seed: of the pairing of rows.
 
     Raises:
-        ValueError: as `patch`, and for an unknown `how`; while it runs, for a batch of one row,
-            which has no mean or other row, and for zeros or means of indices.
+        ValueError: as `patch`, and for an unknown `how`; while it runs, for a batch of one row with
+            mean or resample, and for zeros or means of indices.
     """
-    require_one_of("how", how, get_args(Ablation))
+    one_of("how", how, get_args(Ablation))
     place = _Place.of(rows, positions, heads)
     place.check(model, name)
 
@@ -144,7 +144,7 @@ def ablate(
             other = tensor.mean(0, keepdim=True)
         else:
             other = tensor[draw_derangement(len(tensor), seed).to(tensor.device)]
-        marks = place.marks(tensor, point.name)
+        marks = place.mark(tensor, point.name)
         if how != "resample":
             marks = marks & ~torch.isneginf(tensor) & ~torch.isneginf(other)
         return torch.where(marks, other, tensor)
@@ -157,23 +157,23 @@ def ablate(
 def override_mask(
     model: nn.Module, layer: int, bias: Float[Tensor, "*axes t"]
 ) -> Iterator[nn.Module]:
-    """Put a bias of each key in place of the dynamic mask's, or where there was no mask.
+    """Replace the dynamic mask's bias of each key, or add one where there is no mask.
 
     Args:
         model: a language model.
         layer: index of the block, of attention or IFA.
         bias: added to the scores of the keys, [t], [h_kv t] or [b h_kv t];
-            `lab.ops.attention.MASKED` takes a key away.
+            `lab.ops.attention.MASKED` removes a key.
 
     Raises:
-        ValueError: for another mixer than attention, a bias that is not finite; while it runs,
-            for another shape.
+        ValueError: for a mixer without a place for a bias (`BiasedMixer`), or a bias that is not
+            finite; while it runs, for another shape.
     """
     mixer = get_mixer(model, layer)
-    if not isinstance(mixer, Attention):
+    if not isinstance(mixer, BiasedMixer):
         raise ValueError(f"{layer=}: {type(mixer).__name__} has no place for a dynamic mask")
     if not bias.isfinite().all():
-        raise ValueError("bias must be finite; lab.ops.attention.MASKED takes a key away")
+        raise ValueError("bias must be finite; lab.ops.attention.MASKED removes a key")
 
     def replace(tensor: Tensor, point: HookPoint) -> Tensor:
         b, h, _, t = tensor.shape
@@ -183,12 +183,12 @@ def override_mask(
             )
         return bias.to(tensor).expand(b, h, t)[:, :, None]
 
-    with hooks(model, [(f"blocks.{layer}.mixer.hook_dynamic_mask", replace)]):
+    with hooks(model, [(f"blocks.{layer}.mixer.{mixer.bias_hook}", replace)]):
         yield model
 
 
 def draw_derangement(n: int, seed: int) -> Int[Tensor, " n"]:
-    """Return for each of n ≥ 2 rows another one, each taken once: a cycle in random order."""
+    """Draw for each of n ≥ 2 rows another row, each taken once: a cycle in random order."""
     order = np.random.default_rng(seed).permutation(n)
     other = np.empty_like(order)
     other[order] = np.roll(order, 1)
@@ -197,7 +197,7 @@ def draw_derangement(n: int, seed: int) -> Int[Tensor, " n"]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Entries of what passes a hook point, by rows, positions and heads; None: all."""
+    """Which entries of a tensor at a hook point are meant, by row, position and head; None: all."""
 
     rows: Int[Tensor, " n"] | None
     positions: Int[Tensor, " n"] | None
@@ -213,26 +213,30 @@ class _Place:
 
     @property
     def restricted(self) -> dict[str, Int[Tensor, " _"]]:
-        """The indices that are given, by the name of the argument."""
+        """The given indices by argument name."""
         return {name: found for name in _LETTERS if (found := getattr(self, name)) is not None}
 
     def check(self, model: nn.Module, name: NamesFilter) -> None:
-        """Hold what is restricted to the axes that the points have."""
-        for point in find_points(get_language_model(model), name):
-            for field in self.restricted:
-                forms = _forms(point)
-                if not any(_LETTERS[field] in form for form in forms):
-                    raise ValueError(_lacking(field, point, forms))
+        """Check that the points have the axes that are restricted.
 
-    def marks(self, tensor: Tensor, point: str) -> Bool[Tensor, "*axes"]:
-        """Return True at the entries, of a shape that broadcasts to the tensor's."""
+        Raises:
+            ValueError: for a name that matches no point, or a point without the axis.
+        """
+        for point in matching(get_language_model(model), name):
+            for field in self.restricted:
+                forms = _list_axes(point)
+                if not any(_LETTERS[field] in form for form in forms):
+                    raise ValueError(_explain_missing_axis(field, point, forms))
+
+    def mark(self, tensor: Tensor, point: str) -> Bool[Tensor, "*axes"]:
+        """Return a mask that is True at the entries and broadcasts to the tensor's shape."""
         marks = torch.ones((), dtype=torch.bool)
         if not self.restricted:
             return marks.to(tensor.device)
-        forms = [form for form in _forms(point) if len(form) == tensor.ndim]
+        forms = [form for form in _list_axes(point) if len(form) == tensor.ndim]
         for field, found in self.restricted.items():
             if not forms or _LETTERS[field] not in forms[0]:
-                raise ValueError(_lacking(field, point, forms))
+                raise ValueError(_explain_missing_axis(field, point, forms))
             axis = forms[0].index(_LETTERS[field])
             check_below(field, found, tensor.shape[axis], f"{field} at {point}")
         sizes = dict(zip(forms[0], tensor.shape, strict=True))
@@ -251,11 +255,11 @@ _LETTERS = {"rows": "b", "positions": "t", "heads": "h"}
 """The letter in `POINT_AXES` of what each argument restricts."""
 
 
-def _forms(point: str) -> list[list[str]]:
-    """Return the axes that a point may have; none for one that is not in the table."""
+def _list_axes(point: str) -> list[list[str]]:
+    """Return the axes that a point may have, from `POINT_AXES`; none for an unknown point."""
     return [axes.split() for axes in POINT_AXES.get(point.rpartition(".")[2], ())]
 
 
-def _lacking(field: str, point: str, forms: list[list[str]]) -> str:
-    axes = " or ".join(f"[{' '.join(form)}]" for form in forms) or "axes that nobody named"
+def _explain_missing_axis(field: str, point: str, forms: list[list[str]]) -> str:
+    axes = " or ".join(f"[{' '.join(form)}]" for form in forms) or "axes without names"
     return f"{field}: {point} has {axes}, no axis {_LETTERS[field]}"

@@ -18,7 +18,7 @@ from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.plots.style import DASHES, MUTED, SYMBOLS, new_figure
 from analysis.record import figure_only, to_plain
 from analysis.run import baselines, dynamics
-from analysis.run.paths import Onsets
+from analysis.run.onsets import Onsets
 from analysis.words import percent
 from lab.files import RunError, write, writing
 from lab.intervals import wilson
@@ -112,7 +112,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     same = all(run.task == runs[0].task for run in runs)
     references = {}
     if same:
-        rules = baselines.scores(runs[0])
+        rules = baselines.score_baselines(runs[0])
         references = {name: rules[name] for name in ("oracle", "chance")}
     names = name_apart([run.path for run in runs])
     return Comparison(
@@ -166,7 +166,7 @@ def _compared(subject: Subject, name: str, first: Run) -> RunColumn:
     result, evaluated = run.result() or {}, run.evaluations()
     stages = tuple((stage["seq_len"], stage["steps"]) for stage in run.stages())
     accuracy = result.get("accuracy")
-    scored = baselines.scored_positions(run) if accuracy is not None else 0
+    scored = baselines.count_scored_positions(run) if accuracy is not None else 0
     try:
         found = mechanism.measure(subject)
     except NotApplicableError:
@@ -228,7 +228,7 @@ def _seeds(subjects: dict[str, Subject]) -> list[dict[str, Subject]]:
 def _order(group: dict[str, Subject]) -> Order:
     names = tuple(group)
     try:
-        return Order(names, dynamics.across(list(group.values())), "")
+        return Order(names, dynamics.compare_runs(list(group.values())), "")
     except NotApplicableError as error:
         return Order(names, None, str(error))
 

@@ -55,7 +55,7 @@ def render(run: Run, examination: Examination) -> str:
         result=run.result() or {},
         newest=max(run.checkpoints(), default=0),
         standing=standing,
-        headline=baselines.headline(standing),
+        headline=standing.headline,
         record=embed_json(_headlines(run, standing)),
         sections=sections,
         left_out=left_out,

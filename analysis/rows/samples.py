@@ -1,4 +1,4 @@
-"""What does it write? Texts continued by the model beside what they say, and bits a token."""
+"""What does it write? Bits per token, and texts that the model continues."""
 
 import math
 import unicodedata
@@ -9,52 +9,56 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from analysis.base import NotApplicableError, Passage, Subject, Words
+from analysis.base import Finding, NotApplicableError, Passage, Subject, Words, describe, draw
 from analysis.scoring import Scored, scored
 from analysis.statistics.estimates import Estimate, estimate_ratio, sum_by_row
 from analysis.statistics.intervals import bound_share
 from analysis.words import percent
 from tasks.base import Batch, Task
 
+__all__ = ["TITLE", "Continuations", "describe", "draw", "measure"]
+
 TITLE = "What does it write?"
 PROMPTS = 3
+"""Rows that are continued."""
 PROMPT, ADDED = 128, 128
-"""Most tokens of a prompt, and of what is added to it."""
+"""Most tokens of a prompt, and most tokens that are added to it."""
 SHORTEST = 4
-"""Tokens of the shortest prompt that says anything."""
+"""Fewest tokens of a prompt."""
 TEMPERATURE, TOP_K = 0.8, 40
+"""How the sampled continuation is sampled."""
 LEGAL = "legal"
-"""The link of a task whose rows are strings of an automaton: what may come next."""
+"""The link by which a task names the tokens that its automaton allows next."""
 PICTURES = 0x2400
-"""Where Unicode has pictures of the control characters."""
+"""The code point at which Unicode's pictures of the control characters begin."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A text of the test split, and how the model goes on.
+    """A text of the test split, and how the model continues it.
 
     Attributes:
         row: of the test split.
         prompt: what the model was given.
-        text: what the text goes on with.
-        greedy: the model's likeliest token each time.
-        drawn: its draws at `TEMPERATURE` among the `TOP_K` likeliest.
+        text: how the text really continues.
+        greedy: the continuation by the likeliest token each time.
+        drawn: the continuation sampled at `TEMPERATURE` among the `TOP_K` likeliest tokens.
     """
 
     row: int
     prompt: str
     text: str
     greedy: str
-    fig: str
+    drawn: str
 
 
 @dataclass(frozen=True)
 class Legal:
-    """What share of a model's answers is legal under the row's automaton.
+    """How many of the answers are legal under the row's automaton.
 
     Attributes:
-        share: that the automaton allows where they stand, drawn there or not, in [0, 1].
-        interval: 95 % over rows.
+        share: of answers that the automaton allows at their position, in [0, 1].
+        interval: its 95 % interval over rows.
         guess: the share that uniform answers would have.
     """
 
@@ -64,17 +68,18 @@ class Legal:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a model makes of texts.
+class Continuations(Finding):
+    """How well a model predicts texts, and how it continues them.
 
     Attributes:
         unit: what a token is.
-        rows: of the test split.
-        scored: tokens that are predicted.
-        bits: mean cross-entropy a token, in bits, 95 % by resampling rows, uniform guess.
-        perplexity: 2^bits likewise.
-        samples: continuations.
-        top_k: tokens among which they were drawn.
+        rows: how many rows of the test split were measured.
+        scored: how many tokens in them are predicted.
+        bits: mean cross-entropy per token, in bits, with a 95 % interval over rows and the value
+            of a uniform guess.
+        perplexity: 2^bits, likewise.
+        samples: the continuations.
+        top_k: how many likeliest tokens they were sampled from.
         legal: None for a task without automata.
         why: why there are no continuations; empty where there are.
     """
@@ -89,16 +94,53 @@ class Written:
     legal: Legal | None
     why: str = ""
 
+    def describe(self) -> Words:
+        """Say how many bits a token takes, and show the continuations."""
+        bits, words = self.bits, self.perplexity
+        title = f"Bits per {self.unit}, and continuations of the test split"
+        says = (
+            f"A {self.unit} takes {_format_number(bits.value)} bits{_format_interval(bits)}, a "
+            f"perplexity of {_format_number(words.value)}{_format_interval(words)}; a uniform "
+            f"guess takes {_format_number(bits.chance)} bits."
+        )
+        if self.legal is not None:
+            low, high = self.legal.interval
+            says += (
+                f" The row's automaton allows {percent(self.legal.share)} of the answers "
+                f"({percent(low)} to {percent(high)}), and {percent(self.legal.guess)} of uniform "
+                "guesses."
+            )
+        if self.why:
+            says += f" There are no continuations: {self.why}."
+        reading = (
+            f"{self.scored:,} {self.unit}s in {self.rows} test rows; intervals are bootstraps over "
+            f"rows. Sampled: at temperature {TEMPERATURE} among the {self.top_k} likeliest."
+        )
+        if self.unit == "byte":
+            reading += " Control characters appear as pictures, bytes that are no text as \\x."
+        passages = tuple(
+            Passage(
+                f"Row {sample.row}",
+                sample.prompt,
+                {"the text": sample.text, "likeliest": sample.greedy, "sampled": sample.drawn},
+            )
+            for sample in self.samples
+        )
+        return Words(title, says, reading, says, passages)
+
+    def draw(self) -> None:
+        """Return None: the continuations are read, not drawn."""
+
 
 @torch.no_grad()
-def measure(subject: Subject) -> list[Written]:
-    """Return bits a token, and continuations of a few rows.
+def measure(subject: Subject) -> list[Continuations]:
+    """Measure bits per token, and let the model continue a few rows.
 
     Raises:
-        NotApplicableError: for a task whose rows settle their targets: it has answers, no text.
+        NotApplicableError: for a task whose inputs determine its targets.
     """
     if not subject.task.stochastic:
-        raise NotApplicableError("the task's rows are no text to be continued")
+        raise NotApplicableError("the task's rows are not text that could be continued")
     found = scored(subject.model, subject.batch)
     guess = math.log2(subject.task.vocab_size)
     over = sum_by_row(found, found.losses / math.log(2))
@@ -106,11 +148,11 @@ def measure(subject: Subject) -> list[Written]:
     bits = estimate_ratio(*over, guess, rng)
     samples, why = (), ""
     try:
-        samples = _continued(subject)
-    except ValueError as error:  # a mixer that cannot decode, say
+        samples = _continue_rows(subject)
+    except ValueError as error:  # such as a mixer that cannot decode
         why = str(error)
     return [
-        Written(
+        Continuations(
             unit=subject.task.unit,
             rows=len(subject.batch.inputs),
             scored=len(found.rows),
@@ -118,53 +160,53 @@ def measure(subject: Subject) -> list[Written]:
             perplexity=Estimate(*(2.0**value for value in vars(bits).values())),
             samples=samples,
             top_k=min(TOP_K, subject.task.vocab_size),
-            legal=legality(subject.batch, found, rng),
+            legal=measure_legality(subject.batch, found, rng),
             why=why,
         )
     ]
 
 
-def _continued(subject: Subject) -> tuple[Sample, ...]:
-    """Let the model continue the first part of a few rows, by its likeliest tokens and drawn.
+def _continue_rows(subject: Subject) -> tuple[Sample, ...]:
+    """Let the model continue the first part of a few rows, greedily and by sampling.
 
     Raises:
-        ValueError: for a mixer that cannot decode.
+        ValueError: for rows that are too short, or a mixer that cannot decode.
     """
     batch, model, task = subject.batch, subject.model, subject.task
-    at = min(PROMPT, batch.inputs.shape[1] // 2)
+    seq_len = batch.inputs.shape[1]
+    at = min(PROMPT, seq_len // 2)
     if at < SHORTEST:
-        raise ValueError(f"rows of {batch.inputs.shape[1]} are too short for a prompt")
-    added = min(ADDED, batch.inputs.shape[1] - at)
+        raise ValueError(f"rows of {seq_len} are too short for a prompt")
+    added = min(ADDED, seq_len - at)
     rows, top_k = batch.inputs[:PROMPTS], min(TOP_K, task.vocab_size)
-    prompts = rows[:, :at]
-    greedy = model.generate(prompts, added)[:, at:]
-    fig = model.generate(prompts, added, temperature=TEMPERATURE, top_k=top_k, seed=subject.seed)[
-        :, at:
-    ]
+    greedy = model.generate(rows[:, :at], added)[:, at:]
+    drawn = model.generate(
+        rows[:, :at], added, temperature=TEMPERATURE, top_k=top_k, seed=subject.seed
+    )[:, at:]
     return tuple(
         Sample(
             row=row,
-            prompt=spelt(task, rows[row, :at]),
-            text=spelt(task, rows[row, at : at + added]),
-            greedy=spelt(task, greedy[row]),
-            fig=spelt(task, fig[row]),
+            prompt=spell(task, rows[row, :at]),
+            text=spell(task, rows[row, at : at + added]),
+            greedy=spell(task, greedy[row]),
+            drawn=spell(task, drawn[row]),
         )
         for row in range(len(rows))
     )
 
 
-def spelt(task: Task, tokens: Int[Tensor, " t"]) -> str:
-    """Return tokens as text: bytes as UTF-8, control characters but line ends as pictures."""
+def spell(task: Task, tokens: Int[Tensor, " t"]) -> str:
+    """Return tokens as text; bytes are read as UTF-8, with pictures for control characters."""
     if task.unit != "byte":
         texts = [task.text(token) for token in tokens.tolist()]
         return ("" if max(map(len, texts)) == 1 else " ").join(texts)
     text = bytes(tokens.tolist()).decode("utf-8", "backslashreplace")
-    # Nothing but blanks would look like nothing.
-    return "".join(map(_visible, text)) if text.strip() else text.replace(" ", "␣")
+    # A text of nothing but blanks would look empty.
+    return "".join(map(_make_visible, text)) if text.strip() else text.replace(" ", "␣")
 
 
-def _visible(character: str) -> str:
-    """Return a character that can be seen in its place."""
+def _make_visible(character: str) -> str:
+    """Return a visible character in place of a control character; line ends and tabs stay."""
     if character in "\n\t" or not unicodedata.category(character).startswith("C"):
         return character
     code = ord(character)
@@ -173,8 +215,8 @@ def _visible(character: str) -> str:
     return chr(PICTURES + 0x21) if code == 0x7F else f"\\u{code:04x}"
 
 
-def legality(batch: Batch, found: Scored, rng: np.random.Generator) -> Legal | None:
-    """Return how many answers the row's automaton allows; None for a task that links none."""
+def measure_legality(batch: Batch, found: Scored, rng: np.random.Generator) -> Legal | None:
+    """Measure how many answers the row's automaton allows; None for a task without automata."""
     if LEGAL not in batch.links:
         return None
     allowed = batch.links[LEGAL][found.rows, found.positions]
@@ -182,54 +224,17 @@ def legality(batch: Batch, found: Scored, rng: np.random.Generator) -> Legal | N
     return Legal(
         share=float(legal.mean()),
         interval=bound_share(legal, found.rows.cpu().numpy(), rng),
-        # Of all tokens but the separator.
+        # A guess is among all tokens but the separator.
         guess=float((allowed >= 0).double().sum(1).mean()) / (len(found.head) - 1),
     )
 
 
-def describe(found: Written) -> Words:
-    """Say what a token costs, and show the continuations."""
-    bits, words = found.bits, found.perplexity
-    title = f"Bits a {found.unit}, and continuations of the test split"
-    says = (
-        f"It takes {_number(bits.value)} bits a {found.unit}{_ends(bits)}, a perplexity of "
-        f"{_number(words.value)}{_ends(words)}, beside {_number(bits.chance)} of a uniform guess."
-    )
-    if found.legal is not None:
-        low, high = found.legal.interval
-        says += (
-            f" {percent(found.legal.share)} of its answers may come next by the row's automaton "
-        )
-        says += f"({percent(low)} to {percent(high)}); of uniform ones "
-        says += f"{percent(found.legal.guess)} would."
-    if found.why:
-        says += f" There is nothing to read: {found.why}."
-    reading = (
-        f"{found.scored:,} {found.unit}s of {found.rows} test rows; intervals by resampling rows. "
-        f"Drawn: at temperature {TEMPERATURE}, among the {found.top_k} likeliest."
-    )
-    if found.unit == "byte":
-        reading += " Control characters stand as pictures, bytes that are no text as \\x."
-    passages = tuple(
-        Passage(
-            f"Row {sample.row}",
-            sample.prompt,
-            {"the text": sample.text, "likeliest": sample.greedy, "drawn": sample.fig},
-        )
-        for sample in found.samples
-    )
-    return Words(title, says, reading, says, passages)
+def _format_interval(estimate: Estimate) -> str:
+    """Return an interval in brackets; nothing where there is none."""
+    if math.isnan(estimate.low):
+        return ""
+    return f" ({_format_number(estimate.low)} to {_format_number(estimate.high)})"
 
 
-def _ends(of: Estimate) -> str:
-    """Return an interval, where there is one."""
-    return "" if math.isnan(of.low) else f" ({_number(of.low)} to {_number(of.high)})"
-
-
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def draw(found: Written) -> None:
-    """Draw nothing: it is to be read."""
-    del found

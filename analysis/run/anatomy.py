@@ -3,10 +3,11 @@
 import html
 import textwrap
 from collections import Counter
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from analysis.base import Subject, Words
+from analysis.base import Finding, Subject, Words, describe, draw
 from analysis.plots.style import (
     BLUE,
     GREEN,
@@ -18,11 +19,13 @@ from analysis.plots.style import (
     add_title,
     new_figure,
 )
-from lab.models.anatomy import Anatomy, Part, dissect
+from lab.models.anatomy import Anatomy, Part, anatomy
+
+__all__ = ["TITLE", "StackAnatomy", "describe", "draw", "measure"]
 
 TITLE = "The model"
 
-COLORS = {
+EDGES = {
     "Attention": BLUE,
     "InnerFunctionAttention": PURPLE,
     "SSD": GREEN,
@@ -32,89 +35,108 @@ COLORS = {
     "RoutedMoE": VERMILLION,
     "SharedExpertMoE": VERMILLION,
 }
-"""Edge of a box by the layer's class; the name inside says the same."""
+"""Colour of a box's edge by the class of the layer; the box also names the class."""
 
 BOX, GAP = 58.0, 18.0
-"""Height of a box, and of the space above it, px."""
+"""Heights of a box and of the space above it, px."""
 
 NOTE = 46
-"""Characters of a layer's note in its box: as many as a phone has room for."""
+"""Most characters of the note in a box: as many as fit on a phone."""
 
 STREAM, LEFT, RIGHT = 0.05, 0.14, 0.84
-"""Where the residual stream runs, and the boxes' ends, as shares of the width."""
+"""Horizontal places of the residual stream and of both ends of a box, as shares of the width."""
 
 
-def measure(subject: Subject) -> list[Anatomy]:
-    """Return what the subject's model is made of."""
-    return [dissect(subject.model)]
+@dataclass(frozen=True)
+class StackAnatomy(Anatomy, Finding):
+    """What a model is made of, in words and as a drawing."""
+
+    @classmethod
+    def of(cls, found: Anatomy) -> "StackAnatomy":
+        """Return an anatomy as a finding."""
+        return cls(found.embedding, found.unit, found.times, found.head)
+
+    def describe(self) -> Words:
+        """Say how large the model is, and which layers hold most of its parameters."""
+        blocks = sum(run.times for run in self.unit) * self.times
+        sizes: Counter[str] = Counter()
+        for part in self.parts:
+            sizes[part.name] += part.parameters
+        (largest, size), *_ = sizes.most_common(1)
+        copies = sum(part.name == largest for part in self.parts)
+        says = f"{blocks} block{'s' * (blocks != 1)}, {abbreviate(self.total)} parameters"
+        if self.active < self.total:
+            says += f", of which a token uses {abbreviate(self.active)}"
+        where = f"the {largest}" if copies == 1 else f"the {copies} {largest} layers"
+        says += f"; {100 * size / self.total:.0f} % of all are in {where}."
+        return Words(
+            title="The stack, from tokens to logits",
+            says=says,
+            reading=(
+                "From the bottom up. Each block adds the output of its mixer, then that of its "
+                "state transform, to the residual stream (the line). The bracket marks what "
+                "repeats, × how often."
+            ),
+            alt=f"Drawing of the model's blocks. {says}",
+        )
+
+    def draw(self) -> go.Figure:
+        """Draw the layers as boxes along the residual stream, from the bottom up."""
+        pitch = BOX + GAP
+        layers = [
+            part for run in self.unit for part in (run.pair.mixer, run.pair.transform) if part
+        ]
+        height = (len(layers) + 2) * pitch - GAP
+        fig = new_figure(height=round(height) + 84)
+        fig.update_layout(margin={"l": 8, "r": 8, "t": 76, "b": 8}, hovermode=False)
+        fig.update_xaxes(visible=False, range=[0, 1], fixedrange=True)
+        fig.update_yaxes(visible=False, range=[-1, height + 1], fixedrange=True)
+        _add_line(fig, [(STREAM, BOX), (STREAM, height - BOX)])
+        _add_box(fig, 0.005, 0.0, self.embedding)
+        for i, part in enumerate(layers, start=1):
+            low, high = i * pitch + 0.2 * BOX, i * pitch + 0.8 * BOX
+            _add_line(fig, [(STREAM, low), (LEFT, low)])
+            _add_line(fig, [(LEFT, high), (STREAM, high)])
+            _add_box(fig, LEFT, i * pitch, part)
+        _add_box(fig, 0.005, height - BOX, self.head)
+        sums = [i * pitch + 0.8 * BOX for i in range(1, len(layers) + 1)]
+        fig.add_scatter(
+            x=[STREAM] * len(sums),
+            y=sums,
+            mode="markers",
+            marker={
+                "symbol": "circle-cross-open",
+                "size": 13,
+                "color": MUTED,
+                "line": {"width": 2},
+            },
+            showlegend=False,
+        )
+        first = 1
+        for run in self.unit:
+            last = first + (run.pair.mixer is not None) + (run.pair.transform is not None)
+            if run.times > 1:
+                _add_bracket(fig, RIGHT + 0.03, first * pitch, last * pitch - GAP, run.times)
+            first = last
+        if self.times > 1:
+            _add_bracket(fig, RIGHT + 0.1, pitch, height - pitch, self.times)
+        return fig
 
 
-def describe(found: Anatomy) -> Words:
-    """Put a model in words."""
-    blocks = sum(run.times for run in found.unit) * found.times
-    held: Counter[str] = Counter()
-    for part in found.parts:
-        held[part.name] += part.parameters
-    (largest, count), *_ = held.most_common(1)
-    says = f"{_counted(blocks, 'block')}, {short(found.total)} parameters"
-    if found.active < found.total:
-        says += f", {short(found.active)} of them used by a token"
-    says += f"; {100 * count / found.total:.0f} % of all are in {_named(largest, found)}."
-    return Words(
-        title="The stack, from tokens to logits",
-        says=says,
-        reading=(
-            "From the bottom up. Each block adds its mixer's output, then its state transform's, "
-            "to the residual stream (the line); × counts alike neighbours, the bracket repeats."
-        ),
-        alt=f"Drawing of the model's blocks. {says}",
-    )
+def measure(subject: Subject) -> list[StackAnatomy]:
+    """Take the subject's model apart."""
+    return [StackAnatomy.of(anatomy(subject.model))]
 
 
-def draw(found: Anatomy) -> go.Figure:
-    """Draw a model as boxes along its residual stream, from the bottom up."""
-    pitch = BOX + GAP
-    layers = [part for run in found.unit for part in (run.pair.mixer, run.pair.transform) if part]
-    height = (len(layers) + 2) * pitch - GAP
-    fig = new_figure(height=round(height) + 84)
-    fig.update_layout(margin={"l": 8, "r": 8, "t": 76, "b": 8}, hovermode=False)
-    fig.update_xaxes(visible=False, range=[0, 1], fixedrange=True)
-    fig.update_yaxes(visible=False, range=[-1, height + 1], fixedrange=True)
-    _line(fig, [(STREAM, BOX), (STREAM, height - BOX)])
-    _box(fig, 0.005, 0.0, found.embedding)
-    for i, part in enumerate(layers, start=1):
-        low, high = i * pitch + 0.2 * BOX, i * pitch + 0.8 * BOX
-        _line(fig, [(STREAM, low), (LEFT, low)])
-        _line(fig, [(LEFT, high), (STREAM, high)])
-        _box(fig, LEFT, i * pitch, part)
-    _box(fig, 0.005, height - BOX, found.head)
-    sums = [i * pitch + 0.8 * BOX for i in range(1, len(layers) + 1)]
-    fig.add_scatter(
-        x=[STREAM] * len(sums),
-        y=sums,
-        mode="markers",
-        marker={"symbol": "circle-cross-open", "size": 13, "color": MUTED, "line": {"width": 2}},
-        showlegend=False,
-    )
-    first = 1
-    for run in found.unit:
-        last = first + (run.pair.mixer is not None) + (run.pair.transform is not None)
-        if run.times > 1:
-            _bracket(fig, RIGHT + 0.03, first * pitch, last * pitch - GAP, run.times)
-        first = last
-    if found.times > 1:
-        _bracket(fig, RIGHT + 0.1, pitch, height - pitch, found.times)
-    return fig
-
-
-def page(found: Anatomy, name: str) -> str:
-    """Return the drawing as a page of its own, with what it says."""
-    lines = map(html.escape, textwrap.wrap(describe(found).says, width=80))
-    fig = add_title(draw(found), name, "")
+def render_page(found: Anatomy, name: str) -> str:
+    """Return the drawing of a model and its description as an HTML page."""
+    finding = StackAnatomy.of(found)
+    lines = map(html.escape, textwrap.wrap(finding.describe().says, width=80))
+    fig = add_title(finding.draw(), name, "")
     return fig.update_layout(title_subtitle_text="<br>".join(lines)).to_html(include_plotlyjs=True)
 
 
-def short(count: int) -> str:
+def abbreviate(count: int) -> str:
     """Return a count of parameters as text: 812, 41.5 k, 7.08 M, 1.30 B."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
@@ -122,37 +144,28 @@ def short(count: int) -> str:
     return str(count)
 
 
-def _box(fig: go.Figure, left: float, low: float, part: Part) -> None:
-    color = COLORS.get(part.name, MUTED)
+def _add_box(fig: go.Figure, left: float, low: float, part: Part) -> None:
+    color = EDGES.get(part.name, MUTED)
     frame = {"type": "rect", "x0": left, "x1": RIGHT, "y0": low, "y1": low + BOX}
     fig.add_shape(frame, fillcolor=color, opacity=0.14, line={"width": 0})
     fig.add_shape(frame, line={"color": color, "width": 2})
-    held = f"{short(part.parameters)} parameters"
+    held = f"{abbreviate(part.parameters)} parameters"
     if part.active < part.parameters:
-        held += f", {short(part.active)} active"
+        held += f", {abbreviate(part.active)} active"
     note = textwrap.wrap(part.note, width=NOTE, max_lines=1, placeholder=" …")
     lines = [f"<b>{html.escape(part.name)}</b>", *map(html.escape, note), held]
-    _label(fig, (LEFT + RIGHT) / 2, low + BOX / 2, "<br>".join(lines))
+    _add_label(fig, (LEFT + RIGHT) / 2, low + BOX / 2, "<br>".join(lines))
 
 
-def _bracket(fig: go.Figure, at: float, low: float, high: float, times: int) -> None:
-    _line(fig, [(at - 0.012, low), (at, low), (at, high), (at - 0.012, high)])
-    _label(fig, at + 0.028, (low + high) / 2, f"× {times}")
+def _add_bracket(fig: go.Figure, at: float, low: float, high: float, times: int) -> None:
+    _add_line(fig, [(at - 0.012, low), (at, low), (at, high), (at - 0.012, high)])
+    _add_label(fig, at + 0.028, (low + high) / 2, f"× {times}")
 
 
-def _line(fig: go.Figure, points: list[tuple[float, float]]) -> None:
+def _add_line(fig: go.Figure, points: list[tuple[float, float]]) -> None:
     path = "M " + " L ".join(f"{x},{y}" for x, y in points)
     fig.add_shape(type="path", path=path, line={"color": MUTED, "width": 2}, layer="below")
 
 
-def _label(fig: go.Figure, x: float, y: float, text: str) -> None:
+def _add_label(fig: go.Figure, x: float, y: float, text: str) -> None:
     fig.add_annotation(x=x, y=y, text=text, xanchor="center", yanchor="middle")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _named(name: str, found: Anatomy) -> str:
-    count = sum(part.name == name for part in found.parts)
-    return f"the {name}" if count == 1 else f"the {count} {name} layers"

@@ -7,8 +7,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.dynamic_mask.figures import step_axis
 from analysis.plots import style
+from analysis.plots.steps import add_step_axis as step_axis
 from analysis.plots.style import COLORS, DASHES, SEQUENTIAL
 from analysis.value_usage.choices import Past, Usage
 from analysis.value_usage.swaps import Swap

@@ -27,8 +27,8 @@ def model(
 
     Nothing is allocated. Without a size of its own an architecture is shown at the paper's 320M.
     """
-    from lab.models.anatomy import dissect
-    from lab.models.paper_sizes import build_on_meta, compare_with_paper
+    from lab.models.anatomy import anatomy
+    from lab.models.paper_sizes import against_paper, described
 
     given = {
         "d_model": d_model,
@@ -38,10 +38,10 @@ def model(
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     with usage():
-        built, paper_size = build_on_meta(name, size, chosen, assignments(option or []))
-    found = dissect(built)
+        built, paper_size = described(name, size, chosen, assignments(option or []))
+    found = anatomy(built)
     own = bool(option) or vocab_size is not None
-    compared = compare_with_paper(name, paper_size, found.total, own) if paper_size else None
+    compared = against_paper(name, paper_size, found.total, own) if paper_size else None
     if as_json:
         whole = {"name": name, "total": found.total, "active": found.active}
         typer.echo(json.dumps({**whole, "paper": compared and asdict(compared), **asdict(found)}))
@@ -53,12 +53,12 @@ def model(
         Console(markup=False, highlight=False).print(anatomy_table(found))
         typer.echo(count_line(found, compared))
     if figure is not None:
-        from analysis.run.anatomy import page
+        from analysis.run.anatomy import render_page
         from lab.files import write, writing
 
-        drawn = page(found, " ".join(filter(None, (name, paper_size))))
+        page = render_page(found, " ".join(filter(None, (name, paper_size))))
         with answering(), writing(figure):
-            write(figure, drawn)
+            write(figure, page)
         typer.echo(f"figure: {figure}", err=as_json)
 
 

@@ -49,14 +49,14 @@ def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
     """Draw the rows into a file."""
     from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
-    from analysis.rows import layout as rows
+    from analysis.rows.layout import lay_out
     from lab.files import writing
 
-    found = rows.laid_out(task, task.batch(split=split, size=count, seed=seed))
-    drawn = add_title(rows.draw(found), rows.describe(found).title, f"{split}, seed {seed}")
+    layout = lay_out(task, task.batch(split=split, size=count, seed=seed))
+    fig = add_title(layout.draw(), layout.describe().title, f"{split}, seed {seed}")
     try:
         with answering(), usage(), writing(path):
-            save(drawn, path)
+            save(fig, path)
     except BrowserError as error:
         raise refusal(error, 2) from error
 

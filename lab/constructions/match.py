@@ -12,7 +12,7 @@ from lab.constructions.interference import ALLOWED, Memory
 from lab.constructions.residual import ANSWER_SIZE, CONSTANT, KIND, SEEN, Residual
 from lab.constructions.slots import Channels, of_mixer
 from lab.layers.attention import Attention
-from lab.layers.mask import OracleMask
+from lab.layers.mask import has_oracle_mask
 from lab.layers.ssd import SSD
 
 KIND_WEIGHT = 0.4
@@ -94,7 +94,7 @@ def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
     score = heads.needed_score(margin, lookup.seq_len, what, hint)
     pair, early = 0, 0.0
     # An oracle mask hides what comes later than the pairs.
-    told = isinstance(attention.mask, OracleMask)
+    told = has_oracle_mask(attention)
     earliest = "never" if told and lookup.earliest == "query" else lookup.earliest
     if earliest != "never":
         pair, early = _early(channels, lookup)

@@ -11,7 +11,7 @@ from lab.constructions import look_back, parity, recall
 from lab.constructions.cannot import CannotError
 from lab.constructions.capacity import arrangements
 from lab.constructions.residual import silence
-from lab.layers.mask import OracleMask
+from lab.layers.mask import has_oracle_mask
 from lab.models import LanguageModel, build
 from tasks.base import Task
 from tasks.copying import MARKER, Copy
@@ -73,8 +73,7 @@ def set_by_hand(model: LanguageModel, task: Task) -> None:
 
 def _check_told(model: LanguageModel, task: Task) -> None:
     """Hold an oracle mask to tasks whose links tell what to keep."""
-    told = any(isinstance(module, OracleMask) for module in model.modules())
-    if told and not {"key_pos", "value_pos"} <= task.batch(size=1).links.keys():
+    if has_oracle_mask(model) and not {"key_pos", "value_pos"} <= task.batch(size=1).links.keys():
         raise CannotError(
             f"mask=oracle: {task.name} stores no pairs that it could keep", proven=True
         )

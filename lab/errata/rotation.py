@@ -13,7 +13,7 @@ from lab.layers.printed.rotation import (
     DynamicBaseAttention,
     HeadRotatedAttention,
     dynamic_base,
-    rotate_skewed,
+    skewed_rotation,
 )
 from lab.ops.rope import apply_rotary, rotary_table, rotate, rotate_by_matrix
 
@@ -34,7 +34,7 @@ def r1() -> Erratum:
     q, k = drawn(n), drawn(n, seed=1)
     stretched, moved = [], []
     for turn in (
-        rotate_skewed,
+        skewed_rotation,
         lambda x, positions: rotate(x, positions, layout="interleaved"),
     ):
         R = _as_matrices(turn, positions, n)

@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import require_one_of
+from lab.layers.choices import one_of
 from lab.layers.mask import MASKS, Positions
+from lab.layers.mixer import RotaryPairs
 from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.attention import PADDED, Backend, attend, attention_scores
 from lab.ops.attention_kernels import repeat_heads
@@ -66,6 +67,11 @@ class Attention(nn.Module):
     Source: sec:methods:ifa. Departs: masked before the softmax (erratum D2).
     """
 
+    # What the layer offers (`lab.layers.mixer`).
+    matrix_form = "pattern A, rows sum to 1"
+    scores_hook = "hook_attn_scores"
+    bias_hook = "hook_dynamic_mask"
+
     def __init__(
         self,
         d_model: int,
@@ -90,10 +96,10 @@ class Attention(nn.Module):
         if n_kv_heads < 1 or n_heads % n_kv_heads:
             raise ValueError(f"{n_kv_heads=} must divide {n_heads=}")
         d_head = d_model // n_heads
-        require_one_of("position", position, get_args(Position))
-        require_one_of("rope_layout", rope_layout, get_args(Layout))
-        require_one_of("mask", mask, get_args(Mask))
-        require_one_of("backend", backend, get_args(Backend))
+        one_of("position", position, get_args(Position))
+        one_of("rope_layout", rope_layout, get_args(Layout))
+        one_of("mask", mask, get_args(Mask))
+        one_of("backend", backend, get_args(Backend))
         if position == "rope" and d_head % 2:
             raise ValueError(f"d_model / n_heads = {d_head} must be even for position='rope'")
         if window is not None and mask == "none":
@@ -131,6 +137,25 @@ class Attention(nn.Module):
     def relative(self) -> bool:
         """Whether shifting all positions changes nothing."""
         return self.mask is None or self.mask.relative
+
+    @property
+    def rotary_pairs(self) -> RotaryPairs | None:
+        """How queries and keys are rotated; None with position="none"."""
+        if self.position != "rope":
+            return None
+        width = self.q.out_features // self.n_heads
+        return RotaryPairs(
+            sides="Q/K",
+            target_hook="hook_q",
+            source_hook="hook_k",
+            decay_hook=None,
+            source_of=tuple(h * self.n_kv_heads // self.n_heads for h in range(self.n_heads)),
+            comparison_of=tuple(range(self.n_heads)),
+            n_pairs=width // 2,
+            base=self.rope_base,
+            layout=self.rope_layout,
+            scale=width**-0.5,
+        )
 
     def extra_repr(self) -> str:
         """Return the layer's sizes and readings."""
@@ -174,17 +199,17 @@ class Attention(nn.Module):
         if state is not None:
             self._check_state(state)
         positions = token_positions(x.shape[1], x.device, state, keep)
-        q, k = self._project_and_rotate(x, positions)
+        q, k = self._rotated(x, positions)
         v = self._head_values(x)
         bias = self._key_bias(v, positions, keep)
         if keep is not None:
             # What stands at padding is anything: no score or value may come of it.
             k, v = (z.masked_fill(~keep[:, None, :, None], 0.0) for z in (k, v))
         if state is not None:
-            bias = self._join_bias(state, bias, k)
+            bias = self._joined_bias(state, bias, k)
             k, v = (torch.cat([a.to(z.dtype), z], 2) for a, z in ((state.k, k), (state.v, v)))
         after = AttentionState(k, v, bias, next_position(x, state, keep))
-        return self.project(x, self._mix(q, k, v, bias)), after
+        return self.project(x, self._mixed(q, k, v, bias)), after
 
     def step(
         self, x: Float[Tensor, "b d"], state: AttentionState
@@ -199,7 +224,7 @@ class Attention(nn.Module):
         """Return the attention pattern, or some of its rows; quadratic, for analysis."""
         first, last, _ = (rows or slice(None)).indices(x.shape[1])
         positions = token_positions(x.shape[1], x.device)
-        q, k = self._project_and_rotate(x, positions)
+        q, k = self._rotated(x, positions)
         bias = self._key_bias(self._head_values(x), positions)
         # The rows' queries stand at the last of the keys, as in decoding.
         bias = None if bias is None else bias[..., :last]
@@ -238,7 +263,7 @@ class Attention(nn.Module):
         v = rearrange(self._value_vectors(x), "b s (h p) -> b s h p", h=self.n_kv_heads)
         return rearrange(self.hook_v(v), "b s h p -> b h s p")
 
-    def _project_and_rotate(
+    def _rotated(
         self, x: Float[Tensor, "b t d"], positions: Positions
     ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
         """Return queries and keys at their positions."""
@@ -268,7 +293,7 @@ class Attention(nn.Module):
         bias = self.hook_dynamic_mask(bias[:, :, None, :])[:, :, 0, :]
         return bias if keep is None else torch.where(keep[:, None, :], bias, PADDED)
 
-    def _join_bias(
+    def _joined_bias(
         self,
         state: AttentionState,
         bias: Float[Tensor, "b h_kv t"] | None,
@@ -283,7 +308,7 @@ class Attention(nn.Module):
         )
         return torch.cat([old, new], dim=-1)
 
-    def _mix(
+    def _mixed(
         self,
         q: Float[Tensor, "b h t p"],
         k: Float[Tensor, "b h_kv s p"],

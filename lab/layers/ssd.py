@@ -10,15 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import require_one_of
+from lab.layers.choices import one_of
 from lab.layers.convolution import CausalConvolution
+from lab.layers.mixer import RotaryPairs
 from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.rope import Layout, apply_rotary, rotary_table
 from lab.ops.ssd import ssd, ssd_step
 from lab.ops.ssd_backends import BACKENDS, resolve_backend
 from lab.ops.ssd_chunked import ssd_chunked
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
-from lab.peers import PEERS, explain_missing
+from lab.peers import PEERS, why_missing
 
 Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
@@ -100,6 +101,10 @@ class SSD(nn.Module):
         the other positions.
     """
 
+    # What the layer offers (`lab.layers.mixer`).
+    matrix_form = "M̃ = L∘CBᵀ·dt + D"
+    recurrent_hooks = ("hook_ssm_write", "hook_ssm_state")
+
     def __init__(
         self,
         d_model: int,
@@ -120,13 +125,13 @@ class SSD(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        require_one_of("position", position, get_args(Position))
-        require_one_of("rope_layout", rope_layout, get_args(Layout))
-        require_one_of("dt_init", dt_init, get_args(DtInit))
-        require_one_of("groups", groups, get_args(Groups))
-        require_one_of("gate", gate, get_args(Gate))
-        require_one_of("backend", backend, ("auto", *BACKENDS))
-        missing = explain_missing(backend) if backend in PEERS else None
+        one_of("position", position, get_args(Position))
+        one_of("rope_layout", rope_layout, get_args(Layout))
+        one_of("dt_init", dt_init, get_args(DtInit))
+        one_of("groups", groups, get_args(Groups))
+        one_of("gate", gate, get_args(Gate))
+        one_of("backend", backend, ("auto", *BACKENDS))
+        missing = why_missing(backend) if backend in PEERS else None
         if missing is not None:
             raise ValueError(f"{backend=}: {missing}")
         for field, value in (
@@ -196,6 +201,24 @@ class SSD(nn.Module):
     def relative(self) -> bool:
         """Whether outputs depend on distances alone; rotations see no more than those."""
         return True
+
+    @property
+    def rotary_pairs(self) -> RotaryPairs | None:
+        """How C and B are rotated; None unless position is "rope"."""
+        if self.position != "rope":
+            return None
+        return RotaryPairs(
+            sides="C/B",
+            target_hook="hook_C_pre",
+            source_hook="hook_B_pre",
+            decay_hook="hook_log_decay",
+            source_of=tuple(range(self.n_groups)),
+            comparison_of=tuple(self.group_of_head.tolist()),
+            n_pairs=self.C_proj.out_features // self.n_groups // 2,
+            base=self.rope_base,
+            layout=self.rope_layout,
+            scale=1.0,
+        )
 
     @property
     def group_of_head(self) -> Int[Tensor, " h"]:

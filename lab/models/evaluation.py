@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.intervals import wilson_of_rows
-from lab.layers.mask import OracleMask, reveal_stored
+from lab.layers.mask import has_oracle_mask, stored
 from lab.models.language_model import LanguageModel
 from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from tasks.base import IGNORE, Batch, Task
@@ -77,7 +77,7 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     """
     targets = batch.targets.flatten()
     scored = (targets != IGNORE).nonzero().squeeze(1)
-    with _choose_autocast(batch.inputs.device, precision), _reveal(model, batch):
+    with _autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
         hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
     weight = model.head.weight
     if precision == "bf16":
@@ -85,7 +85,7 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     return hidden, weight, targets[scored]
 
 
-def find_stored_positions(batch: Batch) -> Tensor:
+def stored_positions(batch: Batch) -> Tensor:
     """Return where the stored pairs are, bool [b t]: all that an oracle mask keeps.
 
     Raises:
@@ -99,14 +99,22 @@ def find_stored_positions(batch: Batch) -> Tensor:
     return keep.to(positions.device).scatter_(1, positions % keep.shape[1], True)[:, :-1]
 
 
-def _reveal(model: LanguageModel, batch: Batch) -> AbstractContextManager[object]:
-    """Tell the model's oracle masks, where it has any, what the batch stores."""
-    if any(isinstance(module, OracleMask) for module in model.modules()):
-        return reveal_stored(model, find_stored_positions(batch))
-    return nullcontext()
+def tell_oracle_masks(
+    model: nn.Module, batch: Batch, rows: Tensor | slice = slice(None)
+) -> AbstractContextManager[object]:
+    """Tell a model's oracle masks what some rows of a batch store, for a `with` block.
+
+    Nothing happens where the model has no such mask.
+
+    Raises:
+        ValueError: for an oracle mask and a task whose links name no pairs.
+    """
+    if not has_oracle_mask(model):
+        return nullcontext()
+    return stored(model, stored_positions(batch)[rows])
 
 
-def _choose_autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

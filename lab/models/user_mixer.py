@@ -13,8 +13,16 @@ USER_MIXER = "U"
 """The letter of a mixer class that is not the lab's own."""
 
 
+def is_own(mixer: nn.Module) -> bool:
+    """Whether a mixer's class is the lab's own, whose promises the laws have tested.
+
+    A user's class that inherits from one of the lab's is not: it may change anything.
+    """
+    return type(mixer).__module__.startswith("lab.")
+
+
 @contextmanager
-def check_mixers(model: LanguageModel) -> Iterator[None]:
+def mixers_checked(model: LanguageModel) -> Iterator[None]:
     """Hold every mixer to its contract, [b t d] → [b t d], for the length of a `with` block.
 
     Raises:
@@ -36,14 +44,14 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
             assert isinstance(block, Block)
             if block.mixer is not None:
                 stack.callback(block.mixer.register_forward_hook(check).remove)
-                if not type(block.mixer).__module__.startswith("lab."):
+                if not is_own(block.mixer):
                     forward = block.mixer.forward
                     stack.callback(setattr, block.mixer, "forward", forward)
-                    block.mixer.forward = convert_errors(forward, type(block.mixer))
+                    block.mixer.forward = answerable(forward, type(block.mixer))
         yield
 
 
-def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
+def answerable(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
     """Wrap a call into code that is not the lab's: whatever it raises becomes a ValueError."""
 
     def answer(*args: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from lab.device import choose_device
 from lab.files import locked
 from lab.lengthening import stages
 from lab.models.evaluation import evaluate, score
-from lab.models.user_mixer import check_mixers
+from lab.models.user_mixer import mixers_checked
 from lab.suite.audit import audit
 from lab.training.diagnosis import diagnose
 from lab.training.fit import DivergedError, Row, State, check, fit
@@ -138,7 +138,7 @@ def try_out(run: Run) -> None:
         for stage in reversed(stages(run.task, run.train)):
             batch = stage.task.batch(size=1, seed=run.train.seed)
             # With gradients, as in training: a backend may have none.
-            with check_mixers(model), _at_length(stage.task.seq_len, run.task.seq_len):
+            with mixers_checked(model), _at_length(stage.task.seq_len, run.task.seq_len):
                 score(model, batch, "fp32")
     except RuntimeError as error:
         if "allocate" not in str(error):

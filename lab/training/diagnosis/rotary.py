@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.intervals import wilson_of_rows
-from lab.layers.attention import Attention
-from lab.layers.ssd import SSD
+from lab.layers.mixer import get_rotary_pairs
 from lab.models.language_model import Block, LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.ended import Ended, Look
@@ -86,14 +85,10 @@ def rotations(model: LanguageModel) -> list[Rotation]:
         mixer = block.mixer if isinstance(block, Block) else None
         if mixer is None:
             continue
-        if isinstance(mixer, Attention) and mixer.position == "rope":
-            width = mixer.q.out_features // mixer.n_heads
-            found.append(Rotation(mixer.rope_base, width, mixer.n_heads))
-        elif isinstance(mixer, SSD) and mixer.position == "rope":
-            width = mixer.B_proj.out_features // mixer.n_groups
-            found.append(Rotation(mixer.rope_base, width, mixer.n_groups))
-        else:
+        rotary = get_rotary_pairs(mixer)
+        if rotary is None:
             return []
+        found.append(Rotation(rotary.base, 2 * rotary.n_pairs, len(rotary.source_of)))
     return found
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.run import baselines
-from analysis.run.baselines import Standing, describe, draw, headline
+from analysis.run.baselines import Standing, describe
 from lab.intervals import wilson
 
 RULES = {"chance": 0.01, "last value": 0.06, "most recent match": 0.9, "oracle": 1.0}
@@ -29,8 +29,8 @@ def standing(stopped: str, accuracy: float | None, scored: int = 1000) -> Standi
 )
 def test_every_ending_has_a_sentence_and_a_figure(stopped, accuracy, opening):
     result = standing(stopped, accuracy)
-    assert headline(result).startswith(opening)
-    bars = [len(bar["y"]) for bar in draw(result).to_dict()["data"]]
+    assert result.headline.startswith(opening)
+    bars = [len(bar["y"]) for bar in result.draw().to_dict()["data"]]
     assert bars == ([4] if accuracy is None else [1, 4])
     assert "last value 6.0 %" in describe(result).alt
 
@@ -45,5 +45,6 @@ def test_rules_are_placed_by_the_interval():
 def test_a_solved_run_is_not_said_to_be_open():
     found = {"verdict": "not built", "accuracy": None, "because": "too narrow"}
     result = {"stopped": "solved", "accuracy": 0.99, "set_by_hand": found}
-    assert baselines._by_hand(result) == ""
-    assert "is open: too narrow" in baselines._by_hand({**result, "stopped": "budget"})
+    assert baselines._describe_construction(result) == ""
+    result["stopped"] = "budget"
+    assert "is open: too narrow" in baselines._describe_construction(result)

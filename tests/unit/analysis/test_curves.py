@@ -5,7 +5,7 @@ import pytest
 
 from analysis.base import NotApplicableError, Subject
 from analysis.run import baselines, curves
-from analysis.run.curves import Curve, describe, draw
+from analysis.run.curves import Curve, describe
 from lab.config import ModelConfig, TrainConfig
 from lab.training.runs import Run
 from tasks.mqar import MQAR
@@ -26,7 +26,7 @@ def measured(monkeypatch, tmp_path):
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     batch = run.task.batch(size=1)
     scores = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
-    monkeypatch.setattr(baselines, "scores", lambda run: scores)
+    monkeypatch.setattr(baselines, "score_baselines", lambda run: scores)
     return curves.measure(Subject(run.task, run.build(), batch, step=25, run=run))
 
 
@@ -58,14 +58,14 @@ def test_one_step_without_evaluation_can_be_drawn():
     none = np.zeros(0)
     curve = Curve("loss", one, one / 2, 1, none.astype(int), none, {"uniform guess": 5.5})
     assert describe(curve).says.startswith("No evaluation yet")
-    assert len(draw(curve).to_dict()["data"]) == 2
+    assert len(curve.draw().to_dict()["data"]) == 2
 
 
 def test_one_evaluation_is_no_journey():
     one = np.array([30])
     curve = Curve("accuracy", one, one / 60, 1, one, one / 60, {"chance": 0.1})
     assert describe(curve).says == (
-        "The held-out accuracy stands at 50.0 % after step 30; it was evaluated once."
+        "The held-out accuracy is 50.0 % after step 30; it was evaluated once."
     )
 
 
@@ -73,12 +73,12 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     grown = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
     monkeypatch.setattr(Run, "metrics", lambda run: grown)
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
-    monkeypatch.setattr(baselines, "scores", lambda run: {"chance": 0.01, "oracle": 1.0})
+    monkeypatch.setattr(baselines, "score_baselines", lambda run: {"chance": 0.01, "oracle": 1.0})
     loss, accuracy = curves.measure(Subject(run.task, run.build(), run.task.batch(size=1), run=run))
     assert accuracy.stages == ((1, 8), (11, 16))
     assert describe(accuracy).says == (
         "Rows grow from 8 to 16 tokens; those of 16 begin at step 11, and end at a held-out "
         "accuracy of 100.0 %."
     )
-    verticals = [shape.x0 for shape in draw(loss).layout.shapes if shape.x0 == shape.x1]
+    verticals = [shape.x0 for shape in loss.draw().layout.shapes if shape.x0 == shape.x1]
     assert verticals == [1, 11]

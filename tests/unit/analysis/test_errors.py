@@ -9,7 +9,6 @@ from torch import nn
 
 from analysis import errors
 from analysis.base import NotApplicableError, Subject
-from analysis.dynamic_mask.masking import masked_layers
 from analysis.errors import out_of_reach as reach
 from analysis.errors.attribution import attribute_errors
 from analysis.errors.causes import (
@@ -20,13 +19,6 @@ from analysis.errors.causes import (
     OTHER_PAIR,
     OUTRANKED,
     UNKNOWN,
-    asked,
-    follows_decoy,
-    last_seen,
-    next_door,
-    other_pairs,
-    other_value,
-    redrawn,
 )
 from analysis.errors.examples import Examples
 from analysis.errors.ledger import Ledger
@@ -34,14 +26,11 @@ from analysis.record import to_plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
-from lab.models import Block, build
-from lab.models.evaluation import find_stored_positions
+from lab.models import build
 from tasks.base import Batch
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=24, vocab_size=32, n_pairs=4)
-MIXED = MQAR(seq_len=24, vocab_size=32).changed(n_pairs=(2, 6))
-FULL = MQAR(seq_len=24, vocab_size=32)
 STRONG = 100.0
 """What an answer adds to the residual stream, where the token itself adds 1."""
 
@@ -220,29 +209,6 @@ def test_what_a_mask_hides_without_harm_is_not_blamed():
     assert shares(ledger)[MASKED] == 0
 
 
-@pytest.mark.parametrize("bias", [0.0, -3.0], ids=["as the others", "least of all"])
-def test_a_lifted_window_keeps_every_stored_key_and_what_it_kept(bias):
-    options = {"A.mask": "soft", "A.window": 5, "A.max_seq_len": 24}
-    model = build("AM*2", vocab_size=32, d_model=32, options=options).eval()
-    batch = TASK.batch(split="test", size=4)
-    stored = find_stored_positions(batch)[:, None, None]
-    for layer in masked_layers(model).values():
-        assert isinstance(layer.mask, SoftMask)
-        with torch.no_grad():
-            layer.mask.l[:, :8] = bias
-    kept: list[torch.Tensor] = []
-    names = [f"blocks.{i}.mixer.hook_pattern" for i in range(2)]
-    with torch.no_grad(), model.hooks([(names, lambda p, _: kept.append(p > 0))]):
-        model(batch.inputs)
-        reach.lifted(model, batch)
-    assert [layer.window for layer in masked_layers(model).values()] == [5, 5]
-    causal = torch.ones(24, 24, dtype=torch.bool).tril()
-    for before, after in zip(kept[:2], kept[2:], strict=True):
-        assert not before[(stored & causal).expand_as(before)].all()
-        assert after[(stored & causal).expand_as(after)].all()
-        assert after[before].all()
-
-
 def test_what_decays_below_its_rival_is_said_to():
     mixer = Fading(32)
     ledger, _, subject = measured(mixer)
@@ -257,52 +223,6 @@ def test_what_decays_below_its_rival_is_said_to():
     assert shares(ledger)[DECAYED] + shares(ledger)[DECOY] == pytest.approx(1)
     assert shares(ledger)[DECAYED] > 0.95
     assert "Decay is judged in layer 0, head 0" in errors.describe(ledger).reading
-
-
-@pytest.mark.parametrize("groups", ["interleaved", "tiled"])
-def test_decay_is_judged_by_the_entries_of_the_matrix(monkeypatch, groups):
-    monkeypatch.setattr(reach, "READS", 0.0)
-    options = {"S.n_groups": 2, "S.groups": groups, "S.d_state": 8, "S.dt_init": "paper"}
-    model = build("SM", vocab_size=32, d_model=32, n_heads=4, options=options).double().eval()
-    batch = TASK.batch(split="test", size=12)
-    everyone = asked(batch)
-    rng = np.random.default_rng(0)
-    placebo, rivals = (other_value(batch, everyone, rng) for _ in range(2))
-    reader, found = reach.decayed(model, batch, everyone, placebo, everyone, rivals[None])
-    block = model.blocks[0]
-    assert isinstance(block, Block)
-    assert isinstance(block.mixer, SSD)
-    assert block.norm_mixer is not None
-    _, cache = model.run_with_cache(batch.inputs)
-    with torch.no_grad():
-        M = block.mixer.matrix(block.norm_mixer(model.embed(batch.inputs))).abs()
-    log_decay = cache["blocks.0.mixer.hook_log_decay"]
-    contrast, expected = [], []
-    for h in range(4):
-        on_value, on_other, flips = [], [], []
-        for i in range(len(everyone)):
-            b, t = everyone.rows[i], everyone.positions[i]
-            value, rival = everyone.values[i], rivals[i]
-            on_value.append(M[b, h, t, value].item())
-            on_other.append(M[b, h, t, placebo[i]].item())
-            decay = {s: log_decay[b, s + 1 : t + 1, h].sum().exp().item() for s in (value, rival)}
-            mine, theirs = M[b, h, t, value].item(), M[b, h, t, rival].item()
-            flips.append(mine < theirs and mine / decay[value] >= theirs / decay[rival])
-        contrast.append(np.mean(on_value) / np.mean(on_other))
-        expected.append(flips)
-    assert reader is not None
-    assert reader.head == int(np.argmax(contrast))
-    assert reader.contrast == pytest.approx(max(contrast))
-    assert found[0].tolist() == expected[reader.head]
-    assert found.any()
-
-
-def test_without_decay_nothing_is_blamed_on_it(monkeypatch):
-    monkeypatch.setattr(reach, "READS", 0.0)
-    model = build("SM", vocab_size=32, d_model=32, options={"S.position": "none"})
-    ledger, _ = attribute_errors(Subject(TASK, model.eval(), TASK.batch(split="test", size=40)))
-    assert ledger.reader is not None
-    assert shares(ledger)[DECAYED] == 0
 
 
 def test_no_error_is_bounded_from_above():
@@ -358,50 +278,6 @@ def test_rank_and_probability_are_those_of_the_softmax():
         assert example.rank == 1 + sum(other > row[example.right] for other in row)
         probability = np.exp(row[example.right]) / np.exp(row).sum()
         assert example.probability == pytest.approx(probability, rel=1e-4)
-
-
-@pytest.mark.parametrize("task", [TASK, MIXED, FULL], ids=["empty slots", "mixed", "full"])
-def test_what_the_row_says_is_a_loop_over_it(task, monkeypatch):
-    monkeypatch.setattr("analysis.errors.causes.BLOCK_ENTRIES", 100)
-    batch = task.batch(split="test", size=60)
-    found = asked(batch)
-    inputs = batch.inputs.numpy()
-    answers = redrawn(found, inputs.ravel(), 1, np.random.default_rng(0))[0]
-    # Decoys are rare, and what followed them rarer still among random answers.
-    latest = np.take_along_axis(inputs, latest_match(batch.inputs).numpy().clip(min=0), 1)
-    latest = latest[found.rows, found.positions]
-    answers = np.where(latest == found.targets, answers, latest)
-    decoys, seen = follows_decoy(inputs, found, answers), last_seen(inputs, found, answers)
-    pairs = other_pairs(batch, found, answers)
-    rng = np.random.default_rng(0)
-    others = other_value(batch, found, rng)
-    scored = [(b, t) for b in range(60) for t in range(24) if batch.targets[b, t] != -100]
-    assert list(zip(found.rows.tolist(), found.positions.tolist(), strict=True)) == scored
-    for i, (b, t) in enumerate(scored):
-        row, given = inputs[b].tolist(), int(answers[i])
-        assert given != found.targets[i]
-        query, value = (batch.links[name][b].tolist() for name in ("query_pos", "value_pos"))
-        mine = query.index(t)
-        assert found.pairs[i] == mine
-        assert found.values[i] == value[mine]
-        assert found.keys[i] == value[mine] - 1
-        places = [s for s in range(t) if row[s] == row[t] and s != value[mine] - 1]
-        assert decoys[i] == any(row[s + 1] == given for s in places)
-        assert seen[i] == max([s for s in range(t + 1) if row[s] == given], default=-1)
-        stored = {row[at]: j for j, at in enumerate(value) if at >= 0 and j != mine}
-        assert pairs[i] == stored.get(given, -1)
-        assert others[i] in [at for j, at in enumerate(value) if at >= 0 and j != mine]
-    assert decoys.any()
-    assert (pairs >= 0).any()
-    share, chance = next_door(batch, found, pairs)
-    near, legal = [], []
-    for i in np.flatnonzero(pairs >= 0):
-        count = int((batch.links["value_pos"][found.rows[i]] >= 0).sum())
-        near.append(abs(pairs[i] - found.pairs[i]) == 1)
-        beside = [j for j in range(count) if abs(j - found.pairs[i]) == 1]
-        legal.append(len(beside) / (count - 1))
-    assert share == pytest.approx(np.mean(near))
-    assert chance == pytest.approx(np.mean(legal))
 
 
 def test_everything_is_described_drawn_and_recorded():

@@ -18,7 +18,7 @@ from analysis.frequencies.bands import (
     Band,
     Bands,
     measure_bands,
-    without,
+    remove_pairs,
 )
 from analysis.frequencies.figures import edges_of
 from analysis.frequencies.spectra import (
@@ -295,6 +295,8 @@ def test_a_band_taken_out_is_a_model_without_its_weights(case):
     stack, options = CASES[case]
     given = subject(stack, options, rows=8)
     mixer = first_mixer(given.model)
+    rotary = mixer.rotary_pairs
+    assert rotary is not None
     other = copy.deepcopy(given.model)
     same = first_mixer(other)
     projection = same.q if isinstance(same, Attention) else same.C_proj
@@ -303,7 +305,7 @@ def test_a_band_taken_out_is_a_model_without_its_weights(case):
         interleaved = mixer.rope_layout == "interleaved"
         for channel in (2 * m, 2 * m + 1) if interleaved else (m, m + 4):
             weight[:, channel] = 0
-    with given.model.hooks([without(mixer, 0, np.array([1, 2]))]):
+    with given.model.hooks([remove_pairs(rotary, 0, np.array([1, 2]))]):
         hidden = given.model(given.batch.inputs)
     torch.testing.assert_close(hidden, other(given.batch.inputs))
     assert not torch.allclose(hidden, given.model(given.batch.inputs))
@@ -316,10 +318,11 @@ def test_changes_of_accuracy_are_differences_of_two_models():
     assert result.accuracy == whole
     assert [band.name for band in result.bands] == ["fast", "middle", "slow"]
     assert [band.pairs for band in result.bands] == [(0, 1), (2, 2), (3, 3)]
-    mixer = first_mixer(given.model)
+    rotary = first_mixer(given.model).rotary_pairs
+    assert rotary is not None
     for band in result.bands:
         pairs = np.arange(band.pairs[0], band.pairs[1] + 1)
-        with given.model.hooks([without(mixer, 0, pairs)]):
+        with given.model.hooks([remove_pairs(rotary, 0, pairs)]):
             change = scored(given.model, given.batch).accuracy - whole
         assert band.change == pytest.approx(change)
         assert FEWEST_PLACEBOS <= len(band.placebo) <= PLACEBOS

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.base import NotApplicableError, Subject
 from analysis.record import to_plain
-from analysis.run.generalisation import Reach, describe, draw, measure
+from analysis.run.generalisation import AccuracyByOption, describe, measure
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
 from lab.training.runs import Run
@@ -34,7 +34,9 @@ def entry(option: str, value: Any, accuracy: float, half: float = 0.01) -> dict[
     }
 
 
-def found(tmp_path, task, entries: list[dict[str, Any]], accuracy: float | None = 0.9) -> Reach:
+def found(
+    tmp_path, task, entries: list[dict[str, Any]], accuracy: float | None = 0.9
+) -> AccuracyByOption:
     run = Run(tmp_path / "run", task, ModelConfig(stack="AM", d_model=8), TrainConfig(test_rows=32))
     run.claim()
     result = {"accuracy": accuracy, "steps": STEPS, "seconds": 1.0, "stopped": "budget"}
@@ -45,8 +47,8 @@ def found(tmp_path, task, entries: list[dict[str, Any]], accuracy: float | None 
     return reach
 
 
-def figure(reach: Reach) -> dict[str, Any]:
-    fig = draw(reach)
+def figure(reach: AccuracyByOption) -> dict[str, Any]:
+    fig = reach.draw()
     assert fig is not None
     return fig.to_dict()
 
@@ -65,9 +67,9 @@ def test_it_holds_then_halves_then_is_a_guess(tmp_path):
     # What was evaluated in the same way goes before the result's.
     assert (reach.reference, reach.reference_interval) == (0.93, (0.92, 0.9400000000000001))
     assert describe(reach).says == (
-        "Trained at 32, 93.0 % of the answers are right; beyond that it holds up to 64 (93.0 %), "
-        "keeps half of what it has over a guess up to 128, and is at 10.0 % at 512, no more than "
-        "a guess."
+        "Trained at 32, 93.0 % of the answers are right; above that it holds up to 64 (93.0 %), "
+        "keeps half of its lead over a guess up to 128, and is 10.0 % at 512, not certainly more "
+        "than a guess."
     )
 
 
@@ -76,7 +78,7 @@ def test_it_holds_as_far_as_was_tried(tmp_path):
     # Wilson's interval of 0.9 on 32 rows of one answer reaches below 0.86.
     assert reach.reference_interval == pytest.approx((0.748, 0.964), abs=0.01)
     assert describe(reach).says == (
-        "Trained at 32, 90.0 % of the answers are right; beyond that it holds as far as was "
+        "Trained at 32, 90.0 % of the answers are right; above that it holds as far as was "
         "tried, 88.0 % at 128; below that it holds as far as was tried, 85.0 % at 16."
     )
 
@@ -84,11 +86,14 @@ def test_it_holds_as_far_as_was_tried(tmp_path):
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        (((32, 0.9), (64, 0.3), (128, 0.2)), "falls at once, to 30.0 % at 64, and is at 20.0 % at"),
-        (((32, 0.9), (64, 0.5)), "beyond that it falls at once, to 50.0 % at 64."),
-        (((32, 0.9), (8, 0.3), (16, 0.9)), "below that it holds down to 16 (90.0 %), and is at"),
+        (((32, 0.9), (64, 0.3), (128, 0.2)), "falls at once, to 30.0 % at 64, and is 20.0 % at"),
+        (((32, 0.9), (64, 0.5)), "above that it falls at once, to 50.0 % at 64."),
+        (
+            ((32, 0.9), (8, 0.3), (16, 0.9)),
+            "below that it holds down to 16 (90.0 %), and is 30.0 %",
+        ),
         (((32, 0.9),), "; no other value was tried."),
-        (((32, 0.09), (64, 0.3)), "no more than a guess: there is nothing to hold."),
+        (((32, 0.09), (64, 0.3)), "not certainly more than a guess: nothing can hold."),
     ],
 )
 def test_other_endings(tmp_path, shares, says):
@@ -107,7 +112,7 @@ def test_a_mixture_and_a_schedule_are_ranges(tmp_path):
     assert mixture.trained == (16, 64)
     assert "Accuracy by seq_len, trained at 16, 64" in describe(mixture).title
     assert "grey range" in describe(mixture).reading
-    assert "Trained at 16, 64, 90.0 % of the answers are right; beyond" in describe(mixture).says
+    assert "Trained at 16, 64, 90.0 % of the answers are right; above" in describe(mixture).says
     task = TASK.changed(seq_len=Schedule(first=16, last=64, rows=100))
     schedule = found(tmp_path / "schedule", task, entries)
     assert schedule.trained == (16, 64)
@@ -123,7 +128,7 @@ def test_values_in_no_order_are_told_one_by_one(tmp_path):
     assert (reach.places, reach.trained) == (None, None)
     assert describe(reach).says == (
         "Trained at copy, 90.0 % of the answers are right; 30.0 % at prefix; 90.0 % at copy, no "
-        "sure difference."
+        "certain difference."
     )
     assert figure(reach)["layout"]["xaxis"]["type"] == "category"
     task = Overwrite(seq_len=64, n_pairs=4, vocab_size=64)
@@ -140,12 +145,14 @@ def test_what_the_model_cannot_take_is_said(tmp_path):
     )
     reach = found(tmp_path / "all", TASK, [error])
     assert describe(reach).says.startswith("No value could be evaluated. Not at 64")
-    assert draw(reach) is None
+    assert reach.draw() is None
 
 
 def test_without_an_accuracy_of_its_own_nothing_holds(tmp_path):
     reach = found(tmp_path, TASK, lengths((64, 0.5), (128, 0.3)), accuracy=None)
-    assert describe(reach).says.startswith("Between 30.0 % at 128 and 50.0 % at 64; the run has no")
+    assert describe(reach).says.startswith(
+        "The accuracy is between 30.0 % at 128 and 50.0 % at 64; the run has no"
+    )
     assert "Holds" not in describe(reach).reading
 
 

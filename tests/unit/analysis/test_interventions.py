@@ -14,7 +14,7 @@ from torch import Tensor
 
 from analysis.interventions import block_edges, edit_matrix, swap_values
 from lab.layers.attention import Attention
-from lab.layers.mask import reveal_stored
+from lab.layers.mask import stored
 from lab.layers.ssd import SSD
 from tests.intervened import (
     TOKENS,
@@ -187,7 +187,7 @@ def test_a_batch_by_few_rows_is_the_batch_at_once(mixer, monkeypatch):
             return mixed(model)
 
     whole = run()
-    monkeypatch.setattr("analysis.interventions.matrix.BLOCK_ENTRIES", 1)
+    monkeypatch.setattr("analysis.interventions.by_matrix.BLOCK_ENTRIES", 1)
     torch.testing.assert_close(run(), whole, rtol=1e-12, atol=1e-12)
 
 
@@ -273,9 +273,9 @@ def test_gradients_pass_but_by_blocked_edges(mixer):
 def test_an_oracle_mask_keeps_what_it_was_told():
     model = stack(attention(mask="oracle"))
     keep = torch.arange(9).remainder(2).eq(0).expand(3, -1)
-    with reveal_stored(model, keep), edit_matrix(model, 0, lambda matrix, rows: matrix):
+    with stored(model, keep), edit_matrix(model, 0, lambda matrix, rows: matrix):
         edited = model(TOKENS)
-    with reveal_stored(model, keep):
+    with stored(model, keep):
         torch.testing.assert_close(edited, model(TOKENS), rtol=1e-10, atol=1e-10)
 
 
@@ -293,7 +293,7 @@ def test_an_edited_ssd_has_no_state():
     model = stack(ssd_moved())
     with (
         edit_matrix(model, 0, lambda matrix, rows: matrix),
-        pytest.raises(ValueError, match="hook_ssm_write and hook_ssm_state are not met while"),
+        pytest.raises(ValueError, match="hook_ssm_write and hook_ssm_state: no hook"),
     ):
         model.run_with_cache(TOKENS, "blocks.0.mixer.hook_ssm_state")
 

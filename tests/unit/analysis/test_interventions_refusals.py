@@ -219,7 +219,7 @@ def test_a_point_that_nobody_knows_is_patched_as_a_whole():
     model, mine = stack(attention()), HookPoint()
     model.blocks[0].add_module("hook_mine", mine)
     with (
-        pytest.raises(ValueError, match=r"rows: blocks.0.hook_mine has axes that nobody named"),
+        pytest.raises(ValueError, match=r"rows: blocks.0.hook_mine has axes without names"),
         ablate(model, "blocks.0.hook_mine", rows=[0]),
     ):
         raise AssertionError("the block must not run")

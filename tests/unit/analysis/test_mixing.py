@@ -231,8 +231,8 @@ class Undefined(Own):
 def test_a_matrix_that_is_none_is_refused(cls, why):
     x = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
     with pytest.raises(NotApplicableError, match=why):
-        Mixer(0, cls(8), x).prove()
-    Mixer(0, Own(8), x).prove()
+        Mixer(0, cls(8), x).verify()
+    Mixer(0, Own(8), x).verify()
 
 
 def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):

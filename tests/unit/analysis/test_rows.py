@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from analysis.record import to_plain
-from analysis.rows.layout import Rows, describe, draw, laid_out
-from analysis.rows.results import LINES
+from analysis.rows import describe
+from analysis.rows.layout import LINES, RowLayout, lay_out
 from tasks.copying import Copy
 from tasks.induction import Induction
 from tasks.mqar import MQAR
 from tasks.word_problem import WordProblem
 
 
-def traces(found: Rows) -> Any:
+def traces(found: RowLayout) -> Any:
     """Return what a figure is made of."""
-    return draw(found).data
+    return found.draw().data
 
 
-def cells(found: Rows) -> Any:
+def cells(found: RowLayout) -> Any:
     """Return the heat map of a figure."""
     (shown,) = (trace for trace in traces(found) if isinstance(trace, go.Heatmap))
     return shown
@@ -32,7 +32,7 @@ def cells(found: Rows) -> Any:
 def test_roles_and_scored_positions_are_counted_over_all_rows():
     task = Copy(seq_len=16)
     batch = task.batch(split="test", size=20)
-    found = laid_out(task, batch)
+    found = lay_out(task, batch)
     roles = batch.roles.flatten().tolist()
     scored = [r for r, t in zip(roles, batch.targets.flatten().tolist(), strict=True) if t != -100]
     assert found.a_row.tolist() == [roles.count(i) / 20 for i in range(5)]
@@ -46,7 +46,7 @@ def test_roles_and_scored_positions_are_counted_over_all_rows():
 def test_a_long_row_goes_on_in_the_next_line(seq_len, width, lines):
     task = MQAR(seq_len=seq_len, vocab_size=2048)
     batch = task.batch(split="test", size=8)
-    found = laid_out(task, batch)
+    found = lay_out(task, batch)
     assert (found.width, len(found.roles)) == (width, min(8, LINES // lines))
     shown, pitch = cells(found), lines + (lines > 1)
     for row in range(len(found.roles)):
@@ -63,41 +63,41 @@ def test_a_long_row_goes_on_in_the_next_line(seq_len, width, lines):
 
 def test_a_row_beyond_the_room_is_cut_where_nothing_is_asked():
     task = Induction(seq_len=20_000)
-    found = laid_out(task, task.batch(split="test", size=2))
+    found = lay_out(task, task.batch(split="test", size=2))
     assert (found.first, found.roles.shape) == (20_000 - 8192, (1, 8192))
     assert found.answers[0][-1]
     assert "Only positions 11,808 … 19,999 are shown." in describe(found).reading
     batch = task.batch(split="test", size=1)
     targets = torch.full_like(batch.targets, -100)
     targets[0, 12_000] = 3
-    assert laid_out(task, replace(batch, targets=targets)).first == 12_001 - 8192
+    assert lay_out(task, replace(batch, targets=targets)).first == 12_001 - 8192
     targets[0, 12_000], targets[0, 5] = -100, 3
-    assert laid_out(task, replace(batch, targets=targets)).first == 0
+    assert lay_out(task, replace(batch, targets=targets)).first == 0
 
 
 def test_the_longest_published_rows_make_a_small_figure():
     task = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
-    found = laid_out(task, task.batch(split="test", size=8))
-    assert len(draw(found).to_json() or "") < 2**20
+    found = lay_out(task, task.batch(split="test", size=8))
+    assert len(found.draw().to_json() or "") < 2**20
     assert len(json.dumps(to_plain(found))) < 1000
 
 
 def test_tokens_stand_in_their_cells_where_there_is_room():
     task = WordProblem(group="Z2", seq_len=8)
-    shown = cells(laid_out(task, task.batch(size=2)))
+    shown = cells(lay_out(task, task.batch(size=2)))
     assert shown.text.tolist() == [
         [str(t) for t in row] for row in task.batch(size=2).inputs.tolist()
     ]
     task = MQAR(seq_len=64)
-    assert cells(laid_out(task, task.batch(size=2))).text is None
+    assert cells(lay_out(task, task.batch(size=2))).text is None
 
 
 def test_what_a_token_looks_like_is_no_markup():
-    found = Rows(
+    found = RowLayout(
         "text", 2, 1, ("<i>", "rest"), np.ones(2), 1.0, np.array([1.0, 0.0]), 0, 2,
         np.array([[0, 1]]), (("<b>", "&"),), (("<s>", ""),),
     )  # fmt: skip
-    text = draw(found).to_json()
+    text = found.draw().to_json()
     assert text is not None
     for wrong in ("<b>", "<s>", "<i>"):
         assert wrong not in json.loads(text).__repr__()
@@ -105,13 +105,14 @@ def test_what_a_token_looks_like_is_no_markup():
 
 def test_one_role_and_one_answer_have_their_words():
     task = WordProblem(group="Z2", seq_len=8)
-    found = laid_out(task, task.batch(size=1))
+    found = lay_out(task, task.batch(size=1))
     assert describe(found).says == (
-        "Of the 8 positions of a row 8 (100.0 %) are scored; all are of one role, element."
+        "Of the 8 positions of a row 8 (100.0 %) are scored; all positions have the same role, "
+        "element."
     )
     assert describe(found).reading.startswith("1 row, first line to last")
     task = Induction(seq_len=8)
-    assert describe(laid_out(task, task.batch(size=2))).says == (
+    assert describe(lay_out(task, task.batch(size=2))).says == (
         "Of the 8 positions of a row 1 (12.5 %) is scored, of role query; positions by role: "
         "filler 5, trigger 1, follower 1, query 1."
     )
@@ -119,6 +120,6 @@ def test_one_role_and_one_answer_have_their_words():
 
 def test_the_last_role_is_grey_unless_it_is_the_only_one():
     task = MQAR(seq_len=8, vocab_size=16)
-    colors = [color for _, color in cells(laid_out(task, task.batch(size=1))).colorscale]
+    colors = [color for _, color in cells(lay_out(task, task.batch(size=1))).colorscale]
     assert len(set(colors)) == 4
     assert colors[-1] == "#808691"

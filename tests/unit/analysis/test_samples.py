@@ -11,7 +11,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine
 from analysis.pages.page import fill_template, show_findings
 from analysis.rows import samples
-from analysis.rows.samples import Written, describe, draw, measure, spelt
+from analysis.rows.samples import Continuations, describe, measure, spell
 from lab.config import ModelConfig, TrainConfig
 from lab.models import Block, build
 from lab.training.runs import Run
@@ -48,18 +48,18 @@ def test_bits_are_the_loss_and_samples_what_it_generates(task):
     assert len(found.samples) == 3
     rows = of.batch.inputs[:3]
     greedy = of.model.generate(rows[:, :20], 20)[:, 20:]
-    fig = of.model.generate(rows[:, :20], 20, temperature=0.8, top_k=40, seed=3)[:, 20:]
+    drawn = of.model.generate(rows[:, :20], 20, temperature=0.8, top_k=40, seed=3)[:, 20:]
     for i, sample in enumerate(found.samples):
-        assert sample.prompt == spelt(task, rows[i, :20])
-        assert sample.text == spelt(task, rows[i, 20:])
-        assert sample.greedy == spelt(task, greedy[i])
-        assert sample.fig == spelt(task, fig[i])
+        assert sample.prompt == spell(task, rows[i, :20])
+        assert sample.text == spell(task, rows[i, 20:])
+        assert sample.greedy == spell(task, greedy[i])
+        assert sample.drawn == spell(task, drawn[i])
     assert measure(of)[0].samples == found.samples
 
 
 def test_every_byte_can_be_seen(task):
     def of(*values: int) -> str:
-        return spelt(task, torch.tensor(values))
+        return spell(task, torch.tensor(values))
 
     assert of(*b"a\tb\n") == "a\tb\n"
     assert of(0, 27, 127, 13) == "␀␛␡␍"
@@ -80,7 +80,7 @@ def test_the_page_shows_text_as_text(task, tmp_path):
     assert "&lt;script&gt;alert(" in page
     assert "<script>alert(" not in page
     assert page.count('class="passage"') == 3
-    assert draw(examination.results["samples"][0]) is None
+    assert examination.results["samples"][0].draw() is None
 
 
 class _Nothing:
@@ -102,7 +102,7 @@ def test_a_mixer_that_cannot_decode_still_has_its_bits(task):
     block.mixer = Opaque()
     (found,) = measure(of)
     assert found.samples == ()
-    assert "There is nothing to read: Opaque cannot decode" in describe(found).says
+    assert "There are no continuations: Opaque cannot decode" in describe(found).says
     assert describe(found).passages == ()
 
 
@@ -125,19 +125,19 @@ def test_legal_answers_are_those_that_the_walk_allows():
     assert found.legal is not None
     assert found.legal.share == pytest.approx(legal / count)
     assert found.legal.guess == pytest.approx(allowed / count / 6)
-    assert "may come next by the row's automaton" in describe(found).says
-    assert set(found.samples[0].fig) <= set("abcdef|")
+    assert "The row's automaton allows" in describe(found).says
+    assert set(found.samples[0].drawn) <= set("abcdef|")
 
 
 def test_numbers_are_readable():
     bits = samples.Estimate(15.053, np.nan, np.nan, 3.17)
     words = samples.Estimate(33_990.0, np.nan, np.nan, 9.0)
-    says = describe(Written("token", 1, 10, bits, words, (), 40, None)).says
+    says = describe(Continuations("token", 1, 10, bits, words, (), 40, None)).says
     assert says == (
-        "It takes 15.05 bits a token, a perplexity of 33,990, beside 3.17 of a uniform guess."
+        "A token takes 15.05 bits, a perplexity of 33,990; a uniform guess takes 3.17 bits."
     )
 
 
 def test_a_task_with_answers_writes_nothing():
-    with pytest.raises(NotApplicableError, match="no text"):
+    with pytest.raises(NotApplicableError, match="not text"):
         measure(subject(MQAR(seq_len=16, vocab_size=32)))

@@ -1,0 +1,111 @@
+"""README.md and docs/: commands parse, Python runs, links lead somewhere, the tree is exact."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from lab.cli import app
+
+HOME = Path(__file__).parents[2]
+README = HOME / "README.md"
+DOCUMENTS = [README, *sorted((HOME / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MOST_LINES, MOST_TREE_LINES = 250, 25
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    found = BLOCK.findall(document.read_text(encoding="utf-8"))
+    return [text for name, text in found if name == language]
+
+
+def command_lines(start: str) -> list[tuple[str, str]]:
+    """Lines of plain blocks that begin so, without the remark behind two spaces, by document."""
+    return [
+        (document.name, re.split(r"\s{2,}", line)[0])
+        for document in DOCUMENTS
+        for block in blocks(document, "")
+        for line in block.splitlines()
+        if line.startswith(start)
+    ]
+
+
+LAB = sorted(set(command_lines(".venv/bin/lab ")))
+MAKE = sorted(set(command_lines("make ")))
+
+
+def test_there_are_commands():
+    assert len(LAB) > 40
+    assert MAKE
+
+
+@pytest.mark.parametrize(("document", "line"), LAB, ids=[line for _, line in LAB])
+def test_a_printed_command_parses(document, line):
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    words = [word for word in shlex.split(line)[1:] if word != "--help"]
+    with group.make_context("lab", list(words)) as context:
+        name, command, rest = group.resolve_command(context, words)
+        assert command is not None
+        command.make_context(name, rest, parent=context).close()
+
+
+@pytest.mark.parametrize(("document", "line"), MAKE, ids=[line for _, line in MAKE])
+def test_a_printed_target_exists(document, line):
+    assert re.search(rf"^{line.split()[1]}:", (HOME / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_printed_python_runs(document, tmp_path, monkeypatch):
+    """In order and in one namespace; a block that begins with a file's name is that file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known = set(sys.modules)
+    namespace = {}
+    try:
+        for block in blocks(document, "python"):
+            file = re.match(r"# (\w+\.py)\n", block)
+            if file:
+                (tmp_path / file[1]).write_text(block)
+            else:
+                exec(compile(block, document.name, "exec"), namespace)
+        for name, value in namespace.items():
+            if name.startswith("test_"):
+                value()
+    finally:
+        for name in set(sys.modules) - known:
+            if getattr(sys.modules[name], "__file__", None) == str(tmp_path / f"{name}.py"):
+                del sys.modules[name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document):
+    text = BLOCK.sub("", document.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_readme_is_short_and_its_tree_is_exact():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES
+    tree = blocks(README, "")[-1].splitlines()
+    assert len(tree) <= MOST_TREE_LINES
+    parent = ""
+    top, rooms = set(), set()
+    for line in tree:
+        path = line.split()[0]
+        if not line.startswith(" "):
+            parent = path
+            top.add(path.rstrip("/"))
+        else:
+            path = f"{parent}{path}"
+            rooms.add(path.removeprefix("lab/").rstrip("/"))
+        assert (HOME / path).exists(), path
+    for room in (HOME / "lab").iterdir():
+        if (room / "__init__.py").exists():
+            assert room.name in rooms
+    assert {"lab", "tasks", "analysis", "notebooks", "tests", "docs"} == top

@@ -1,0 +1,219 @@
+"""Every number of a head equals the loop over queries and keys; planted masks are named."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis import dynamic_mask
+from analysis.dynamic_mask.biases import BiasValues
+from analysis.dynamic_mask.effect import MaskEffect
+from analysis.dynamic_mask.heads import measure_heads
+from analysis.dynamic_mask.layers import disable_masks, find_masked_layers, record_masked_layers
+from analysis.dynamic_mask.stored_pairs import locate_answers
+from analysis.statistics.estimates import Estimate
+from lab.models.evaluation import stored_positions
+from tasks.mqar import VALUE
+from tests.unit.analysis.dynamic_mask.models import (
+    TASK,
+    build_model,
+    build_subject,
+    close_positions,
+    find_masked_by_loop,
+    measure_first_head,
+)
+
+
+@pytest.mark.parametrize(
+    ("mask", "window", "n_heads", "n_kv_heads"),
+    [("soft", None, 2, 1), ("straight-through", None, 2, 2), ("value", 5, 1, 1)],
+)
+def test_what_a_mask_does_is_the_loop_over_queries_and_keys(mask, window, n_heads, n_kv_heads):
+    built = build_model(mask, n_heads=n_heads, window=window, **{"A.n_kv_heads": n_kv_heads})
+    torch.manual_seed(0)
+    for module in find_masked_layers(built).values():
+        for p in module.mask.parameters():  # type: ignore[union-attr]
+            with torch.no_grad():
+                p.copy_(3 * torch.randn_like(p))
+    batch = TASK.batch(split="test", size=3)
+    layer = record_masked_layers(built, batch)[1]
+    found = measure_heads(layer, batch, 4, 4, np.random.default_rng(0))
+    stored, answer = stored_positions(batch), locate_answers(batch)
+    group = n_heads // n_kv_heads
+    # The expected attention comes from the layer itself, bias and window replaced in place.
+    _, cache = built.run_with_cache(batch.inputs, "blocks.1.mixer.hook_pattern")
+    with_mask = cache["blocks.1.mixer.hook_pattern"].detach()
+    layer.module.window = None
+    with disable_masks(built, [1]):
+        module, (x,) = layer.module, capture_inputs(built, batch)
+        free_of_1 = module.matrix(x).detach()
+    layer.module.window = window
+    for head in range(n_kv_heads):
+        total = dict.fromkeys(("n", "kept", "right", "eligible", "stored", "hidden"), 0)
+        lost = lost_answer = lost_unstored = answered = before = moved = 0.0
+        bound, unbound, even = [], [], []
+        shares: dict[int, list[bool]] = {role: [] for role in range(4)}
+        weights: dict[int, list[float]] = {role: [] for role in range(4)}
+        for b in range(3):
+            bias = layer.bias[b, head].double().tolist()
+            masked = find_masked_by_loop(bias, window)
+            for t in range(16):
+                for s in range(t + 1):
+                    shares[int(batch.roles[b, s])].append(not masked[t, s])
+                    weights[int(batch.roles[b, s])].append(math.exp(bias[s] - max(bias[: t + 1])))
+                if t in batch.links["value_pos"][b].tolist():
+                    at = batch.links["key_pos"][b, batch.links["value_pos"][b].tolist().index(t)]
+                    group_heads = range(head * group, (head + 1) * group)
+                    bound.append(np.mean([float(with_mask[b, h, t, at]) for h in group_heads]))
+                    unbound.append(np.mean([float(free_of_1[b, h, t, at]) for h in group_heads]))
+                    even.append(1 / (t + 1))
+                if batch.targets[b, t] < 0:
+                    continue
+                total["n"] += 1
+                place = int(answer[b, t])
+                total["hidden"] += masked[t, place]
+                for h in range(head * group, (head + 1) * group):
+                    answered += float(with_mask[b, h, t, place]) / group
+                    before += float(free_of_1[b, h, t, place]) / group
+                    if masked[t, place]:
+                        lost_answer += float(free_of_1[b, h, t, place]) / group
+                for s in range(t + 1):
+                    total["eligible"] += 1
+                    total["stored"] += bool(stored[b, s])
+                    total["kept"] += not masked[t, s]
+                    total["right"] += bool(stored[b, s]) and not masked[t, s]
+                    for h in range(head * group, (head + 1) * group):
+                        mass = float(free_of_1[b, h, t, s]) / group
+                        moved += abs(float(with_mask[b, h, t, s]) / group - mass) / 2
+                        lost += mass * masked[t, s]
+                        lost_unstored += mass * masked[t, s] * (not stored[b, s])
+        one, n = found[head], total["n"]
+        assert one.kept == pytest.approx(np.mean([k for role in shares.values() for k in role]))
+        for role in range(4):
+            assert one.kept_by_role[role] == pytest.approx(np.mean(shares[role]))
+            assert one.weight_by_role[role] == allow_rounding(float(np.mean(weights[role])))
+        assert one.lost.value == allow_rounding(lost / n)
+        assert one.lost.chance == pytest.approx(1 - total["kept"] / total["eligible"])
+        assert one.moved == allow_rounding(moved / n)
+        assert one.pairs is not None
+        assert one.pairs.precision.value == pytest.approx(total["right"] / total["kept"])
+        assert one.pairs.precision.chance == pytest.approx(total["stored"] / total["eligible"])
+        assert one.pairs.recall.value == pytest.approx(total["right"] / total["stored"])
+        assert one.pairs.hidden.value == pytest.approx(total["hidden"] / n)
+        assert one.pairs.answer.value == allow_rounding(answered / n)
+        assert one.pairs.answer.chance == allow_rounding(before / n)
+        assert one.pairs.gained.value == allow_rounding((answered - before) / n)
+        assert one.pairs.key.value == allow_rounding(float(np.mean(bound)))
+        assert one.pairs.key.chance == allow_rounding(float(np.mean(unbound)))
+        assert one.pairs.key_gained.value == allow_rounding(
+            float(np.mean(bound) - np.mean(unbound))
+        )
+        assert one.pairs.key_uniform == allow_rounding(float(np.mean(even)))
+        if lost:
+            assert one.pairs.lost_answer.value == allow_rounding(lost_answer / lost)
+            assert one.pairs.lost_unstored.value == allow_rounding(lost_unstored / lost)
+
+
+def allow_rounding(expected: float):
+    """Allow for the rounding of sums of a few hundred fp32 softmax entries."""
+    return pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def capture_inputs(built, batch):
+    """Return the input of the second block's mixer."""
+    _, cache = built.run_with_cache(batch.inputs, "blocks.1.hook_resid_pre")
+    return [built.blocks[1].norm_mixer(cache["blocks.1.hook_resid_pre"])]
+
+
+def test_a_table_that_masks_all_but_the_pairs_removes_noise():
+    keep = stored_positions(TASK.batch(size=1))[0]
+    found = measure_first_head(close_positions(build_model("straight-through"), ~keep))
+    assert found.pairs is not None
+    assert found.pairs.precision.value == 1
+    assert found.pairs.recall.value == 1
+    assert found.pairs.auroc.value == 1
+    assert found.pairs.hidden.value == 0
+    assert found.pairs.lost_unstored.value == 1
+    assert found.lost.value > 0
+    assert found.removed == "noise"
+
+
+def test_a_table_that_masks_the_answers_is_said_to_remove_them():
+    roles = TASK.batch(size=1).roles[0]
+    built = close_positions(build_model("straight-through"), roles == VALUE)
+    found = measure_first_head(built)
+    assert found.pairs is not None
+    assert found.pairs.hidden.value == 1
+    assert found.pairs.answer.value == 0
+    assert found.pairs.auroc.value < 0.5
+    assert found.removed == "answers"
+    [effect] = [r for r in dynamic_mask.measure(build_subject(built)) if isinstance(r, MaskEffect)]
+    assert "Layer 0 removes answers" in dynamic_mask.describe(effect).says
+
+
+def test_a_table_that_masks_fillers_and_half_the_answers_removes_both():
+    roles = TASK.batch(size=1).roles[0]
+    masked = roles != VALUE
+    masked[1] = True
+    built = close_positions(build_model("straight-through"), masked)
+    assert measure_first_head(built).removed == "both"
+
+
+@pytest.mark.parametrize(
+    ("free", "change", "removed"),
+    [
+        (0.5, (-0.5, -0.4), "keys"),
+        (0.5, (-0.01, 0.01), "noise"),
+        (0.5, (0.1, 0.2), "noise"),
+        (0.05, (-0.05, -0.04), "noise"),
+    ],
+    ids=["taken", "unclear", "gained", "less than evenly"],
+)
+def test_a_mask_that_removes_keys_from_their_values_is_not_praised(free, change, removed):
+    keep = stored_positions(TASK.batch(size=1))[0]
+    found = measure_first_head(close_positions(build_model("straight-through"), ~keep))
+    assert found.pairs is not None
+    low, high = change
+    middle = (low + high) / 2
+    pairs = replace(
+        found.pairs,
+        key=Estimate(free + middle, 0.0, 1.0, free),
+        key_gained=Estimate(middle, low, high, 0.0),
+        key_uniform=0.1,
+    )
+    head = replace(found, pairs=pairs)
+    assert head.removed == removed
+    # Values lose their keys even if the attention of the scored queries does not move.
+    idle = replace(head, moved=0.0)
+    assert idle.removed == ("keys" if removed == "keys" else "nothing")
+
+
+def test_a_mask_of_equal_biases_does_nothing():
+    found = measure_first_head(build_model("soft"))
+    assert found.removed == "nothing"
+    assert found.lightest == 1
+    assert found.kept == 1
+    assert found.pairs is not None
+    assert found.pairs.auroc.value == 0.5
+    assert found.pairs.gained.value == pytest.approx(0, abs=1e-6)
+
+
+def test_an_oracle_keeps_what_it_is_told():
+    found = measure_first_head(build_model("oracle"))
+    assert found.pairs is not None
+    assert (found.pairs.precision.value, found.pairs.recall.value) == (1, 1)
+    values = dynamic_mask.measure(build_subject(build_model("oracle")))[0]
+    assert isinstance(values, BiasValues)
+    assert np.isnan(values.gradients).all()
+    assert "told" in dynamic_mask.describe(values).says
+
+
+def test_one_row_decides_nothing():
+    built = build_model("value")
+    for module in find_masked_layers(built).values():
+        torch.nn.init.constant_(module.mask.A, 1.0)  # type: ignore[union-attr, arg-type]
+    found = measure_first_head(built, rows=1)
+    assert found.moved > 0.001
+    assert found.removed == "undecided"
