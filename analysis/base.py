@@ -57,7 +57,7 @@ class Subject:
 
         Args:
             run: the run.
-            step: whose weights, one of `run.steps()`; None takes the newest checkpoint's.
+            step: whose weights, one of `run.list_steps()`; None takes the newest checkpoint's.
             rows: of the test split; None: about 32,768 tokens' worth, 4 to 256.
             memory: bytes that looking at them may take; None: what is free.
 
@@ -66,13 +66,13 @@ class Subject:
             ValueError: for rows below 1, or more than memory holds.
         """
         if step is None:
-            if not run.checkpoints():
-                known = ", ".join(map(str, run.steps()))
+            if not run.list_checkpoints():
+                known = ", ".join(map(str, run.list_steps()))
                 raise RunError(f"{run.path}: has no checkpoint; give a step whose weights: {known}")
-            step = max(run.checkpoints())
+            step = max(run.list_checkpoints())
         if rows is None:
             rows = min(MOST_ROWS, max(FEWEST_ROWS, TOKENS // run.task.seq_len))
-        model = run.weights(step)
+        model = run.load_model(step)
         check_memory(model, rows, run.task.seq_len, memory)
         return cls(
             task=run.task,

@@ -45,7 +45,7 @@ def to_plain(value: Any) -> Any:
 
 def collect_provenance(run: Run) -> dict[str, str]:
     """Return what identifies data, code and machine, by name, as text."""
-    result = run.result() or {}
+    result = run.read_result() or {}
     return {
         "seed": str(run.train.seed),
         "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",

@@ -170,7 +170,9 @@ class Runtime(_Config):
             _require(self.max_minutes > 0, "max_minutes", self.max_minutes, "> 0")
 
 
-def protocol_defaults(protocol: str, seq_len: int, vocab_size: int, d_model: int) -> dict[str, Any]:
+def get_protocol_defaults(
+    protocol: str, seq_len: int, vocab_size: int, d_model: int
+) -> dict[str, Any]:
     """Return what a protocol sets: fields of `ModelConfig` and `TrainConfig` by name.
 
     `lab` is this project's own (LOG.md says how it was found). `paper` is the paper's hard MQAR:

@@ -17,7 +17,7 @@ class RunError(Exception):
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """Turn the system's refusal to write below a folder into a `RunError` that names it."""
     try:
         yield
@@ -26,7 +26,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """Hold a folder for this process alone.
 
     Raises:
@@ -77,7 +77,7 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
     return content
 
 
-def in_one_line(error: Exception) -> str:
+def shorten_message(error: Exception) -> str:
     """Return an error's text in one line of at most 300 characters; torch's have many."""
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else f"{text[:299]}…"

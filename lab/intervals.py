@@ -24,7 +24,7 @@ def wilson(share: float, count: int | float) -> tuple[float, float]:
     return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
-def wilson_of_rows(right: Int[Tensor, " b"], scored: Int[Tensor, " b"]) -> tuple[float, float]:
+def clustered_wilson(right: Int[Tensor, " b"], scored: Int[Tensor, " b"]) -> tuple[float, float]:
     """Return the 95 % interval of the share of right answers, which come in rows.
 
     Wilson's, on as many answers as independent ones would tell as much, since those of one row may

@@ -30,7 +30,7 @@ class Stage:
     max_steps: int
 
 
-def stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
+def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
     """Return the parts of training, shortest rows first; the last is the task itself.
 
     Each stage's rows are twice as long as those before, or as long as the task's at most.
@@ -40,7 +40,7 @@ def stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
             of, or that is given for a task that does not grow; for a threshold that chance
             reaches; or for training rows that do not come round in whole steps.
     """
-    lengths = _lengths(task, config)
+    lengths = _list_lengths(task, config)
     parts = [task.at_length(length) for length in lengths[:-1]]
     if parts:
         _check_threshold(parts[0], config)
@@ -53,12 +53,12 @@ def stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
     return (*shorter, Stage(task, config.batch_size, config.max_steps))
 
 
-def why_no_shorter(task: Task, config: TrainConfig) -> str:
+def explain_start_length(task: Task, config: TrainConfig) -> str:
     """Return why a run that lengthens its rows does not start with half the rows it starts with.
 
     Empty where it starts with about `SHORTEST` tokens, or with the length that it was given.
     """
-    first = _lengths(task, config)[0]
+    first = _list_lengths(task, config)[0]
     if not config.lengthen or config.start_len is not None or first < 2 * SHORTEST:
         return ""
     if config.init != "random":
@@ -72,11 +72,11 @@ def why_no_shorter(task: Task, config: TrainConfig) -> str:
     return ""
 
 
-def _lengths(task: Task, config: TrainConfig) -> list[int]:
+def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
     """Return the row lengths of the stages, in order."""
     full, first = task.seq_len, config.start_len
     if first is None:
-        first = _default_start(task) if config.lengthen and config.init == "random" else full
+        first = _find_default_start(task) if config.lengthen and config.init == "random" else full
     elif not config.lengthen:
         raise ValueError(f"start_len={first}: needs --lengthen, which is off")
     elif first > full or full % first:
@@ -93,7 +93,7 @@ def _lengths(task: Task, config: TrainConfig) -> list[int]:
     return [*lengths, full]
 
 
-def _default_start(task: Task) -> int:
+def _find_default_start(task: Task) -> int:
     """Return the shortest length ≥ SHORTEST that the row's halves lead to within its bounds."""
     length = task.seq_len
     while length % 2 == 0 and length // 2 >= SHORTEST:

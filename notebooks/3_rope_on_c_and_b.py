@@ -208,7 +208,9 @@ for use in uses.layers:
     print(f"layer {use.layer} {use.sides}, {use.edge}: {effect:+.2f} standard deviations, ", end="")
     print(f"{long:.0%} of it by wavelengths longer than the row")
 for position, run in runs.items():
-    print(f"{position:5} {run.result()['accuracy']:.2f} after {run.result()['steps']} steps")
+    print(
+        f"{position:5} {run.read_result()['accuracy']:.2f} after {run.read_result()['steps']} steps"
+    )
 
 # %% [markdown]
 # ## Answer

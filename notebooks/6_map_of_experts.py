@@ -195,7 +195,7 @@ def accuracy():
     return scored(model, batch).accuracy
 
 
-whole, untrained, knocked = accuracy(), run.weights(0), []
+whole, untrained, knocked = accuracy(), run.load_model(0), []
 for layer in range(2):
     ranked = cache[names[layer]].flatten().bincount(minlength=64).argsort(descending=True)
     row = {"layer": layer, "all in place": whole}

@@ -43,7 +43,7 @@ def measure(subject: Subject) -> list[Finding]:
     if min(head.kept for head in heads) < 1:
         findings.append(KeptByPosition(names, split_bands(subject.batch.inputs.shape[1]), heads))
     findings.append(measure_effect(subject, heads, rng))
-    if subject.run is None or len(subject.run.steps()) < 2:
+    if subject.run is None or len(subject.run.list_steps()) < 2:
         return findings
     history = measure_history(subject.run, subject.batch)
     findings += extract_trajectories(history)

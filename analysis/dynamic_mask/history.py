@@ -111,13 +111,13 @@ class MaskHistory(Finding):
 
 def measure_history(run: Run, batch: Batch) -> MaskHistory:
     """Measure a run's masks at up to `STEPS` of its steps, on rows of the batch."""
-    steps = thin(run.steps(), STEPS)
+    steps = thin(run.list_steps(), STEPS)
     batch = batch.to("cpu")
     start: list[Float[Tensor, " n"]] = []
     values, gradients, drifts = [], [], []
     layers: dict[int, Attention] = {}
     for step in steps:
-        model = run.weights(step)
+        model = run.load_model(step)
         layers = find_masked_layers(model)
         now = [_flatten(list_parameters(model, i)) for i in layers]
         start = start or now

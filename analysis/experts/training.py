@@ -79,7 +79,7 @@ def measure(subject: Subject) -> list[Course]:
     expert_layers(subject.model)
     if subject.run is None:
         raise NotApplicableError("no run to read earlier weights of")
-    steps = thinned(subject.run.steps())
+    steps = thinned(subject.run.list_steps())
     if len(steps) < 2:
         raise NotApplicableError("the run has weights of one step only")
     rows = max(1, TOKENS // subject.task.seq_len)
@@ -152,7 +152,7 @@ def _leading(chosen: Chosen) -> set[int]:
 
 
 def _choices(subject: Subject, run: Run, step: int) -> list[Chosen]:
-    return chosen_experts(run.weights(step).to(subject.batch.inputs.device), subject.batch)
+    return chosen_experts(run.load_model(step).to(subject.batch.inputs.device), subject.batch)
 
 
 def describe(course: Course) -> Words:

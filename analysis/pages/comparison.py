@@ -20,7 +20,7 @@ from analysis.record import figure_only, to_plain
 from analysis.run import baselines, dynamics
 from analysis.run.onsets import Onsets
 from analysis.words import percent
-from lab.files import RunError, write, writing
+from lab.files import RunError, explain_write_errors, write
 from lab.intervals import wilson
 from lab.training.runs import Run
 
@@ -163,8 +163,8 @@ def _run(subject: Subject) -> Run:
 
 def _compared(subject: Subject, name: str, first: Run) -> RunColumn:
     run = _run(subject)
-    result, evaluated = run.result() or {}, run.evaluations()
-    stages = tuple((stage["seq_len"], stage["steps"]) for stage in run.stages())
+    result, metrics = run.read_result() or {}, run.read_metrics()
+    evaluated, stages, full = metrics.evaluations, metrics.stages, run.task.seq_len
     accuracy = result.get("accuracy")
     scored = baselines.count_scored_positions(run) if accuracy is not None else 0
     try:
@@ -187,24 +187,14 @@ def _compared(subject: Subject, name: str, first: Run) -> RunColumn:
         mechanism=labels[0] if labels else None,
         held_out_steps=np.array([row["step"] for row in evaluated], dtype=np.int64),
         held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
-        stages=stages,
-        full_from=_full_from(stages, run.task.seq_len),
+        stages=tuple((stage.seq_len, stage.steps) for stage in stages),
+        full_from=next((stage.began for stage in stages if stage.seq_len == full), None),
     )
-
-
-def _full_from(stages: Sequence[tuple[int, int]], seq_len: int) -> int | None:
-    """Return the steps after which rows had the task's own length."""
-    before = 0
-    for length, steps in stages:
-        if length == seq_len:
-            return before
-        before += steps
-    return None
 
 
 def _differs(run: Run, first: Run) -> dict[str, Any]:
     """Return the fields of a configuration that are not as in the first run's."""
-    ours, theirs = run.config(), first.config()
+    ours, theirs = run.to_dict(), first.to_dict()
     return {
         name: value
         for part in ("task", "model", "train")
@@ -217,7 +207,7 @@ def _seeds(subjects: dict[str, Subject]) -> list[dict[str, Subject]]:
     """Return the subjects by name, in groups of one configuration and several seeds."""
     groups: dict[str, dict[int, tuple[str, Subject]]] = {}
     for name, subject in subjects.items():
-        config = _run(subject).config()
+        config = _run(subject).to_dict()
         train = dict(config["train"])
         seed = train.pop("seed")
         key = json.dumps([config["task"], config["model"], train], sort_keys=True)
@@ -409,7 +399,7 @@ def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -
     page = render(subjects, found)
     if path.is_dir():
         raise RunError(f"out={path}: is a folder, must be a file")
-    with writing(path):
+    with explain_write_errors(path):
         write(path, page)
     return found
 

@@ -10,7 +10,7 @@ from analysis.examination import Examination, examine, record
 from analysis.pages.page import embed_json, fill_template, make_stamp, show_findings
 from analysis.record import collect_provenance
 from analysis.run import baselines
-from lab.files import RunError, write, write_json, writing
+from lab.files import RunError, explain_write_errors, write, write_json
 from lab.training.runs import Run
 
 
@@ -33,7 +33,7 @@ def write_both(run: Run, examination: Examination) -> Path:
     page, numbers = render(run, examination), record(examination)
     if path.is_dir():
         raise RunError(f"{path}: is a folder, must be a file")
-    with writing(run.path):
+    with explain_write_errors(run.path):
         write_json(path.with_name("analysis.json"), numbers)
         write(path, page)
     return path
@@ -52,22 +52,22 @@ def render(run: Run, examination: Examination) -> str:
         "report.html.j2",
         subject=subject,
         run=run,
-        result=run.result() or {},
-        newest=max(run.checkpoints(), default=0),
+        result=run.read_result() or {},
+        newest=max(run.list_checkpoints(), default=0),
         standing=standing,
         headline=standing.headline,
         record=embed_json(_headlines(run, standing)),
         sections=sections,
         left_out=left_out,
         partial=len(examination.seconds) < len(ANALYSES),
-        config=json.dumps(run.config(), indent=2, ensure_ascii=False),
+        config=json.dumps(run.to_dict(), indent=2, ensure_ascii=False),
         provenance=collect_provenance(run),
     )
 
 
 def _headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:
     """Return what the page recomputes its headline numbers from: the metrics, not the result."""
-    rows = run.metrics()
+    rows = run.read_metrics()
     last = rows[-1] if rows else {}
     return {
         "steps": last.get("step"),
@@ -76,5 +76,5 @@ def _headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:
         "scored": standing.scored,
         # The last step is evaluated unless the run was interrupted between two evaluations.
         "accuracy": last.get("test_accuracy", standing.accuracy),
-        "loss": last.get("test_loss", (run.result() or {}).get("loss")),
+        "loss": last.get("test_loss", (run.read_result() or {}).get("loss")),
     }

@@ -10,7 +10,7 @@ from analysis.base import Finding, NotApplicableError, Subject, Words, describe,
 from analysis.plots.style import MUTED, new_figure
 from analysis.words import capitalize, join_names, percent
 from lab.intervals import wilson
-from lab.training import experiment
+from lab.training import conclusion
 from lab.training.runs import Run
 from tasks.base import IGNORE
 
@@ -160,7 +160,7 @@ def measure(subject: Subject) -> list[Standing]:
     run = subject.run
     if run is None:
         raise NotApplicableError("no run to read the result of")
-    result, rows = run.result() or {}, run.metrics()
+    result, rows = run.read_result() or {}, run.read_metrics()
     right, scored = result.get("accuracy"), count_scored_positions(run)
     scores = score_baselines(run)
     return [
@@ -181,7 +181,8 @@ def measure(subject: Subject) -> list[Standing]:
 
 def score_baselines(run: Run) -> dict[str, float]:
     """Return the test accuracy in [0, 1] of chance, of each shortcut and of the oracle, by name."""
-    return (run.result() or {}).get("baselines") or experiment.baselines(run.task, run.train.seed)
+    known = (run.read_result() or {}).get("baselines")
+    return known or conclusion.score_baselines(run.task, run.train.seed)
 
 
 def count_scored_positions(run: Run) -> int:

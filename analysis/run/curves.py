@@ -185,18 +185,16 @@ def measure(subject: Subject) -> list[Curve]:
     Raises:
         NotApplicableError: before the first step, or for a model that no run trained.
     """
-    rows = [] if subject.run is None else subject.run.metrics()
+    rows = None if subject.run is None else subject.run.read_metrics()
     if subject.run is None or not rows:
         raise NotApplicableError("no training step on record")
     window = math.ceil(len(rows) / POINTS)
     starts = np.arange(0, len(rows), window)
     ends = np.minimum(starts + window, len(rows))
     steps = np.array([row["step"] for row in rows])[ends - 1]
-    evaluated, stages, first = subject.run.evaluations(), [], rows[0]["step"]
+    evaluated = rows.evaluations
     held_out_steps = np.array([row["step"] for row in evaluated], dtype=np.int64)
-    for stage in subject.run.stages():
-        stages.append((first, stage["seq_len"]))
-        first += stage["steps"]
+    stages = tuple((stage.began + 1, stage.seq_len) for stage in rows.stages)
     scores = baselines.score_baselines(subject.run)
     shortcuts = [name for name in scores if name not in ("chance", "oracle")]
     best = max(shortcuts, key=scores.__getitem__, default=None)
@@ -221,7 +219,7 @@ def measure(subject: Subject) -> list[Curve]:
                 held_out_steps,
                 np.array([row[quantity] for row in evaluated], dtype=np.float64),
                 references[quantity],
-                tuple(stages),
+                stages,
             )
         )
     return curves

@@ -14,7 +14,7 @@ from analysis.plots import style
 from analysis.run.baselines import count_scored_positions
 from analysis.words import percent
 from lab.intervals import wilson
-from lab.training.generalisation import as_given
+from lab.training.generalisation import undo_json
 from lab.training.runs import Run
 from tasks.base import Schedule
 
@@ -231,7 +231,7 @@ def measure(subject: Subject) -> list[AccuracyByOption]:
     run = subject.run
     if run is None:
         raise NotApplicableError("no run to read evaluations of")
-    entries = (run.result() or {}).get("evaluations", [])
+    entries = (run.read_result() or {}).get("evaluations", [])
     if not entries:
         raise NotApplicableError("the run was evaluated in no setting but its own")
     return [
@@ -250,7 +250,7 @@ def collect_evaluations(
         entries = sorted(entries, key=lambda entry: entry["value"])
     done = [entry for entry in entries if "error" not in entry]
     step = entries[0]["step"]
-    reference = next((entry for entry in done if as_given(entry["value"]) == trained), None)
+    reference = next((entry for entry in done if undo_json(entry["value"]) == trained), None)
     if reference is not None:
         right, ends = reference["accuracy"], tuple(reference["interval"])
     else:
@@ -275,7 +275,7 @@ def collect_evaluations(
 
 def _read_result(run: Run, step: int) -> tuple[float | None, tuple[float, float] | None]:
     """Return the accuracy of the run's result, if it is of the weights after this step."""
-    result = run.result() or {}
+    result = run.read_result() or {}
     right = result.get("accuracy")
     if right is None or result["steps"] != step:
         return None, None

@@ -96,7 +96,7 @@ def follow(subject: Subject, batch: Batch, steps: Int[np.ndarray, " n"]) -> list
     found: list[Found] = []
     first: Biases = {}
     for step in steps:
-        model = run.weights(int(step)).to(batch.inputs.device)
+        model = run.load_model(int(step)).to(batch.inputs.device)
         answers, seen = _record(model, batch)
         biases = clamp_biases(seen)
         first = first or biases
@@ -119,10 +119,10 @@ def choose_steps(run: Run) -> Int[np.ndarray, " n"]:
     They lie about evenly along the curve of the training accuracy over log₂(1 + step), both scaled
     to 1, so that they are dense where the accuracy jumps.
     """
-    steps = np.array(run.steps())
+    steps = np.array(run.list_steps())
     if len(steps) <= MOST_STEPS:
         return steps
-    rows = run.metrics()
+    rows = run.read_metrics()
     seen = np.array([0, *(row["step"] for row in rows)])
     accuracy = np.interp(steps, seen, [0.0, *(row["accuracy"] for row in rows)])
     position = np.log2(1.0 + steps) / np.log2(1.0 + steps[-1])

@@ -167,7 +167,7 @@ def recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], B
     batch = subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
     models = [subject.model]
     if subject.run is not None and subject.step != 0:
-        models.append(subject.run.weights(0).to(batch.inputs.device))
+        models.append(subject.run.load_model(0).to(batch.inputs.device))
     found = [
         [Recurrence.of(m) for m in collect_mixers(model, batch) if isinstance(m.module, SSD)]
         for model in models

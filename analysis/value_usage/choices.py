@@ -257,12 +257,12 @@ def churn_if_dealt(before: Int[np.ndarray, "*b k"], after: Int[np.ndarray, "*b k
 
 def history(run: Run, batch: Batch, rng: np.random.Generator) -> list[Past]:
     """Follow what tokens of the batch's first rows choose, over the steps of a run."""
-    steps = thin(run.steps(), STEPS)
+    steps = thin(run.list_steps(), STEPS)
     rows = batch[: max(1, HISTORY_TOKENS // batch.inputs.shape[1])].to("cpu")
     met: list[dict[int, Choices]] = []
     zero: dict[int, bool] = {}
     for step in steps:
-        model = run.weights(step)
+        model = run.load_model(step)
         met.append(choices(model, rows))
         layers = value_layers(model)
         zero = zero or {i: not layer.value_keys.any().item() for i, layer in layers.items()}

@@ -49,7 +49,7 @@ def measure(subject: Subject) -> list[Uses | Past | Swaps]:
     met = choices(subject.model, subject.batch)
     uses = [usage(i, layers[i], met[i], roles, len(names), rng) for i in layers]
     past = []
-    if subject.run is not None and len(subject.run.steps()) > 1:
+    if subject.run is not None and len(subject.run.list_steps()) > 1:
         past = history(subject.run, subject.batch, rng)
     swaps = measure_swaps(subject, {layer.layer: layer.shares for layer in uses})
     return [Uses(tuple(uses), names), *past, swaps]

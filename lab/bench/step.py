@@ -24,7 +24,7 @@ from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
 from lab.training.fit import start
-from lab.training.step_time import fastest, offered
+from lab.training.step_time import find_fastest, list_precisions
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
 
@@ -86,7 +86,7 @@ def _model() -> LanguageModel:
 def _faster_precision(seq_len: int, size: int) -> str:
     """Return the precision that a run would choose here."""
     stage = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, max_steps=1)
-    return fastest(_model(), [stage, stage], offered(torch.device("cpu"))).precision
+    return find_fastest(_model(), [stage, stage], list_precisions(torch.device("cpu"))).precision
 
 
 def _lab_step(seq_len: int, size: int, precision: str) -> Callable[[], Callable[[], float]]:

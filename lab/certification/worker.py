@@ -19,7 +19,7 @@ import torch
 
 from lab.certification.process import Request
 from lab.device import choose_device
-from lab.files import in_one_line
+from lab.files import shorten_message
 from lab.laws.budget import QUICK, QUICK_LENGTHS, Budget
 from lab.laws.examination import LAWS, Examination
 from lab.laws.loading import load
@@ -55,7 +55,7 @@ def main(channel: int) -> None:
         # A user's module may raise anything, SystemExit too.
         except BaseException as error:
             told = error if isinstance(error, ValueError) else ValueError(_named(error))
-            tell({"refused": in_one_line(told)})
+            tell({"refused": shorten_message(told)})
             return
         tell(
             {
@@ -101,7 +101,7 @@ def _verdict(examination: Examination, law: str, memory: int | float) -> Verdict
     try:
         verdict = examination.verdict(law)
     except BaseException as error:
-        words = in_one_line(RuntimeError(f"raised {_named(error)}"))
+        words = shorten_message(RuntimeError(f"raised {_named(error)}"))
         verdict = Verdict(law, "not decided", words)
     undecided = verdict.verdict == "not decided"
     if undecided and any(words in verdict.evidence for words in NO_MEMORY):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.answers import answering, refusal, usage
+from lab.cli.answers import refuse, report_failures, report_usage_errors
 
 if TYPE_CHECKING:
     from analysis.examination import Examination
@@ -42,37 +42,37 @@ def analyze(
     as_json: Annotated[bool, typer.Option("--json", help="Print analysis.json alone.")] = False,
 ) -> None:
     """Write analysis.json and report.html: what a run learned, and how it does it."""
-    with answering():
+    with report_failures():
         from analysis.base import NotApplicableError
         from analysis.examination import record, select_analyses
         from analysis.pages.export import SUFFIXES, BrowserError, save_all
         from analysis.pages.page import draw_figures
         from analysis.pages.report import write_both
-        from lab.files import writing
+        from lab.files import explain_write_errors
         from lab.training.runs import Run
 
         run = Run.open(path)
-        with usage():
+        with report_usage_errors():
             select_analyses(only)
             if f".{kind}" not in SUFFIXES:
                 raise ValueError(f"format={kind}: must be png, svg or html")
             _check_numbers(run, rows, step, memory)
         if figures is not None:
-            with writing(figures):
+            with explain_write_errors(figures):
                 figures.mkdir(parents=True, exist_ok=True)
         try:
             examination = _examined(run, only, rows, step, memory)
         except NotApplicableError as error:
-            raise refusal(f"only={error}; it does not apply to this run", 2) from error
+            raise refuse(f"only={error}; it does not apply to this run", 2) from error
         report = write_both(run, examination)
         saved = {}
         if figures is not None:
             saved = {figures / f"{n}.{kind}": f for n, f in draw_figures(examination).items()}
             try:
-                with writing(figures):
+                with explain_write_errors(figures):
                     save_all(saved)
             except BrowserError as error:
-                raise refusal(error, 2) from error
+                raise refuse(error, 2) from error
     if as_json:
         typer.echo(json.dumps(record(examination), ensure_ascii=False))
         return
@@ -94,8 +94,8 @@ def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float
         raise ValueError(f"rows={rows}: must be ≥ 1")
     if memory is not None and not 0 < memory <= MOST_MEMORY:
         raise ValueError(f"memory={memory}: must be > 0 and ≤ {MOST_MEMORY:,} GiB")
-    if step is not None and step not in run.steps():
-        raise ValueError(f"step={step}: must be one of {', '.join(map(str, run.steps()))}")
+    if step is not None and step not in run.list_steps():
+        raise ValueError(f"step={step}: must be one of {', '.join(map(str, run.list_steps()))}")
 
 
 def _examined(
@@ -108,10 +108,10 @@ def _examined(
     """Carry out the analyses under a bar."""
     from analysis.base import Subject
     from analysis.examination import examine, select_analyses
-    from lab.cli.tables.progress import counting
+    from lab.cli.tables.progress import show_count
 
-    with counting(select_analyses(only)) as on_begin:
-        with usage():
+    with show_count(select_analyses(only)) as on_begin:
+        with report_usage_errors():
             limit = None if memory is None else int(memory * GIBIBYTE)
             subject = Subject.of(run, step=step, rows=rows, memory=limit)
         return examine(subject, only, on_begin)
@@ -126,7 +126,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Put runs side by side in one page: accuracy, mechanism, matrices, parameters, speed."""
-    with answering(), usage():
+    with report_failures(), report_usage_errors():
         from analysis.pages import comparison
         from lab.training.runs import Run
 
@@ -139,7 +139,7 @@ def compare(
     from rich.console import Console
 
     from analysis.record import to_plain
-    from lab.cli.tables.runs import comparison_table
+    from lab.cli.tables.runs import build_comparison_table
 
-    Console(markup=False, highlight=False).print(comparison_table(to_plain(found)["runs"]))
+    Console(markup=False, highlight=False).print(build_comparison_table(to_plain(found)["runs"]))
     typer.echo(out)

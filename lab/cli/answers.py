@@ -7,7 +7,7 @@ import typer
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def report_failures() -> Iterator[None]:
     """Answer an expected failure with one line: exit code 2 for usage, 1 otherwise."""
     try:
         yield
@@ -19,25 +19,25 @@ def answering() -> Iterator[None]:
 
         if not isinstance(error, RunError | DivergedError | TextChangedError):
             raise
-        raise refusal(error, 2 if isinstance(error, OutError) else 1) from error
+        raise refuse(error, 2 if isinstance(error, OutError) else 1) from error
 
 
 @contextmanager
-def usage() -> Iterator[None]:
+def report_usage_errors() -> Iterator[None]:
     """Answer a bad value with one line and exit code 2."""
     try:
         yield
     except ValueError as error:
-        raise refusal(error, 2) from error
+        raise refuse(error, 2) from error
 
 
-def refusal(reason: object, code: int) -> typer.Exit:
+def refuse(reason: object, code: int) -> typer.Exit:
     """Say why in one line, and return the exit with this code."""
     typer.echo(f"Error: {reason}", err=True)
     return typer.Exit(code)
 
 
-def assignments(texts: list[str]) -> dict[str, str]:
+def parse_assignments(texts: list[str]) -> dict[str, str]:
     """Read ["S.d_state=64", …] as options by name."""
     options: dict[str, str] = {}
     for text in texts:

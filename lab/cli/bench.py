@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import refusal
+from lab.cli.answers import refuse
 
 
 def bench(
@@ -19,14 +19,14 @@ def bench(
     from lab.peers import MissingPeerError
 
     if only is not None and only not in BENCHMARKS:
-        raise refusal(f"only={only}: must be one of {', '.join(BENCHMARKS)}", 2)
+        raise refuse(f"only={only}: must be one of {', '.join(BENCHMARKS)}", 2)
     missed = False
     for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
         module, _, function = home.partition(":")
         try:
             ratios = getattr(import_module(module), function)()
         except MissingPeerError as error:
-            raise refusal(error, 2) from error
+            raise refuse(error, 2) from error
         for ratio in ratios:
             missed |= not ratio.reached
             typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import answering, usage
+from lab.cli.answers import report_failures, report_usage_errors
 
 
 def train_cell(
@@ -21,17 +21,17 @@ def train_cell(
     from lab.studies.lengths import evaluate_lengths
     from lab.training.experiment import carry_out
 
-    with answering():
+    with report_failures():
         folder = CellFolder(path)
-        cell = folder.cell()
-        with usage():
+        cell = folder.read_cell()
+        with report_usage_errors():
             run, _ = describe_run(cell.task, dict(cell.options), folder.run_path)
         result = carry_out(run, Runtime(max_minutes=max_minutes))
         if result["signal"]:
             raise typer.Exit(1)
         if list(cell.lengths) == [run.task.seq_len]:
             # Of its last weights, a run's result has the test accuracy.
-            validation = [row["accuracy"] for row in run.evaluations()]
+            validation = [row["accuracy"] for row in run.read_metrics().evaluations]
             only = {
                 "seq_len": run.task.seq_len,
                 "step": result["steps"],

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lab.cli.answers import assignments, refusal, usage
+from lab.cli.answers import parse_assignments, refuse, report_usage_errors
 
 GIBIBYTE = 2**30
 SHARE = 0.75
@@ -101,10 +101,10 @@ def certify(
     """
     from lab.certification.process import Request
 
-    with usage():
+    with report_usage_errors():
         request = Request(
             target,
-            assignments(option or []),
+            parse_assignments(option or []),
             {
                 "input": reads,
                 "vocab_size": vocab_size,
@@ -141,7 +141,7 @@ def certify(
         typer.echo(f"figure: {figure}", err=as_json)
     if not any(law["verdict"] in ("holds", "fails") for law in found["laws"]):
         law = found["laws"][0]
-        raise refusal(f"no law could be decided; {law['law']}: {law['evidence']}", 2)
+        raise refuse(f"no law could be decided; {law['law']}: {law['evidence']}", 2)
     if failing:
         raise typer.Exit(1)
 
@@ -168,7 +168,7 @@ def _examined(request: Any, as_json: bool) -> dict[str, Any]:
 
             return examined(request, on_recognised, on_begin, on_verdict)
     except RefusedError as error:
-        raise refusal(error, 2) from error
+        raise refuse(error, 2) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
 
@@ -245,13 +245,13 @@ def _file(law: dict[str, Any]) -> str:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Answer a file that cannot be written, or drawn, with one line and exit code 2."""
-    from lab.files import RunError, writing
+    from lab.files import RunError, explain_write_errors
 
     try:
-        with writing(path):
+        with explain_write_errors(path):
             yield
     except RunError as error:
-        raise refusal(error, 2) from error
+        raise refuse(error, 2) from error
 
 
 def _write(folder: Path, programs: dict[str, str]) -> None:
@@ -270,4 +270,4 @@ def _draw(found: dict[str, Any], path: Path) -> None:
         with _writing(path):
             save(found, path)
     except BrowserError as error:
-        raise refusal(error, 2) from error
+        raise refuse(error, 2) from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import answering, assignments, refusal, usage
+from lab.cli.answers import parse_assignments, refuse, report_failures, report_usage_errors
 
 
 def model(
@@ -37,8 +37,8 @@ def model(
         "vocab_size": vocab_size,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    with usage():
-        built, paper_size = described(name, size, chosen, assignments(option or []))
+    with report_usage_errors():
+        built, paper_size = described(name, size, chosen, parse_assignments(option or []))
     found = anatomy(built)
     own = bool(option) or vocab_size is not None
     compared = against_paper(name, paper_size, found.total, own) if paper_size else None
@@ -54,10 +54,10 @@ def model(
         typer.echo(count_line(found, compared))
     if figure is not None:
         from analysis.run.anatomy import render_page
-        from lab.files import write, writing
+        from lab.files import explain_write_errors, write
 
         page = render_page(found, " ".join(filter(None, (name, paper_size))))
-        with answering(), writing(figure):
+        with report_failures(), explain_write_errors(figure):
             write(figure, page)
         typer.echo(f"figure: {figure}", err=as_json)
 
@@ -69,7 +69,7 @@ def errata(
     """Run the paper's errata live: each printed reading fails as said, the meant one holds."""
     from lab.errata import run
 
-    with usage():
+    with report_usage_errors():
         found = run([row.upper() for row in rows] if rows else None)
     unconfirmed = []
     for erratum in found:
@@ -78,10 +78,10 @@ def errata(
         else:
             from rich.console import Console
 
-            from lab.cli.tables.errata import erratum_table
+            from lab.cli.tables.errata import build_erratum_table
 
-            Console(markup=False, highlight=False).print(erratum_table(erratum))
+            Console(markup=False, highlight=False).print(build_erratum_table(erratum))
         if not erratum.confirmed:
             unconfirmed.append(erratum.row)
     if unconfirmed:
-        raise refusal(f"not as the record says: {', '.join(unconfirmed)}", 1)
+        raise refuse(f"not as the record says: {', '.join(unconfirmed)}", 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lab.cli.answers import answering, refusal, usage
+from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
     from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
     from analysis.rows.layout import lay_out
-    from lab.files import writing
+    from lab.files import explain_write_errors
 
     layout = lay_out(task, task.batch(split=split, size=count, seed=seed))
     fig = add_title(layout.draw(), layout.describe().title, f"{split}, seed {seed}")
     try:
-        with answering(), usage(), writing(path):
+        with report_failures(), report_usage_errors(), explain_write_errors(path):
             save(fig, path)
     except BrowserError as error:
-        raise refusal(error, 2) from error
+        raise refuse(error, 2) from error
 
 
 def audit_rows(
@@ -69,7 +69,7 @@ def audit_rows(
     from lab.suite.audit import audit
 
     found = audit(task, split=split, seed=seed)
-    with usage():
+    with report_usage_errors():
         rungs = ladder(
             task,
             d_model=sizes.get("d_model", ModelConfig.d_model),
@@ -102,17 +102,17 @@ def audit_rows(
             console.print(ladder_table(rungs))
     if not found.sound:
         less = "no better than a shortcut" if task.stochastic else "not always right"
-        raise refusal(f"{task.name}: its oracle is {less}", 1)
+        raise refuse(f"{task.name}: its oracle is {less}", 1)
 
 
 def export_rows(
     task: "Task", split: str, seed: int, rows: int, path: Path, *, as_json: bool
 ) -> None:
     """Write the first rows of a split, and how to make them again."""
-    from lab.files import writing
+    from lab.files import explain_write_errors
     from lab.suite.parquet import Recipe, export
 
-    with answering(), usage(), writing(path):
+    with report_failures(), report_usage_errors(), explain_write_errors(path):
         export(Recipe(task, split, seed, rows), path)
     said = {"path": str(path), "rows": rows, "bytes": path.stat().st_size}
     typer.echo(json.dumps(said) if as_json else f"{path}: {rows:,} rows, {said['bytes']:,} bytes")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lab.cli.answers import answering, usage
+from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.row_actions import audit_rows, export_rows, show_rows
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def act(
         as_json: print JSON alone.
     """
     split = given["split"] or ("test" if action == "audit" else "train")
-    with answering():
-        with usage():
+    with report_failures():
+        with report_usage_errors():
             task.batch(split=split, size=1, seed=seed)
         if action == "show":
             whole, figure = bool(given["whole"]), given["figure"]

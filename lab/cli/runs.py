@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import answering
+from lab.cli.answers import report_failures
 
 
 def runs(
@@ -17,15 +17,15 @@ def runs(
     """List the runs below a folder: what was trained and how it ended."""
     from rich.console import Console
 
-    from lab.training.runs import find, table
+    from lab.training.catalog import find_runs, tabulate
 
-    with answering():
-        found = table(find(root))
+    with report_failures():
+        found = tabulate(find_runs(root))
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
         typer.echo(f"no runs below {root}")
     else:
-        from lab.cli.tables.runs import runs_table
+        from lab.cli.tables.runs import build_runs_table
 
-        Console(markup=False).print(runs_table(found))
+        Console(markup=False).print(build_runs_table(found))

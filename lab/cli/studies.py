@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.answers import answering, refusal, usage
+from lab.cli.answers import refuse, report_failures, report_usage_errors
 
 if TYPE_CHECKING:
     from lab.studies import Cell, Study
@@ -69,17 +69,19 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of the paper: its numbers beside ours, with a verdict."""
     from analysis.studies import recall as results
-    from lab.cli.tables.studies import recall_table
+    from lab.cli.tables.studies import build_recall_table
     from lab.studies import recall
 
-    with usage():
-        _check(seeds, precision, figure)
-        study = recall.study(seeds=seeds, learning_rates=learning_rate or (), precision=precision)
+    with report_usage_errors():
+        _validate(seeds, precision, figure)
+        study = recall.build_study(
+            seeds=seeds, learning_rates=learning_rate or (), precision=precision
+        )
     found = _carry_out(study, out, only, workers, max_minutes, table, show)
     settings = results.measure(found)
     said = results.verdict(settings, results.missing(found))
     if settings:
-        _print(recall_table(settings))
+        _print(build_recall_table(settings))
     _conclude(said, results.draw(settings) if figure else None, figure, "Hard recall")
 
 
@@ -97,26 +99,26 @@ def study(
 ) -> None:
     """Run one of the lab's own studies: trainability, what shortens the first stage of training."""
     from analysis.studies import trainability as results
-    from lab.cli.tables.studies import trainability_table
+    from lab.cli.tables.studies import build_trainability_table
     from lab.studies import trainability
 
-    with usage():
-        _check(seeds, precision, figure)
-        chosen = trainability.study(seeds=seeds, precision=precision)
+    with report_usage_errors():
+        _validate(seeds, precision, figure)
+        chosen = trainability.build_study(seeds=seeds, precision=precision)
     try:
         results.check_installed()
     except results.MissingLibraryError as error:
-        raise refusal(error, 2) from error
+        raise refuse(error, 2) from error
     found = _carry_out(chosen, out, only, workers, max_minutes, table, show)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
     if effects:
-        _print(trainability_table(effects))
+        _print(build_trainability_table(effects))
     drawn = results.draw(effects) if figure else None
     _conclude(results.verdict(effects, left), drawn, figure, "What shortens the first stage")
 
 
-def _check(seeds: int, precision: str, figure: Path | None) -> None:
+def _validate(seeds: int, precision: str, figure: Path | None) -> None:
     """Validate what all studies are given.
 
     Raises:
@@ -145,15 +147,15 @@ def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> Non
         return
     from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
-    from lab.files import writing
+    from lab.files import explain_write_errors
 
-    with answering():
+    with report_failures():
         try:
-            with writing(file):
+            with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 save(add_title(drawn, title, said[0]), file)
         except BrowserError as error:
-            raise refusal(error, 2) from error
+            raise refuse(error, 2) from error
     typer.echo(file)
 
 
@@ -167,20 +169,20 @@ def _carry_out(
     show: bool,
 ) -> Any:
     """Run the cells that are left, unless they are only shown, and return the table."""
-    from lab.files import write, writing
-    from lab.studies.runner import carry_out
-    from lab.studies.table import table
+    from lab.files import explain_write_errors, write
+    from lab.studies.runner import run_cells
+    from lab.studies.table import tabulate_cells
 
-    with usage():
-        study = study.only(only or [])
+    with report_usage_errors():
+        study = study.select(only or [])
         if file is not None and file.suffix != ".csv":
             raise ValueError(f"table={file}: must end in .csv")
     out = out or Path("runs") / study.name
 
     def tabulate() -> Any:
-        found = table(study, out)
+        found = tabulate_cells(study, out)
         if file is not None:
-            with writing(file):
+            with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write(file, found.write_csv())
         return found
@@ -193,14 +195,14 @@ def _carry_out(
     def end(cell: "Cell", folder: "CellFolder") -> None:
         nonlocal number
         number += 1
-        typer.echo(f"{number}/{len(study.cells)} {cell.name}: {ended(folder)}", err=True)
+        typer.echo(f"{number}/{len(study.cells)} {cell.name}: {describe_cell(folder)}", err=True)
         tabulate()
 
     stopped: signal.Signals | None = None
-    with answering():
+    with report_failures():
         if not show:
-            with usage():
-                stopped = carry_out(
+            with report_usage_errors():
+                stopped = run_cells(
                     study,
                     out,
                     [sys.executable, "-m", "lab.cli.cell"],
@@ -211,16 +213,16 @@ def _carry_out(
                 )
         found = tabulate()
     if stopped:
-        raise refusal("interrupted; the same command resumes", 128 + stopped)
+        raise refuse("interrupted; the same command resumes", 128 + stopped)
     return found
 
 
-def ended(folder: "CellFolder") -> str:
+def describe_cell(folder: "CellFolder") -> str:
     """Return in a few words how far a cell got."""
-    status, error = folder.status(), folder.error()
+    status, error = folder.find_status(), folder.read_error()
     text = status if error is None else f"{status}, {error}"
     lengths = ", ".join(
-        f"{found['test']:.3f} at {found['seq_len']:,}" for found in folder.lengths()
+        f"{found['test']:.3f} at {found['seq_len']:,}" for found in folder.read_lengths()
     )
-    minutes = f"{folder.spent():.1f} min"
+    minutes = f"{folder.read_minutes():.1f} min"
     return "; ".join(part for part in (text, lengths, minutes) if part)

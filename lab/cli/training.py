@@ -15,9 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from lab.cli import rows
-from lab.cli.answers import answering, assignments, usage
+from lab.cli.answers import parse_assignments, report_failures, report_usage_errors
 from lab.cli.options import ends, kind_of, read, resolved, settings, varies
-from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
 
 Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
@@ -41,7 +41,7 @@ class LazyTasks(TyperGroup):
         """Return a command; a task's is made now, without its options for a mere list."""
         if cmd_name not in TASKS:
             return super().get_command(ctx, cmd_name)
-        return _task_command(cmd_name, options=not self.listing)
+        return _build_task_command(cmd_name, options=not self.listing)
 
     def format_help(self, ctx, formatter):
         """Write the help, for which no task is imported."""
@@ -52,16 +52,16 @@ class LazyTasks(TyperGroup):
             self.listing = False
 
 
-def _task_command(name: str, *, options: bool) -> Any:
+def _build_task_command(name: str, *, options: bool) -> Any:
     """Return the command of a task: every field of the configurations is an option of it."""
-    summary = _summary(TASKS.module(name))
+    summary = _read_summary(TASKS.module(name))
     alone = typer.Typer(rich_markup_mode="rich" if options else None, add_completion=False)
-    function = _trainer(name) if options else lambda: None
+    function = _build_trainer(name) if options else lambda: None
     alone.command(name, help=summary, rich_help_panel=TASK_PANEL)(function)
     return typer.main.get_command(alone)
 
 
-def _summary(module: str) -> str:
+def _read_summary(module: str) -> str:
     """Return the first paragraph of a module's docstring, without importing the module."""
     spec = find_spec(module)
     assert spec is not None
@@ -72,7 +72,7 @@ def _summary(module: str) -> str:
     return ast.literal_eval(docstring).partition("\n\n")[0]
 
 
-def _trainer(name: str) -> Callable[..., None]:
+def _build_trainer(name: str) -> Callable[..., None]:
     """Return a function whose signature has every field of the task and of the configurations."""
     task_class = TASKS[name]
     parts = {"Task": task_class, "Model": ModelConfig, "Training": TrainConfig, "Machine": Runtime}
@@ -110,14 +110,14 @@ def _trainer(name: str) -> Callable[..., None]:
         hints = get_type_hints(part)
         for f in fields(part):
             if f.init:
-                annotations[f.name] = _option(panel, hints[f.name], f, panel == "Task")
+                annotations[f.name] = _annotate_option(panel, hints[f.name], f, panel == "Task")
         if panel == "Task":
             annotations.update(rows.OPTIONS)
 
     def train(out: Path | None, as_json: bool, evaluations: list[str] | None, **given: Any) -> None:
         looking = {option: given.pop(option) for option in rows.OPTIONS}
         chosen = {key: value for key, value in given.items() if value not in (None, [])}
-        with usage():
+        with report_usage_errors():
             training = {
                 f.name.replace("_", "-"): chosen.get(f.name)
                 for part in (ModelConfig, TrainConfig, Runtime)
@@ -128,8 +128,8 @@ def _trainer(name: str) -> Callable[..., None]:
         if action is None:
             _train(name, chosen, out, as_json, evaluations)
             return
-        with usage():
-            task, config, _ = _configured(name, chosen)
+        with report_usage_errors():
+            task, config, _ = _configure(name, chosen)
         sizes = {size: chosen[size] for size in ("d_model", "n_heads") if size in chosen}
         rows.act(action, task, config.seed, looking, sizes=sizes, as_json=as_json)
 
@@ -148,7 +148,7 @@ def _trainer(name: str) -> Callable[..., None]:
     return train
 
 
-def _option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
+def _annotate_option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
     """Return a Typer annotation for a dataclass field; None stands for "not given"."""
     default = None if field.default is MISSING else field.default
     shown = field.metadata.get("shown") or default
@@ -177,42 +177,42 @@ def _train(
     as_json: bool,
     evaluations: list[str] | None,
 ) -> None:
-    from lab.cli.tables.progress import watching
-    from lab.cli.tables.results import ending, evaluations_table, result_table
+    from lab.cli.tables.progress import show_progress
+    from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
     from lab.training.experiment import carry_out
-    from lab.training.generalisation import at_settings, by_default, evaluate_at
+    from lab.training.generalisation import evaluate_settings, list_default_settings, vary_settings
 
-    with usage():
+    with report_usage_errors():
         run, runtime = describe_run(name, given, out)
         if evaluations is None:
-            wanted = by_default(run)
+            wanted = list_default_settings(run)
         else:
             wanted = settings(evaluations, type(run.task))
-            at_settings(run, wanted)
-    with answering(), watching(run) as (on_plan, on_row):
+            vary_settings(run, wanted)
+    with report_failures(), show_progress(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)
     found = []
     if wanted and not result["signal"]:
-        with answering():
-            found = evaluate_at(
+        with report_failures():
+            found = evaluate_settings(
                 run, wanted, runtime.device, lambda text: typer.echo(f"evaluating {text}", err=True)
             )
-            result = run.result() or result
+            result = run.read_result() or result
     if as_json:
         typer.echo(json.dumps(result))
     else:
         from rich.console import Console
 
-        Console(markup=False).print(result_table(result))
+        Console(markup=False).print(build_result_table(result))
         if found:
-            Console(markup=False).print(evaluations_table(found))
-        typer.echo(ending(result))
+            Console(markup=False).print(build_evaluations_table(found))
+        typer.echo(describe_ending(result))
     if result["signal"]:
         typer.echo(f"The same command resumes; `lab analyze {run.path}` reports.", err=True)
         raise typer.Exit(128 + signal.Signals[result["signal"]])
     from analysis.pages.report import write_quick
 
-    with answering():
+    with report_failures():
         report = write_quick(run)
     typer.echo(f"report: {report}", err=as_json)
     typer.echo(f"`lab analyze {run.path}` looks deeper.", err=True)
@@ -233,16 +233,16 @@ def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[An
     if given.get("model") and "stack" not in given:
         given = {**given, "stack": "UM*2"}
     if "options" in given:
-        given = {**given, "options": assignments(given["options"])}
-    task, train, values = _configured(name, given)
-    runtime = _part(Runtime, values)
+        given = {**given, "options": parse_assignments(given["options"])}
+    task, train, values = _configure(name, given)
+    runtime = _build_config(Runtime, values)
     choose_device(runtime.device)
-    run = Run(Path("runs"), task, _part(ModelConfig, values), train)
+    run = Run(Path("runs"), task, _build_config(ModelConfig, values), train)
     try_out(run)
-    return replace(run, path=out or Path("runs") / f"{name}-{run.digest()}"), runtime
+    return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
 
 
-def _configured(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict[str, Any]]:
+def _configure(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict[str, Any]]:
     """Return the task, how it is trained on, and all values, the protocol's too.
 
     Raises:
@@ -264,14 +264,16 @@ def _configured(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dic
     sizes = task_class(**ends(options))
     values = {
         **({"stack": preset.stack} if preset and preset.stack else {}),
-        **protocol_defaults(given.get("protocol", "lab"), sizes.seq_len, sizes.vocab_size, d_model),
+        **get_protocol_defaults(
+            given.get("protocol", "lab"), sizes.seq_len, sizes.vocab_size, d_model
+        ),
         **given,
     }
-    train = _part(TrainConfig, values)
+    train = _build_config(TrainConfig, values)
     task = task_class(**resolved(options, train.max_steps, train.batch_size))
     return task, train, values
 
 
-def _part(part: type[Part], values: dict[str, Any]) -> Part:
+def _build_config(part: type[Part], values: dict[str, Any]) -> Part:
     """Build one configuration from the values that are its fields."""
     return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})

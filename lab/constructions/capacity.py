@@ -45,6 +45,6 @@ def check_bits(model: LanguageModel, wanted: float, what: str) -> None:
         )
 
 
-def arrangements(n: int, k: int) -> float:
+def count_arrangement_bits(n: int, k: int) -> float:
     """Return log₂ of how many ways there are to pick k of n things in order."""
     return (math.lgamma(n + 1) - math.lgamma(n - k + 1)) / math.log(2)

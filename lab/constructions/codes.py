@@ -55,12 +55,12 @@ def spread(count: int, width: int) -> Float64[Tensor, "count width"]:
 
 
 @lru_cache(maxsize=32)
-def cosines(count: int, width: int) -> Cosines:
+def compare_spread_codes(count: int, width: int) -> Cosines:
     """Return how alike the codes of `spread` are."""
-    return compared(spread(count, width), spread(count, width))
+    return compare(spread(count, width), spread(count, width))
 
 
-def compared(codes: Float64[Tensor, "count a"], others: Float64[Tensor, "count a"]) -> Cosines:
+def compare(codes: Float64[Tensor, "count a"], others: Float64[Tensor, "count a"]) -> Cosines:
     """Return the products of codes with what became of them, by blocks of rows."""
     own = (codes * others).sum(1).min().item()
     highest = lowest = 0.0

@@ -7,7 +7,7 @@ import torch
 from lab.constructions import heads, states
 from lab.constructions.cannot import CannotError
 from lab.constructions.residual import CONSTANT, KIND, SEEN, Residual
-from lab.constructions.slots import Channels, of_mixer
+from lab.constructions.slots import Channels, find_channels
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 
@@ -51,11 +51,11 @@ def look_back(
             "what a second may tell from means over ever longer pasts is left open; "
             "position=rope would do"
         )
-    channels = of_mixer(attention)
-    pairs, margin = _fastest(channels, offset, seq_len)
-    score = heads.needed_score(margin, seq_len, f"to look {offset} back by {channels.what}")
+    channels = find_channels(attention)
+    pairs, margin = _choose_fastest(channels, offset, seq_len)
+    score = heads.find_needed_score(margin, seq_len, f"to look {offset} back by {channels.what}")
     heads.check_open(attention, seq_len)
-    constant = residual.normed(0)
+    constant = residual.scale_by_norm(0)
     gain = (score * channels.width**0.5 / pairs) ** 0.5 / constant
     used = heads.carry(attention, source, into, amount)
     heads.clear(attention, used)
@@ -70,7 +70,7 @@ def look_back(
         )
 
 
-def _fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int, float]:
+def _choose_fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int, float]:
     """Return how many of the fastest pairs single out a distance best, and by how much."""
     lags = torch.arange(seq_len, dtype=torch.float64)
     theta = torch.tensor([channels.theta(m) for m in range(channels.width // 2)]).double()
@@ -92,15 +92,15 @@ def _fade(ssd: SSD, residual: Residual) -> float:
             "no order; what deeper stacks may count is left open; "
             "position=rope, decay or conv would do"
         )
-    constant = residual.normed(0)
+    constant = residual.scale_by_norm(0)
     gate = states.open_gate(ssd, constant)
     states.carry(ssd, residual.key, residual.gathered, "gather", 1 / gate)
     if residual.marks_first:
         place = residual.key.stop - residual.key.start
-        states.carry_one(ssd, CONSTANT, KIND, place, -SEEN / (gate * _seen_in_all(ssd)))
+        states.carry_one(ssd, CONSTANT, KIND, place, -SEEN / (gate * _sum_weights(ssd)))
     if ssd.position == "conv":
         return _shift(ssd, residual)
-    channels = of_mixer(ssd)
+    channels = find_channels(ssd)
     # On the slowest pair, turned so that a distance of one is where it peaks.
     m = channels.width // 2 - 1
     theta = channels.theta(m)
@@ -134,13 +134,13 @@ def _fade(ssd: SSD, residual: Residual) -> float:
 def _read_if_answer(ssd: SSD, place: int, residual: Residual) -> None:
     """Let C be what it was for tokens of the higher kind, and zero for those of the lower."""
     high, low = residual.kind.max().item(), residual.kind.min().item()
-    for row in states.rows(ssd, place):
+    for row in states.list_rows(ssd, place):
         whole = ssd.C_proj.weight[row, CONSTANT].item()
         ssd.C_proj.weight[row, CONSTANT] = -whole * low / (high - low)
         ssd.C_proj.weight[row, KIND] = whole / (high - low)
 
 
-def _seen_in_all(ssd: SSD) -> float:
+def _sum_weights(ssd: SSD) -> float:
     """Return what the weights of all tokens before add up to, of which the last has weight one."""
     fade = FADE if ssd.D is not None else FADE_WITHOUT_SKIP
     return 1 / (1 - math.exp(-fade))
@@ -149,7 +149,7 @@ def _seen_in_all(ssd: SSD) -> float:
 def _shift(ssd: SSD, residual: Residual) -> float:
     """Gather by the convolution: values are one token late, and the state hands them on."""
     states.shift_values(ssd, 1)
-    states.keep_time(ssd, residual.normed(0), 12.0)
+    states.keep_time(ssd, residual.scale_by_norm(0), 12.0)
     states.clear(ssd)
     if ssd.D is not None:
         ssd.D.fill_(1)

@@ -16,7 +16,7 @@ LARGEST_SCORE = 8000.0
 """A larger one rounds by more than .001 in fp32, and wants weights out of proportion."""
 
 
-def room(attention: Attention) -> int:
+def count_room(attention: Attention) -> int:
     """Return how many channels a layer's values carry at most."""
     if isinstance(attention.v, nn.Linear):
         return attention.v.out_features
@@ -91,7 +91,7 @@ def add_score(
         attention.k.weight[head // share * width + place, key[0]] = key[1]
 
 
-def needed_score(margin: float, seq_len: int, what: str, hint: str = "") -> float:
+def find_needed_score(margin: float, seq_len: int, what: str, hint: str = "") -> float:
     """Return the scale at which scores that differ by `margin` leave the right key alone.
 
     Raises:

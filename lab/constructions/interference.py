@@ -11,7 +11,7 @@ ALLOWED = 0.25
 
 
 @dataclass(frozen=True)
-class Memory:
+class SuperposedMemory:
     """A sum of writes, each a key's code times an answer's.
 
     A query reads its own answer once, and each of w others times the product of the two keys. So
@@ -29,7 +29,7 @@ class Memory:
     n_answers: int
     writes: int
 
-    def misses(self, key_width: int, answer_width: int, own: float = 1.0) -> float:
+    def bound_misses(self, key_width: int, answer_width: int, own: float = 1.0) -> float:
         """Return a bound on the expected share of wrong answers, as if all products were normal.
 
         Args:
@@ -39,21 +39,21 @@ class Memory:
         """
         key = welch(self.n_keys, key_width) ** 2
         answer = welch(self.n_answers, answer_width) ** 2
-        noise = self.noise(key_width, answer_width) ** 2
-        written = self.writes * _beyond(own, noise + key + answer)
-        others = (self.n_answers - 1) * _beyond(own, noise + answer)
+        noise = self.compute_noise(key_width, answer_width) ** 2
+        written = self.writes * _compute_tail(own, noise + key + answer)
+        others = (self.n_answers - 1) * _compute_tail(own, noise + answer)
         return min(1.0, written + others)
 
-    def noise(self, key_width: int, answer_width: int) -> float:
+    def compute_noise(self, key_width: int, answer_width: int) -> float:
         """Return the standard deviation of what other writes take from an answer's lead."""
         key, answer = welch(self.n_keys, key_width), welch(self.n_answers, answer_width)
         return math.sqrt(2 * self.writes) * key * answer
 
-    def needed_width(self) -> int:
+    def find_needed_width(self) -> int:
         """Return the least width of both codes at which one answer in 1,000 is missed at most."""
-        return next(width for width in count(2) if self.misses(width, width) <= 0.001)
+        return next(width for width in count(2) if self.bound_misses(width, width) <= 0.001)
 
 
-def _beyond(lead: float, variance: float) -> float:
+def _compute_tail(lead: float, variance: float) -> float:
     """Return how often a normal deviate of that variance exceeds the lead."""
     return 0.5 * math.erfc(lead / math.sqrt(2 * variance)) if variance > 0 else 0.0

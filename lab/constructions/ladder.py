@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from lab.config import ModelConfig
 from lab.constructions.cannot import CannotError
-from lab.constructions.solve import BUILT, check_built, set_by_hand
+from lab.constructions.solve import BUILT, check_known, set_by_hand
 from lab.layers.attention import Mask
 from lab.layers.ssd import Position
 from lab.models import MIXERS, TRANSFORMS, build
@@ -70,13 +70,13 @@ def ladder(
     if task.name not in BUILT:
         return []
     rungs = []
-    for mixer, stack, options in _steps(transform):
+    for mixer, stack, options in _list_steps(transform):
         config = ModelConfig(stack=stack, d_model=d_model, n_heads=n_heads, options=dict(options))
         rungs.append(rung(task, config, mixer=mixer, test_rows=test_rows, seed=seed))
     return rungs
 
 
-def _steps(transform: str) -> list[tuple[str, str, dict[str, str]]]:
+def _list_steps(transform: str) -> list[tuple[str, str, dict[str, str]]]:
     """Return (mixer in words, stack, options) of every rung."""
     steps = []
     for letter, name in NAMES.items():
@@ -104,12 +104,12 @@ def rung(
     Raises:
         ValueError: for a task of another name.
     """
-    check_built(task)
-    verdict, accuracy, because = _climbed(task, config, test_rows, seed)
+    check_known(task)
+    verdict, accuracy, because = _climb(task, config, test_rows, seed)
     return Rung(mixer, config.stack, config.options, verdict, accuracy, because)
 
 
-def _climbed(
+def _climb(
     task: Task, config: ModelConfig, test_rows: int, seed: int
 ) -> tuple[Verdict, float | None, str]:
     try:

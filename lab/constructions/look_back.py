@@ -28,7 +28,7 @@ def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
     attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
     check_bits(model, bits, f"strings of {length} tokens")
     if not attentions:
-        raise _without_attention(model, length)
+        raise _refuse_delay(model, length)
     refusals = []
     for attention in reversed(attentions):
         try:
@@ -40,7 +40,7 @@ def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
 
 def _bring(model: LanguageModel, attention: Attention, length: int, seq_len: int) -> None:
     v, d = model.embed.weight.shape
-    width = min(v, d - 2, heads.room(attention))
+    width = min(v, d - 2, heads.count_room(attention))
     if width < 2:
         raise CannotError(f"d_model={d}: leaves {max(width, 0)} channels for {v} tokens")
     codes, channels = spread(v, width), slice(2, 2 + width)
@@ -58,7 +58,7 @@ def _bring(model: LanguageModel, attention: Attention, length: int, seq_len: int
     read_answers(model, residual, ANSWER_SIZE - 1, residual.energy)
 
 
-def _without_attention(model: LanguageModel, length: int) -> CannotError:
+def _refuse_delay(model: LanguageModel, length: int) -> CannotError:
     """Return what a delay asks of a state."""
     ranks = [
         block.mixer.B_proj.out_features // block.mixer.n_groups * block.mixer.n_heads

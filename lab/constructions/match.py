@@ -7,10 +7,10 @@ import torch
 
 from lab.constructions import heads, states
 from lab.constructions.cannot import CannotError
-from lab.constructions.codes import cosines, spread
-from lab.constructions.interference import ALLOWED, Memory
+from lab.constructions.codes import compare_spread_codes, spread
+from lab.constructions.interference import ALLOWED, SuperposedMemory
 from lab.constructions.residual import ANSWER_SIZE, CONSTANT, KIND, SEEN, Residual
-from lab.constructions.slots import Channels, of_mixer
+from lab.constructions.slots import Channels, find_channels
 from lab.layers.attention import Attention
 from lab.layers.mask import has_oracle_mask
 from lab.layers.ssd import SSD
@@ -62,7 +62,8 @@ def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
     """Bring the answer next to the gathered key that the own key equals.
 
     Returns:
-        The noise beside the answer's lead over others, as `Memory.noise`; 0 for attention.
+        The noise in the answer's lead over others (`SuperposedMemory.compute_noise`); 0 for
+            attention.
 
     Raises:
         CannotError: where keys or positions cannot be told apart well enough.
@@ -75,12 +76,12 @@ def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
 
 def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
     """Let queries be keys, keys be what was gathered, and values be answers."""
-    channels = of_mixer(attention)
-    places = channels.places(lookup.width, lookup.seq_len, 1)
-    own, high, low = channels.cosines(lookup.n_keys, lookup.width, places, lookup.seq_len)
+    channels = find_channels(attention)
+    places = channels.choose_places(lookup.width, lookup.seq_len, 1)
+    own, high, low = channels.compare_codes(lookup.n_keys, lookup.width, places, lookup.seq_len)
     shared = residual.key == residual.answer
     slow = math.cos(channels.theta(channels.width // 2 - 1) * lookup.seq_len)
-    ratio = residual.normed(0) / residual.normed(1)
+    ratio = residual.scale_by_norm(0) / residual.scale_by_norm(1)
     if shared:
         margin, weight = max(
             (own - w * high - max(high - w * low, 1 - w, -ratio * w * low), w) for w in OWN_WEIGHTS
@@ -91,19 +92,19 @@ def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
         margin = own + weight * slow - wrong
     what = f"to tell {lookup.n_keys} keys apart in {len(places)} of {channels.width} channels"
     hint = "" if channels.layout is None else "; position=none for that block leaves all of them"
-    score = heads.needed_score(margin, lookup.seq_len, what, hint)
+    score = heads.find_needed_score(margin, lookup.seq_len, what, hint)
     pair, early = 0, 0.0
     # An oracle mask hides what comes later than the pairs.
     told = has_oracle_mask(attention)
     earliest = "never" if told and lookup.earliest == "query" else lookup.earliest
     if earliest != "never":
-        pair, early = _early(channels, lookup)
+        pair, early = _choose_early_pair(channels, lookup)
         if earliest == "query":
             # Content must outweigh whatever position says.
             score += early * HEAVIEST_KIND / margin
     heads.check_open(attention, lookup.seq_len)
 
-    target, query = residual.normed(1), residual.normed(lookup.added)
+    target, query = residual.scale_by_norm(1), residual.scale_by_norm(lookup.added)
     gain = (score * channels.width**0.5 / (target * query)) ** 0.5
     used = heads.carry(
         attention, residual.answer, residual.answer, ANSWER_SIZE * residual.unit / target
@@ -132,7 +133,7 @@ def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
         heads.add_score(attention, used, second, (CONSTANT, 0.0), (CONSTANT, gain))
 
 
-def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
+def _choose_early_pair(channels: Channels, lookup: Lookup) -> tuple[int, float]:
     """Return the pair by whose sine the earliest key leads, and the scale that this takes.
 
     Raises:
@@ -141,7 +142,7 @@ def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
     what = "to prefer the earliest of several keys"
     if channels.layout is None:
         raise CannotError(f"A.position=none: {what} without rotation; rope would do")
-    places = set(channels.places(lookup.width, lookup.seq_len, 1))
+    places = set(channels.choose_places(lookup.width, lookup.seq_len, 1))
     pairs = [
         m
         for m in range(channels.width // 2)
@@ -152,7 +153,7 @@ def _early(channels: Channels, lookup: Lookup) -> tuple[int, float]:
     pair = pairs[0]
     theta = channels.theta(pair)
     slope = math.sin(theta * lookup.reach) - math.sin(theta * (lookup.reach - 1))
-    return pair, heads.needed_score(slope, lookup.seq_len, what)
+    return pair, heads.find_needed_score(slope, lookup.seq_len, what)
 
 
 @torch.no_grad()
@@ -166,15 +167,15 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
             "to prefer the earliest by a sum over all that match: "
             "an earlier and a later key of one name add up"
         )
-    channels = of_mixer(ssd)
+    channels = find_channels(ssd)
     a = lookup.width
-    places = channels.slowest(a + opening, lookup.seq_len)
-    noise = _noise(channels, places[:a], residual, lookup)
+    places = channels.choose_slowest(a + opening, lookup.seq_len)
+    noise = _bound_noise(channels, places[:a], residual, lookup)
     shared = residual.key == residual.answer
     # A query has gathered its own key, if own ones come along, and else nothing that counts, but
     # where all tokens are keys.
-    target = residual.normed(1 + SEEN**2 * opening)
-    query = target if shared else residual.normed(lookup.own**2)
+    target = residual.scale_by_norm(1 + SEEN**2 * opening)
+    query = target if shared else residual.scale_by_norm(lookup.own**2)
     gate = states.open_gate(ssd, query)
     # Half a percent lost over the whole row.
     states.keep_time(ssd, target, 0.005 / lookup.seq_len)
@@ -196,7 +197,7 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
         )
     amount = ANSWER_SIZE * residual.unit / (target * gate)
     if ssd.norm_weight is not None:
-        amount = states.normed_amount(ssd, residual)
+        amount = states.find_normed_amount(ssd, residual)
     states.carry(ssd, residual.answer, residual.answer, "read", amount)
     if opening:
         _open(ssd, residual, places[a], target)
@@ -206,25 +207,25 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
     return noise
 
 
-def _noise(
+def _bound_noise(
     channels: Channels, places: tuple[int, ...], residual: Residual, lookup: Lookup
 ) -> float:
-    """Return `Memory.noise`, 0 where codes are so different that no other writes hide an answer.
+    """Return `SuperposedMemory.compute_noise`; 0 where other writes cannot hide an answer.
 
     Raises:
         CannotError: where they often do.
     """
     n, a = lookup.n_keys, lookup.width
-    own, high, low = channels.cosines(n, a, places, lookup.seq_len)
+    own, high, low = channels.compare_codes(n, a, places, lookup.seq_len)
     n_answers, b = int((residual.answers.norm(dim=1) > 0).sum()), residual.answers.shape[1]
-    nearest = cosines(n_answers, b).highest
+    nearest = compare_spread_codes(n_answers, b).highest
     if lookup.writes * max(high, -low) * (1 + nearest) < 0.9 * own * (1 - nearest):
         return 0.0
-    memory = Memory(n, n_answers, lookup.writes)
-    share = memory.misses(a, b, own)
+    memory = SuperposedMemory(n, n_answers, lookup.writes)
+    share = memory.bound_misses(a, b, own)
     if share <= ALLOWED:
-        return memory.noise(a, b)
-    width = memory.needed_width()
+        return memory.compute_noise(a, b)
+    width = memory.find_needed_width()
     raise CannotError(
         f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels and {n_answers} answers in "
         f"{b} are so alike that what other tokens wrote would hide up to {share:.0%} of the "
@@ -237,11 +238,14 @@ def _noise(
 def _open(ssd: SSD, residual: Residual, place: int, target: float) -> None:
     """Let the marker read what the first token wrote: both stand out in `KIND` from all others."""
     kind = residual.kind.max().item()
-    first, marker = residual.normed(0), residual.normed(1 + (kind - SEEN) ** 2 - kind**2)
+    first, marker = (
+        residual.scale_by_norm(0),
+        residual.scale_by_norm(1 + (kind - SEEN) ** 2 - kind**2),
+    )
     read = 1 / (kind * marker)
     write = target / (SEEN * first**2)
     states.add_score(ssd, place, (KIND, read), (KIND, write))
-    for row in states.rows(ssd, place):
+    for row in states.list_rows(ssd, place):
         ssd.C_proj.weight[row, CONSTANT] = SEEN * read
         ssd.B_proj.weight[row, CONSTANT] = SEEN * write
 
@@ -267,8 +271,8 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
             "to prefer the earliest by a sum over all that match: "
             "an earlier and a later key of one name add up"
         )
-    amplitude = residual.normed(0)
-    other = cosines(n_keys, lookup.width).highest
+    amplitude = residual.scale_by_norm(0)
+    other = compare_spread_codes(n_keys, lookup.width).highest
     steep = 2 * ON / (amplitude * (1 - other))
     threshold = -steep * amplitude * (1 + other) / 2
     gate = states.open_gate(ssd, amplitude)
@@ -277,7 +281,7 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
     product = states.silu(ON) ** 2
     amount = ANSWER_SIZE * residual.unit / (amplitude * gate * product)
     if ssd.norm_weight is not None:
-        amount = states.normed_amount(ssd, residual)
+        amount = states.find_normed_amount(ssd, residual)
     states.carry(ssd, residual.answer, residual.answer, "read", amount)
     if ssd.D is not None:
         ssd.D.zero_()
@@ -288,9 +292,9 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
         own = slice(start, start + n_keys)
         for weight in (ssd.B_proj.weight, ssd.C_proj.weight):
             weight[own, residual.key] = codes
-        for part in (states.write_part, states.read_part):
+        for part in (states.get_write_part, states.get_read_part):
             part(ssd, ssd.conv.bias)[start : start + d_state] = threshold
-        taps = states.write_part(ssd, ssd.conv.weight)
+        taps = states.get_write_part(ssd, ssd.conv.weight)
         taps[own] = 0
         taps[own, previous] = 1
         if opening:
@@ -299,6 +303,6 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
             ssd.B_proj.weight[row, CONSTANT] = -both
             taps[row] = 0
             taps[row, previous] = 1
-            states.write_part(ssd, ssd.conv.bias)[row] = ON
+            states.get_write_part(ssd, ssd.conv.bias)[row] = ON
             ssd.C_proj.weight[row, KIND] = both / residual.kind.max().item()
-            states.read_part(ssd, ssd.conv.bias)[row] = -ON
+            states.get_read_part(ssd, ssd.conv.bias)[row] = -ON

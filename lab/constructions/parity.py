@@ -16,7 +16,7 @@ from lab.constructions.residual import (
     read_answers,
     write_tokens,
 )
-from lab.constructions.slots import of_mixer
+from lab.constructions.slots import find_channels
 from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.shared_experts import SharedExpertMoE
@@ -39,10 +39,10 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
             the state's rotation bears.
     """
     check_bits(model, 1.0, "the products of a prefix")
-    ssds = _states(model)
+    ssds = _find_ssds(model)
     if groups != {"Z2"}:
-        raise CannotError(_other(groups))
-    mlp = _mlp_behind(model, ssds[0])
+        raise CannotError(_explain_group(groups))
+    mlp = _find_mlp_behind(model, ssds[0])
     width = model.embed.weight.shape[1]
     if width <= COUNT:
         raise CannotError(f"d_model={width}: {COUNT + 1} channels are needed")
@@ -67,7 +67,7 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
     read_answers(model, residual, ANSWER_SIZE - 1, residual.energy + 1)
 
 
-def _other(groups: set[str]) -> str:
+def _explain_group(groups: set[str]) -> str:
     names = ", ".join(sorted(groups))
     if groups <= {"Z2", "Z60"}:
         return f"group={names}: the MLP would have to bend a sum of residues"
@@ -78,7 +78,7 @@ def _other(groups: set[str]) -> str:
     )
 
 
-def _states(model: LanguageModel) -> list[SSD]:
+def _find_ssds(model: LanguageModel) -> list[SSD]:
     """Return the SSDs of the stack.
 
     Raises:
@@ -96,7 +96,7 @@ def _states(model: LanguageModel) -> list[SSD]:
     return ssds
 
 
-def _mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
+def _find_mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
     """Return the first MLP that reads what an SSD put out.
 
     Raises:
@@ -104,7 +104,9 @@ def _mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
     """
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     first = next(i for i, block in enumerate(blocks) if block.mixer is ssd)
-    mlp = next((m for m in (_mlp(block.mlp) for block in blocks[first:]) if m is not None), None)
+    mlp = next(
+        (m for m in (_find_mlp(block.mlp) for block in blocks[first:]) if m is not None), None
+    )
     if mlp is None:
         raise CannotError(
             "no MLP behind the SSD: decays are positive and flip no sign, so that at "
@@ -114,7 +116,7 @@ def _mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
     return mlp
 
 
-def _mlp(transform: nn.Module | None) -> MLP | None:
+def _find_mlp(transform: nn.Module | None) -> MLP | None:
     """Return the MLP that every token passes in a state transform, where there is one."""
     if isinstance(transform, MLP):
         return transform
@@ -130,7 +132,7 @@ def _count(ssd: SSD, residual: Residual, seq_len: int) -> None:
     """Add up the ones so far, a T-th each, so that the norm's divisor hardly changes."""
     if ssd.norm_weight is not None:
         raise CannotError("S.gate=norm: the norm divides the count out; none or silu would do")
-    channels = of_mixer(ssd)
+    channels = find_channels(ssd)
     m = channels.width // 2 - 1
     lost = seq_len * (channels.theta(m) * seq_len) ** 2 / 6
     if lost > TOLERANCE:
@@ -138,7 +140,7 @@ def _count(ssd: SSD, residual: Residual, seq_len: int) -> None:
             f"seq_len={seq_len}: the slowest pair of {channels.what} turns so far that {lost:.2g} "
             "ones of a row are lost; position=none, decay or conv, or a larger rope_base, would do"
         )
-    constant = residual.normed(0)
+    constant = residual.scale_by_norm(0)
     gate = states.open_gate(ssd, constant)
     # Half of the tolerance, over the whole row.
     states.keep_time(ssd, constant, TOLERANCE / seq_len**2)
@@ -166,7 +168,7 @@ def _bend(mlp: MLP, residual: Residual, seq_len: int) -> None:
     Hidden unit i is ReLU(N − k), k = i − 1; one of k = −1 starts the line. The norm's divisor
     scales all of them alike.
     """
-    least = residual.normed(1)
+    least = residual.scale_by_norm(1)
     gain = STEEP / least
     kinks = torch.arange(-1, seq_len)
     bends = torch.where(kinks % 2 == 0, 4.0, -4.0)

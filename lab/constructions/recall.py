@@ -9,18 +9,18 @@ from torch import Tensor
 
 from lab.constructions import heads, states
 from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import arrangements, check_bits
+from lab.constructions.capacity import check_bits, count_arrangement_bits
 from lab.constructions.codes import spread
 from lab.constructions.gather import gather
 from lab.constructions.match import Lookup, bind, match
 from lab.constructions.residual import (
     ANSWER_SIZE,
     Residual,
-    chosen,
+    look_up_codes,
     read_answers,
     write_tokens,
 )
-from lab.constructions.slots import of_mixer
+from lab.constructions.slots import find_channels
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models.language_model import Block, LanguageModel
@@ -91,9 +91,9 @@ def solve(model: LanguageModel, recall: Recall) -> None:
         if isinstance(block, Block) and isinstance(block.mixer, (Attention, SSD))
     ]
     convolving = [m for m in mixers if isinstance(m, SSD) and m.position == "conv"]
-    ways = [lambda m=m: _in_one(model, recall, m) for m in convolving[:1]]
+    ways = [lambda m=m: _solve_in_one(model, recall, m) for m in convolving[:1]]
     pairs = [(i, j) for j in reversed(range(len(mixers))) for i in range(j)]
-    ways += [lambda i=i, j=j: _in_two(model, recall, mixers[i], mixers[j]) for i, j in pairs]
+    ways += [lambda i=i, j=j: _solve_in_two(model, recall, mixers[i], mixers[j]) for i, j in pairs]
     if not ways:
         raise CannotError(
             "one mixer in the stack: to bind a key to what follows it and then look it "
@@ -111,7 +111,7 @@ def solve(model: LanguageModel, recall: Recall) -> None:
     raise refusals[0]
 
 
-def _in_two(
+def _solve_in_two(
     model: LanguageModel, recall: Recall, first: Attention | SSD, second: Attention | SSD
 ) -> None:
     """Gather in one mixer, match in a later one.
@@ -125,33 +125,35 @@ def _in_two(
         raise CannotError(
             "what the marker asks for, by an SSD whose keys attention or a convolution gathered"
         )
-    room = min(_room(first), _room(second)) - marks
+    room = min(_count_room(first), _count_room(second)) - marks
     # Said here, a rotation too fast is not taken for a stream too narrow.
-    of_mixer(second).places(min(2, recall.n_keys), recall.seq_len, _reserved(second))
+    find_channels(second).choose_places(
+        min(2, recall.n_keys), recall.seq_len, _count_reserved(second)
+    )
     beside = recall.shared or not memory
-    still = _still(second, recall) - marks
-    residual = _layout(recall, model, still, room, beside, SUMMED_SHARE if memory else KEYS_SHARE)
+    still = _count_still(second, recall) - marks
+    residual = _lay_out(recall, model, still, room, beside, SUMMED_SHARE if memory else KEYS_SHARE)
     residual = replace(residual, marks_first=marks)
     own = gather(first, residual, recall.seq_len)
     if recall.shared and own:
         raise CannotError(
             "S.skip=false where every token is a key: its own comes along with the one before"
         )
-    lookup = _lookup(recall, residual, own)
+    lookup = _build_lookup(recall, residual, own)
     noise = match(second, residual, lookup)
     _finish(model, residual, lookup, noise)
 
 
-def _in_one(model: LanguageModel, recall: Recall, mixer: SSD) -> None:
+def _solve_in_one(model: LanguageModel, recall: Recall, mixer: SSD) -> None:
     """Bind and match in one convolving SSD."""
     still = model.embed.weight.shape[1]
-    residual = _layout(recall, model, still, _room(mixer), False, KEYS_SHARE)
-    lookup = _lookup(recall, residual, 0.0)
+    residual = _lay_out(recall, model, still, _count_room(mixer), False, KEYS_SHARE)
+    lookup = _build_lookup(recall, residual, 0.0)
     bind(mixer, residual, lookup)
     _finish(model, residual, lookup, 0.0)
 
 
-def _lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
+def _build_lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
     width = residual.keys.shape[1]
     return Lookup(
         recall.n_keys, width, recall.seq_len, recall.writes, recall.earliest, recall.reach, own
@@ -166,23 +168,23 @@ def _finish(model: LanguageModel, residual: Residual, lookup: Lookup, noise: flo
     read_answers(model, residual, size, others, noise)
 
 
-def _room(mixer: Attention | SSD) -> int:
-    return heads.room(mixer) if isinstance(mixer, Attention) else states.room(mixer)
+def _count_room(mixer: Attention | SSD) -> int:
+    return heads.count_room(mixer) if isinstance(mixer, Attention) else states.count_room(mixer)
 
 
-def _still(mixer: Attention | SSD, recall: Recall) -> int:
+def _count_still(mixer: Attention | SSD, recall: Recall) -> int:
     """Return how many channels of a matching layer hold a key's code."""
     attends = isinstance(mixer, Attention)
     early = 2 if attends and recall.earliest != "never" and mixer.position == "rope" else 0
-    return of_mixer(mixer).room(recall.seq_len, _reserved(mixer)) - early
+    return find_channels(mixer).count_room(recall.seq_len, _count_reserved(mixer)) - early
 
 
-def _reserved(mixer: Attention | SSD) -> int:
+def _count_reserved(mixer: Attention | SSD) -> int:
     """Return how many of the slowest pairs hold no code: in attention the kind's."""
     return int(isinstance(mixer, Attention))
 
 
-def _layout(
+def _lay_out(
     recall: Recall, model: LanguageModel, still: int, room: int, beside: bool, share: float
 ) -> Residual:
     """Give channels to the constant, the kind, keys and answers.
@@ -216,8 +218,8 @@ def _layout(
             f"d_model={d}: leaves {max(a, 0)} channels for {recall.n_keys} keys and {max(b, 0)} "
             f"for {recall.n_answers} answers; a larger d_model, or fewer heads, would do"
         )
-    keys = chosen(spread(recall.n_keys, a), recall.key)
-    answers = keys if recall.shared else chosen(spread(recall.n_answers, b), recall.answer)
+    keys = look_up_codes(spread(recall.n_keys, a), recall.key)
+    answers = keys if recall.shared else look_up_codes(spread(recall.n_answers, b), recall.answer)
     key = slice(2, 2 + a)
     gathered = slice(key.stop, key.stop + a) if beside else key
     end = gathered.stop
@@ -237,7 +239,7 @@ def _layout(
     )
 
 
-def of_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> Recall:
+def describe_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> Recall:
     """Return what mqar asks: keys are the lower half, answers the upper.
 
     A filler that repeats a key is a decoy. Where all slots hold queries it stands before a query,
@@ -254,13 +256,13 @@ def of_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> Recall
         shared=False,
         seq_len=seq_len,
         writes=writes,
-        bits=arrangements(half, n_pairs),
+        bits=count_arrangement_bits(half, n_pairs),
         earliest="query" if decoys else "never",
         reach=seq_len,
     )
 
 
-def of_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
+def describe_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
     """Return what induction asks: the trigger is the only key, all others are answers."""
     token = torch.arange(vocab_size)
     key = torch.full_like(token, -1)
@@ -275,7 +277,9 @@ def of_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
     )
 
 
-def of_string(seq_len: int, vocab_size: int, longest: int, marker: int, opens: bool) -> Recall:
+def describe_string(
+    seq_len: int, vocab_size: int, longest: int, marker: int, opens: bool
+) -> Recall:
     """Return what copying asks where no token recurs: every token but the marker is both.
 
     Args:
@@ -295,14 +299,16 @@ def of_string(seq_len: int, vocab_size: int, longest: int, marker: int, opens: b
         # A copy is written as it is said, and then each pair has twice the weight.
         writes=4 * longest if opens else 2 * longest,
         # A key in a lookup is a question itself; what follows one key is all that surely differs.
-        bits=arrangements(vocab_size - 1, longest) if opens else math.log2(vocab_size - longest),
+        bits=count_arrangement_bits(vocab_size - 1, longest)
+        if opens
+        else math.log2(vocab_size - longest),
         earliest="kind" if opens else "never",
         reach=longest,
         opening=marker if opens else None,
     )
 
 
-def widest(recalls: list[Recall]) -> Recall:
+def combine(recalls: list[Recall]) -> Recall:
     """Return what covers rows of several lengths.
 
     Raises:

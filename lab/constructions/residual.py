@@ -69,11 +69,11 @@ class Residual:
         """What one stands for in the residual stream."""
         return (self.d_model / self.energy) ** 0.5
 
-    def normed(self, added: int | float) -> float:
+    def scale_by_norm(self, added: int | float) -> float:
         """Return what a norm makes of one unit where `added` more squared units joined a token."""
         return (self.d_model / (self.energy + added)) ** 0.5
 
-    def rows(self) -> Float64[Tensor, "v d"]:
+    def build_table(self) -> Float64[Tensor, "v d"]:
         """Return the embedding table."""
         table = self.keys.new_zeros(len(self.kind), self.d_model)
         table[:, CONSTANT], table[:, KIND] = 1, self.kind
@@ -83,7 +83,7 @@ class Residual:
         return self.unit * table
 
 
-def chosen(codes: Float64[Tensor, "n a"], of: Int64[Tensor, " v"]) -> Float64[Tensor, "v a"]:
+def look_up_codes(codes: Float64[Tensor, "n a"], of: Int64[Tensor, " v"]) -> Float64[Tensor, "v a"]:
     """Return each token's code, zero where its number is −1."""
     return codes[of.clamp(min=0)] * (of >= 0)[:, None]
 
@@ -98,11 +98,11 @@ def silence(model: LanguageModel) -> None:
     for block in model.blocks:
         assert isinstance(block, Block)
         for layer in (block.mixer, block.mlp):
-            for last in () if layer is None else _last_maps(layer):
+            for last in () if layer is None else _list_last_maps(layer):
                 last.zero_()
 
 
-def _last_maps(layer: nn.Module) -> list[Tensor]:
+def _list_last_maps(layer: nn.Module) -> list[Tensor]:
     if isinstance(layer, Attention):
         return [layer.out.weight]
     if isinstance(layer, SSD):
@@ -125,9 +125,9 @@ def _last_maps(layer: nn.Module) -> list[Tensor]:
 @torch.no_grad()
 def write_tokens(model: LanguageModel, residual: Residual) -> None:
     """Set the embedding table, and an untied head to the same rows."""
-    model.embed.weight.copy_(residual.rows())
+    model.embed.weight.copy_(residual.build_table())
     if model.head.weight is not model.embed.weight:
-        model.head.weight.copy_(residual.rows())
+        model.head.weight.copy_(residual.build_table())
 
 
 @torch.no_grad()
@@ -145,11 +145,11 @@ def read_answers(
     """
     amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
     model.norm_final.weight.zero_()
-    gain = _scale(residual, noise) / (residual.unit * amplitude * model.norm_final.scale)
+    gain = _find_scale(residual, noise) / (residual.unit * amplitude * model.norm_final.scale)
     model.norm_final.weight[residual.answer] = gain
 
 
-def _scale(residual: Residual, noise: float) -> float:
+def _find_scale(residual: Residual, noise: float) -> float:
     """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`.
 
     As noise raises some other answers more than it lowers the rest, all are raised by it.

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from lab.constructions.cannot import CannotError
-from lab.constructions.codes import Cosines, compared, cosines, spread
+from lab.constructions.codes import Cosines, compare, compare_spread_codes, spread
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 
@@ -45,7 +45,7 @@ class Channels(NamedTuple):
         half = self.width // 2
         return (2 * m, 2 * m + 1) if self.layout == "interleaved" else (m, m + half)
 
-    def still(self, seq_len: int, reserved: int = 0) -> list[list[int]]:
+    def list_still(self, seq_len: int, reserved: int = 0) -> list[list[int]]:
         """Return the ways to place codes: both channels of very slow pairs, or one of slow ones.
 
         Args:
@@ -59,13 +59,13 @@ class Channels(NamedTuple):
         one = [self.pair(m)[0] for m in slowest if self.theta(m) * seq_len <= SLOW]
         return [one, both]
 
-    def places(self, count: int, seq_len: int, reserved: int = 0) -> tuple[int, ...]:
+    def choose_places(self, count: int, seq_len: int, reserved: int = 0) -> tuple[int, ...]:
         """Return `count` channels for a code, one of a pair where there are enough.
 
         Raises:
             CannotError: where too many of them turn too fast.
         """
-        ways = self.still(seq_len, reserved)
+        ways = self.list_still(seq_len, reserved)
         for way in ways:
             if len(way) >= count:
                 return tuple(way[:count])
@@ -75,26 +75,28 @@ class Channels(NamedTuple):
             f"{count} are needed; position=none for that block or a larger rope_base would do"
         )
 
-    def slowest(self, count: int, seq_len: int) -> tuple[int, ...]:
+    def choose_slowest(self, count: int, seq_len: int) -> tuple[int, ...]:
         """Return `count` channels for a code, both of a pair where there are enough.
 
         Raises:
             CannotError: where too many of them turn too fast.
         """
-        *_, both = self.still(seq_len)
-        return tuple(both[:count]) if len(both) >= count else self.places(count, seq_len)
+        *_, both = self.list_still(seq_len)
+        return tuple(both[:count]) if len(both) >= count else self.choose_places(count, seq_len)
 
-    def room(self, seq_len: int, reserved: int = 0) -> int:
+    def count_room(self, seq_len: int, reserved: int = 0) -> int:
         """Return how many channels hold content over seq_len tokens."""
-        return max(map(len, self.still(seq_len, reserved)))
+        return max(map(len, self.list_still(seq_len, reserved)))
 
-    def cosines(self, count: int, width: int, places: tuple[int, ...], seq_len: int) -> Cosines:
+    def compare_codes(
+        self, count: int, width: int, places: tuple[int, ...], seq_len: int
+    ) -> Cosines:
         """Return how alike codes are to queries, at any distance in a row."""
         if self.layout is None:
-            return cosines(count, width)
-        return _seen(self, count, width, places, seq_len)
+            return compare_spread_codes(count, width)
+        return _compare_turned(self, count, width, places, seq_len)
 
-    def turned(
+    def turn(
         self, codes: Float64[Tensor, "count width"], places: tuple[int, ...], lag: float
     ) -> Float64[Tensor, "count width"]:
         """Return what a query sees of codes that stand `lag` tokens before it."""
@@ -111,12 +113,12 @@ class Channels(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def _seen(
+def _compare_turned(
     channels: Channels, count: int, width: int, places: tuple[int, ...], seq_len: int
 ) -> Cosines:
     codes = spread(count, width)
     lags = torch.linspace(0, seq_len - 1, DISTANCES).tolist()
-    seen = [compared(codes, channels.turned(codes, places, lag)) for lag in lags]
+    seen = [compare(codes, channels.turn(codes, places, lag)) for lag in lags]
     return Cosines(
         own=min(s.own for s in seen),
         highest=max(s.highest for s in seen),
@@ -124,7 +126,7 @@ def _seen(
     )
 
 
-def of_mixer(mixer: Attention | SSD) -> Channels:
+def find_channels(mixer: Attention | SSD) -> Channels:
     """Return the channels of a head's queries and keys, or of a state's C and B."""
     rotated = mixer.position == "rope"
     layout = mixer.rope_layout if rotated else None

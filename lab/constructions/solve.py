@@ -9,7 +9,7 @@ import torch
 from lab.config import ModelConfig
 from lab.constructions import look_back, parity, recall
 from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import arrangements
+from lab.constructions.capacity import count_arrangement_bits
 from lab.constructions.residual import silence
 from lab.layers.mask import has_oracle_mask
 from lab.models import LanguageModel, build
@@ -21,7 +21,7 @@ from tasks.word_problem import WordProblem
 
 
 @torch.no_grad()
-def solved(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
+def construct(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
     """Return the configuration's model with weights that answer every scored position right.
 
     SSD without a convolution reads a sum. With more keys than channels, what other tokens wrote
@@ -39,13 +39,13 @@ def solved(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
         CannotError: where this configuration cannot, or no construction is built.
         ValueError: for a task of another name, or a configuration that no model is of.
     """
-    check_built(task)
+    check_known(task)
     model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
     set_by_hand(model, task)
     return model
 
 
-def check_built(task: Task) -> None:
+def check_known(task: Task) -> None:
     """Hold a task to those whose solution is known.
 
     Raises:
@@ -57,7 +57,7 @@ def check_built(task: Task) -> None:
 
 @torch.no_grad()
 def set_by_hand(model: LanguageModel, task: Task) -> None:
-    """Set the weights of a model as it was drawn, as `solved` does.
+    """Set the weights of a model as it was drawn, as `construct` does.
 
     Args:
         model: of the task's vocabulary.
@@ -67,11 +67,11 @@ def set_by_hand(model: LanguageModel, task: Task) -> None:
         CannotError: where this model cannot, or no construction is built.
     """
     silence(model)
-    _check_told(model, task)
+    _check_oracle_mask(model, task)
     BUILT[task.name](model, task.parts or (task,))
 
 
-def _check_told(model: LanguageModel, task: Task) -> None:
+def _check_oracle_mask(model: LanguageModel, task: Task) -> None:
     """Hold an oracle mask to tasks whose links tell what to keep."""
     if has_oracle_mask(model) and not {"key_pos", "value_pos"} <= task.batch(size=1).links.keys():
         raise CannotError(
@@ -80,13 +80,13 @@ def _check_told(model: LanguageModel, task: Task) -> None:
 
 
 def _mqar(model: LanguageModel, parts: Sequence[MQAR]) -> None:
-    wanted = [recall.of_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in parts]
-    recall.solve(model, recall.widest(wanted))
+    wanted = [recall.describe_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in parts]
+    recall.solve(model, recall.combine(wanted))
 
 
 def _induction(model: LanguageModel, parts: Sequence[Induction]) -> None:
-    wanted = [recall.of_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
-    recall.solve(model, recall.widest(wanted))
+    wanted = [recall.describe_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
+    recall.solve(model, recall.combine(wanted))
 
 
 def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
@@ -99,7 +99,7 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
     modes = {part.mode for part in parts}
     if modes == {"copy"} and len(lengths) == 1:
         length = lengths.pop()
-        bits = max(_bits(part) for part in parts)
+        bits = max(_count_bits(part) for part in parts)
         return look_back.solve(model, length, max(part.seq_len for part in parts), bits)
     if "prefix" in modes:
         raise CannotError(
@@ -115,16 +115,18 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
             "takes n gathers; repeats=false, or shortest = longest, would do"
         )
     opens = "copy" in modes
-    wanted = [recall.of_string(p.seq_len, p.vocab_size, p.longest, MARKER, opens) for p in parts]
-    return recall.solve(model, recall.widest(wanted))
+    wanted = [
+        recall.describe_string(p.seq_len, p.vocab_size, p.longest, MARKER, opens) for p in parts
+    ]
+    return recall.solve(model, recall.combine(wanted))
 
 
-def _bits(part: Copy) -> float:
+def _count_bits(part: Copy) -> float:
     """Return log₂ of how many strings of the greatest length there are."""
     symbols = part.vocab_size - 1
     if part.repeats:
         return part.longest * math.log2(symbols)
-    return arrangements(symbols, part.longest)
+    return count_arrangement_bits(symbols, part.longest)
 
 
 def _word_problem(model: LanguageModel, parts: Sequence[WordProblem]) -> None:

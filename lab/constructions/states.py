@@ -22,7 +22,7 @@ def silu(z: float) -> float:
     return z / (1 + math.exp(-z))
 
 
-def room(ssd: SSD) -> int:
+def count_room(ssd: SSD) -> int:
     """Return how many channels a layer's values carry at most."""
     return ssd.x_proj.out_features
 
@@ -35,15 +35,17 @@ def carry(ssd: SSD, source: slice, into: slice, what: str, amount: float = 1.0) 
         CannotError: where values are too narrow.
     """
     channels = list(range(source.start, source.stop))
-    if len(channels) > room(ssd):
-        raise CannotError(f"to {what} {len(channels)} channels: d_inner={room(ssd)} is too narrow")
+    if len(channels) > count_room(ssd):
+        raise CannotError(
+            f"to {what} {len(channels)} channels: d_inner={count_room(ssd)} is too narrow"
+        )
     places = list(range(len(channels)))
     if ssd.norm_weight is not None:
         # What other channels hold would share the norm.
         ssd.x_proj.weight.zero_()
         ssd.norm_weight.fill_(1)
         if ssd.conv is not None:
-            ssd.conv.bias[: room(ssd)] = 0
+            ssd.conv.bias[: count_room(ssd)] = 0
     ssd.x_proj.weight[places] = 0
     ssd.x_proj.weight[places, channels] = SMALL if ssd.conv is not None else 1.0
     if ssd.conv is not None:
@@ -73,7 +75,7 @@ def open_gate(ssd: SSD, constant: float) -> float:
     return silu(GATE)
 
 
-def normed_amount(ssd: SSD, residual: Residual) -> float:
+def find_normed_amount(ssd: SSD, residual: Residual) -> float:
     """Return what makes an answer of a gated norm's output, whose parts have length √width each.
 
     Raises:
@@ -143,12 +145,12 @@ def clear(ssd: SSD) -> None:
 @torch.no_grad()
 def add_score(ssd: SSD, place: int, read: tuple[int, float], write: tuple[int, float]) -> None:
     """Let C read a channel of the stream, and B another, in one channel of every group's state."""
-    for row in rows(ssd, place):
+    for row in list_rows(ssd, place):
         ssd.C_proj.weight[row, read[0]] = read[1]
         ssd.B_proj.weight[row, write[0]] = write[1]
 
 
-def rows(ssd: SSD, place: int) -> list[int]:
+def list_rows(ssd: SSD, place: int) -> list[int]:
     """Return the rows of B and C that are one channel of each group's state."""
     width = ssd.B_proj.out_features // ssd.n_groups
     return [group * width + place for group in range(ssd.n_groups)]
@@ -159,15 +161,15 @@ def add_constant_score(ssd: SSD) -> None:
     """Let B and C be one in the first channel of the state, through the convolution's bias."""
     assert ssd.conv is not None
     one = 1.2784645  # SiLU(z) = 1
-    for bias in (write_part(ssd, ssd.conv.bias), read_part(ssd, ssd.conv.bias)):
-        bias[rows(ssd, 0)] = one
+    for bias in (get_write_part(ssd, ssd.conv.bias), get_read_part(ssd, ssd.conv.bias)):
+        bias[list_rows(ssd, 0)] = one
 
 
-def write_part(ssd: SSD, joint: Tensor) -> Tensor:
+def get_write_part(ssd: SSD, joint: Tensor) -> Tensor:
     """Return B's part of the convolution's weight or bias."""
     return joint[ssd.x_proj.out_features :][: ssd.B_proj.out_features]
 
 
-def read_part(ssd: SSD, joint: Tensor) -> Tensor:
+def get_read_part(ssd: SSD, joint: Tensor) -> Tensor:
     """Return C's part of the convolution's weight or bias."""
     return joint[ssd.x_proj.out_features + ssd.B_proj.out_features :]

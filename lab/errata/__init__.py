@@ -26,13 +26,13 @@ FILES: dict[str, tuple[str, ...]] = {
 """Module of this package → the rows it holds, each a function named by its row."""
 
 
-def _carry_out(file: str, row: str) -> Erratum:
+def _run_row(file: str, row: str) -> Erratum:
     # Imported here: listing the rows must not wait for torch.
     return getattr(import_module(f"{__name__}.{file}"), row.lower())()
 
 
 ERRATA: dict[str, Callable[[], Erratum]] = {
-    row: partial(_carry_out, file, row) for file, rows in FILES.items() for row in rows
+    row: partial(_run_row, file, row) for file, rows in FILES.items() for row in rows
 }
 """Row → the function that runs it."""
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
-from lab.errata.erratum import MINIATURE, Erratum, refusal
-from lab.errata.probes import drawn, gap, gradients, seeded
+from lab.errata.erratum import MINIATURE, Erratum, catch_refusal
+from lab.errata.probes import build_seeded, compute_gradients, draw_normal, measure_gap
 from lab.hooks import hooks
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed.cdmoe import FloorSquareCDMoE
@@ -17,20 +17,20 @@ from lab.ops.product_keys import factor, naive_product_topk, product_topk
 RETRIEVAL = ("query.weight", "row_keys", "column_keys", "down", "up")
 
 
-def _small(**options) -> CDMoE:
+def _build_small(**options) -> CDMoE:
     sizes = {"n_experts": 12, "n_retrieval_heads": 2, "k": 3, "d_retrieval": 6, "d_ff": 5}
-    return seeded(lambda: CDMoE(8, **{**sizes, **options}))
+    return build_seeded(lambda: CDMoE(8, **{**sizes, **options}))
 
 
 def c1() -> Erratum:
     """Keys without the two halves of product keys."""
     h, n_experts, d_retrieval = 2, 64, 8
     side = isqrt(n_experts)
-    queries = drawn(1, 5, h, d_retrieval)
-    g = einsum(queries, drawn(h, side, d_retrieval, seed=1), "b t h r, h e r -> b t h e")
+    queries = draw_normal(1, 5, h, d_retrieval)
+    g = einsum(queries, draw_normal(h, side, d_retrieval, seed=1), "b t h r, h e r -> b t h e")
     reached = g.shape[-1]
     halves = queries.unflatten(-1, (2, d_retrieval // 2))
-    keys = drawn(h, side, 2, d_retrieval // 2, seed=2)
+    keys = draw_normal(h, side, 2, d_retrieval // 2, seed=2)
     rows, columns = einsum(halves, keys, "b t h half r, h e half r -> half b t h e")
     _, experts = product_topk(rows, columns, n_experts)
     meant = len(experts[0, 0, 0].unique())
@@ -55,12 +55,14 @@ def c2() -> Erratum:
     """An undefined width, and a square root as a size."""
     n_experts = 1024
     refusals = [
-        refusal(NameError, lambda: eval("Linear(d_ff, d_ff_private)", {"Linear": None, "d_ff": 4})),
-        refusal(TypeError, lambda: torch.zeros(2, sqrt(n_experts), 2, 4)),  # type: ignore[arg-type]
+        catch_refusal(
+            NameError, lambda: eval("Linear(d_ff, d_ff_private)", {"Linear": None, "d_ff": 4})
+        ),
+        catch_refusal(TypeError, lambda: torch.zeros(2, sqrt(n_experts), 2, 4)),  # type: ignore[arg-type]
     ]
-    layer = _small(n_experts=n_experts)
+    layer = _build_small(n_experts=n_experts)
     keys = [tuple(half.shape) for half in (layer.row_keys, layer.column_keys)]
-    y, width = layer(drawn(1, 3, 8)), layer.cross_domain.down.out_features
+    y, width = layer(draw_normal(1, 3, 8)), layer.cross_domain.down.out_features
     return Erratum(
         row="C2",
         where="lst:cdmoe",
@@ -79,14 +81,14 @@ def c2() -> Erratum:
 
 def c3() -> Erratum:
     """Zero keys under a score inside σ: experts that add nothing."""
-    x = drawn(4, 16, 8)
+    x = draw_normal(4, 16, 8)
     added, live = {}, {}
     for activation in ("silu", "relu"):
-        layer = _small(score="inside", key_init="zeros", activation=activation)
+        layer = _build_small(score="inside", key_init="zeros", activation=activation)
         added[activation] = (layer(x) - layer.cross_domain(x)).abs().max().item()
-        live[activation] = [n for n in RETRIEVAL if gradients(layer, x)[n] != 0]
-    meant = _small()
-    sizes = gradients(meant, x)
+        live[activation] = [n for n in RETRIEVAL if compute_gradients(layer, x)[n] != 0]
+    meant = _build_small()
+    sizes = compute_gradients(meant, x)
     least = min(sizes[name] or 0.0 for name in RETRIEVAL)
     adds = (meant(x) - meant.cross_domain(x)).abs().max().item()
     return Erratum(
@@ -112,19 +114,19 @@ def c4() -> Erratum:
     """Numbers of experts that are no squares."""
     printed, meant, factors = [], [], []
     for n_experts in (3072, 8192):
-        layer = seeded(lambda n=n_experts: FloorSquareCDMoE(4, n_experts=n, k=1))
+        layer = build_seeded(lambda n=n_experts: FloorSquareCDMoE(4, n_experts=n, k=1))
         printed.append(n_experts - layer.shape[0] * layer.shape[1])
         shape = factor(n_experts)
         _, experts = product_topk(torch.zeros(shape[0]), torch.zeros(shape[1]), shape[0] * shape[1])
         meant.append(n_experts - len(experts.unique()))
         factors.append(f"{n_experts} = {shape[0]} × {shape[1]}")
     # Every one of 12 experts is one query's best, if anything can reach it.
-    layer = seeded(
+    layer = build_seeded(
         lambda: FloorSquareCDMoE(8, n_experts=12, n_retrieval_heads=1, k=3, d_retrieval=4)
     )
     indices: list[Tensor] = []
     with hooks(layer, [("hook_expert_indices", lambda chosen, _: indices.append(chosen))]):
-        layer(drawn(8, 64, 8))
+        layer(draw_normal(8, 64, 8))
     chosen = indices[0].unique().tolist()
     return Erratum(
         row="C4",
@@ -137,13 +139,13 @@ def c4() -> Erratum:
         printed_option="--model lab.layers.printed:FloorSquareCDMoE",
         meant_option="--option E.n_experts=…: any number that factors",
         fails=printed == [47, 92] and chosen == list(range(9)),
-        holds=meant == [0, 0] and refusal(ValueError, lambda: factor(3067)) is not None,
+        holds=meant == [0, 0] and catch_refusal(ValueError, lambda: factor(3067)) is not None,
     )
 
 
 def c5() -> Erratum:
     """Two equations, a listing that is neither, and a gate that is argued away."""
-    x = drawn(2, 6, 8)
+    x = draw_normal(2, 6, 8)
 
     def experts(layer: CDMoE, z: torch.Tensor) -> torch.Tensor:
         halves = rearrange(layer.query(z), "b t (half h r) -> half b t h r", half=2, h=2)
@@ -156,12 +158,12 @@ def c5() -> Erratum:
         weights = F.silu(affinity) * scores.softmax(-1)
         return einsum(weights, layer.up[chosen], "b t h k, b t h k d -> b t d")
 
-    one, two, gated = _small(form="one"), _small(form="two"), _small(gated=True)
+    one, two, gated = _build_small(form="one"), _build_small(form="two"), _build_small(gated=True)
     phi = two.cross_domain(x)
     form_one, equation_two = experts(one, x) + one.cross_domain(x), experts(two, phi)
     listing = equation_two + phi
-    apart = [gap(form_one, listing), gap(equation_two, listing)]
-    same = [gap(one(x), form_one), gap(two(x), listing)]
+    apart = [measure_gap(form_one, listing), measure_gap(equation_two, listing)]
+    same = [measure_gap(one(x), form_one), measure_gap(two(x), listing)]
     more = sum(p.numel() for p in gated.parameters()) - sum(p.numel() for p in two.parameters())
     return Erratum(
         row="C5",

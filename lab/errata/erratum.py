@@ -46,7 +46,7 @@ class Erratum:
         return self.fails and self.holds
 
 
-def refusal(error: type[Exception], call: Callable[[], object]) -> str | None:
+def catch_refusal(error: type[Exception], call: Callable[[], object]) -> str | None:
     """Return the kind and message of the error that a call raises, None where it runs.
 
     Of a message in several lines, the last that says something, up to a set that it shows: sets

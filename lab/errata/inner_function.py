@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.errata.erratum import Erratum, refusal
-from lab.errata.probes import drawn, gap, gradients, seeded
+from lab.errata.erratum import Erratum, catch_refusal
+from lab.errata.probes import build_seeded, compute_gradients, draw_normal, measure_gap
 from lab.hooks import hooks
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.printed.attention import SoftSumAttention
@@ -13,17 +13,17 @@ from lab.layers.printed.attention import SoftSumAttention
 
 def i1() -> Erratum:
     """The retrieval of values has no gradient, and zero keys no choice."""
-    x = drawn(3, 12, 8)
-    printed = seeded(lambda: InnerFunctionAttention(8, retrieval="literal", key_init="zeros"))
+    x = draw_normal(3, 12, 8)
+    printed = build_seeded(lambda: InnerFunctionAttention(8, retrieval="literal", key_init="zeros"))
     retrieval = ("value_query.weight", "value_keys")
-    found = gradients(printed, x)
+    found = compute_gradients(printed, x)
     none = [name for name, grad in found.items() if grad is None]
     v = printed.values(x)[:, 0]
-    one_row = min(gap(v, x * row) for row in printed.value_rows)
+    one_row = min(measure_gap(v, x * row) for row in printed.value_rows)
     alive = {}
     for kind in ("softmax", "sigmoid", "straight-through"):
-        layer = seeded(lambda kind=kind: InnerFunctionAttention(8, retrieval=kind))
-        alive[kind] = min(gradients(layer, x)[name] or 0.0 for name in retrieval)
+        layer = build_seeded(lambda kind=kind: InnerFunctionAttention(8, retrieval=kind))
+        alive[kind] = min(compute_gradients(layer, x)[name] or 0.0 for name in retrieval)
     return Erratum(
         row="I1",
         where="lst:innerfuncattn, the steps below eq. inner_function_V",
@@ -40,18 +40,18 @@ def i1() -> Erratum:
     )
 
 
-def _rows_read(n_heads: int, n_values: int) -> int:
+def _count_rows_read(n_heads: int, n_values: int) -> int:
     """Return how many of the printed table's n_heads rows a gradient reaches.
 
     The layer chooses among n_values keys, as in the listing, and its choices are looked up there.
     """
-    layer = seeded(lambda: InnerFunctionAttention(2 * n_heads, n_heads, n_values=n_values))
+    layer = build_seeded(lambda: InnerFunctionAttention(2 * n_heads, n_heads, n_values=n_values))
     indices: list[Tensor] = []
     with hooks(layer, [("hook_value_indices", lambda chosen, _: indices.append(chosen))]):
-        layer(drawn(8, 64, 2 * n_heads))
-    table = drawn(n_heads, 2 * n_heads, seed=1).requires_grad_()
+        layer(draw_normal(8, 64, 2 * n_heads))
+    table = draw_normal(n_heads, 2 * n_heads, seed=1).requires_grad_()
     rows = F.embedding(indices[0], table)
-    (grad,) = torch.autograd.grad(rows, table, drawn(*rows.shape, seed=2))
+    (grad,) = torch.autograd.grad(rows, table, draw_normal(*rows.shape, seed=2))
     return int(grad.any(-1).sum())
 
 
@@ -59,13 +59,13 @@ def i2() -> Erratum:
     """A table of values with a row for each head."""
     n_heads, n_values = 1, 2
     index = torch.tensor([n_values - 1])
-    past = refusal(IndexError, lambda: F.embedding(index, torch.zeros(n_heads, 8)))
-    large = {heads: _rows_read(heads, values) for heads, values in ((12, 6), (32, 16))}
+    past = catch_refusal(IndexError, lambda: F.embedding(index, torch.zeros(n_heads, 8)))
+    large = {heads: _count_rows_read(heads, values) for heads, values in ((12, 6), (32, 16))}
     unread = {heads: heads - read for heads, read in large.items()}
-    layer = seeded(lambda: InnerFunctionAttention(8, n_heads, n_values=n_values))
+    layer = build_seeded(lambda: InnerFunctionAttention(8, n_heads, n_values=n_values))
     rows = layer.value_rows.shape[0]
-    x = drawn(4, 32, 8)
-    grad = torch.autograd.grad(layer(x), layer.value_rows, drawn(4, 32, 8, seed=1))[0]
+    x = draw_normal(4, 32, 8)
+    grad = torch.autograd.grad(layer(x), layer.value_rows, draw_normal(4, 32, 8, seed=1))[0]
     reached = int(grad.any(-1).sum())
     return Erratum(
         row="I2",
@@ -87,16 +87,18 @@ def i2() -> Erratum:
 def i3() -> Erratum:
     """An equation whose shapes do not meet, and which has no top k."""
     b, t, d, n_v, d_retrieval = 1, 6, 8, 3, 4
-    x, W_q = drawn(b, t, d), drawn(d, d_retrieval, seed=1)
-    keys, W_V = drawn(n_v, d_retrieval, seed=2), drawn(n_v, d, seed=3)
+    x, W_q = draw_normal(b, t, d), draw_normal(d, d_retrieval, seed=1)
+    keys, W_V = draw_normal(n_v, d_retrieval, seed=2), draw_normal(n_v, d, seed=3)
     scores = x @ W_q @ keys.T
-    shapes = refusal(RuntimeError, lambda: scores @ W_V.T)
+    shapes = catch_refusal(RuntimeError, lambda: scores @ W_V.T)
     soft = x * (scores @ W_V)
     hard = x * W_V[scores.argmax(-1)]
-    apart = gap(soft, hard)
+    apart = measure_gap(soft, hard)
     layers = (
-        seeded(lambda: SoftSumAttention(d, n_values=n_v)),
-        seeded(lambda: InnerFunctionAttention(d, n_values=n_v, k=1, retrieval="straight-through")),
+        build_seeded(lambda: SoftSumAttention(d, n_values=n_v)),
+        build_seeded(
+            lambda: InnerFunctionAttention(d, n_values=n_v, k=1, retrieval="straight-through")
+        ),
     )
     # Twice the input doubles a choice's values and quadruples a quadratic form's.
     powers = [(f.values(2 * x).norm() / f.values(x).norm()).log2().item() for f in layers]
@@ -118,12 +120,12 @@ def i3() -> Erratum:
 def i4() -> Erratum:
     """d_innerV is the width of a query in one place, of a value in another."""
     d, width = 128, 64
-    clash = refusal(RuntimeError, lambda: torch.ones(2, d) * torch.ones(2, width))
-    by_query = seeded(lambda: InnerFunctionAttention(d, d_retrieval=width))
-    by_value = seeded(lambda: InnerFunctionAttention(d, value_map="linear", d_value=width))
+    clash = catch_refusal(RuntimeError, lambda: torch.ones(2, d) * torch.ones(2, width))
+    by_query = build_seeded(lambda: InnerFunctionAttention(d, d_retrieval=width))
+    by_value = build_seeded(lambda: InnerFunctionAttention(d, value_map="linear", d_value=width))
     shapes = [tuple(f.value_rows.shape) for f in (by_query, by_value)]
     counts = [sum(p.numel() for p in f.parameters()) for f in (by_query, by_value)]
-    y = [f(drawn(1, 3, d)).isfinite().all().item() for f in (by_query, by_value)]
+    y = [f(draw_normal(1, 3, d)).isfinite().all().item() for f in (by_query, by_value)]
     return Erratum(
         row="I4",
         where="tab:multi_query_associative_recall:model against § Effect of Modules",

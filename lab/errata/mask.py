@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.errata.erratum import Erratum, refusal
-from lab.errata.probes import drawn, gap, gradients, seeded
+from lab.errata.erratum import Erratum, catch_refusal
+from lab.errata.probes import build_seeded, compute_gradients, draw_normal, measure_gap
 from lab.layers.attention import Attention
 from lab.layers.printed.attention import MaskAfterSoftmaxAttention, PlainAttention
 
 
-def printed_mask(
+def build_printed_mask(
     padding: Float[Tensor, "b s"], table: Float[Tensor, "h max_s"], n_queries: int, n_keys: int
 ) -> Float[Tensor, "b h t s"]:
     """Return the bias of the mask listing, from the padding (ones are tokens) and the table l.
@@ -26,12 +26,14 @@ def printed_mask(
 
 def d1() -> Erratum:
     """No gradient reaches the mask."""
-    x, target = drawn(2, 20, 8), drawn(2, 20, 8, seed=1)
+    x, target = draw_normal(2, 20, 8), draw_normal(2, 20, 8, seed=1)
     table = nn.Parameter(torch.ones(2, 20).double())
-    bias = printed_mask(torch.ones(2, 20).double(), table, 20, 20)
-    rounded = torch.autograd.grad((table.round() * drawn(2, 20)).sum(), table)[0].abs().max().item()
+    bias = build_printed_mask(torch.ones(2, 20).double(), table, 20, 20)
+    rounded = (
+        torch.autograd.grad((table.round() * draw_normal(2, 20)).sum(), table)[0].abs().max().item()
+    )
 
-    def trained(layer: Attention) -> Tensor:
+    def train(layer: Attention) -> Tensor:
         for _ in range(3):
             layer.zero_grad()
             (layer(x) - target).square().mean().backward()
@@ -41,15 +43,15 @@ def d1() -> Erratum:
                         parameter -= 0.1 * parameter.grad
         return layer(x)
 
-    masked = seeded(lambda: Attention(8, 2, mask="literal", max_seq_len=20))
-    plain = seeded(lambda: Attention(8, 2))
+    masked = build_seeded(lambda: Attention(8, 2, mask="literal", max_seq_len=20))
+    plain = build_seeded(lambda: Attention(8, 2))
     plain.load_state_dict({n: p for n, p in masked.state_dict().items() if "mask" not in n})
     start = masked.out.weight.detach().clone()
-    apart = gap(trained(masked), trained(plain))
+    apart = measure_gap(train(masked), train(plain))
     moved = (masked.out.weight - start).abs().max().item()
-    grad = gradients(masked, x)["mask.l"]
-    soft = seeded(lambda: Attention(8, 2, mask="soft", max_seq_len=20))
-    alive = gradients(soft, x)["mask.l"] or 0.0
+    grad = compute_gradients(masked, x)["mask.l"]
+    soft = build_seeded(lambda: Attention(8, 2, mask="soft", max_seq_len=20))
+    alive = compute_gradients(soft, x)["mask.l"] or 0.0
     return Erratum(
         row="D1",
         where="eq. dynamic_mask, lst:dynamic_mask",
@@ -70,14 +72,14 @@ def d1() -> Erratum:
 
 def d2() -> Erratum:
     """A mask multiplied after the softmax."""
-    x = drawn(1, 12, 8)
+    x = draw_normal(1, 12, 8)
     later = x.clone()
-    later[:, -1] = 8 * drawn(8, seed=1)
+    later[:, -1] = 8 * draw_normal(8, seed=1)
     sums, leaks = [], []
     for cls in (MaskAfterSoftmaxAttention, PlainAttention):
-        layer = seeded(lambda cls=cls: cls(8, 2))
+        layer = build_seeded(lambda cls=cls: cls(8, 2))
         sums.append(layer.matrix(x).sum(-1).min().item())
-        leaks.append(gap(layer(later)[:, :-1], layer(x)[:, :-1]))
+        leaks.append(measure_gap(layer(later)[:, :-1], layer(x)[:, :-1]))
     return Erratum(
         row="D2",
         where="M = L ∘ A after eq. dynamic_mask, against lst:innerfuncattn",
@@ -99,19 +101,21 @@ def d2() -> Erratum:
 def d3() -> Erratum:
     """One query, left padding, a long sequence."""
     ones, table = torch.ones(1, 6).double(), torch.ones(2, 9).double()
-    seen = (printed_mask(ones, table, 1, 6)[0, 0, 0] == 0).nonzero().flatten().tolist()
+    seen = (build_printed_mask(ones, table, 1, 6)[0, 0, 0] == 0).nonzero().flatten().tolist()
     padding = torch.tensor([[0.0, 0, 1, 1, 1, 1]]).double()
-    pattern = printed_mask(padding, table, 6, 6).softmax(-1)
+    pattern = build_printed_mask(padding, table, 6, 6).softmax(-1)
     empty = int(pattern[0, 0].isnan().any(-1).sum())
-    long = refusal(RuntimeError, lambda: printed_mask(torch.ones(1, 12).double(), table, 12, 12))
+    long = catch_refusal(
+        RuntimeError, lambda: build_printed_mask(torch.ones(1, 12).double(), table, 12, 12)
+    )
 
-    layer = seeded(lambda: Attention(8, 2, mask="literal", max_seq_len=9))
-    x = drawn(1, 6, 8)
+    layer = build_seeded(lambda: Attention(8, 2, mask="literal", max_seq_len=9))
+    x = draw_normal(1, 6, 8)
     _, state = layer.prefill(x[:, :5])
     last = layer.step(x[:, 5], state)[0]
-    apart = gap(last, layer(x)[:, 5])
-    alone = gap(layer.prefill(x, keep=padding.bool())[0][:, 2:], layer(x[:, 2:]))
-    said = refusal(ValueError, lambda: layer(drawn(1, 12, 8)))
+    apart = measure_gap(last, layer(x)[:, 5])
+    alone = measure_gap(layer.prefill(x, keep=padding.bool())[0][:, 2:], layer(x[:, 2:]))
+    said = catch_refusal(ValueError, lambda: layer(draw_normal(1, 12, 8)))
     return Erratum(
         row="D3",
         where="lst:static_mask, lst:dynamic_mask",

@@ -1,4 +1,4 @@
-"""Inputs, seeded layers and gradients for the errata."""
+"""Inputs, layers with seeded weights, and gradients for the errata."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,29 +11,29 @@ from lab.laws.probes import draw
 M = TypeVar("M", bound=nn.Module)
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     """Return normal numbers in fp64 that depend on shape and seed alone."""
     return draw(shape, seed)
 
 
-def seeded(build: Callable[[], M], seed: int = 0) -> M:
+def build_seeded(build: Callable[[], M], seed: int = 0) -> M:
     """Return a layer in fp64 with the same weights each time; leaves the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().double()
 
 
-def gradients(module: nn.Module, x: Tensor) -> dict[str, float | None]:
+def compute_gradients(module: nn.Module, x: Tensor) -> dict[str, float | None]:
     """Return each parameter's largest gradient, None where no path leads to it."""
     names, parameters = zip(*module.named_parameters(), strict=True)
     y = module(x)
-    grads = torch.autograd.grad(y, parameters, drawn(*y.shape, seed=1), allow_unused=True)
+    grads = torch.autograd.grad(y, parameters, draw_normal(*y.shape, seed=1), allow_unused=True)
     return {
         name: None if grad is None else grad.abs().max().item()
         for name, grad in zip(names, grads, strict=True)
     }
 
 
-def gap(a: Tensor, b: Tensor) -> float:
+def measure_gap(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two tensors, over the largest entry of the second."""
     return ((a - b).abs().max() / b.abs().max()).item()

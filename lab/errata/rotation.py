@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.errata.erratum import MINIATURE, Erratum, refusal
-from lab.errata.probes import drawn, gap, seeded
+from lab.errata.erratum import MINIATURE, Erratum, catch_refusal
+from lab.errata.probes import build_seeded, draw_normal, measure_gap
 from lab.layers.printed.attention import PlainAttention
 from lab.layers.printed.rotation import (
     DynamicBaseAttention,
@@ -20,7 +20,7 @@ from lab.ops.rope import apply_rotary, rotary_table, rotate, rotate_by_matrix
 ROTARY = "lab.ops.rope.rotate; position='rope' of A, S and I"
 
 
-def _as_matrices(
+def _build_matrices(
     turn: Callable[[Tensor, Tensor], Tensor], positions: Int[Tensor, " t"], n: int
 ) -> Float[Tensor, "t n n"]:
     """Return R_j of a rotation x [1 t n n] → R_j x, by turning the basis."""
@@ -31,13 +31,13 @@ def _as_matrices(
 def r1() -> Erratum:
     """The printed matrix is no rotation: its last block has two angles."""
     n, positions = 8, torch.arange(2048)
-    q, k = drawn(n), drawn(n, seed=1)
+    q, k = draw_normal(n), draw_normal(n, seed=1)
     stretched, moved = [], []
     for turn in (
         skewed_rotation,
         lambda x, positions: rotate(x, positions, layout="interleaved"),
     ):
-        R = _as_matrices(turn, positions, n)
+        R = _build_matrices(turn, positions, n)
         stretched.append((R.mT @ R - torch.eye(n)).abs().max().item())
         scores = (R[5:] @ q * (R[:-5] @ k)).sum(-1)
         moved.append(((scores - scores[0]).abs().max() / (q.norm() * k.norm())).item())
@@ -61,7 +61,7 @@ def r1() -> Erratum:
 
 def r2() -> Erratum:
     """The last matrix of the proof turns the wrong way."""
-    (c, b), (j, i) = drawn(2, 2), (7, 3)
+    (c, b), (j, i) = draw_normal(2, 2), (7, 3)
     # Width 2 has the one frequency θ = 1.
     angle = torch.tensor([j, i, j - i], dtype=torch.float64)
     (cos_j, cos_i, cos), (sin_j, sin_i, sin) = angle.cos(), angle.sin()
@@ -96,14 +96,14 @@ def r2() -> Erratum:
 
 def r3() -> Erratum:
     """The matrix pairs neighbours, the listing halves: one permutation of channels apart."""
-    x, positions, n = drawn(1, 32, 1, 8), torch.arange(32), 8
+    x, positions, n = draw_normal(1, 32, 1, 8), torch.arange(32), 8
     neighbours, halves = (rotate(x, positions, layout=y) for y in ("interleaved", "half"))
     order = torch.arange(n).view(n // 2, 2).T.flatten()
     permuted = rotate(x[..., order], positions, layout="half")
-    q, k = (drawn(n, seed=seed).expand(1, 32, 1, n) for seed in (1, 2))
+    q, k = (draw_normal(n, seed=seed).expand(1, 32, 1, n) for seed in (1, 2))
     scores = (rotate(q, positions + 5, layout="interleaved") * rotate(k, positions)).sum(-1)
     mixed = ((scores - scores[:, :1]).abs().max() / (q[0, 0].norm() * k[0, 0].norm())).item()
-    apart, same = gap(neighbours, halves), gap(permuted, neighbours[..., order])
+    apart, same = measure_gap(neighbours, halves), measure_gap(permuted, neighbours[..., order])
     return Erratum(
         row="R3",
         where="eq. rope_cb against lst:rope",
@@ -131,12 +131,12 @@ def r4() -> Erratum:
 
     positions = torch.arange(6)
     refusals = [
-        refusal(AttributeError, Plain),
-        refusal(RuntimeError, lambda: torch.ones(1, 4, 1) @ positions[None, None]),
-        refusal(ZeroDivisionError, lambda: dynamic_base(10000.0, 6, n=2, max_position=5)),
+        catch_refusal(AttributeError, Plain),
+        catch_refusal(RuntimeError, lambda: torch.ones(1, 4, 1) @ positions[None, None]),
+        catch_refusal(ZeroDivisionError, lambda: dynamic_base(10000.0, 6, n=2, max_position=5)),
     ]
-    narrow, far = drawn(1, 6, 1, 2), positions + 2**24 - 6
-    error = gap(rotate(narrow.float(), far), rotate_by_matrix(narrow, far))
+    narrow, far = draw_normal(1, 6, 1, 2), positions + 2**24 - 6
+    error = measure_gap(rotate(narrow.float(), far), rotate_by_matrix(narrow, far))
     return Erratum(
         row="R4",
         where="lst:rope",
@@ -163,18 +163,18 @@ def r5() -> Erratum:
     cos = torch.cat(2 * [rotary_table(torch.arange(t), p, dtype=torch.float64)[0]], -1)
     cos = cos.expand(2, t, p).unsqueeze(2)
     one = torch.ones(2, 1, t, p).double() * cos
-    other = refusal(RuntimeError, lambda: torch.ones(2, 4, t, p) * cos)
+    other = catch_refusal(RuntimeError, lambda: torch.ones(2, 4, t, p) * cos)
     joined = one.transpose(1, 2).flatten(2)
-    refused = refusal(RuntimeError, lambda: joined @ torch.ones(p, p).double())
-    layer = seeded(lambda: HeadRotatedAttention(t * p, t))
-    x = drawn(2, t, t * p)
+    refused = catch_refusal(RuntimeError, lambda: joined @ torch.ones(p, p).double())
+    layer = build_seeded(lambda: HeadRotatedAttention(t * p, t))
+    x = draw_normal(2, t, t * p)
     order = torch.tensor([3, 0, 4, 2, 1, 5])
-    blind = gap(layer(x[:, order])[:, -1], layer(x)[:, -1])
-    rotated = seeded(lambda: PlainAttention(t * p, t))
+    blind = measure_gap(layer(x[:, order])[:, -1], layer(x)[:, -1])
+    rotated = build_seeded(lambda: PlainAttention(t * p, t))
     rotated.load_state_dict(layer.state_dict())
-    seeing = gap(rotated(x[:, order])[:, -1], rotated(x)[:, -1])
-    y, positions = drawn(2, t, t, p), torch.arange(t)
-    alone = gap(rotate(y, positions)[:, :, :1], rotate(y[:, :, :1], positions))
+    seeing = measure_gap(rotated(x[:, order])[:, -1], rotated(x)[:, -1])
+    y, positions = draw_normal(2, t, t, p), torch.arange(t)
+    alone = measure_gap(rotate(y, positions)[:, :, :1], rotate(y[:, :, :1], positions))
     return Erratum(
         row="R5",
         where="lst:rope as lst:innerfuncattn calls it",
@@ -199,14 +199,14 @@ def r5() -> Erratum:
 
 def r6() -> Erratum:
     """Dynamic NTK changes the past when the sequence grows."""
-    x, cut = drawn(1, 64, 16), 48
-    dynamic = seeded(lambda: DynamicBaseAttention(16, max_position=32))
-    fixed = seeded(lambda: PlainAttention(16))
-    moved, kept = (gap(f(x)[:, :cut], f(x[:, :cut])) for f in (dynamic, fixed))
+    x, cut = draw_normal(1, 64, 16), 48
+    dynamic = build_seeded(lambda: DynamicBaseAttention(16, max_position=32))
+    fixed = build_seeded(lambda: PlainAttention(16))
+    moved, kept = (measure_gap(f(x)[:, :cut], f(x[:, :cut])) for f in (dynamic, fixed))
     within = (dynamic.matrix(x) - dynamic.matrix(x, start=9)).abs().max().item()
     # In one call the base is that of the last position; hold it, and positions are relative.
     base = dynamic_base(10000.0, 64, 16, 32)
-    q, k = drawn(1, 1, 1, 16), drawn(1, 1, 1, 16, seed=1)
+    q, k = draw_normal(1, 1, 1, 16), draw_normal(1, 1, 1, 16, seed=1)
 
     def score(j: int, i: int, base_i: float) -> Tensor:
         return (rotate(q, torch.tensor([j]), base) * rotate(k, torch.tensor([i]), base_i)).sum()
@@ -243,10 +243,13 @@ def r7() -> Erratum:
     fine = rotary_table(positions, n)[0]
     table = (fine.to(low).double() - angles.cos()).abs().max().item()
     single = (fine.double() - angles.cos()).abs().max().item()
-    x = drawn(1, t, 1, n).to(low)
+    x = draw_normal(1, t, 1, n).to(low)
     y = apply_rotary(x, *rotary_table(positions, n, dtype=low), "half")
     right = rotate(x.double(), positions)
-    printed, meant = gap(y.double(), right), gap(rotate(x, positions).double(), right)
+    printed, meant = (
+        measure_gap(y.double(), right),
+        measure_gap(rotate(x, positions).double(), right),
+    )
     return Erratum(
         row="R7",
         where="lst:rope",

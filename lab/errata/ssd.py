@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
-from lab.errata.erratum import MINIATURE, Erratum, refusal
-from lab.errata.probes import drawn, gap, seeded
+from lab.errata.erratum import MINIATURE, Erratum, catch_refusal
+from lab.errata.probes import build_seeded, draw_normal, measure_gap
 from lab.layers.printed.ssd import Summed, ssd_by_chunk_matrix
 from lab.layers.ssd import SSD
 from lab.ops.ssd import ssd
@@ -20,10 +20,14 @@ NAMES = "hidden_states, position_ids"
 SOURCE = "in miniature"
 
 
-def _inputs(t: int, h: int = 2, p: int = 3, g: int = 1, n: int = 4) -> tuple[Tensor, ...]:
+def _draw_inputs(t: int, h: int = 2, p: int = 3, g: int = 1, n: int = 4) -> tuple[Tensor, ...]:
     """Return x, dt, A, B, C; heads forget by about a third at each token."""
-    x, B, C = drawn(2, t, h, p), drawn(2, t, g, n, seed=1), drawn(2, t, g, n, seed=2)
-    dt = F.softplus(drawn(2, t, h, seed=3) - 1)
+    x, B, C = (
+        draw_normal(2, t, h, p),
+        draw_normal(2, t, g, n, seed=1),
+        draw_normal(2, t, g, n, seed=2),
+    )
+    dt = F.softplus(draw_normal(2, t, h, seed=3) - 1)
     return x, dt, -torch.arange(1.0, h + 1).double(), B, C
 
 
@@ -31,25 +35,27 @@ def s1() -> Erratum:
     """The listings of SSD cannot run."""
     x = torch.ones(2, 6, 8)
     refusals = {
-        "a remark's second line without its hash": refusal(
+        "a remark's second line without its hash": catch_refusal(
             SyntaxError, lambda: compile(PROSE, SOURCE, "exec")
         ),
-        "__init__'s body not indented": refusal(
+        "__init__'s body not indented": catch_refusal(
             IndentationError, lambda: compile(BODY_BESIDE_ITS_HEAD, SOURCE, "exec")
         ),
-        "'bt(hp)->bthp'": refusal(EinopsError, lambda: rearrange(x, "bt(hp)->bthp", h=2)),
-        "'...->...1'": refusal(EinopsError, lambda: rearrange(x, "...->...1")),
-        "no return": refusal(
+        "'bt(hp)->bthp'": catch_refusal(EinopsError, lambda: rearrange(x, "bt(hp)->bthp", h=2)),
+        "'...->...1'": catch_refusal(EinopsError, lambda: rearrange(x, "...->...1")),
+        "no return": catch_refusal(
             RuntimeError, lambda: rearrange((lambda x: None)(x), "b t h p -> b t (h p)")
         ),
-        "a submodule never made": refusal(AttributeError, lambda: nn.Module().BC_rotary_emb),
-        "names from nowhere": refusal(NameError, lambda: eval(NAMES, {})),
-        "padding dropped": refusal(EinopsError, lambda: rearrange(x, "b (c l) h -> b c l h", l=4)),
+        "a submodule never made": catch_refusal(AttributeError, lambda: nn.Module().BC_rotary_emb),
+        "names from nowhere": catch_refusal(NameError, lambda: eval(NAMES, {})),
+        "padding dropped": catch_refusal(
+            EinopsError, lambda: rearrange(x, "b (c l) h -> b c l h", l=4)
+        ),
     }
     spaced = rearrange(x, "b t (h p) -> b t h p", h=2).shape == (2, 6, 2, 4)
-    y, state = ssd(*_inputs(10), chunk_len=4)
-    right, last = ssd_recurrent(*_inputs(10))
-    error = max(gap(y, right), gap(state, last))
+    y, state = ssd(*_draw_inputs(10), chunk_len=4)
+    right, last = ssd_recurrent(*_draw_inputs(10))
+    error = max(measure_gap(y, right), measure_gap(state, last))
     return Erratum(
         row="S1",
         where="lst:ssd_helper, lst:ssd_algorithm_pytorch and the listing after it",
@@ -74,16 +80,16 @@ def s2() -> Erratum:
     chunk, errors, moved = 4, {}, {}
     for summed in get_args(Summed):
         for t in (4, 12):
-            x, dt, A, B, C = _inputs(t)
+            x, dt, A, B, C = _draw_inputs(t)
 
             def run(dt: Tensor, summed: Summed = summed, x=x, A=A, B=B, C=C):
                 return ssd_by_chunk_matrix(x, dt, A, B[:, :, 0], C[:, :, 0], chunk, summed)
 
             y, right = run(dt), ssd_recurrent(x, dt, A, B, C)[0]
-            errors[summed, t] = gap(y, right)
+            errors[summed, t] = measure_gap(y, right)
             later = dt.clone()
             later[:, -1] += 1
-            moved[summed, t] = gap(run(later)[:, :-1], y[:, :-1])
+            moved[summed, t] = measure_gap(run(later)[:, :-1], y[:, :-1])
     return Erratum(
         row="S2",
         where="lst:ssd_algorithm_pytorch, the sum over chunks",
@@ -110,11 +116,11 @@ def s3() -> Erratum:
     numbers = torch.arange(g)
     tiled = numbers.repeat(h // g).tolist()
     interleaved = numbers.repeat_interleave(h // g).tolist()
-    x, dt, A, B, C = _inputs(20, h=h, g=g)
+    x, dt, A, B, C = _draw_inputs(20, h=h, g=g)
     grouped = ssd(x, dt, A, B, C, chunk_len=8)[0]
     wrong = ssd(x, dt, A, *(z.repeat(1, 1, h // g, 1) for z in (B, C)), chunk_len=8)[0]
     right = ssd(x, dt, A, *(z.repeat_interleave(h // g, 2) for z in (B, C)), chunk_len=8)[0]
-    apart, same = gap(wrong, grouped), gap(right, grouped)
+    apart, same = measure_gap(wrong, grouped), measure_gap(right, grouped)
     return Erratum(
         row="S3",
         where="the listing after lst:ssd_algorithm_pytorch",
@@ -134,9 +140,9 @@ def s3() -> Erratum:
 def s4() -> Erratum:
     """As printed, SSD forgets by half at each token."""
 
-    def half_lives(dt_init: str) -> tuple[float, float]:
-        layer = seeded(lambda: SSD(64, 64, d_state=2, dt_init=dt_init))  # type: ignore[arg-type]
-        dt = F.softplus(layer.dt_proj(drawn(1, 256, 64)))
+    def measure_half_lives(dt_init: str) -> tuple[float, float]:
+        layer = build_seeded(lambda: SSD(64, 64, d_state=2, dt_init=dt_init))  # type: ignore[arg-type]
+        dt = F.softplus(layer.dt_proj(draw_normal(1, 256, 64)))
         assert layer.A_log is not None
         rates = dt.mean((0, 1)) * layer.A_log.exp()
         lives = torch.log(torch.tensor(2.0)) / rates
@@ -144,7 +150,10 @@ def s4() -> Erratum:
 
     # The one head of the recall experiments has A = −1; dt = softplus(0) without an input.
     decay = float(torch.exp(-F.softplus(torch.zeros((), dtype=torch.float64))))
-    (median, longest), (meant_median, meant_longest) = half_lives("paper"), half_lives("mamba2")
+    (median, longest), (meant_median, meant_longest) = (
+        measure_half_lives("paper"),
+        measure_half_lives("mamba2"),
+    )
     return Erratum(
         row="S4",
         where="the listing after lst:ssd_algorithm_pytorch; § Downstream Evaluation, no bias terms",

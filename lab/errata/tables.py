@@ -12,7 +12,7 @@ def mean(scores: tuple[float, ...]) -> float:
     return sum(scores) / len(scores)
 
 
-def strictly_best(shots: int) -> int:
+def count_strictly_best(shots: int) -> int:
     """Return on how many of the 52 tasks CDMoE beats both others; shots 0 or 5."""
     start = 0 if shots == 0 else 3
     return sum(row[start + 2] > max(row[start], row[start + 1]) for row in CEVAL.values())
@@ -30,7 +30,7 @@ def t1() -> Erratum:
     apart = [abs(mean(c) - a) for c, a in zip(columns, CEVAL_AVERAGES, strict=True)]
     order = sorted(AVERAGES, key=means.__getitem__)
     same_order = order == sorted(AVERAGES, key=lambda name: AVERAGES[name][1])
-    best = strictly_best(0), strictly_best(5)
+    best = count_strictly_best(0), count_strictly_best(5)
     return Erratum(
         row="T1",
         where="tab:effective_benchmark, tab:comparative_three_moe, tab:downstream_evaluation:model",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lab.intervals import wilson_of_rows
+from lab.intervals import clustered_wilson
 from lab.layers.mask import has_oracle_mask, stored
 from lab.models.language_model import LanguageModel
 from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
@@ -64,7 +64,7 @@ def evaluate(
     return Evaluation(
         loss=total / number,
         accuracy=int(hits.sum()) / number,
-        interval=wilson_of_rows(hits, scored),
+        interval=clustered_wilson(hits, scored),
         rows=rows,
         scored=number,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lab.files import RunError, read_json, write_json, writing
+from lab.files import RunError, explain_write_errors, read_json, write_json
 from lab.studies.study import Cell
 from lab.training.runs import Run
 
@@ -49,7 +49,7 @@ class CellFolder:
         file = self.path / "cell.json"
         described = json.loads(json.dumps(cell.to_dict()))
         if file.exists():
-            held = self.cell().to_dict()
+            held = self.read_cell().to_dict()
             for name, value in described.items():
                 if held[name] != value:
                     raise RunError(
@@ -57,11 +57,11 @@ class CellFolder:
                         f"{name}={value}; choose another --out"
                     )
             return
-        with writing(self.path):
+        with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(file, described)
 
-    def cell(self) -> Cell:
+    def read_cell(self) -> Cell:
         """Return the cell.
 
         Raises:
@@ -73,19 +73,19 @@ class CellFolder:
         except (KeyError, TypeError) as error:
             raise RunError(f"{self.path}/cell.json is not a cell's: {error}") from error
 
-    def run(self) -> Run | None:
+    def open_run(self) -> Run | None:
         """Return the run; None while there is none that can be read."""
         with contextlib.suppress(RunError):
             return Run.open(self.run_path)
         return None
 
-    def spent(self) -> float:
+    def read_minutes(self) -> float:
         """Return the minutes that the cell has had."""
-        return float(self._progress().get("minutes", 0.0))
+        return float(self._read_progress().get("minutes", 0.0))
 
-    def error(self) -> str | None:
+    def read_error(self) -> str | None:
         """Return what ended it before its time, None if nothing did."""
-        return self._progress().get("error")
+        return self._read_progress().get("error")
 
     def note(self, minutes: float, error: str | None) -> None:
         """Add minutes, and note how the cell's process failed, or that it did not.
@@ -93,12 +93,12 @@ class CellFolder:
         Raises:
             RunError: when it cannot be written.
         """
-        with writing(self.path):
+        with explain_write_errors(self.path):
             write_json(
-                self.path / "spent.json", {"minutes": self.spent() + minutes, "error": error}
+                self.path / "spent.json", {"minutes": self.read_minutes() + minutes, "error": error}
             )
 
-    def lengths(self) -> list[dict[str, Any]]:
+    def read_lengths(self) -> list[dict[str, Any]]:
         """Return what was evaluated by row length: seq_len, step, test and validation accuracy."""
         file = self.path / "lengths.json"
         if not file.exists():
@@ -111,26 +111,26 @@ class CellFolder:
         Raises:
             RunError: when it cannot be written.
         """
-        with writing(self.path):
+        with explain_write_errors(self.path):
             write_json(self.path / "lengths.json", {"lengths": list(found)})
 
-    def status(self) -> Status:
+    def find_status(self) -> Status:
         """Return how far the cell got."""
         if not (self.path / "cell.json").exists():
             return "not run"
-        run = self.run()
+        run = self.open_run()
         result = None
         if run is not None:
             with contextlib.suppress(RunError):
-                result = run.result()
+                result = run.read_result()
         if result is not None and result["stopped"] in ENDED:
             return result["stopped"]
-        if self.error() is not None:
+        if self.read_error() is not None:
             return "failed"
         if result is not None and result["stopped"] == "interrupted" and not result["signal"]:
             return "out of time"
         return "unfinished"
 
-    def _progress(self) -> dict[str, Any]:
+    def _read_progress(self) -> dict[str, Any]:
         file = self.path / "spent.json"
         return read_json(file, f"{file}: cannot be read; remove it") if file.exists() else {}

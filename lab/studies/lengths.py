@@ -1,6 +1,7 @@
 """Test accuracy at several row lengths of one run that lengthened its rows."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from lab.models import LanguageModel
@@ -21,12 +22,16 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
         ValueError: for a length that the task has no rows of.
         RunError: when weights cannot be read.
     """
-    ends, last, result = stage_ends(run), max(run.checkpoints(), default=0), run.result() or {}
+    ends, last, result = (
+        find_stage_ends(run),
+        max(run.list_checkpoints(), default=0),
+        run.read_result() or {},
+    )
     found = []
     for length in lengths:
         step = ends.get(length, last)
         known = result.get("accuracy") if (step, length) == (last, run.task.seq_len) else None
-        model, rows = run.weights(step), run.train.test_rows
+        model, rows = run.load_model(step), run.train.test_rows
         test = _accuracy(run, model, length, "test", rows) if known is None else known
         validation = _accuracy(run, model, length, "validation", max(1, rows // VALIDATION_SHARE))
         found.append({"seq_len": length, "step": step, "test": test, "validation": validation})
@@ -45,11 +50,7 @@ def _accuracy(run: Run, model: LanguageModel, length: int, split: str, rows: int
     ).accuracy
 
 
-def stage_ends(run: Run) -> dict[int, int]:
+def find_stage_ends(run: Run) -> dict[int, int]:
     """Return the steps taken when rows of a length were learned and longer ones followed."""
-    ends, steps = {}, 0
-    parts = run.stages()
-    for stage in parts[:-1]:
-        steps += stage["steps"]
-        ends[stage["seq_len"]] = steps
-    return ends
+    stages = run.read_metrics().stages
+    return {stage.seq_len: longer.began for stage, longer in pairwise(stages)}

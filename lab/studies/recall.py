@@ -25,7 +25,7 @@ TEST_ROWS = 256
 """Of each length: at 64 queries a row and more, sampling leaves well below the figure's ±0.02."""
 
 
-def study(
+def build_study(
     *, seeds: int = 3, learning_rates: Sequence[float] = (), precision: str = "fp32"
 ) -> Study:
     """Return the cells: one run lengthens its rows to 2,048 and fills a column of four lengths.

@@ -13,7 +13,7 @@ from pathlib import Path
 from lab.files import RunError
 from lab.studies.folder import ENDED, CellFolder
 from lab.studies.study import Cell, Study
-from lab.training.experiment import interrupts
+from lab.training.signals import catch_interrupts
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 POLL = 0.2
@@ -22,7 +22,7 @@ TAIL = 20
 """Lines of a process's output in which its error is looked for."""
 
 
-def carry_out(
+def run_cells(
     study: Study,
     out: Path,
     command: Sequence[str],
@@ -60,14 +60,14 @@ def carry_out(
         folder = CellFolder(out / cell.name)
         if stop.is_set():
             return
-        if not finished(cell, folder, max_minutes):
+        if not is_finished(cell, folder, max_minutes):
             with telling:
                 on_begin(cell)
             _train(cell, folder, command, max_minutes, stop)
         with telling:
             on_end(cell, folder)
 
-    with interrupts() as interrupted, ThreadPoolExecutor(workers) as pool:
+    with catch_interrupts() as interrupted, ThreadPoolExecutor(workers) as pool:
         try:
             waiting = [pool.submit(work, cell) for cell in study.cells]
             while not all(future.done() for future in waiting) and not interrupted():
@@ -80,14 +80,14 @@ def carry_out(
         return interrupted()
 
 
-def finished(cell: Cell, folder: CellFolder, max_minutes: float | None) -> bool:
+def is_finished(cell: Cell, folder: CellFolder, max_minutes: float | None) -> bool:
     """Whether there is nothing left to do for a cell."""
-    status = folder.status()
+    status = folder.find_status()
     if status not in (*ENDED, "out of time"):
         return False
-    if status == "out of time" and (max_minutes is None or folder.spent() < max_minutes):
+    if status == "out of time" and (max_minutes is None or folder.read_minutes() < max_minutes):
         return False
-    return status == "diverged" or {found["seq_len"] for found in folder.lengths()} >= {
+    return status == "diverged" or {found["seq_len"] for found in folder.read_lengths()} >= {
         *cell.lengths
     }
 
@@ -106,7 +106,7 @@ def _train(
         arguments = [*command, str(folder.path)]
         if max_minutes is not None:
             # A cell out of minutes still has to be evaluated: some time is left for a step.
-            left = max(1e-3, max_minutes - folder.spent())
+            left = max(1e-3, max_minutes - folder.read_minutes())
             arguments += ["--max-minutes", str(left)]
         error = _call(arguments, folder.log, stop)
     except (RunError, OSError) as failure:

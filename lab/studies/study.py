@@ -72,7 +72,7 @@ class Study:
         if times > 1:
             raise ValueError(f"{name}: names {times} cells, must name one")
 
-    def only(self, chosen: Sequence[str]) -> "Study":
+    def select(self, chosen: Sequence[str]) -> "Study":
         """Return the study of the cells with these values, each "factor=value".
 
         Of one factor, any of the values given; of several factors, all.

@@ -1,15 +1,16 @@
 """A study as one tidy table, read from its folders: a row for each cell and row length."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from lab.files import RunError
-from lab.lengthening import stages
+from lab.lengthening import list_stages
 from lab.studies.folder import CellFolder
 from lab.studies.study import Cell, Study
+from lab.training.metrics import MetricsRow
 from lab.training.runs import Run
 
 MEASURED = {
@@ -34,13 +35,13 @@ was run.
 """
 
 
-def table(study: Study, out: Path) -> pl.DataFrame:
+def tabulate_cells(study: Study, out: Path) -> pl.DataFrame:
     """Return one row a cell and row length, cells in their order; those not run are there too.
 
     Raises:
         RunError: when a folder of a cell holds what cannot be read.
     """
-    rows = [row for cell in study.cells for row in _rows(cell, CellFolder(out / cell.name))]
+    rows = [row for cell in study.cells for row in _list_rows(cell, CellFolder(out / cell.name))]
     factors = {
         name: pl.Series([cell.factors[name] for cell in study.cells], strict=False).dtype
         for name in study.cells[0].factors
@@ -48,9 +49,9 @@ def table(study: Study, out: Path) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={**factors, **MEASURED}, orient="row", strict=False)
 
 
-def _rows(cell: Cell, folder: CellFolder) -> Iterator[dict[str, Any]]:
-    status, run = folder.status(), folder.run()
-    run_rows = {} if run is None else _trained(run, folder, cell)
+def _list_rows(cell: Cell, folder: CellFolder) -> Iterator[dict[str, Any]]:
+    status, run = folder.find_status(), folder.open_run()
+    run_rows = {} if run is None else _summarize(run, folder, cell)
     for length in cell.lengths:
         yield {
             **cell.factors,
@@ -58,18 +59,18 @@ def _rows(cell: Cell, folder: CellFolder) -> Iterator[dict[str, Any]]:
             **run_rows.get(length, {}),
             "seq_len": length,
             "status": status,
-            "error": folder.error() if status in ("failed", "diverged") else None,
+            "error": folder.read_error() if status in ("failed", "diverged") else None,
         }
 
 
-def _trained(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
+def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
     """Return what a run's metrics and evaluations say, by row length."""
-    metrics = run.metrics()
+    metrics = run.read_metrics()
     if not metrics:
         return {}
-    solving = _solving(run, metrics)
-    evaluated = {found["seq_len"]: found for found in folder.lengths()}
-    parameters = _parameters(run)
+    solving = _find_solving_steps(run, metrics)
+    evaluated = {found["seq_len"]: found for found in folder.read_lengths()}
+    parameters = _read_parameters(run)
     found = {}
     for length in cell.lengths:
         solved = solving.get(length)
@@ -80,14 +81,14 @@ def _trained(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, An
             "steps": upto[-1]["step"],
             "accuracy": at.get("test"),
             "validation": at.get("validation"),
-            "rows": _rows_seen(run, upto),
+            "rows": _count_rows(run, upto),
             "seconds": sum(row["seconds"] for row in upto),
             "parameters": parameters,
         }
     return found
 
 
-def _solving(run: Run, metrics: list[dict[str, Any]]) -> dict[int, int]:
+def _find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, int]:
     """Return the step at which validation rows of each length were first solved."""
     full, first = run.task.seq_len, {}
     for row in metrics:
@@ -98,14 +99,14 @@ def _solving(run: Run, metrics: list[dict[str, Any]]) -> dict[int, int]:
     return first
 
 
-def _rows_seen(run: Run, metrics: list[dict[str, Any]]) -> int:
-    sizes = {stage.task.seq_len: stage.batch_size for stage in stages(run.task, run.train)}
+def _count_rows(run: Run, metrics: Sequence[MetricsRow]) -> int:
+    sizes = {stage.task.seq_len: stage.batch_size for stage in list_stages(run.task, run.train)}
     return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)
 
 
-def _parameters(run: Run) -> int | None:
+def _read_parameters(run: Run) -> int | None:
     try:
-        result: Mapping[str, Any] = run.result() or {}
+        result: Mapping[str, Any] = run.read_result() or {}
     except RunError:
         return None
     return result.get("parameters")

@@ -22,7 +22,7 @@ SETTING: dict[str, Any] = {
 """What all cells share, but for their own factor. K is a quarter of the row, 16 pairs."""
 
 
-def _variant(name: str, *options: str) -> dict[str, Any]:
+def _use_variant(name: str, *options: str) -> dict[str, Any]:
     """Return the options of a mixer of `lab.studies.variants`."""
     given = {"options": list(options)} if options else {}
     return {"model": f"lab.studies.variants:{name}", "stack": "UM*2", **given}
@@ -32,11 +32,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     BASELINE: {},
     "recipe before": {"logit_scale": 1.0, "table_learning_rate": 3e-3},
     "rows lengthen from 8": {"start_len": 8},
-    "half the channels rotated": _variant("PartialRotary", "U.share=0.5"),
-    "keys shifted on half the channels": _variant("ShiftedKeys"),
-    "convolution on q, k, v": _variant("ConvolvedAttention"),
-    "normed q and k": _variant("NormedAttention"),
-    "V and out near identity": _variant("NearIdentityAttention"),
+    "half the channels rotated": _use_variant("PartialRotary", "U.share=0.5"),
+    "keys shifted on half the channels": _use_variant("ShiftedKeys"),
+    "convolution on q, k, v": _use_variant("ConvolvedAttention"),
+    "normed q and k": _use_variant("NormedAttention"),
+    "V and out near identity": _use_variant("NearIdentityAttention"),
     "logit scale 1": {"logit_scale": 1.0},
     "table rate 3e-3": {"table_learning_rate": 3e-3},
     "4 to 16 pairs mixed": {"n_pairs": "4,8,16"},
@@ -53,7 +53,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no position in layer 2": {"options": ["1.A.position=none"]},
     "RoPE base 100": {"options": ["A.rope_base=100"]},
     "RoPE base 1e6": {"options": ["A.rope_base=1e6"]},
-    "a quarter of the channels rotated": _variant("PartialRotary", "U.share=0.25"),
+    "a quarter of the channels rotated": _use_variant("PartialRotary", "U.share=0.25"),
     "embedding std 0.5": {"embedding_std": 0.5},
     "embedding std 0.1": {"embedding_std": 0.1},
     "MLP half as wide": {"options": ["M.d_ff=128"]},
@@ -67,7 +67,7 @@ BASELINE_SEEDS = 6
 against eighteen, a factor whose runs are all faster stands out of thirty; with three each, none."""
 
 
-def study(*, seeds: int = 3, precision: str = "fp32") -> Study:
+def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:
     """Return the cells: every factor with the first seed, then with the next.
 
     Args:

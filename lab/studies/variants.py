@@ -130,7 +130,7 @@ class ShiftedKeys(nn.Module):
         here, before = k.unbind(-2)
         before = F.pad(before, (0, 0, 0, 0, 0, 0, 1, -1))
         k = rearrange(torch.stack([here, before], -2), "b t h n q p -> b t (h n q p)")
-        return _attended(self.attention, x, self.attention.q(x), k, self.attention.v(x))
+        return _attend(self.attention, x, self.attention.q(x), k, self.attention.v(x))
 
 
 class ConvolvedAttention(nn.Module):
@@ -153,10 +153,10 @@ class ConvolvedAttention(nn.Module):
         """Return the attention's output."""
         projected = [self.attention.q(x), self.attention.k(x), self.attention.v(x)]
         q, k, v = self.convolution(torch.cat(projected, -1))[0].chunk(3, -1)
-        return _attended(self.attention, x, q, k, v)
+        return _attend(self.attention, x, q, k, v)
 
 
-def _attended(
+def _attend(
     attention: Attention,
     x: Float[Tensor, "b t d"],
     q: Float[Tensor, "b t d"],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lab.intervals import wilson_of_rows
+from lab.intervals import clustered_wilson
 from tasks.base import IGNORE, Predictor, Task
 
 ROWS = 1024
@@ -80,7 +80,7 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
     scores = [Score("chance", task.chance, None)]
     for name, found in right.items():
         hits = torch.cat(found)
-        scores.append(Score(name, int(hits.sum()) / number, wilson_of_rows(hits, scored)))
+        scores.append(Score(name, int(hits.sum()) / number, clustered_wilson(hits, scored)))
     *others, oracle = [score.accuracy for score in scores]
     sound = oracle > max(others) if task.stochastic else oracle == 1
     return Audit(tuple(scores), rows, number, sound)

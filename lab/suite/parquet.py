@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from lab.files import in_one_line
+from lab.files import shorten_message
 from tasks import described
 from tasks.base import MAX_ROWS, Batch, Task
 
@@ -108,13 +108,13 @@ def read_recipe(path: Path) -> Recipe:
     try:
         text = pl.read_parquet_metadata(path).get(KEY)
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: is no Parquet file: {in_one_line(error)}") from error
+        raise ValueError(f"{path}: is no Parquet file: {shorten_message(error)}") from error
     if text is None:
         raise ValueError(f"{path}: was not written by `lab TASK --export`")
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: its recipe is no JSON: {in_one_line(error)}") from error
+        raise ValueError(f"{path}: its recipe is no JSON: {shorten_message(error)}") from error
     kinds = {"task": dict, "split": str, "seed": int, "rows": int}
     for name, kind in kinds.items():
         if not isinstance(said, dict) or type(said.get(name)) is not kind:
@@ -123,7 +123,7 @@ def read_recipe(path: Path) -> Recipe:
         task = described(said["task"])
     # What is damaged may be anything; each task holds its options to their bounds, not to types.
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: its task is not known: {in_one_line(error)}") from error
+        raise ValueError(f"{path}: its task is not known: {shorten_message(error)}") from error
     try:
         return Recipe(task, said["split"], said["seed"], said["rows"])
     except ValueError as error:
@@ -163,7 +163,7 @@ def _written(recipe: Recipe, path: Path) -> None:
         )
     except pl.exceptions.ComputeError as error:
         # Polars says more about itself than about the disk.
-        raise OSError(in_one_line(error).rpartition("IO error: ")[2]) from error
+        raise OSError(shorten_message(error).rpartition("IO error: ")[2]) from error
 
 
 def _frame(start: int, batch: Batch) -> pl.DataFrame:

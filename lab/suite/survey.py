@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from lab.config import TrainConfig
-from lab.lengthening import stages
+from lab.lengthening import list_stages
 from tasks import TASKS
 from tasks.base import IGNORE, Task
 
@@ -70,7 +70,7 @@ def surveyed() -> Iterator[Entry]:
             microseconds=_microseconds(task),
             presets={name: _size(kind(**preset.options)) for name, preset in kind.presets.items()},
             grows=task.grows,
-            grows_from=stages(task, TrainConfig(lengthen=True))[0].task.seq_len,
+            grows_from=list_stages(task, TrainConfig(lengthen=True))[0].task.seq_len,
             why_fixed=task.why_fixed,
         )
 

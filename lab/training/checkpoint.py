@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lab.files import FORMAT, RunError, in_one_line, read_json, write, write_json
-from lab.training.fit import DivergedError, State
+from lab.files import FORMAT, RunError, read_json, shorten_message, write, write_json
+from lab.training.fit import DivergedError, TrainingState
 from tasks.base import MAX_ROWS
 
 FILES = ("model", "optimizer")
@@ -19,7 +19,7 @@ COUNTERS = ("step", "rows", "stage", "stage_step")
 AGAIN = "remove the checkpoint folder to begin again"
 
 
-def saved(run: Path) -> dict[int, Path]:
+def list_checkpoints(run: Path) -> dict[int, Path]:
     """Return the checkpoint folders of a run folder by step, oldest first."""
     numbered = (
         (path.name.removeprefix("step-"), path) for path in (run / "checkpoint").glob("step-*")
@@ -27,14 +27,14 @@ def saved(run: Path) -> dict[int, Path]:
     return dict(sorted((int(step), path) for step, path in numbered if step.isdecimal()))
 
 
-def save(run: Path, state: State) -> None:
+def save(run: Path, state: TrainingState) -> None:
     """Write the checkpoint of `state`, then drop the one before it; a no-op when it is there.
 
     Raises:
         DivergedError: when a weight is not finite; the checkpoint before it is still there.
         OSError: when it cannot be written; the checkpoint before it is still there.
     """
-    before = saved(run)
+    before = list_checkpoints(run)
     if state.step in before:
         return
     for name, weight in state.model.named_parameters():
@@ -45,18 +45,20 @@ def save(run: Path, state: State) -> None:
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         digests = {}
-        for name, tensors in zip(FILES, (state.model.weights(), _moments(state)), strict=True):
+        for name, tensors in zip(
+            FILES, (state.model.weights(), _flatten_moments(state)), strict=True
+        ):
             data = safetensors.torch.save(tensors)
             write(temporary / f"{name}.safetensors", data)
             digests[name] = hashlib.sha256(data).hexdigest()
-        told = {
+        content = {
             "format": FORMAT,
             **{name: getattr(state, name) for name in COUNTERS},
             "first_loss": state.first_loss,
             "precision": state.precision,
             "sha256": digests,
         }
-        write_json(temporary / "state.json", told)
+        write_json(temporary / "state.json", content)
         os.replace(temporary, home)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -65,7 +67,7 @@ def save(run: Path, state: State) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def restore(home: Path, state: State, batch_size: int) -> State:
+def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
     """Bring `state`, fresh from `lab.training.fit.start`, to a checkpoint; returns it.
 
     Args:
@@ -76,34 +78,38 @@ def restore(home: Path, state: State, batch_size: int) -> State:
     Raises:
         RunError: when the checkpoint is truncated, tampered with, or of another model.
     """
-    told = read_json(home / "state.json", f"checkpoint {home} is incomplete; {AGAIN}")
-    if told.get("format") != FORMAT:
-        raise RunError(f"checkpoint {home}: format {told.get('format')}, this lab reads {FORMAT}")
-    if told.get("step") != int(home.name.removeprefix("step-")):
-        raise RunError(f"checkpoint {home}: state.json says step {told.get('step')}; {AGAIN}")
-    if not isinstance(told.get("first_loss"), float | None):
+    content = read_json(home / "state.json", f"checkpoint {home} is incomplete; {AGAIN}")
+    if content.get("format") != FORMAT:
+        raise RunError(
+            f"checkpoint {home}: format {content.get('format')}, this lab reads {FORMAT}"
+        )
+    if content.get("step") != int(home.name.removeprefix("step-")):
+        raise RunError(f"checkpoint {home}: state.json says step {content.get('step')}; {AGAIN}")
+    if not isinstance(content.get("first_loss"), float | None):
         raise RunError(f"checkpoint {home}: state.json has no number as first_loss; {AGAIN}")
-    if not isinstance(told.get("precision", ""), str):
+    if not isinstance(content.get("precision", ""), str):
         raise RunError(f"checkpoint {home}: state.json has no text as precision; {AGAIN}")
-    counters = {"rows": told["step"] * batch_size, "stage": 0, "stage_step": 0} | told
+    counters = {"rows": content["step"] * batch_size, "stage": 0, "stage_step": 0} | content
     for name in COUNTERS:
         if type(counters[name]) is not int or counters[name] < 0:
             raise RunError(f"checkpoint {home}: state.json has no count as {name}; {AGAIN}")
     if counters["stage_step"] > counters["step"] or counters["rows"] > MAX_ROWS:
         raise RunError(f"checkpoint {home}: the counts in state.json cannot be; {AGAIN}")
-    weights, moments = (_read(home, name, told) for name in FILES)
+    weights, moments = (_read(home, name, content) for name in FILES)
     try:
         state.model.load_state_dict(weights)
         _load_moments(state, moments)
         for name in COUNTERS:
             setattr(state, name, counters[name])
-        state.first_loss, state.precision = told["first_loss"], told.get("precision", "")
+        state.first_loss, state.precision = content["first_loss"], content.get("precision", "")
     except (RuntimeError, KeyError, ValueError) as error:
-        raise RunError(f"checkpoint {home} does not fit its run: {in_one_line(error)}") from error
+        raise RunError(
+            f"checkpoint {home} does not fit its run: {shorten_message(error)}"
+        ) from error
     return state
 
 
-def _moments(state: State) -> dict[str, Tensor]:
+def _flatten_moments(state: TrainingState) -> dict[str, Tensor]:
     flat = {}
     for name, optimizer in state.optimizers.items():
         for index, moments in optimizer.state_dict()["state"].items():
@@ -112,7 +118,7 @@ def _moments(state: State) -> dict[str, Tensor]:
     return flat
 
 
-def _load_moments(state: State, flat: dict[str, Tensor]) -> None:
+def _load_moments(state: TrainingState, flat: dict[str, Tensor]) -> None:
     nested: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in state.optimizers}
     for path, value in flat.items():
         name, index, key = path.split("/")
@@ -122,13 +128,13 @@ def _load_moments(state: State, flat: dict[str, Tensor]) -> None:
         optimizer.load_state_dict({"state": nested[name], "param_groups": groups})
 
 
-def _read(home: Path, name: str, told: dict[str, Any]) -> dict[str, Tensor]:
+def _read(home: Path, name: str, content: dict[str, Any]) -> dict[str, Tensor]:
     file = home / f"{name}.safetensors"
     try:
         data = file.read_bytes()
     except OSError as error:
         raise RunError(f"checkpoint {file}: {error.strerror}; {AGAIN}") from error
-    if hashlib.sha256(data).hexdigest() != told.get("sha256", {}).get(name):
+    if hashlib.sha256(data).hexdigest() != content.get("sha256", {}).get(name):
         raise RunError(
             f"checkpoint {file}: digest differs from state.json's: truncated or changed since it "
             f"was written; {AGAIN}"

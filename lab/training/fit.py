@@ -11,7 +11,7 @@ from torch import nn
 
 from lab.config import TrainConfig
 from lab.layers.routed import balance_losses
-from lab.lengthening import Stage, stages
+from lab.lengthening import Stage, list_stages
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate, score
 from lab.ops.cross_entropy import linear_cross_entropy
@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass
-class State:
+class TrainingState:
     """All that training changes.
 
     Attributes:
@@ -68,7 +68,7 @@ class State:
         optimizers: by name.
         step: steps taken.
         rows: training rows seen.
-        stage: which of `lab.lengthening.stages` comes next.
+        stage: which of `lab.lengthening.list_stages` comes next.
         stage_step: steps that had been taken when it began.
         first_loss: of the first step, nats.
         precision: that "auto" chose for this run; empty before.
@@ -84,7 +84,7 @@ class State:
     precision: str = ""
 
 
-def start(model: LanguageModel, config: TrainConfig) -> State:
+def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
     """Return the state before the first step, with the optimisers the configuration names.
 
     Muon takes the weights of the blocks' linear layers (its step is scaled to AdamW's, so that
@@ -123,10 +123,10 @@ def start(model: LanguageModel, config: TrainConfig) -> State:
         optimizers["muon"] = torch.optim.Muon(
             muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
         )
-    return State(model, optimizers)
+    return TrainingState(model, optimizers)
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
+def compute_learning_rate(config: TrainConfig, step: int) -> float:
     """Return the rate of a step (from 1): linear warm-up, then constant or cosine to a tenth."""
     peak, warmup = config.learning_rate, config.warmup_steps
     if step <= warmup:
@@ -137,7 +137,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterator[Row]:
+def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -> Iterator[Row]:
     """Train to the end, one `Row` a step; between rows `state` is whole.
 
     A stage ends when its rows are learned, and the next has longer ones (`lab.lengthening`).
@@ -159,7 +159,7 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
     model = state.model
     device = next(model.parameters()).device
     parameters = [p for p in model.parameters() if p.requires_grad]
-    parts = stages(task, config)
+    parts = list_stages(task, config)
     while state.step < config.max_steps:
         stage = parts[state.stage]
         last = stage is parts[-1]
@@ -167,23 +167,23 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
             return
         began = time.perf_counter()
         step = state.step + 1
-        rate = learning_rate(config, step)
+        rate = compute_learning_rate(config, step)
         batch = stage.task.batch(
-            start=first_row(config, state.rows),
+            start=find_first_row(config, state.rows),
             size=stage.batch_size,
             seed=config.seed,
             device=device,
         )
         if any(name == "seq_len" for name, _ in task.varied):
             batch = batch.trimmed()  # the model is causal: what follows the last answer is unread
-        with _drawing(config.seed, step, device):
+        with _seed_step(config.seed, step, device):
             with balance_losses(model) as imbalances:
                 hidden, weight, targets = score(model, batch, precision)
             loss, correct = linear_cross_entropy(hidden, weight, targets)
             sum(imbalances, start=loss).backward()
         norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
         value, grad_norm = loss.item(), norm.item()
-        _check(state, step, value, grad_norm, task.vocab_size)
+        _raise_if_diverged(state, step, value, grad_norm, task.vocab_size)
         for optimizer in state.optimizers.values():
             for group in optimizer.param_groups:
                 # Tables are learned in the first stage; at that rate longer rows would stay noisy.
@@ -202,7 +202,7 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         )
         ends = step == config.max_steps or step - state.stage_step == stage.max_steps
         if ends or step % config.eval_every == 0:
-            row = _evaluated(row, stage, model, config, last=last)
+            row = _evaluate(row, stage, model, config, last=last)
             assert row.validation_accuracy is not None
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
@@ -213,7 +213,7 @@ def fit(task: Task, state: State, config: TrainConfig, precision: str) -> Iterat
         yield row
 
 
-def _evaluated(
+def _evaluate(
     row: Row, stage: Stage, model: LanguageModel, config: TrainConfig, *, last: bool
 ) -> Row:
     """Evaluate on validation rows, and on the test split where that may end the run."""
@@ -245,7 +245,7 @@ def check(task: Task, config: TrainConfig) -> None:
 
     Raises:
         ValueError: for a schedule over rows that come again: it would go back with them; or as
-            `lab.lengthening.stages`.
+            `lab.lengthening.list_stages`.
     """
     for name, values in task.varied:
         if isinstance(values, Schedule) and config.train_rows is not None:
@@ -253,23 +253,25 @@ def check(task: Task, config: TrainConfig) -> None:
                 f"{name}={values.first}:{values.last}: goes over {values.rows:,} rows, but of "
                 f"train_rows={config.train_rows:,} each comes again; must be all new"
             )
-    stages(task, config)
+    list_stages(task, config)
 
 
-def first_row(config: TrainConfig, seen: int) -> int:
+def find_first_row(config: TrainConfig, seen: int) -> int:
     """Return the number of the next training row after so many."""
     return seen if config.train_rows is None else seen % config.train_rows
 
 
 @contextmanager
-def _drawing(seed: int, step: int, device: torch.device) -> Iterator[None]:
+def _seed_step(seed: int, step: int, device: torch.device) -> Iterator[None]:
     """Seed torch from (seed, step), so that dropout repeats exactly on resume."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed((seed * 1_000_003 + step) % 2**63)
         yield
 
 
-def _check(state: State, step: int, loss: float, grad_norm: float, vocab_size: int) -> None:
+def _raise_if_diverged(
+    state: TrainingState, step: int, loss: float, grad_norm: float, vocab_size: int
+) -> None:
     if not math.isfinite(loss):
         raise DivergedError(f"loss={loss} at step {step}")
     if not math.isfinite(grad_norm):

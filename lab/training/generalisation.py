@@ -9,7 +9,7 @@ import torch
 
 from lab.config import LAB_TOKENS_A_STEP
 from lab.device import choose_device
-from lab.files import locked
+from lab.files import lock
 from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
 from lab.models.user_mixer import mixers_checked
@@ -21,7 +21,7 @@ TOKENS = 2**19
 FEWEST_ROWS = 16
 
 
-def at_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any, Task]]:
+def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any, Task]]:
     """Return (option, value, task) for each value of each option, the rest as trained.
 
     Raises:
@@ -41,7 +41,7 @@ def at_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple[s
     return found
 
 
-def by_default(run: Run) -> dict[str, list[Any]]:
+def list_default_settings(run: Run) -> dict[str, list[Any]]:
     """Return the settings that the task names for itself, those that this run's options allow.
 
     The value trained on comes first, where there is one.
@@ -52,12 +52,12 @@ def by_default(run: Run) -> dict[str, list[Any]]:
         own = [trained] if isinstance(trained, int | float) else []
         for value in [*own, *(value for value in values if value != trained)]:
             with contextlib.suppress(ValueError):
-                at_settings(run, {option: [value]})
+                vary_settings(run, {option: [value]})
                 allowed.setdefault(option, []).append(value)
     return allowed
 
 
-def evaluate_at(
+def evaluate_settings(
     run: Run,
     settings: Mapping[str, Sequence[Any]],
     device: str = "auto",
@@ -78,44 +78,44 @@ def evaluate_at(
     Raises:
         RunError: when there is no result or no checkpoint, or either cannot be read or written.
         TextChangedError: when a text that rows are read from has changed.
-        ValueError: as `at_settings`.
+        ValueError: as `vary_settings`.
     """
     wanted = {
-        (option, as_given(value)): (value, task)
-        for option, value, task in at_settings(run, settings)
+        (option, undo_json(value)): (value, task)
+        for option, value, task in vary_settings(run, settings)
     }
-    if not run.checkpoints():
+    if not run.list_checkpoints():
         raise RunError(f"{run.path}: has no checkpoint to evaluate")
-    step = max(run.checkpoints())
-    with locked(run.path):
-        result = run.result()
+    step = max(run.list_checkpoints())
+    with lock(run.path):
+        result = run.read_result()
         if result is None:
             raise RunError(f"{run.path}: has no result yet")
         entries = {
-            (entry["option"], as_given(entry["value"])): entry
+            (entry["option"], undo_json(entry["value"])): entry
             for entry in result.get("evaluations", [])
             if entry["step"] == step
         }
         missing = [setting for setting in wanted if setting not in entries]
         if missing:
-            model = run.load(choose_device(device), step).model
+            model = run.load_state(choose_device(device), step).model
             for option, value in missing:
                 given, task = wanted[option, value]
                 told(f"{option}={given}")
                 about = {"option": option, "value": given, "step": step}
-                entries[option, value] = about | _entry(run, task, model)
+                entries[option, value] = about | _evaluate_setting(run, task, model)
                 run.write_result({**result, "evaluations": list(entries.values())})
     return [entries[setting] for setting in wanted]
 
 
-def as_given(value: Any) -> Any:
+def undo_json(value: Any) -> Any:
     """Return an option's value as it was before JSON: a mixture's list was a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
-def _entry(run: Run, task: Task, model: LanguageModel) -> dict[str, Any]:
+def _evaluate_setting(run: Run, task: Task, model: LanguageModel) -> dict[str, Any]:
     began = time.perf_counter()
-    error = _refusal(run, task, model)
+    error = _find_refusal(run, task, model)
     if error is not None:
         return {"error": error}
     found = evaluate(
@@ -129,7 +129,7 @@ def _entry(run: Run, task: Task, model: LanguageModel) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
+def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     """Return why the model cannot take a task's rows, if one shows that it cannot.
 
     A learned table is shorter than the row, say. What goes wrong while rows are made is raised.

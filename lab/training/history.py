@@ -10,7 +10,7 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from lab.files import RunError, in_one_line, write
+from lab.files import RunError, shorten_message, write
 from lab.models import LanguageModel
 
 POWERS = frozenset(round(2 ** (k / 2)) for k in range(128))
@@ -33,7 +33,7 @@ class Pace:
         self._running: float | None = None
         self._highest = 0.0
 
-    def due(self, step: int, accuracy: float) -> bool:
+    def update(self, step: int, accuracy: float) -> bool:
         """Return whether the weights after this step are to be kept."""
         old = accuracy if self._running is None else self._running
         self._running = MEMORY * old + (1 - MEMORY) * accuracy
@@ -43,7 +43,7 @@ class Pace:
         return True
 
 
-def saved(run: Path) -> dict[int, Path]:
+def list_weights(run: Path) -> dict[int, Path]:
     """Return the files of a run folder by step, oldest first."""
     numbered = (
         (path.stem.removeprefix("step-"), path)
@@ -79,7 +79,7 @@ def restore(file: Path, model: LanguageModel) -> LanguageModel:
     except SafetensorError as error:
         raise RunError(f"{file}: truncated, or no weights: {error}; remove it") from error
     except RuntimeError as error:
-        raise RunError(f"{file}: does not fit its run: {in_one_line(error)}") from error
+        raise RunError(f"{file}: does not fit its run: {shorten_message(error)}") from error
     return model
 
 
@@ -89,6 +89,6 @@ def rewind(run: Path, step: int) -> None:
     Raises:
         OSError: when a file cannot be removed.
     """
-    for later, file in saved(run).items():
+    for later, file in list_weights(run).items():
         if later > step:
             file.unlink()

@@ -62,13 +62,13 @@ def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: s
         device: where to compute.
         precision: "fp32", "bf16" or "auto".
     """
-    memory = cache_file()
-    key = _key(run, parts, device, precision)
-    known = _read(memory)
+    memory = get_cache_file()
+    key = _digest_setting(run, parts, device, precision)
+    known = _read_times(memory)
     if key in known:
         return StepTime(**known[key])
-    choices = offered(device) if precision == "auto" else (precision,)
-    found = fastest(run.build().to(device), [parts[0], parts[-1]], choices)
+    choices = list_precisions(device) if precision == "auto" else (precision,)
+    found = find_fastest(run.build().to(device), [parts[0], parts[-1]], choices)
     known[key] = vars(found)
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
@@ -78,15 +78,15 @@ def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: s
     return found
 
 
-def cache_file() -> Path:
+def get_cache_file() -> Path:
     """Return where measured times are kept."""
     return Path(platformdirs.user_cache_dir("wonderful-lab")) / "step_time.json"
 
 
-def fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]) -> StepTime:
-    """Time two stages in some precisions in turn, and return the best: each stage's fastest step.
+def find_fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]) -> StepTime:
+    """Time the steps of two stages in each precision, and return those of the best precision.
 
-    The model's weights stay as they are.
+    A time is that of the fastest step. The model's weights stay as they are.
     """
     device = next(model.parameters()).device
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
@@ -96,7 +96,7 @@ def fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]
     while rounds < 2 or time.perf_counter() - began < SECONDS:
         for precision, times in best.items():
             for i, batch in enumerate(batches):
-                seconds = _seconds(model, batch, precision)
+                seconds = _time_step(model, batch, precision)
                 times[i] = min(times[i], seconds) if rounds else float("inf")
         rounds += 1
     found = [StepTime(precision, *times) for precision, times in best.items()]
@@ -107,7 +107,7 @@ def fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]
     return half if pays else exact
 
 
-def offered(device: torch.device) -> tuple[str, ...]:
+def list_precisions(device: torch.device) -> tuple[str, ...]:
     """Return the precisions that the device has products in, "fp32" first."""
     if device.type == "cuda":
         has = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -116,7 +116,7 @@ def offered(device: torch.device) -> tuple[str, ...]:
     return ("fp32", "bf16") if has else ("fp32",)
 
 
-def _seconds(model: LanguageModel, batch: Batch, precision: str) -> float:
+def _time_step(model: LanguageModel, batch: Batch, precision: str) -> float:
     """Return how long a forward and backward pass takes."""
     began = time.perf_counter()
     with torch.random.fork_rng():
@@ -128,16 +128,18 @@ def _seconds(model: LanguageModel, batch: Batch, precision: str) -> float:
     return time.perf_counter() - began
 
 
-def _key(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> str:
+def _digest_setting(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> str:
     """Return a digest of what a step's time depends on."""
-    processor = _processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    processor = (
+        _describe_processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    )
     sizes = [(part.task.described(), part.batch_size) for part in (parts[0], parts[-1])]
     threads, model = torch.get_num_threads(), run.model.to_dict()
     told = [processor, torch.__version__, threads, precision, sizes, model]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def _describe_processor() -> str:
     """Return the processor's name and what bf16 it offers: one name is sold in several kinds."""
     name = platform.processor() or platform.machine()
     try:
@@ -150,7 +152,7 @@ def _processor() -> str:
     return " ".join([names[0] if names else name, *kinds])
 
 
-def _read(file: Path) -> dict[str, dict]:
+def _read_times(file: Path) -> dict[str, dict]:
     """Return what was measured before; nothing where it cannot be read."""
     try:
         known = json.loads(file.read_text())

@@ -45,13 +45,13 @@ def trained(path, task, **model) -> Run:
         row |= {"test_loss": row["loss"], "test_accuracy": row["accuracy"]}
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (run.path / "metrics.jsonl").write_text(lines)
-    state = run.load()
+    state = run.load_state()
     for state.step in range(1, 5):
         with torch.no_grad():
             for weight in state.model.parameters():
                 weight.mul_(1.05)
-        run.keep(state)
-    run.save(state)
+        run.keep_weights(state)
+    run.save_checkpoint(state)
     ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
     run.write_result({**ended, "baselines": {}})
     return run
@@ -204,7 +204,7 @@ def test_tampered_numbers_are_flagged(run, examination, visit, tmp_path):
 
 def test_a_result_that_the_metrics_deny_is_flagged(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
-    run.write_result({**(run.result() or {}), "accuracy": 0.99})
+    run.write_result({**(run.read_result() or {}), "accuracy": 0.99})
     page = visit(write_both(run, examine(Subject.of(run), ["baselines"])))
     assert "accuracy is shown as 99.0 %" in page.locator("#alarm").text_content()
 

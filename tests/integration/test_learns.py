@@ -2,14 +2,14 @@
 
 from analysis.links import find_links, measure_mass
 from analysis.mixing import collect_mixers
-from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks.mqar import MQAR
 
 
 def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
-    values = protocol_defaults("lab", seq_len=64, vocab_size=256, d_model=64)
+    values = get_protocol_defaults("lab", seq_len=64, vocab_size=256, d_model=64)
     model = ModelConfig(logit_scale=values.pop("logit_scale"))
     run = Run(
         tmp_path / "run",
@@ -23,7 +23,7 @@ def test_hard_mqar_is_solved_and_read_from_the_value_positions(tmp_path):
     assert result["baselines"]["oracle"] == 1.0
     assert result["accuracy"] > result["baselines"]["most recent match"]
 
-    state = run.load()
+    state = run.load_state()
     batch = run.task.batch(split="test", size=1)
     first, second = (
         mixer.matrix(0).detach().numpy() for mixer in collect_mixers(state.model, batch)

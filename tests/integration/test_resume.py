@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.files import RunError, locked
+from lab.files import RunError, lock
 from lab.training import checkpoint
 from lab.training.experiment import carry_out
 from lab.training.fit import DivergedError
@@ -43,7 +43,7 @@ def finish(run: Run, **runtime) -> dict:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return run.load().model.state_dict()
+    return run.load_state().model.state_dict()
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -92,7 +92,7 @@ def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(processes, whole
     assert same(weights(broken), weights(run))
     keys = ("accuracy", "loss", "steps", "rows", "parameters", "stopped", "baselines")
     assert {k: resumed[k] for k in keys} == {k: result[k] for k in keys}
-    for ours, theirs in zip(broken.metrics(), run.metrics(), strict=True):
+    for ours, theirs in zip(broken.read_metrics(), run.read_metrics(), strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
 
 
@@ -100,8 +100,8 @@ def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(processes, whole
 def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(processes, tmp_path, number):
     run = make(tmp_path / "run")
     assert interrupt(processes, run, number, 7) == 0
-    assert list(run.checkpoints()) == [7]
-    result = run.result()
+    assert list(run.list_checkpoints()) == [7]
+    result = run.read_result()
     assert result is not None
     assert (result["stopped"], result["steps"]) == ("interrupted", 7)
     assert finish(run)["stopped"] == "budget"
@@ -138,11 +138,11 @@ def test_an_exploding_run_is_named_and_keeps_its_last_good_checkpoint(tmp_path):
     run = make(tmp_path / "run", learning_rate=1e30, optimizer="adamw", warmup_steps=0)
     with pytest.raises(DivergedError, match="at step"):
         carry_out(run, Runtime(device="cpu", checkpoint_every=1))
-    result = run.result()
+    result = run.read_result()
     assert result is not None
     assert result["stopped"] == "diverged"
     assert result["accuracy"] is None
-    assert all(p.isfinite().all() for p in run.load().model.parameters())
+    assert all(p.isfinite().all() for p in run.load_state().model.parameters())
 
 
 def test_another_configuration_is_refused_and_nothing_is_lost(whole):
@@ -170,7 +170,7 @@ def test_a_file_or_a_foreign_folder_is_refused(tmp_path):
 def test_a_damaged_checkpoint_is_named(tmp_path, name, damage):
     run = make(tmp_path / "run")
     finish(run, max_minutes=1e-9)
-    file = run.checkpoints()[1] / f"{name}.safetensors"
+    file = run.list_checkpoints()[1] / f"{name}.safetensors"
     data = file.read_bytes()
     if damage == "cut":
         file.write_bytes(data[: len(data) // 2])
@@ -180,13 +180,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path, name, damage):
         file.unlink()
     with pytest.raises(RunError, match=f"checkpoint .*{name}.safetensors: "):
         finish(run)
-    assert len(run.metrics()) == 1
+    assert len(run.read_metrics()) == 1
 
 
 def test_a_damaged_state_file_is_named(tmp_path):
     run = make(tmp_path / "run")
     finish(run, max_minutes=1e-9)
-    (run.checkpoints()[1] / "state.json").write_text('{"step": 1')
+    (run.list_checkpoints()[1] / "state.json").write_text('{"step": 1')
     with pytest.raises(
         RunError,
         match=r"checkpoint .* is incomplete; remove the checkpoint folder",
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     config["model"]["d_model"] = 8
     (run.path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError, match=r"checkpoint .* does not fit its run: "):
-        Run.open(run.path).load()
+        Run.open(run.path).load_state()
     assert not other.path.exists()
 
 
@@ -216,7 +216,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write", full)
     with pytest.raises(RunError, match="cannot be written: No space left on device"):
         finish(run)
-    assert list(run.checkpoints()) == [1]
+    assert list(run.list_checkpoints()) == [1]
     assert same(weights(run), before)
     assert not list(run.path.glob("checkpoint/.*"))
 
@@ -232,7 +232,7 @@ def test_a_newer_format_is_refused(tmp_path):
 
 def test_nothing_is_unpickled_on_load(whole, monkeypatch):
     run, _ = whole
-    (home,) = run.checkpoints().values()
+    (home,) = run.list_checkpoints().values()
     assert sorted(os.listdir(home)) == ["model.safetensors", "optimizer.safetensors", "state.json"]
 
     def refuse(*args, **kwargs):
@@ -240,7 +240,7 @@ def test_nothing_is_unpickled_on_load(whole, monkeypatch):
 
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
         monkeypatch.setattr(name, refuse)
-    assert run.load().step == STEPS
+    assert run.load_state().step == STEPS
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_nothing_is_unpickled_on_load(whole, monkeypatch):
 def test_a_tampered_state_file_is_named(tmp_path, change, message):
     run = make(tmp_path / "run")
     finish(run, max_minutes=1e-9)
-    file = run.checkpoints()[1] / "state.json"
+    file = run.list_checkpoints()[1] / "state.json"
     told = json.loads(file.read_text())
     file.write_text(json.dumps({**told, **change}))
     with pytest.raises(RunError, match=message):
@@ -269,7 +269,7 @@ def test_junk_in_the_metrics_is_left_out(whole, tmp_path):
     with open(other.path / "metrics.jsonl", "ab") as file:
         file.write(b'3\n{}\n\xff\xfe\n{"step": 2, "lo')
     finish(other)
-    assert [row["step"] for row in other.metrics()] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in other.read_metrics()] == list(range(1, STEPS + 1))
     assert same(weights(other), weights(run))
 
 
@@ -285,7 +285,7 @@ def test_a_tampered_result_is_named(tmp_path, content):
 def test_two_processes_never_share_a_folder(tmp_path):
     run = make(tmp_path / "run")
     run.claim()
-    with locked(run.path), pytest.raises(RunError, match="another process is training this run"):
+    with lock(run.path), pytest.raises(RunError, match="another process is training this run"):
         finish(run)
     assert finish(run)["steps"] == STEPS
 

@@ -13,7 +13,7 @@ from lab.ops.product_keys import factor, product_topk
 from tests.paper.conftest import Run
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -26,10 +26,12 @@ def small(**options) -> CDMoE:
 def test_c1_printed_keys_address_a_root_of_the_experts(erratum: Run):
     h, side, d_retrieval = 2, 8, 6
     g = einsum(
-        drawn(1, 4, h, d_retrieval), drawn(h, side, d_retrieval), "b t h r, h e r -> b t h e"
+        draw_normal(1, 4, h, d_retrieval),
+        draw_normal(h, side, d_retrieval),
+        "b t h r, h e r -> b t h e",
     )
     assert g.topk(1).indices.max() < side
-    rows, columns = drawn(1, 4, h, side), drawn(1, 4, h, side, seed=1)
+    rows, columns = draw_normal(1, 4, h, side), draw_normal(1, 4, h, side, seed=1)
     reached = product_topk(rows, columns, side**2)[1][0, 0, 0].unique()
     assert reached.tolist() == list(range(side**2))
     found = erratum("C1")
@@ -48,7 +50,7 @@ def test_c2_a_square_root_is_no_size(erratum: Run):
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
 def test_c3_printed_experts_add_zero_and_only_keys_have_gradient(activation: str):
-    layer, x = small(score="inside", key_init="zeros", activation=activation), drawn(4, 16, 8)
+    layer, x = small(score="inside", key_init="zeros", activation=activation), draw_normal(4, 16, 8)
     assert torch.equal(layer(x), layer.cross_domain(x))
     layer(x).square().sum().backward()
     alive = {
@@ -63,7 +65,7 @@ def test_c3_printed_experts_add_zero_and_only_keys_have_gradient(activation: str
 
 
 def test_c3_normal_keys_outside_train_everything(erratum: Run):
-    layer, x = small(), drawn(4, 16, 8)
+    layer, x = small(), draw_normal(4, 16, 8)
     layer(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
     found = erratum("C3")
@@ -82,7 +84,7 @@ def test_c4_a_floored_square_loses_experts(n_experts: int, lost: int, erratum: R
 
 
 def test_c5_the_forms_differ_by_what_they_read_and_what_they_add():
-    one, two, x = small(form="one"), small(form="two"), drawn(2, 5, 8)
+    one, two, x = small(form="one"), small(form="two"), draw_normal(2, 5, 8)
     phi = two.cross_domain(x)
     # With up at zero the experts vanish: what is left is φ(x), in both forms.
     for layer in (one, two):
@@ -90,7 +92,7 @@ def test_c5_the_forms_differ_by_what_they_read_and_what_they_add():
         torch.testing.assert_close(layer(x), phi, rtol=0, atol=0)
     # Form two reads φ(x) alone: where φ(x) is zero, nothing comes out; form one still reads x.
     for layer in (one, two):
-        layer.up.data.copy_(drawn(12, 8))
+        layer.up.data.copy_(draw_normal(12, 8))
         layer.cross_domain.down.weight.data.zero_()
     assert not two(x).any()
     assert one(x).abs().max() > 0.1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lab.errata import ERRATA, Erratum, run
-from lab.errata.erratum import MINIATURE, refusal
+from lab.errata.erratum import MINIATURE, catch_refusal
 from lab.layers import printed
 from lab.models import MIXERS, TRANSFORMS
 from lab.models.stack import make_layer
@@ -56,14 +56,14 @@ def test_a_refusal_is_the_named_error_in_words_that_do_not_change():
     def shows_a_set() -> None:
         raise RuntimeError("one\ntwo: {'a', 'b'}\n\n")
 
-    assert refusal(ValueError, lambda: int("7")) is None
-    assert refusal(ValueError, lambda: int("x")) == (
+    assert catch_refusal(ValueError, lambda: int("7")) is None
+    assert catch_refusal(ValueError, lambda: int("x")) == (
         "ValueError: invalid literal for int() with base 10: 'x'"
     )
-    assert refusal(RuntimeError, silent) == "RuntimeError: without words"
-    assert refusal(RuntimeError, shows_a_set) == "RuntimeError: two"
+    assert catch_refusal(RuntimeError, silent) == "RuntimeError: without words"
+    assert catch_refusal(RuntimeError, shows_a_set) == "RuntimeError: two"
     with pytest.raises(RuntimeError, match="one"):
-        refusal(ValueError, shows_a_set)
+        catch_refusal(ValueError, shows_a_set)
 
 
 def silent() -> None:

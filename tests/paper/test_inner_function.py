@@ -9,19 +9,19 @@ from lab.layers.printed import SoftSumAttention
 from tests.paper.conftest import Run
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def retrieval_grads(layer: InnerFunctionAttention) -> list[Tensor | None]:
-    layer(drawn(3, 9, 8)).square().sum().backward()
+    layer(draw_normal(3, 9, 8)).square().sum().backward()
     return [layer.value_query.weight.grad, layer.value_keys.grad]
 
 
 def test_i1_printed_retrieval_has_no_gradient_and_one_value(erratum: Run):
     layer = InnerFunctionAttention(8, retrieval="literal", key_init="zeros").double()
     assert retrieval_grads(layer) == [None, None]
-    x = drawn(3, 9, 8, seed=1)
+    x = draw_normal(3, 9, 8, seed=1)
     per_channel = layer.values(x)[:, 0] / x
     torch.testing.assert_close(per_channel, per_channel[:1, :1].expand_as(x))
     # The tie itself, as the listing meets it.
@@ -51,7 +51,7 @@ def test_i2_rows_are_counted_by_values(n_heads: int, n_values: int, erratum: Run
 
 
 def test_i3_the_equations_shapes_do_not_meet():
-    scores, W_V = drawn(2, 5, 3), drawn(3, 8, seed=1)
+    scores, W_V = draw_normal(2, 5, 3), draw_normal(3, 8, seed=1)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         _ = scores @ W_V.T
     assert (scores @ W_V).shape == (2, 5, 8)
@@ -60,7 +60,7 @@ def test_i3_the_equations_shapes_do_not_meet():
 def test_i3_soft_sum_is_the_equation_without_its_transpose():
     torch.manual_seed(0)
     layer = SoftSumAttention(8, 2, n_values=3, d_retrieval=5).double()
-    x = drawn(2, 4, 8)
+    x = draw_normal(2, 4, 8)
     for b, t in [(b, t) for b in range(2) for t in range(4)]:
         scores = layer.value_keys @ (layer.value_query.weight @ x[b, t])
         right = sum(scores[i] * layer.value_rows[i] * x[b, t] for i in range(3))

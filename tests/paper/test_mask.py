@@ -4,29 +4,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.errata.mask import printed_mask
+from lab.errata.mask import build_printed_mask
 from lab.layers.attention import Attention, Mask
 from lab.layers.printed import MaskAfterSoftmaxAttention
 from lab.ops.attention import attend
 from tests.paper.conftest import Run
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_d1_no_gradient_reaches_the_printed_mask():
     table = nn.Parameter(torch.ones(2, 7))
-    bias = printed_mask(torch.ones(3, 7), table, 7, 7)
+    bias = build_printed_mask(torch.ones(3, 7), table, 7, 7)
     assert not bias.requires_grad
     plain = torch.full((7, 7), -torch.inf).triu(1)
     assert torch.equal(bias, plain.expand(3, 2, 7, 7))
     masked = Attention(8, 2, mask="literal", max_seq_len=7).double()
-    masked(drawn(3, 7, 8)).square().sum().backward()
+    masked(draw_normal(3, 7, 8)).square().sum().backward()
     assert masked.mask is not None
     assert [p.grad for p in masked.mask.parameters()] == [None]
     # By the equation's product there is a gradient, and round makes it zero.
-    (grad,) = torch.autograd.grad((table.round() * drawn(2, 7)).sum(), table)
+    (grad,) = torch.autograd.grad((table.round() * draw_normal(2, 7)).sum(), table)
     assert torch.equal(grad, torch.zeros(2, 7))
 
 
@@ -39,7 +39,7 @@ def test_d1_weight_decay_moves_a_gradient_of_zero_and_not_a_missing_one():
         (equation, equation.l, 1 - 0.1 * 0.5),
     ):
         optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
-        layer(drawn(1, 7, 8).float()).square().sum().backward()
+        layer(draw_normal(1, 7, 8).float()).square().sum().backward()
         optimizer.step()
         torch.testing.assert_close(table, torch.full_like(table, left))
 
@@ -48,7 +48,7 @@ def test_d1_weight_decay_moves_a_gradient_of_zero_and_not_a_missing_one():
 def test_d1_every_other_reading_learns(mask: Mask):
     torch.manual_seed(0)
     layer = Attention(8, 2, mask=mask, max_seq_len=7).double()
-    layer(drawn(3, 7, 8)).square().sum().backward()
+    layer(draw_normal(3, 7, 8)).square().sum().backward()
     assert layer.mask is not None
     grads = [p.grad.abs().max().item() for p in layer.mask.parameters() if p.grad is not None]
     assert max(grads) > 1e-4
@@ -58,7 +58,7 @@ def test_d2_masked_after_the_softmax_rows_lose_weight_to_later_keys(erratum: Run
     torch.manual_seed(0)
     layer = MaskAfterSoftmaxAttention(8, 2, max_seq_len=10).double()
     layer.l.data[0, 3] = 0.2
-    x = drawn(2, 10, 8)
+    x = draw_normal(2, 10, 8)
     q, k = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (layer.q, layer.k))
     positions = torch.arange(10)
     q, k = (layer.turned(y.transpose(1, 2), positions).transpose(1, 2) for y in (q, k))
@@ -76,9 +76,9 @@ def test_d2_masked_after_the_softmax_rows_lose_weight_to_later_keys(erratum: Run
 
 
 def test_d3_one_query_sees_the_first_key_alone():
-    one = printed_mask(torch.ones(1, 5), torch.ones(1, 5), 1, 5)[0, 0, 0]
+    one = build_printed_mask(torch.ones(1, 5), torch.ones(1, 5), 1, 5)[0, 0, 0]
     assert one.tolist() == [0.0] + 4 * [-torch.inf]
-    k = drawn(1, 1, 5, 4)
+    k = draw_normal(1, 1, 5, 4)
     q, whole = k[:, :, -1:], attend(k, k, k)
     torch.testing.assert_close(attend(q, k, k), whole[:, :, -1:])
     assert (q @ k.mT + one).softmax(-1)[0, 0, 0].tolist() == [1, 0, 0, 0, 0]
@@ -86,10 +86,10 @@ def test_d3_one_query_sees_the_first_key_alone():
 
 def test_d3_left_padding_empties_rows():
     padding = torch.tensor([[0.0, 0, 0, 1, 1]])
-    pattern = printed_mask(padding, torch.ones(1, 5), 5, 5).softmax(-1)[0, 0]
+    pattern = build_printed_mask(padding, torch.ones(1, 5), 5, 5).softmax(-1)[0, 0]
     assert pattern.isnan().any(-1).tolist() == [True, True, True, False, False]
     assert pattern[3:, :3].eq(0).all()
-    layer, x = Attention(8, 2, mask="soft").double(), drawn(2, 5, 8)
+    layer, x = Attention(8, 2, mask="soft").double(), draw_normal(2, 5, 8)
     keep = torch.tensor([[False, False, False, True, True], [True] * 5])
     y = layer.prefill(x, keep=keep)[0]
     assert y.isfinite().all()
@@ -99,7 +99,7 @@ def test_d3_left_padding_empties_rows():
 
 def test_d3_a_long_sequence_meets_a_short_table(unchecked, erratum: Run):
     with pytest.raises(RuntimeError, match="size of tensor"):
-        printed_mask(torch.ones(1, 12), torch.ones(2, 9), 12, 12)
+        build_printed_mask(torch.ones(1, 12), torch.ones(2, 9), 12, 12)
     with pytest.raises(ValueError, match="table of max_seq_len=9"):
         Attention(8, mask="literal", max_seq_len=9)(torch.ones(1, 12, 8))
     found = erratum("D3")

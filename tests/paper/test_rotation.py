@@ -13,7 +13,7 @@ from lab.ops.rope import rotary_table, rotate
 from tests.paper.conftest import Run
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -23,7 +23,7 @@ def block(a: float, b: float) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def printed_matrix(j: int, n: int, base: float = 10000.0) -> Tensor:
+def build_printed_matrix(j: int, n: int, base: float = 10000.0) -> Tensor:
     theta = [base ** (-2 * m / n) for m in range(n // 2 + 1)]
     blocks = [block(j * theta[m], j * theta[m]) for m in range(n // 2 - 1)]
     return torch.block_diag(*blocks, block(j * theta[n // 2], j * theta[n // 2 - 1]))
@@ -31,11 +31,11 @@ def printed_matrix(j: int, n: int, base: float = 10000.0) -> Tensor:
 
 def test_r1_the_printed_matrix_is_not_orthogonal(erratum: Run):
     n, positions = 8, torch.arange(2048)
-    x = drawn(1, 5, 1, n)
+    x = draw_normal(1, 5, 1, n)
     turned = skewed_rotation(x, torch.arange(100, 105))[0, :, 0]
     for token, j in enumerate(range(100, 105)):
-        torch.testing.assert_close(turned[token], printed_matrix(j, n) @ x[0, token, 0])
-    R = printed_matrix(700, n)
+        torch.testing.assert_close(turned[token], build_printed_matrix(j, n) @ x[0, token, 0])
+    R = build_printed_matrix(700, n)
     skew = (R.T @ R - torch.eye(n)).abs()
     # Columns of one block stay of length one; their product is the sine of the angles' difference.
     assert skew.max() == skew[-1, -2] == pytest.approx(math.sin(700 * (1e-3 - 1e-4)))
@@ -48,7 +48,7 @@ def test_r1_the_printed_matrix_is_not_orthogonal(erratum: Run):
 
 @pytest.mark.parametrize(("j", "i", "theta"), [(7, 3, 0.3), (2, 9, 1.0), (5, 5, 0.1)])
 def test_r2_the_last_matrix_of_the_proof_turns_the_wrong_way(j: int, i: int, theta: float):
-    c, b, delta = drawn(2), drawn(2, seed=1), (j - i) * theta
+    c, b, delta = draw_normal(2), draw_normal(2, seed=1), (j - i) * theta
     right = (block(j * theta, j * theta) @ c) @ (block(i * theta, i * theta) @ b)
     printed, meant = c @ block(delta, delta) @ b, c @ block(-delta, -delta) @ b
     torch.testing.assert_close(meant, right)
@@ -58,7 +58,7 @@ def test_r2_the_last_matrix_of_the_proof_turns_the_wrong_way(j: int, i: int, the
 
 
 def test_r3_layouts_are_a_permutation_apart():
-    n, x, positions = 6, drawn(1, 9, 1, 6), torch.arange(9)
+    n, x, positions = 6, draw_normal(1, 9, 1, 6), torch.arange(9)
     neighbours, halves = (rotate(x, positions, layout=y) for y in ("interleaved", "half"))
     assert (neighbours - halves).abs().max() > 1
     order = [0, 2, 4, 1, 3, 5]
@@ -80,7 +80,7 @@ def test_r4_the_listing_does_not_start(erratum: Run):
     assert dynamic_base(10000.0, 5, 2, 5) == 10000.0
     with pytest.raises(ZeroDivisionError):
         dynamic_base(10000.0, 6, 2, 5)
-    x, j = drawn(1, 1, 1, 2), 12345
+    x, j = draw_normal(1, 1, 1, 2), 12345
     torch.testing.assert_close(
         rotate(x, torch.tensor([j]))[0, 0, 0], block(j, j) @ x[0, 0, 0], rtol=0, atol=1e-11
     )
@@ -92,7 +92,7 @@ def test_r5_with_as_many_heads_as_tokens_there_are_no_positions(erratum: Run):
     blind, seeing = (Attention(d, t, position=p).double() for p in ("none", "rope"))
     for layer in (blind, seeing):
         layer.load_state_dict(printed.state_dict())
-    x = drawn(2, t, d)
+    x = draw_normal(2, t, d)
     torch.testing.assert_close(printed(x), blind(x), rtol=0, atol=1e-14)
     assert (printed(x) - seeing(x)).abs().max() > 1e-3
     found = erratum("R5")
@@ -112,13 +112,13 @@ def test_r6_the_base_follows_the_length():
     printed = DynamicBaseAttention(8, max_position=8).double()
     fixed = Attention(8).double()
     fixed.load_state_dict(printed.state_dict())
-    x = drawn(2, 20, 8)
+    x = draw_normal(2, 20, 8)
     torch.testing.assert_close(printed(x[:, :8]), fixed(x[:, :8]))
     assert (printed(x)[:, :16] - printed(x[:, :16])).abs().max() > 1e-4
     torch.testing.assert_close(fixed(x)[:, :16], fixed(x[:, :16]))
     # Within a call: by the base of one length, a score is a function of the distance alone.
     base = dynamic_base(1e4, 20, 8, 8)
-    q, k = (drawn(8, seed=s).expand(1, 12, 1, 8) for s in (1, 2))
+    q, k = (draw_normal(8, seed=s).expand(1, 12, 1, 8) for s in (1, 2))
     positions = torch.arange(12)
     scores = (rotate(q, positions + 3, base) * rotate(k, positions, base)).sum(-1)
     assert scores.std() < 1e-13

@@ -15,13 +15,17 @@ from lab.ops.ssd_forms import ssd_recurrent
 from tests.paper.conftest import Run
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs(t: int, h: int, g: int) -> tuple[Tensor, ...]:
-    x, B, C = drawn(1, t, h, 3), drawn(1, t, g, 4, seed=1), drawn(1, t, g, 4, seed=2)
-    return x, drawn(1, t, h, seed=3).exp() / 4, -torch.arange(1.0, h + 1).double(), B, C
+    x, B, C = (
+        draw_normal(1, t, h, 3),
+        draw_normal(1, t, g, 4, seed=1),
+        draw_normal(1, t, g, 4, seed=2),
+    )
+    return x, draw_normal(1, t, h, seed=3).exp() / 4, -torch.arange(1.0, h + 1).double(), B, C
 
 
 PATTERNS = ["bt(hp)->bthp", "b(lc)h->blch", "blchn->blc1hn", "bclh->bhcl", "bthp->bt(hp)"]

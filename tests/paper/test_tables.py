@@ -3,7 +3,7 @@
 import pytest
 
 from lab.errata.figures import AVERAGES, CEVAL, CEVAL_AVERAGES
-from lab.errata.tables import strictly_best
+from lab.errata.tables import count_strictly_best
 from tests.paper.conftest import Run
 
 
@@ -45,7 +45,7 @@ def test_cdmoe_is_not_best_on_all_tasks(erratum: Run):
         leads = [row[start + 2] - max(row[start : start + 2]) for row in CEVAL.values()]
         found.append([sum(f(lead) for lead in leads) for f in (is_ahead, is_level, is_behind)])
     assert found == [[33, 7, 12], [41, 3, 8]]
-    assert (strictly_best(0), strictly_best(5)) == (33, 41)
+    assert (count_strictly_best(0), count_strictly_best(5)) == (33, 41)
     assert "33 of 52 tasks zero-shot and 41" in erratum("T1").printed_evidence
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lab.errata import ERRATA, cdmoe, figures, mask, rotation, ssd, tables
 from lab.errata import inner_function as inner
-from lab.errata.mask import printed_mask
+from lab.errata.mask import build_printed_mask
 from lab.layers import attention, retrieval
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
@@ -68,7 +68,7 @@ def ssd_of_tiled_groups(x, dt, A, B, C, chunk_len):
 
 
 def mask_from_the_last_key(padding, table, n_queries, n_keys):
-    return printed_mask(padding, table, n_keys, n_keys)[..., n_keys - n_queries :, :]
+    return build_printed_mask(padding, table, n_keys, n_keys)[..., n_keys - n_queries :, :]
 
 
 class PaddingReadAttention(Attention):
@@ -125,7 +125,7 @@ TURNS = [
     ("D1", attention, "MASKS", {**MASKS, "soft": LiteralMask}, "holds"),
     ("D2", mask, "MaskAfterSoftmaxAttention", PlainAttention, "fails"),
     ("D2", mask, "PlainAttention", MaskAfterSoftmaxAttention, "holds"),
-    ("D3", mask, "printed_mask", mask_from_the_last_key, "fails"),
+    ("D3", mask, "build_printed_mask", mask_from_the_last_key, "fails"),
     ("D3", mask, "Attention", PaddingReadAttention, "holds"),
     ("I1", inner, IFA, with_options(InnerFunctionAttention, retrieval="softmax"), "fails"),
     ("I1", inner, IFA, with_options(InnerFunctionAttention, retrieval="literal"), "holds"),

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lab.config import ModelConfig, Runtime, TrainConfig, protocol_defaults
+from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_configuration_survives_its_dictionary():
 @pytest.mark.parametrize(("seq_len", "batch"), [(256, 256), (512, 128), (1024, 64), (2048, 32)])
 @pytest.mark.parametrize(("d_model", "rate"), [(32, 4e-4), (64, 3e-4), (128, 2e-4), (256, 1e-4)])
 def test_the_papers_protocol(seq_len, batch, d_model, rate):
-    values = protocol_defaults("paper", seq_len, 8192, d_model)
+    values = get_protocol_defaults("paper", seq_len, 8192, d_model)
     assert values["batch_size"] == batch
     assert values["learning_rate"] == rate
     assert values["train_rows"] == 2**18
@@ -66,18 +66,18 @@ def test_the_papers_protocol(seq_len, batch, d_model, rate):
 )
 def test_what_the_paper_does_not_state_is_an_error(seq_len, d_model, message):
     with pytest.raises(ValueError, match=message):
-        protocol_defaults("paper", seq_len, 8192, d_model)
+        get_protocol_defaults("paper", seq_len, 8192, d_model)
 
 
 @pytest.mark.parametrize(
     ("vocab_size", "rate"), [(5, 3e-3), (256, 3e-3), (1024, 6e-3), (8192, 0.01697), (2**20, 2e-2)]
 )
 def test_a_larger_table_learns_faster_in_the_labs_protocol(vocab_size, rate):
-    values = protocol_defaults("lab", 64, vocab_size, 64)
+    values = get_protocol_defaults("lab", 64, vocab_size, 64)
     assert values["table_learning_rate"] == pytest.approx(rate, rel=1e-3)
     assert values["logit_scale"] == 1 / 8
     assert values["lengthen"]
     assert values["test_rows"] == 1024
-    assert protocol_defaults("lab", 8192, vocab_size, 64)["test_rows"] == 256
+    assert get_protocol_defaults("lab", 8192, vocab_size, 64)["test_rows"] == 256
     ModelConfig(logit_scale=values.pop("logit_scale"))
     TrainConfig(**values)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.lengthening import SHORTEST, stages, why_no_shorter
+from lab.lengthening import SHORTEST, explain_start_length, list_stages
 from lab.models import build
 from lab.training.experiment import carry_out
 from lab.training.fit import Row, fit, start
@@ -23,7 +23,8 @@ FIXED = [name for name in TASKS if not TASKS[name].grows]
 
 def lengths(task, **options) -> list[int]:
     return [
-        stage.task.seq_len for stage in stages(task, TrainConfig(**{"lengthen": True, **options}))
+        stage.task.seq_len
+        for stage in list_stages(task, TrainConfig(**{"lengthen": True, **options}))
     ]
 
 
@@ -39,7 +40,7 @@ def test_rows_double_up_to_the_length_asked_for():
 @pytest.mark.parametrize("name", list(TASKS))
 def test_tokens_a_step_stay_the_same(name: str):
     task = TASKS[name]()
-    parts = stages(task, TrainConfig(lengthen=True, batch_size=8))
+    parts = list_stages(task, TrainConfig(lengthen=True, batch_size=8))
     tokens = [part.batch_size * part.task.seq_len for part in parts]
     assert all(
         8 * task.seq_len - part.task.seq_len < n <= 8 * task.seq_len
@@ -51,7 +52,7 @@ def test_tokens_a_step_stay_the_same(name: str):
 @pytest.mark.parametrize("name", GROWING)
 def test_a_task_that_grows_starts_with_short_rows_of_its_own(name: str):
     task = TASKS[name]()
-    parts = stages(task, TrainConfig(lengthen=True))
+    parts = list_stages(task, TrainConfig(lengthen=True))
     assert SHORTEST <= parts[0].task.seq_len <= 32
     for part in parts:
         batch = part.task.batch(split="validation", size=4)
@@ -77,7 +78,7 @@ def test_a_task_that_does_not_grow_says_why(name: str):
 def test_the_share_of_pairs_is_kept_and_pairs_given_by_hand_are_too():
     def grown(name: str, **options) -> list[tuple[int, int]]:
         """Row lengths, and how many answers a row has at each."""
-        parts = stages(TASKS[name](**options), TrainConfig(lengthen=True))
+        parts = list_stages(TASKS[name](**options), TrainConfig(lengthen=True))
         found = [part.task.batch(size=1) for part in parts]
         return [(b.inputs.shape[1], int((b.targets != IGNORE).sum())) for b in found]
 
@@ -107,7 +108,7 @@ def test_rows_that_vary_by_themselves_are_left_alone():
 )
 def test_what_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        stages(MQAR(seq_len=64), TrainConfig(**{"lengthen": True, **options}))
+        list_stages(MQAR(seq_len=64), TrainConfig(**{"lengthen": True, **options}))
 
 
 @pytest.mark.parametrize(
@@ -216,10 +217,10 @@ def test_rows_that_come_again_stay_within_the_training_set(monkeypatch):
     ],
 )
 def test_why_rows_do_not_start_shorter_is_said(options, why):
-    found = why_no_shorter(MQAR(**options), TrainConfig(lengthen=True))
+    found = explain_start_length(MQAR(**options), TrainConfig(lengthen=True))
     assert found.startswith(why) if not found.startswith("seq_len=32: ") else why in found
     assert bool(found) == bool(why)
-    assert not why_no_shorter(MQAR(**options), TrainConfig())
+    assert not explain_start_length(MQAR(**options), TrainConfig())
 
 
 class CrashError(Exception):
@@ -231,7 +232,7 @@ def made(path: Path) -> Run:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return run.load("cpu").model.weights()
+    return run.load_state("cpu").model.weights()
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +245,7 @@ def unbroken(tmp_path_factory) -> Run:
 def first_steps(run: Run) -> list[int]:
     """Return the first step of each stage."""
     found: dict[int, int] = {}
-    for row in run.metrics():
+    for row in run.read_metrics():
         found.setdefault(row["seq_len"], row["step"])
     return list(found.values())
 
@@ -264,16 +265,16 @@ def test_a_resume_at_any_stage_ends_with_the_same_bits(tmp_path, unbroken, stage
     result = carry_out(run, Runtime(device="cpu", checkpoint_every=7))
     for name, weight in weights(unbroken).items():
         assert weight.equal(weights(run)[name]), name
-    untimed = [{**row, "seconds": 0} for row in run.metrics()]
-    assert untimed == [{**row, "seconds": 0} for row in unbroken.metrics()]
-    expected = unbroken.result()
+    untimed = [{**row, "seconds": 0} for row in run.read_metrics()]
+    assert untimed == [{**row, "seconds": 0} for row in unbroken.read_metrics()]
+    expected = unbroken.read_result()
     assert expected is not None
     assert result["rows"] == expected["rows"]
     assert [s["steps"] for s in result["stages"]] == [s["steps"] for s in expected["stages"]]
 
 
 def test_the_result_names_its_stages(unbroken):
-    result = unbroken.result()
+    result = unbroken.read_result()
     assert result is not None
     assert [stage["seq_len"] for stage in result["stages"]] == [8, 16, 32]
     assert sum(stage["steps"] for stage in result["stages"]) == 60

@@ -5,7 +5,7 @@ from rich.table import Table
 from lab.errata.erratum import Erratum
 
 
-def erratum_table(erratum: Erratum) -> Table:
+def build_erratum_table(erratum: Erratum) -> Table:
     """Return what running an erratum gave: each reading, its evidence, and how to train it."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

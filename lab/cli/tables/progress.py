@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab.lengthening import stages, why_no_shorter
+from lab.lengthening import explain_start_length, list_stages
 from lab.training.experiment import Plan
 from lab.training.fit import Row
 from lab.training.runs import Run
@@ -22,7 +22,7 @@ RECENT_STEPS = 50
 
 
 @contextmanager
-def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row], None]]]:
+def show_progress(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row], None]]]:
     """Show a plan, the cost measured on the first steps, and a live bar; yields the two callbacks.
 
     Without a terminal the bar is left out and each evaluation prints a line.
@@ -56,9 +56,9 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
                 f"rows grow: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, each length "
                 f"once {run.train.lengthen_at:.1%} of validation answers are right"
             )
-        why = why_no_shorter(run.task, run.train)
+        why = explain_start_length(run.task, run.train)
         if why:
-            first = stages(run.task, run.train)[0].task.seq_len
+            first = list_stages(run.task, run.train)[0].task.seq_len
             console.print(f"rows start with no fewer than {first:,} tokens: {why}")
         if plan.first_step:
             console.print(f"resuming after step {plan.first_step:,}")
@@ -71,7 +71,7 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
         if len(first) < MEASURED_STEPS.stop:
             first.append(row.seconds)
             if len(first) == MEASURED_STEPS.stop:
-                console.print(_cost(first, steps_left, slowing))
+                console.print(_describe_cost(first, steps_left, slowing))
         each = median(recent)
         if row.validation_accuracy is not None:
             held_out = f"  validation {row.validation_accuracy:.3f}"
@@ -80,7 +80,7 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
         slowest = each if row.seq_len == run.task.seq_len else each * max(1.0, slowing)
         text = (
             f"T {row.seq_len:,}  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{held_out}  "
-            f"{1000 * each:,.0f} ms  ≤ {duration(steps_left * slowest)}"
+            f"{1000 * each:,.0f} ms  ≤ {format_duration(steps_left * slowest)}"
         )
         bar.update(shown, completed=row.step, description=text)
         if not console.is_terminal and row.validation_accuracy is not None:
@@ -91,7 +91,7 @@ def watching(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row],
 
 
 @contextmanager
-def counting(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+def show_count(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
     """Show a live bar over things done one after the other; yields what is told each beginning."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
@@ -107,18 +107,18 @@ def counting(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
         bar.update(shown, completed=len(names), description="done")
 
 
-def _cost(times: list[float], steps_left: int, slowing: float) -> str:
+def _describe_cost(times: list[float], steps_left: int, slowing: float) -> str:
     each = median(times[i] for i in MEASURED_STEPS)
     longest = each * max(1.0, slowing)
     later = f", {1000 * longest:,.0f} ms at full length" if longest > each else ""
     return (
         f"{1000 * each:,.0f} ms a step measured{later}: the {steps_left:,} steps left take at most "
-        f"{duration(longest * steps_left)}, evaluation apart; Ctrl-C stops, the same command "
-        "resumes"
+        f"{format_duration(longest * steps_left)}, without evaluation; Ctrl-C stops, the same "
+        "command resumes"
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a length of time in the two units that matter: "3 d 4 h", "2 min 5 s"."""
     units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
     for i, (name, size) in enumerate(units[:-1]):

@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
-from lab.cli.tables.progress import duration
-from lab.training.experiment import AUDIT_ROWS
+from lab.cli.tables.progress import format_duration
+from lab.training.conclusion import AUDIT_ROWS
 
 ENDINGS = {
     "solved": "solved after",
@@ -16,7 +16,7 @@ ENDINGS = {
 """How a run ended, in words before its number of steps."""
 
 
-def result_table(result: dict[str, Any]) -> Table:
+def build_result_table(result: dict[str, Any]) -> Table:
     """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
     by_hand = result.get("set_by_hand") or {}
@@ -35,7 +35,7 @@ def result_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def evaluations_table(found: list[dict[str, Any]]) -> Table:
+def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
     """Return the accuracy at settings beyond training, each with its 95 % interval."""
     table = Table(title="beyond training: test accuracy", title_justify="left")
     for name in ("", "accuracy", "95 %", "chance", "rows"):
@@ -56,12 +56,13 @@ def evaluations_table(found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def ending(result: dict[str, Any]) -> str:
+def describe_ending(result: dict[str, Any]) -> str:
     """Return how a run ended, what weights set by hand say of it, and why it is not solved."""
     steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
     line = (
         f"{ENDINGS.get(result['stopped'], result['stopped'])} {steps}, {result['rows']:,} rows, "
-        f"{duration(result['seconds'])} of training ({result['rows_per_second'] or 0:,.0f} rows/s)"
+        f"{format_duration(result['seconds'])} of training "
+        f"({result['rows_per_second'] or 0:,.0f} rows/s)"
     )
     stages = result.get("stages", [])
     if stages and stages[-1]["seq_len"] < result["seq_len"]:

@@ -6,7 +6,7 @@ import polars as pl
 from rich.table import Table
 
 
-def runs_table(runs: pl.DataFrame) -> Table:
+def build_runs_table(runs: pl.DataFrame) -> Table:
     """Return what matters most of a table of runs, for the terminal."""
     chosen = runs.select("path", "task", "model", "accuracy", "steps", "seconds", "stopped")
     table = Table(box=None)
@@ -23,7 +23,7 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def comparison_table(runs: list[dict[str, Any]]) -> Table:
+def build_comparison_table(runs: list[dict[str, Any]]) -> Table:
     """Return runs beside each other, as `lab compare` puts them in its page."""
     names = ("name", "model", "accuracy", "mechanism", "steps", "rows_per_second", "parameters")
     table = Table(box=None)

@@ -10,7 +10,7 @@ from analysis.studies.trainability import FactorEffect
 from lab.studies.published import PUBLISHED
 
 
-def recall_table(settings: Sequence[Setting]) -> Table:
+def build_recall_table(settings: Sequence[Setting]) -> Table:
     """Return accuracy by mixer, row length and width; after a stroke, the paper's."""
     widths = sorted({width for _, _, width in PUBLISHED})
     by_place = {(s.mixer, s.seq_len, s.d_model): s for s in settings}
@@ -34,7 +34,7 @@ def _beside(setting: Setting | None) -> str:
     return f"{setting.mean:.3f}{cut}{published}"
 
 
-def trainability_table(effects: Sequence[FactorEffect]) -> Table:
+def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
     """Return the factors by the median of the steps until solved."""
     table = Table(box=None)
     for name in ("factor", "median steps", "95 %", "rows", "solved", "p", "Holm"):

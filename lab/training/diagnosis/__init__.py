@@ -10,17 +10,17 @@ from typing import Any
 from lab.config import ModelConfig
 from lab.constructions import rung
 from lab.training.diagnosis import not_begun, rates, rotary, under_way
-from lab.training.diagnosis.answers import answers
-from lab.training.diagnosis.ended import Diagnosis, Ended, Kind, Look
-from lab.training.fit import State
+from lab.training.diagnosis.answers import collect_answers
+from lab.training.diagnosis.failed_run import Diagnosis, FailedRun, Kind, Look
+from lab.training.fit import TrainingState
 from lab.training.runs import Run
 
-__all__ = ["Diagnosis", "Ended", "Kind", "Look", "diagnose"]
+__all__ = ["Diagnosis", "FailedRun", "Kind", "Look", "diagnose"]
 
 
 def diagnose(
     run: Run,
-    state: State,
+    state: TrainingState,
     *,
     stopped: str,
     accuracy: float | None,
@@ -44,9 +44,9 @@ def diagnose(
         or (accuracy is not None and accuracy >= run.train.solved_at)
     ):
         return None
-    ended = Ended(run, state, by_hand, stopped)
-    seq_len, seen = ended.stage.task.seq_len, {}
-    for kind, look in _looks(ended):
+    failed = FailedRun(run, state, by_hand, stopped)
+    seq_len, seen = failed.stage.task.seq_len, {}
+    for kind, look in _list_looks(failed):
         found = look()
         if found.claims:
             return Diagnosis(kind, found.says, found.evidence, seq_len)
@@ -56,31 +56,31 @@ def diagnose(
     return Diagnosis("undecided", says, evidence, seq_len)
 
 
-def _looks(ended: Ended) -> Iterator[tuple[Kind, Callable[[], Look]]]:
+def _list_looks(failed: FailedRun) -> Iterator[tuple[Kind, Callable[[], Look]]]:
     """Yield the kinds with what looks for them, in the order in which they are to be believed."""
-    yield "cannot", lambda: _cannot(ended)
-    if ended.stopped == "diverged":
-        yield "outside the learning-rate window", lambda: rates.look(ended)
+    yield "cannot", lambda: _look_for_proof(failed)
+    if failed.stopped == "diverged":
+        yield "outside the learning-rate window", lambda: rates.look(failed)
         return
-    found = answers(ended)
-    yield "position forbids", lambda: rotary.look(ended, found.accuracy)
-    yield "outside the learning-rate window", lambda: rates.look(ended)
-    yield "under way", lambda: under_way.look(ended, found)
-    yield "not begun", lambda: not_begun.look(ended, found)
+    found = collect_answers(failed)
+    yield "position forbids", lambda: rotary.look(failed, found.accuracy)
+    yield "outside the learning-rate window", lambda: rates.look(failed)
+    yield "under way", lambda: under_way.look(failed, found)
+    yield "not begun", lambda: not_begun.look(failed, found)
 
 
-def _cannot(ended: Ended) -> Look:
+def _look_for_proof(failed: FailedRun) -> Look:
     """Say whether a theorem or a bound on capacity rules the task out, at the stage's length."""
-    told = ended.by_hand
+    told = failed.by_hand
     if told is None or told["verdict"] != "cannot":
         return Look(False, "")
     because = told["because"]
-    if not ended.full_length:
-        model: ModelConfig = ended.run.model
-        shorter = rung(ended.stage.task, model, mixer=model.stack, test_rows=1)
+    if not failed.full_length:
+        model: ModelConfig = failed.run.model
+        shorter = rung(failed.stage.task, model, mixer=model.stack, test_rows=1)
         if shorter.verdict != "cannot":
             return Look(
-                False, f"no weights solve rows of {ended.run.task.seq_len} tokens: {because}"
+                False, f"no weights solve rows of {failed.run.task.seq_len} tokens: {because}"
             )
         because = shorter.because
     return Look(True, because)

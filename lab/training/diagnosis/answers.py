@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.intervals import Z95, wilson_of_rows
+from lab.intervals import Z95, clustered_wilson
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_argmax
 from lab.suite.audit import audit
-from lab.training.diagnosis.ended import Ended
+from lab.training.diagnosis.failed_run import FailedRun
 from tasks.base import IGNORE
 
 ROWS, RULE_ROWS = 128, 256
@@ -47,9 +47,9 @@ class Answers:
     plateau: float
 
 
-def answers(ended: Ended) -> Answers:
+def collect_answers(failed: FailedRun) -> Answers:
     """Return what the last model answers."""
-    stage, seed, model = ended.stage, ended.run.train.seed, ended.state.model
+    stage, seed, model = failed.stage, failed.run.train.seed, failed.state.model
     device = next(model.parameters()).device
     rows = max(stage.batch_size, min(ROWS, TOKENS // stage.task.seq_len))
     training, right, count, shares = model.training, [], [], []
@@ -67,16 +67,16 @@ def answers(ended: Ended) -> Answers:
             for some, wanted, hit in zip(*parts, strict=True):
                 right.append(int(hit.sum()))
                 count.append(len(hit))
-                share = _outranks(some, head, wanted)
+                share = _measure_outranking(some, head, wanted)
                 if share is not None:
                     shares.append(share)
     model.train(training)
     rules = audit(stage.task, split="validation", seed=seed, rows=RULE_ROWS).scores
     best = max((rule for rule in rules if rule.name in WITHOUT_RECALL), key=lambda r: r.accuracy)
-    outranks, interval = _mean(shares)
+    outranks, interval = _average(shares)
     return Answers(
         accuracy=sum(right) / sum(count),
-        interval=wilson_of_rows(torch.tensor(right), torch.tensor(count)),
+        interval=clustered_wilson(torch.tensor(right), torch.tensor(count)),
         outranks=outranks,
         outranks_interval=interval,
         rule=best.name,
@@ -84,7 +84,7 @@ def answers(ended: Ended) -> Answers:
     )
 
 
-def _outranks(hidden: Tensor, head: Tensor, targets: Tensor) -> float | None:
+def _measure_outranking(hidden: Tensor, head: Tensor, targets: Tensor) -> float | None:
     """Return how often a row's right answer has a larger logit than another answer of the row."""
     logits = hidden @ head[targets].T
     other = targets[:, None] != targets
@@ -95,7 +95,7 @@ def _outranks(hidden: Tensor, head: Tensor, targets: Tensor) -> float | None:
     return above[other].mean().item()
 
 
-def _mean(shares: list[float]) -> tuple[float | None, tuple[float, float] | None]:
+def _average(shares: list[float]) -> tuple[float | None, tuple[float, float] | None]:
     """Return the mean of rows, and its 95 % interval."""
     if len(shares) < FEWEST_ROWS:
         return None, None

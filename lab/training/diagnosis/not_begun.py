@@ -5,13 +5,13 @@ import math
 import numpy as np
 
 from lab.training.diagnosis.answers import Answers
-from lab.training.diagnosis.ended import Ended, Look
+from lab.training.diagnosis.failed_run import FailedRun, Look
 
 PARTS = 20
 """Of the stage's later half; the slope is fitted to their mean losses, as steps depend."""
 
 
-def look(ended: Ended, found: Answers) -> Look:
+def look(failed: FailedRun, found: Answers) -> Look:
     """Say whether the model answers no better than the best rule that needs no recall."""
     low, high = found.interval
     evidence = {
@@ -35,7 +35,7 @@ def look(ended: Ended, found: Answers) -> Look:
             f"the right answer outranks another of its row {found.outranks:.1%} of the time "
             f"({least:.1%} … {most:.1%}), {than_guessing} by guessing"
         )
-    trend = _trend(ended)
+    trend = _fit_trend(failed)
     if trend is not None:
         slope, error = trend
         evidence |= {"loss a 1,000 steps": slope, "standard error": error}
@@ -43,9 +43,9 @@ def look(ended: Ended, found: Answers) -> Look:
     return Look(True, "; ".join(says), evidence)
 
 
-def _trend(ended: Ended) -> tuple[float, float] | None:
+def _fit_trend(failed: FailedRun) -> tuple[float, float] | None:
     """Return the loss's slope over the stage's later half, per 1,000 steps, and its error."""
-    rows = ended.rows[len(ended.rows) // 2 :]
+    rows = failed.rows[len(failed.rows) // 2 :]
     if len(rows) < 2 * PARTS:
         return None
     steps, losses = (

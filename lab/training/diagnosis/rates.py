@@ -12,8 +12,15 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 
-from lab.training.diagnosis.ended import Ended, Look
-from lab.training.fit import DIVERGED_AT, DivergedError, State, fit, learning_rate, start
+from lab.training.diagnosis.failed_run import FailedRun, Look
+from lab.training.fit import (
+    DIVERGED_AT,
+    DivergedError,
+    TrainingState,
+    compute_learning_rate,
+    fit,
+    start,
+)
 from tasks.base import Schedule
 
 FACTORS = (0.1, 1 / 3, 3.0)
@@ -28,11 +35,11 @@ NATS, ERRORS = 0.1, 3.0
 """Another rate is clearly better if its loss is lower by both, in nats and in standard errors."""
 
 
-def look(ended: Ended) -> Look:
+def look(failed: FailedRun) -> Look:
     """Say whether the run diverged, or another learning rate is clearly better."""
-    run, state = ended.run, ended.state
-    rate = learning_rate(run.train, state.step + 1)
-    if ended.stopped == "diverged":
+    run, state = failed.run, failed.state
+    rate = compute_learning_rate(run.train, state.step + 1)
+    if failed.stopped == "diverged":
         says = f"training diverged at step {state.step + 1:,}, at a learning rate of {rate:.3g}"
         return Look(True, says, {"step": state.step + 1, "learning_rate": rate})
     rates = 1 + len(FACTORS)
@@ -40,32 +47,36 @@ def look(ended: Ended) -> Look:
     if spent < FEWEST * rates:
         least = math.ceil(FEWEST * rates / SHARE)
         return Look(False, f"other learning rates are tried after {least} steps or more")
-    each = statistics.median(row["seconds"] for row in ended.rows[-50:])
+    each = statistics.median(row["seconds"] for row in failed.rows[-50:])
     spent = min(spent, int(SECONDS / max(each, 1e-9)))
     if spent < FEWEST * rates:
         return Look(False, f"a step takes {each:.1f} s, too long to try other learning rates")
     steps = min(STEPS, spent // rates)
-    found = _from_last(ended, rate, steps)
+    found = _try_from_last(failed, rate, steps)
     afresh = (spent - steps * rates) // len(FACTORS)
     if found.claims or afresh < max(FEWEST_AFRESH, 2 * run.train.warmup_steps):
         return found
     # A later stage was reached at the run's own rate; rows of a schedule get harder as they go.
     if state.stage or any(isinstance(values, Schedule) for _, values in run.task.varied):
         return found
-    return _afresh(ended, afresh, found)
+    return _try_afresh(failed, afresh, found)
 
 
-def _from_last(ended: Ended, rate: float, steps: int) -> Look:
+def _try_from_last(failed: FailedRun, rate: float, steps: int) -> Look:
     """Compare the rates from the last weights, step by step on the same rows."""
     half = steps // 2
-    own = _losses(ended, _copy(ended), rate, steps)[half:]
+    own = _train_at_rate(failed, _copy_state(failed), rate, steps)[half:]
     evidence = {"learning_rate": rate, "steps": steps, "loss": statistics.fmean(own)}
     found = {}
     for factor in FACTORS:
-        other = _losses(ended, _copy(ended), factor * rate, steps)[half:]
+        other = _train_at_rate(failed, _copy_state(failed), factor * rate, steps)[half:]
         apart = [a - b for a, b in zip(own, other, strict=True)]
-        found[factor * rate] = _clear(statistics.fmean(apart), _error(apart))
-        _note(evidence, "gain", factor * rate, statistics.fmean(apart), _error(apart))
+        found[factor * rate] = _keep_if_clear(
+            statistics.fmean(apart), _compute_standard_error(apart)
+        )
+        _note(
+            evidence, "gain", factor * rate, statistics.fmean(apart), _compute_standard_error(apart)
+        )
     best = max(found, key=found.__getitem__)
     if found[best] <= 0:
         says = (
@@ -79,18 +90,18 @@ def _from_last(ended: Ended, rate: float, steps: int) -> Look:
     return Look(True, says, evidence | {"better": best})
 
 
-def _afresh(ended: Ended, steps: int, before: Look) -> Look:
+def _try_afresh(failed: FailedRun, steps: int, before: Look) -> Look:
     """Compare where other rates get in a few steps from the first weights with the run's last."""
-    peak, half = ended.run.train.learning_rate, steps // 2
-    own = [row["loss"] for row in ended.rows[-half:]]
+    peak, half = failed.run.train.learning_rate, steps // 2
+    own = [row["loss"] for row in failed.rows[-half:]]
     evidence = {**before.evidence, "steps afresh": steps, "last loss": statistics.fmean(own)}
     found = {}
     for factor in FACTORS:
-        state = replace(_copy(ended, first=True), precision=ended.state.precision)
-        other = _losses(ended, state, factor * peak, steps)[half:]
+        state = replace(_copy_state(failed, first=True), precision=failed.state.precision)
+        other = _train_at_rate(failed, state, factor * peak, steps)[half:]
         gain = statistics.fmean(own) - statistics.fmean(other)
-        error = math.hypot(_error(own), _error(other))
-        found[factor * peak] = _clear(gain, error)
+        error = math.hypot(_compute_standard_error(own), _compute_standard_error(other))
+        found[factor * peak] = _keep_if_clear(gain, error)
         _note(evidence, "gain afresh", factor * peak, gain, error)
     best = max(found, key=found.__getitem__)
     if found[best] <= 0:
@@ -98,15 +109,15 @@ def _afresh(ended: Ended, steps: int, before: Look) -> Look:
         return Look(False, says, evidence)
     says = (
         f"begun afresh at a learning rate of {best:.3g}, {steps} steps reach a loss lower by "
-        f"{found[best]:.2f} nats than the run's last {half}, after {ended.state.step:,} steps at "
+        f"{found[best]:.2f} nats than the run's last {half}, after {failed.state.step:,} steps at "
         f"{peak:.3g}"
     )
     return Look(True, says, evidence | {"better": best})
 
 
-def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
+def _train_at_rate(failed: FailedRun, state: TrainingState, rate: float, steps: int) -> list[float]:
     """Return the losses of further steps at a rate; where they diverge, the bound for that."""
-    train, stop = ended.run.train, state.step + steps + 1
+    train, stop = failed.run.train, state.step + steps + 1
     config = replace(
         train,
         learning_rate=rate,
@@ -124,19 +135,19 @@ def _losses(ended: Ended, state: State, rate: float, steps: int) -> list[float]:
                 group["rate"] *= train.learning_rate / rate
     losses = []
     try:
-        for row in islice(fit(ended.run.task, state, config, state.precision), steps):
+        for row in islice(fit(failed.run.task, state, config, state.precision), steps):
             losses.append(row.loss)
     except DivergedError:
-        bound = DIVERGED_AT * max(state.first_loss or 0.0, math.log(ended.run.task.vocab_size))
+        bound = DIVERGED_AT * max(state.first_loss or 0.0, math.log(failed.run.task.vocab_size))
         losses += [bound] * (steps - len(losses))
     return losses
 
 
-def _copy(ended: Ended, *, first: bool = False) -> State:
+def _copy_state(failed: FailedRun, *, first: bool = False) -> TrainingState:
     """Return a state of its own with the run's last weights and moments, or its first ones."""
-    state = ended.state
+    state = failed.state
     device = next(state.model.parameters()).device
-    copy = start(ended.run.build().to(device), ended.run.train)
+    copy = start(failed.run.build().to(device), failed.run.train)
     if first:
         return copy
     copy.model.load_state_dict(state.model.state_dict())
@@ -145,12 +156,12 @@ def _copy(ended: Ended, *, first: bool = False) -> State:
     return replace(state, model=copy.model, optimizers=copy.optimizers)
 
 
-def _clear(gain: float, error: float) -> float:
+def _keep_if_clear(gain: float, error: float) -> float:
     """Return a gain that is clear, else 0."""
     return gain if gain > max(NATS, ERRORS * error) else 0.0
 
 
-def _error(values: Sequence[float]) -> float:
+def _compute_standard_error(values: Sequence[float]) -> float:
     """Return the standard error of a mean of independent values."""
     return statistics.stdev(values) / math.sqrt(len(values))
 

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.intervals import wilson_of_rows
+from lab.intervals import clustered_wilson
 from lab.layers.mixer import get_rotary_pairs
 from lab.models.language_model import Block, LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
-from lab.training.diagnosis.ended import Ended, Look
+from lab.training.diagnosis.failed_run import FailedRun, Look
 from tasks.base import Task
 
 STEPS, SECONDS = 400, 12.0
@@ -49,21 +49,21 @@ class Rotation:
     copies: int
 
 
-def look(ended: Ended, accuracy: float | None) -> Look:
+def look(failed: FailedRun, accuracy: float | None) -> Look:
     """Say whether codes trained for matching alone fall short of the goal, as the run did.
 
     Args:
-        ended: the run.
+        failed: the run.
         accuracy: what it reached on rows of its last stage.
     """
-    turned = rotations(ended.state.model)
+    turned = list_rotations(failed.state.model)
     if not turned:
         return Look(False, "some layer matches without rotation, or none matches at all")
-    task = ended.stage.task
-    places = _places(task)
+    task = failed.stage.task
+    places = _find_places(task)
     if places is None:
         return Look(False, "the rows do not ask for keys that are stored once each")
-    found = reach(turned, places, ended.goal)
+    found = measure_reach(turned, places, failed.goal)
     if found is None:
         return Look(False, f"training codes for matching alone takes more than {SECONDS:.0f} s")
     low, high = found["interval"]
@@ -71,14 +71,14 @@ def look(ended: Ended, accuracy: float | None) -> Look:
     says = (
         f"codes trained for matching alone, in all {channels} rotated channels of the layers, "
         f"reach {found['reached']:.2f} ({low:.2f} … {high:.2f}) at these distances, where "
-        f"{ended.goal:.2f} is asked for"
+        f"{failed.goal:.2f} is asked for"
     )
-    short = high + max(0.0, found["gain"]) < ended.goal - MARGIN
+    short = high + max(0.0, found["gain"]) < failed.goal - MARGIN
     above = accuracy is not None and accuracy > high
-    return Look(short and not above, says, {**found, "channels": channels, "goal": ended.goal})
+    return Look(short and not above, says, {**found, "channels": channels, "goal": failed.goal})
 
 
-def rotations(model: LanguageModel) -> list[Rotation]:
+def list_rotations(model: LanguageModel) -> list[Rotation]:
     """Return how the model's layers rotate; empty where one mixes tokens without rotation."""
     found = []
     for block in model.blocks:
@@ -96,7 +96,7 @@ Places = Callable[[str, int, int], tuple[Tensor, Tensor]]
 """(split, first row, rows) → positions of queries and of their keys, int64 [b k] each."""
 
 
-def _places(task: Task) -> Places | None:
+def _find_places(task: Task) -> Places | None:
     """Return where a task's queries and keys stand, if it asks for keys stored once in a row."""
     batch = task.batch(size=8)
     if task.varied or not {"query_pos", "key_pos"} <= batch.links.keys():
@@ -116,7 +116,7 @@ def _places(task: Task) -> Places | None:
     return places
 
 
-def reach(turned: list[Rotation], places: Places, goal: float) -> dict | None:
+def measure_reach(turned: list[Rotation], places: Places, goal: float) -> dict | None:
     """Return the accuracy that codes trained for matching alone reach on fresh rows.
 
     The score of query q and key k is the sum, over the channels of all layers, of the products of
@@ -144,7 +144,9 @@ def reach(turned: list[Rotation], places: Places, goal: float) -> dict | None:
         if time.thread_time() - began > SECONDS:
             return None
         optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
-        scores, answers = _scores(codes, turned, places("train", step * rows, rows), generator)
+        scores, answers = _score_matches(
+            codes, turned, places("train", step * rows, rows), generator
+        )
         loss = F.cross_entropy(scores.flatten(0, 1), answers.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -156,20 +158,20 @@ def reach(turned: list[Rotation], places: Places, goal: float) -> dict | None:
     with torch.no_grad():
         for start in range(0, FRESH_BATCHES * rows, rows):
             drawn = places("validation", start, rows)
-            scores, answers = _scores(codes, turned, drawn, generator)
+            scores, answers = _score_matches(codes, turned, drawn, generator)
             hits.append((scores.argmax(-1) == answers).sum(1))
     count = torch.cat(hits)
     quarter = max(1, len(right) // 4)
     return {
         "reached": int(count.sum()) / (len(count) * n_keys),
-        "interval": list(wilson_of_rows(count, torch.full_like(count, n_keys))),
+        "interval": list(clustered_wilson(count, torch.full_like(count, n_keys))),
         "gain": (sum(right[-quarter:]) - sum(right[-2 * quarter : -quarter])) / quarter,
         "steps": len(right),
         "scored": len(count) * n_keys,
     }
 
 
-def _scores(
+def _score_matches(
     codes: Tensor,
     turned: list[Rotation],
     positions: tuple[Tensor, Tensor],
@@ -180,7 +182,7 @@ def _scores(
     b, n_keys = key_pos.shape
     words = torch.rand(b, n_keys, generator=generator).argsort(1)
     queries, keys = (
-        _turned(table[words], place, turned)
+        _rotate_codes(table[words], place, turned)
         for table, place in zip(codes, (query_pos, key_pos), strict=True)
     )
     later = key_pos[:, None, :] > query_pos[:, :, None]
@@ -188,7 +190,7 @@ def _scores(
     return scores, torch.arange(n_keys).expand(b, -1)
 
 
-def _turned(codes: Tensor, positions: Tensor, turned: list[Rotation]) -> Tensor:
+def _rotate_codes(codes: Tensor, positions: Tensor, turned: list[Rotation]) -> Tensor:
     """Return codes [b k w] with each layer's channels rotated to the positions."""
     parts, first = [], 0
     for part in turned:

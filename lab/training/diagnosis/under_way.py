@@ -3,7 +3,7 @@
 import numpy as np
 
 from lab.training.diagnosis.answers import Answers
-from lab.training.diagnosis.ended import Ended, Look
+from lab.training.diagnosis.failed_run import FailedRun, Look
 
 FEWEST = 10
 """Evaluations that a rise is read from, at least."""
@@ -15,14 +15,14 @@ FARTHEST = 1000
 """Times the rows seen: an extrapolation goes no farther."""
 
 
-def look(ended: Ended, found: Answers) -> Look:
+def look(failed: FailedRun, found: Answers) -> Look:
     """Say whether accuracy rises, and is above what needs no recall.
 
     The logit of the accuracy is fitted by a line in the logarithm of the stage's rows, over its
     later half (or over as many evaluations as it takes). The interval is of fits to evaluations
     drawn with replacement.
     """
-    seen = ended.evaluations
+    seen = failed.evaluations
     if len(seen) < FEWEST:
         return Look(False, f"the stage has {len(seen)} evaluations, too few to tell a rise by")
     rows, accuracy = np.array(seen).T
@@ -54,14 +54,14 @@ def look(ended: Ended, found: Answers) -> Look:
             f"over the last {late} evaluations the accuracy changes by {rise:+.3f}",
             evidence,
         )
-    needed = _needed(slope, level, ended.goal, rows[-1])
+    needed = _extrapolate(slope, level, failed.goal, rows[-1])
     least, most = np.percentile(
-        [_needed(slope, level, ended.goal, rows[-1]) for slope, level in fits], PERCENTILES
+        [_extrapolate(slope, level, failed.goal, rows[-1]) for slope, level in fits], PERCENTILES
     )
     evidence |= {"rows needed": needed, "rows needed interval": [float(least), float(most)]}
     beyond = "or more" if most >= FARTHEST * rows[-1] else f"… {_round(most)}"
     says = (
-        f"validation accuracy rises, to {accuracy[-1]:.2f} so far; at this pace {ended.goal:.2f} "
+        f"validation accuracy rises, to {accuracy[-1]:.2f} so far; at this pace {failed.goal:.2f} "
         f"takes some {_round(needed)} more rows ({_round(least)} {beyond}) at this length"
     )
     return Look(True, says, evidence)
@@ -75,7 +75,7 @@ def _fit(rows: np.ndarray, accuracy: np.ndarray) -> tuple[float, float]:
     return float(slope), float(level)
 
 
-def _needed(slope: float, level: float, goal: float, seen: float) -> float:
+def _extrapolate(slope: float, level: float, goal: float, seen: float) -> float:
     """Return how many rows after those seen reach the goal, at most FARTHEST times as many."""
     if slope <= 0:
         return FARTHEST * seen

@@ -39,7 +39,7 @@ def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
         )
     ]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.save(run.load())
+    run.save_checkpoint(run.load_state())
     ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
     run.write_result({**ended, "rows_per_second": 8.0, "baselines": {}})
     return run
@@ -137,7 +137,7 @@ def planted(path: Path, seed: int, jumps: int, **model) -> Run:
     options = {"A.mask": "soft"}
     run = trained(path, MQAR(seq_len=16, vocab_size=32), seed, options=options, **model)
     for step in (1, 2, 4, 8, 16, 32, 64):
-        weights = run.weights(0)
+        weights = run.load_model(0)
         if step >= jumps:
             with torch.no_grad():
                 weights.get_parameter("blocks.0.mixer.mask.l").sub_(3)

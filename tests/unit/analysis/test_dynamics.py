@@ -60,9 +60,9 @@ def planted(path, stack="AM AM", steps=(1, 4, 16, 64, 256), *, seed=0, options=N
 
 def edit(run: Run, first: int, name: str, how) -> None:
     """Change a weight at a step and all that come after."""
-    for step in run.steps():
+    for step in run.list_steps():
         if step >= first:
-            model = run.weights(step)
+            model = run.load_model(step)
             with torch.no_grad():
                 weight = model.get_parameter(name)
                 weight.copy_(how(weight))
@@ -225,7 +225,7 @@ def test_what_cannot_be_followed_says_why(tmp_path):
 
 def test_a_damaged_file_is_named(tmp_path):
     run = planted(tmp_path / "run")
-    file = history.saved(run.path)[16]
+    file = history.list_weights(run.path)[16]
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(RunError, match="step-00000016"):
         dynamics.measure(subject(run))

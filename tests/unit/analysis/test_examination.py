@@ -102,9 +102,9 @@ def test_a_run_without_a_checkpoint_names_the_weights_there_are(run):
 
 
 def test_the_newest_checkpoint_is_taken_and_rows_follow_the_length(run):
-    state = run.load()
+    state = run.load_state()
     state.step = 7
-    run.save(state)
+    run.save_checkpoint(state)
     found = Subject.of(run)
     assert (found.step, len(found.batch.inputs)) == (7, 256)
     assert not found.model.training

@@ -397,7 +397,7 @@ def test_magnitudes_end_at_a_floor():
 def test_a_run_is_compared_with_its_initial_weights(tmp_path):
     model = ModelConfig.from_dict({"stack": "SM", "d_model": 16, "options": {"S.d_state": 4}})
     run = Run(tmp_path / "run", TASK, model, TrainConfig())
-    trained = run.weights(0)
+    trained = run.load_model(0)
     with torch.no_grad():
         decays = trained.get_parameter("blocks.0.mixer.A_log")
         before = decays.clone()

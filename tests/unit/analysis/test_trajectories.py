@@ -34,9 +34,9 @@ def planted(path, stack="AM AM", steps=(1, 4, 16, 64, 256), *, seed=0, options=N
 
 def edit(run: Run, first: int, name: str, how) -> None:
     """Change a weight at a step and all that come after."""
-    for step in run.steps():
+    for step in run.list_steps():
         if step >= first:
-            model = run.weights(step)
+            model = run.load_model(step)
             with torch.no_grad():
                 weight = model.get_parameter(name)
                 weight.copy_(how(weight))
@@ -49,7 +49,7 @@ def subject(run: Run, rows: int = 6) -> Subject:
 
 def series(run: Run, quantity: str, layer: int | None = None):
     one = subject(run)
-    steps = np.array(run.steps())
+    steps = np.array(run.list_steps())
     [found] = [
         s
         for s in follow(one, take_few_rows(one), steps)
@@ -61,7 +61,7 @@ def series(run: Run, quantity: str, layer: int | None = None):
 def loop_mass(run: Run, step: int, layer: int, targets: str, sources: str) -> list[float]:
     """Masses head by head, an entry at a time."""
     one = subject(run)
-    batch, model = take_few_rows(one), run.weights(step)
+    batch, model = take_few_rows(one), run.load_model(step)
     mixer = collect_mixers(model, batch)[layer]
     shares: list[list[float]] = [[], []]
     for row in range(len(batch.inputs)):

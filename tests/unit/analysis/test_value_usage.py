@@ -291,7 +291,7 @@ def trained(tmp_path) -> Run:
     config = ModelConfig(stack="IM", d_model=16, options={"I.n_values": 4, "I.key_init": "zeros"})
     run = Run(tmp_path / "run", TASK, config, TrainConfig())
     run.claim()
-    state = run.load()
+    state = run.load_state()
     layer = state.model.blocks[0].mixer
     assert isinstance(layer, InnerFunctionAttention)
     for step in (1, 2):
@@ -301,13 +301,13 @@ def trained(tmp_path) -> Run:
             layer.value_keys[0] = 0.0
             layer.value_keys[2] = float(step > 1)
             layer.value_keys[3] = -float(step > 1)
-        run.keep(state)
+        run.keep_weights(state)
     return run
 
 
 def test_history_begins_with_ties(tmp_path):
     run = trained(tmp_path)
-    results = value_usage.measure(replace(subject(run.weights(2)), run=run))
+    results = value_usage.measure(replace(subject(run.load_model(2)), run=run))
     past = results[1]
     assert isinstance(past, Past)
     assert past.steps.tolist() == [0, 1, 2]
@@ -327,7 +327,7 @@ def test_history_begins_with_ties(tmp_path):
 
 def test_every_result_is_said_drawn_and_recorded(tmp_path):
     run = trained(tmp_path)
-    results = value_usage.measure(replace(subject(run.weights(2)), run=run))
+    results = value_usage.measure(replace(subject(run.load_model(2)), run=run))
     assert [type(result) for result in results] == [Uses, Past, Swaps]
     for result in results:
         words = value_usage.describe(result)

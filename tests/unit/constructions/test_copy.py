@@ -8,7 +8,7 @@ from lab.layers.ssd import SSD
 from lab.models.evaluation import evaluate
 from lab.models.language_model import Block
 from tasks.copying import Copy
-from tests.unit.constructions.test_recall import assert_solves, oracle
+from tests.unit.constructions.test_recall import assert_solves, make_construction
 
 ONCE = Copy(seq_len=64, repeats=False)
 """Strings of 6 … 32 tokens, none twice."""
@@ -21,7 +21,7 @@ MASKS = ("none", "literal", "straight-through", "soft", "value", "oracle")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("task", [ONCE, FIXED], ids=["once", "fixed"])
 def test_attention_copies_under_every_open_mask(task, letter, mask):
-    assert_solves(task, oracle(task, f"{letter}M*2", **{f"{letter}__mask": mask}))
+    assert_solves(task, make_construction(task, f"{letter}M*2", **{f"{letter}__mask": mask}))
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_attention_copies_under_every_open_mask(task, letter, mask):
     ids=str,
 )
 def test_a_copy_is_solved(task, given):
-    assert_solves(task, oracle(task, **given))
+    assert_solves(task, make_construction(task, **given))
 
 
 @pytest.mark.parametrize("position", ["rope", "decay"])
 def test_an_ssd_copies_nearly_all_of_strings_of_more_tokens_than_channels(position):
-    model = oracle(ONCE, "SM*2", S__position=position)
+    model = make_construction(ONCE, "SM*2", S__position=position)
     reached = evaluate(ONCE, model, rows=128, rows_at_once=64, seed=0)
     assert 0.99 <= reached.accuracy < 1
     assert reached.loss < 0.06
 
 
 def test_the_marker_of_a_copy_reads_the_first_token_alone():
-    model = oracle(ONCE, "SM*2", S__position="decay")
+    model = make_construction(ONCE, "SM*2", S__position="decay")
     batch = ONCE.batch(size=16)
     marker = batch.inputs.eq(0).int().argmax(1)
     block = model.blocks[1]
@@ -111,5 +111,5 @@ def test_the_marker_of_a_copy_reads_the_first_token_alone():
 )
 def test_what_cannot_is_refused_with_its_bound(task, given, words, proven):
     with pytest.raises(CannotError, match=words) as refused:
-        oracle(task, **given)
+        make_construction(task, **given)
     assert refused.value.proven is proven

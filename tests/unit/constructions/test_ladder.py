@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, TrainConfig
-from lab.constructions import CannotError, ladder, rung, solved
+from lab.constructions import CannotError, construct, ladder, rung
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.fit import fit, start
@@ -62,7 +62,7 @@ def test_a_task_without_oracle_has_an_empty_ladder():
     task = FlipFlop()
     assert ladder(task) == []
     with pytest.raises(ValueError, match="task=flip_flop: no oracle is built, known: mqar, "):
-        solved(task, ModelConfig())
+        construct(task, ModelConfig())
 
     with pytest.raises(ValueError, match="task=flip_flop: no oracle is built"):
         rung(task, ModelConfig(), mixer="attention")
@@ -83,7 +83,7 @@ def test_a_bug_in_setting_weights_is_no_verdict(monkeypatch):
 )
 def test_a_refusal_alone_says_its_verdict(stack, words):
     with pytest.raises(CannotError, match=words) as refused:
-        solved(RECALL, ModelConfig(stack=stack))
+        construct(RECALL, ModelConfig(stack=stack))
     found = rung(RECALL, ModelConfig(stack=stack), mixer="one")
     assert (found.verdict, found.because) == (refused.value.verdict, refused.value.reason)
 
@@ -104,7 +104,7 @@ START = [
 @pytest.mark.parametrize(("task", "config"), START, ids=str)
 def test_an_oracle_stays_right_while_it_trains_at_the_default_rate(task, config):
     training = TrainConfig(max_steps=5, eval_every=5, test_rows=64, batch_size=16)
-    state = start(solved(task, config), training)
+    state = start(construct(task, config), training)
     before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
     rows = list(fit(task, state, training, "fp32"))
     assert rows[-1].test_accuracy is not None
@@ -114,7 +114,7 @@ def test_an_oracle_stays_right_while_it_trains_at_the_default_rate(task, config)
 
 
 def test_gradient_reaches_all_but_what_a_silent_transform_hides():
-    model = solved(RECALL, ModelConfig(stack="AM*2", options={"A.mask": "soft"}))
+    model = construct(RECALL, ModelConfig(stack="AM*2", options={"A.mask": "soft"}))
     hidden, weight, targets = score(model, RECALL.batch(size=16), "fp32")
     linear_cross_entropy(hidden, weight, targets)[0].backward()
     still = {

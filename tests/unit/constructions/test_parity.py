@@ -8,14 +8,14 @@ from lab.constructions import CannotError
 from lab.constructions.parity import TOLERANCE
 from lab.models import build
 from tasks.word_problem import WordProblem
-from tests.unit.constructions.test_recall import assert_solves, oracle
+from tests.unit.constructions.test_recall import assert_solves, make_construction
 
 PARITY = WordProblem(group="Z2", seq_len=64)
 
 
 @pytest.mark.parametrize("position", ["rope", "conv", "decay", "none"])
 def test_an_ssd_counts_and_an_mlp_bends_the_count(position):
-    assert_solves(PARITY, oracle(PARITY, "SM*2", S__position=position))
+    assert_solves(PARITY, make_construction(PARITY, "SM*2", S__position=position))
 
 
 @pytest.mark.parametrize(
@@ -31,16 +31,16 @@ def test_an_ssd_counts_and_an_mlp_bends_the_count(position):
     ids=str,
 )
 def test_parity_is_solved(given):
-    assert_solves(PARITY, oracle(PARITY, **given))
+    assert_solves(PARITY, make_construction(PARITY, **given))
 
 
 def test_rows_are_as_long_as_the_hidden_layer_bears():
     task = WordProblem(group="Z2", seq_len=255)
-    assert_solves(task, oracle(task, "SM"))
+    assert_solves(task, make_construction(task, "SM"))
 
 
 def test_the_count_is_right_to_the_tolerance():
-    model = oracle(PARITY, "SM", S__position="rope")
+    model = make_construction(PARITY, "SM", S__position="rope")
     ones = torch.ones(1, 64, dtype=torch.int64)
     _, cache = model.run_with_cache(ones)
     added = cache["blocks.0.hook_resid_mid"] - cache["blocks.0.hook_resid_pre"]
@@ -69,7 +69,7 @@ def test_the_count_is_right_to_the_tolerance():
 )
 def test_what_cannot_is_refused_with_its_bound(task, given, words, proven):
     with pytest.raises(CannotError, match=words) as refused:
-        oracle(task, **given)
+        make_construction(task, **given)
     assert refused.value.proven is proven
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
-from lab.constructions import CannotError, solved
-from lab.constructions.capacity import arrangements
-from lab.constructions.codes import cosines, spread, welch
-from lab.constructions.interference import Memory
+from lab.constructions import CannotError, construct
+from lab.constructions.capacity import count_arrangement_bits
+from lab.constructions.codes import compare_spread_codes, spread, welch
+from lab.constructions.interference import SuperposedMemory
 from lab.constructions.slots import Channels
 from lab.models.evaluation import evaluate
 from lab.models.language_model import LanguageModel
@@ -24,13 +24,13 @@ TRIGGER = Induction(seq_len=64)
 CONV = {"S.position": "conv"}
 
 
-def oracle(task: Task, stack: str = "AM*2", **given: object) -> LanguageModel:
+def make_construction(task: Task, stack: str = "AM*2", **given: object) -> LanguageModel:
     """Return the task's oracle; what is no field of the model is one of its options."""
     sizes = {
         n: given.pop(n) for n in ("d_model", "n_heads", "tied", "train_embedding") if n in given
     }
     options = {name.replace("__", "."): value for name, value in given.items()}
-    return solved(task, ModelConfig(stack=stack, options=options, **sizes))  # type: ignore[arg-type]
+    return construct(task, ModelConfig(stack=stack, options=options, **sizes))  # type: ignore[arg-type]
 
 
 def assert_solves(task: Task, model: LanguageModel, rows: int = 64) -> None:
@@ -46,14 +46,14 @@ def assert_solves(task: Task, model: LanguageModel, rows: int = 64) -> None:
 @pytest.mark.parametrize("letter", "AI")
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_solves_mqar_under_every_open_mask(letter, mask):
-    model = oracle(RECALL, f"{letter}M*2", **{f"{letter}__mask": mask})
+    model = make_construction(RECALL, f"{letter}M*2", **{f"{letter}__mask": mask})
     assert_solves(RECALL, model)
 
 
 @pytest.mark.parametrize("letter", "AI")
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_solves_induction_under_every_open_mask(letter, mask):
-    model = oracle(TRIGGER, f"{letter}M*2", **{f"{letter}__mask": mask})
+    model = make_construction(TRIGGER, f"{letter}M*2", **{f"{letter}__mask": mask})
     assert_solves(TRIGGER, model)
 
 
@@ -92,19 +92,19 @@ def test_attention_solves_induction_under_every_open_mask(letter, mask):
 )
 def test_mqar_is_solved(given):
     task = given.get("task", RECALL)
-    assert_solves(task, oracle(task, **{n: v for n, v in given.items() if n != "task"}))
+    assert_solves(task, make_construction(task, **{n: v for n, v in given.items() if n != "task"}))
 
 
 @pytest.mark.parametrize("fillers", ["any", "fresh", "zero"])
 @pytest.mark.parametrize("mask", ["none", "oracle"])
 def test_the_earliest_of_several_keys_is_read_where_slots_are_empty(fillers, mask):
     task = MQAR(seq_len=64, vocab_size=66, n_pairs=8, fillers=fillers)
-    assert_solves(task, oracle(task, A__mask=mask))
+    assert_solves(task, make_construction(task, A__mask=mask))
 
 
 def test_a_mixture_of_lengths_is_solved():
     task = MQAR(seq_len=(16, 64), vocab_size=256)  # type: ignore[arg-type]
-    assert_solves(task, oracle(task))
+    assert_solves(task, make_construction(task))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_mixture_of_lengths_is_solved():
     ids=str,
 )
 def test_an_ssd_solves_mqar_of_few_keys(given):
-    assert_solves(FEW, oracle(FEW, **{"stack": "SM*2", **given}))
+    assert_solves(FEW, make_construction(FEW, **{"stack": "SM*2", **given}))
 
 
 @pytest.mark.parametrize(
@@ -141,42 +141,42 @@ def test_an_ssd_solves_mqar_of_few_keys(given):
 def test_an_ssd_solves_mqar_of_more_keys_than_channels(given):
     given = {"stack": "SM*2", **given}
     task = MQAR(seq_len=64, vocab_size=256, fillers=given.pop("fillers", "any"))
-    assert_solves(task, oracle(task, **given))
+    assert_solves(task, make_construction(task, **given))
 
 
 def test_an_ssd_solves_mqar_of_the_defaults_at_the_width_that_its_refusal_names():
     task = MQAR(seq_len=256)
     with pytest.raises(CannotError, match=r"up to 100% .* d_model=190 with d_state=94") as refused:
-        oracle(task, "SM*2", S__position="decay")
+        make_construction(task, "SM*2", S__position="decay")
     assert not refused.value.proven
-    model = oracle(task, "SM*2", d_model=190, S__position="decay", S__d_state=94)
+    model = make_construction(task, "SM*2", d_model=190, S__position="decay", S__d_state=94)
     assert_solves(task, model)
 
 
 @pytest.mark.parametrize("width", [10, 16, 24])
 def test_a_sum_misses_no_more_answers_than_its_bound(width, monkeypatch):
     monkeypatch.setattr("lab.constructions.match.ALLOWED", 1)
-    model = oracle(RECALL, "SM*2", d_model=2 + 2 * width, S__position="decay")
+    model = make_construction(RECALL, "SM*2", d_model=2 + 2 * width, S__position="decay")
     missed = 1 - evaluate(RECALL, model, rows=64, rows_at_once=64, seed=0).accuracy
     writes = 31  # the other pairs, and a filler that is an answer behind each query at most
-    bound = Memory(128, 128, writes).misses(width, width)
+    bound = SuperposedMemory(128, 128, writes).bound_misses(width, width)
     assert bound / 100 < missed < bound
-    assert Memory(128, 128, writes).misses(128, 128) == 0
-    assert Memory(128, 128, writes).misses(width, width, own=0.7) >= bound
+    assert SuperposedMemory(128, 128, writes).bound_misses(128, 128) == 0
+    assert SuperposedMemory(128, 128, writes).bound_misses(width, width, own=0.7) >= bound
 
 
 @pytest.mark.parametrize("stack", ["AM*2", "IM*2", "SM*2", "SM IM"])
 @pytest.mark.parametrize("seq_len", [128, 4096])
 def test_induction_is_solved_at_any_length_that_rotation_bears(stack, seq_len):
     task = Induction(seq_len=seq_len)
-    assert_solves(task, oracle(task, stack), rows=2)
+    assert_solves(task, make_construction(task, stack), rows=2)
 
 
 def test_without_rotation_the_match_bears_any_length():
     task = Induction(seq_len=2**15)
     with pytest.raises(CannotError, match="seq_len=32768: a state of d_state=128 has 0 channels"):
-        oracle(task, "SM*2")
-    assert_solves(task, oracle(task, "SM*2", S__position="decay"), rows=1)
+        make_construction(task, "SM*2")
+    assert_solves(task, make_construction(task, "SM*2", S__position="decay"), rows=1)
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_without_rotation_the_match_bears_any_length():
 )
 def test_what_cannot_is_refused_with_its_bound(task, given, words, proven):
     with pytest.raises(CannotError, match=words) as refused:
-        oracle(task, **given)
+        make_construction(task, **given)
     assert refused.value.proven is proven
     assert "\n" not in str(refused.value)
 
 
 def test_unused_layers_add_exactly_nothing():
-    model = oracle(RECALL, "NE AX NR AP")
+    model = make_construction(RECALL, "NE AX NR AP")
     tokens = RECALL.batch(size=2).inputs
     _, cache = model.run_with_cache(tokens)
     for i in range(4):
@@ -232,7 +232,7 @@ def test_unused_layers_add_exactly_nothing():
 
 
 def test_the_gathered_key_is_the_one_before():
-    model = oracle(RECALL)
+    model = make_construction(RECALL)
     tokens = RECALL.batch(size=8).inputs
     with torch.no_grad():
         pattern = model.run_with_cache(tokens)[1]["blocks.0.mixer.hook_pattern"]
@@ -241,7 +241,7 @@ def test_the_gathered_key_is_the_one_before():
 
 
 def test_the_weights_depend_on_the_seed_only_where_they_are_not_set():
-    first, second = (solved(RECALL, ModelConfig(), seed=seed) for seed in (0, 1))
+    first, second = (construct(RECALL, ModelConfig(), seed=seed) for seed in (0, 1))
     assert torch.equal(first.embed.weight, second.embed.weight)
     own = [model.get_submodule("blocks.0.mlp.up").weight for model in (first, second)]
     assert not torch.equal(*own)  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def test_the_weights_depend_on_the_seed_only_where_they_are_not_set():
 def test_codes_are_units_and_no_better_than_welch(count, width):
     codes = spread(count, width)
     torch.testing.assert_close(codes.norm(dim=1), torch.ones(count).double())
-    alike = cosines(count, width)
+    alike = compare_spread_codes(count, width)
     largest = max(alike.highest, -alike.lowest)
     assert largest == pytest.approx((codes @ codes.T).fill_diagonal_(0).abs().max().item())
     assert welch(count, width) <= largest + 1e-12
@@ -267,8 +267,8 @@ def test_turned_codes_are_what_rotation_makes_of_them(layout):
     whole[0, :, 0, list(places)] = codes
     # A query at 11 and keys at 4.
     query, key = (rotate(whole, torch.full((9,), at), 100.0, layout)[0, :, 0] for at in (11, 4))
-    torch.testing.assert_close(query @ key.T, codes @ channels.turned(codes, places, 7.0).T)
+    torch.testing.assert_close(query @ key.T, codes @ channels.turn(codes, places, 7.0).T)
 
 
 def test_arrangements_are_counted():
-    assert arrangements(5, 2) == pytest.approx(torch.tensor(20.0).log2().item())
+    assert count_arrangement_bits(5, 2) == pytest.approx(torch.tensor(20.0).log2().item())

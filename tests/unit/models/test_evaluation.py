@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.intervals import wilson, wilson_of_rows
+from lab.intervals import clustered_wilson, wilson
 from lab.layers.mask import stored
 from lab.models import build
 from lab.models.evaluation import evaluate, score, stored_positions
@@ -65,10 +65,10 @@ def test_an_oracle_mask_is_told_what_the_batch_stores():
 
 def test_the_interval_of_independent_answers_is_wilsons():
     right = torch.tensor([1, 0, 1, 1] * 25)
-    found = wilson_of_rows(right, torch.ones_like(right))
+    found = clustered_wilson(right, torch.ones_like(right))
     assert found == pytest.approx(wilson(0.75, 100), abs=1e-3)
     all_right = torch.full((10,), 4)
-    assert wilson_of_rows(all_right, all_right) == pytest.approx(wilson(1.0, 40))
+    assert clustered_wilson(all_right, all_right) == pytest.approx(wilson(1.0, 40))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -80,7 +80,7 @@ def test_the_interval_holds_the_share_however_many_answers(share):
 
 def test_answers_that_are_right_together_count_as_one():
     right = torch.tensor([8, 0, 8, 8] * 25)
-    together = wilson_of_rows(right, torch.full_like(right, 8))
+    together = clustered_wilson(right, torch.full_like(right, 8))
     assert together == pytest.approx(wilson(0.75, 100), abs=2e-3)
 
 
@@ -93,7 +93,7 @@ def test_the_interval_covers_as_often_as_it_says(together):
             right = 4 * (torch.rand(60, generator=generator) < 0.8).long()
         else:
             right = (torch.rand(60, 4, generator=generator) < 0.8).long().sum(1)
-        low, high = wilson_of_rows(right, torch.full((60,), 4))
+        low, high = clustered_wilson(right, torch.full((60,), 4))
         covered += low <= 0.8 <= high
     # 95 % of 400, standard deviation 4.4.
     assert 380 - 4 * 4.4 < covered < 380 + 4 * 4.4

@@ -9,13 +9,13 @@ import torch
 
 from analysis.base import Subject
 from analysis.run.baselines import describe, measure
-from lab.cli.tables.results import ending
+from lab.cli.tables.results import describe_ending
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.intervals import wilson
 from lab.models import build
 from lab.training.diagnosis import diagnose, not_begun, rates, rotary, under_way
-from lab.training.diagnosis.answers import Answers, answers
-from lab.training.diagnosis.ended import Ended
+from lab.training.diagnosis.answers import Answers, collect_answers
+from lab.training.diagnosis.failed_run import FailedRun
 from lab.training.experiment import carry_out
 from lab.training.fit import DivergedError, Row, start
 from lab.training.runs import Run
@@ -43,17 +43,17 @@ def finish(run: Run) -> dict:
     return carry_out(run, Runtime(device="cpu", history=False))
 
 
-def planted(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> Ended:
+def planted(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> FailedRun:
     """Return the run as if its evaluations had come out so; its weights are those it began with."""
     run.claim()
-    with run.recording() as record:
+    with run.record_rows() as record:
         for step in range(1, every * len(accuracies) + 1):
             found = accuracies[step // every - 1] if step % every == 0 else None
             record(Row(step, run.task.seq_len, loss(step), 0.1, 3e-3, 1.0, 0.01, 2.0, found))
     state = start(run.build(), run.train)
     state.step = every * len(accuracies)
     state.rows, state.precision = state.step * run.train.batch_size, "fp32"
-    return Ended(run, state, None, "budget")
+    return FailedRun(run, state, None, "budget")
 
 
 def answered(accuracy: float, plateau: float = 0.25) -> Answers:
@@ -65,7 +65,7 @@ def test_a_task_that_no_weights_solve(tmp_path):
     result = finish(make(tmp_path / "run", task))
     assert result["diagnosis"]["kind"] == "cannot"
     assert result["diagnosis"]["because"] == result["set_by_hand"]["because"]
-    assert "why it is not solved, at rows of 16 tokens: cannot: " in ending(result)
+    assert "why it is not solved, at rows of 16 tokens: cannot: " in describe_ending(result)
 
 
 def test_a_bound_at_the_full_length_is_none_in_a_shorter_stage(tmp_path):
@@ -114,24 +114,24 @@ def test_the_usual_rotation_forbids_nothing(tmp_path, seq_len, d_model):
 )
 def test_a_layer_that_matches_without_rotation_ends_the_matter(stack, options):
     model = build(stack, vocab_size=64, d_model=8, options=options)
-    assert rotary.rotations(model) == []
+    assert rotary.list_rotations(model) == []
 
 
 def test_state_space_layers_match_in_their_state():
     model = build("SM IM", vocab_size=64, d_model=8, n_heads=2, options={"S.d_state": 6})
-    assert rotary.rotations(model) == [rotary.Rotation(1e4, 6, 1), rotary.Rotation(1e4, 4, 2)]
+    assert rotary.list_rotations(model) == [rotary.Rotation(1e4, 6, 1), rotary.Rotation(1e4, 4, 2)]
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in ("bytes",)])
 def test_matching_is_asked_of_tasks_that_store_each_key_once(name):
-    assert (rotary._places(TASKS[name]()) is not None) == (name in ("mqar", "overwrite"))
+    assert (rotary._find_places(TASKS[name]()) is not None) == (name in ("mqar", "overwrite"))
 
 
 def test_a_diverged_run_names_its_rate(tmp_path):
     run = make(tmp_path / "run", learning_rate=1e30, optimizer="adamw", warmup_steps=0)
     with pytest.raises(DivergedError):
         finish(run)
-    result = run.result()
+    result = run.read_result()
     assert result is not None
     found = result["diagnosis"]
     assert found["kind"] == "outside the learning-rate window"
@@ -171,7 +171,7 @@ def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path, monkeypatch
     run = make(tmp_path / "run", max_steps=240, d_model=32, batch_size=16, eval_every=24)
     found = finish(run)["diagnosis"]
     assert found["kind"] in ("under way", "not begun", "undecided")
-    look = rates.look(Ended(run, run.load(), None, "budget"))
+    look = rates.look(FailedRun(run, run.load_state(), None, "budget"))
     assert not look.claims
     assert look.evidence["steps"] >= rates.FEWEST
 
@@ -220,7 +220,7 @@ def test_a_plateau_has_not_begun(tmp_path):
 def test_an_untrained_model_ranks_answers_by_chance_and_a_solved_one_rightly(tmp_path):
     for init, least, most in (("random", 0.4, 0.6), ("oracle", 1.0, 1.0)):
         run = make(tmp_path / init, d_model=64, init=init)
-        found = answers(planted(run, [0.1]))
+        found = collect_answers(planted(run, [0.1]))
         assert found.outranks is not None
         assert least <= found.outranks <= most
         assert found.rule in ("context value", "position only")
@@ -234,7 +234,7 @@ def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
     found = result["diagnosis"]
     assert found["kind"] == "not begun"
     assert found["seq_len"] == 16
-    assert f"not begun: {found['because']}" in ending(result)
+    assert f"not begun: {found['because']}" in describe_ending(result)
     says = describe(measure(Subject.of(run))[0]).says
     assert "Why it is not solved, at rows of 16 tokens: not begun. Validation accuracy is" in says
 
@@ -244,7 +244,7 @@ def test_a_result_from_before_diagnoses_is_still_shown(tmp_path):
     result = finish(run)
     del result["diagnosis"]
     run.write_result(result)
-    assert "why it is not solved" not in ending(result)
+    assert "why it is not solved" not in describe_ending(result)
     assert "Why it is not solved" not in describe(measure(Subject.of(run))[0]).says
 
 

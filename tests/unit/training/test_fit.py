@@ -9,9 +9,9 @@ from lab.config import TrainConfig
 from lab.models import build
 from lab.training.fit import (
     DivergedError,
-    first_row,
+    compute_learning_rate,
+    find_first_row,
     fit,
-    learning_rate,
     start,
 )
 from tasks.mqar import MQAR
@@ -25,12 +25,12 @@ def model(**options):
 
 def test_the_schedule():
     config = TrainConfig(learning_rate=1.0, warmup_steps=10, max_steps=110, schedule="cosine")
-    assert learning_rate(config, 1) == 0.1
-    assert learning_rate(config, 10) == 1.0
-    assert learning_rate(config, 60) == pytest.approx(0.55)
-    assert learning_rate(config, 110) == pytest.approx(0.1)
+    assert compute_learning_rate(config, 1) == 0.1
+    assert compute_learning_rate(config, 10) == 1.0
+    assert compute_learning_rate(config, 60) == pytest.approx(0.55)
+    assert compute_learning_rate(config, 110) == pytest.approx(0.1)
     constant = TrainConfig(learning_rate=1.0, warmup_steps=0)
-    assert learning_rate(constant, 1) == learning_rate(constant, 10**6) == 1.0
+    assert compute_learning_rate(constant, 1) == compute_learning_rate(constant, 10**6) == 1.0
 
 
 def test_every_trained_parameter_has_one_optimizer():
@@ -59,9 +59,9 @@ def test_a_frozen_table_has_none():
 
 def test_training_rows_are_new_or_go_round():
     fresh = TrainConfig(batch_size=4)
-    assert [first_row(fresh, seen) for seen in (0, 4, 396)] == [0, 4, 396]
+    assert [find_first_row(fresh, seen) for seen in (0, 4, 396)] == [0, 4, 396]
     finite = TrainConfig(batch_size=4, train_rows=8)
-    assert [first_row(finite, seen) for seen in (0, 4, 8, 12)] == [0, 4, 0, 4]
+    assert [find_first_row(finite, seen) for seen in (0, 4, 8, 12)] == [0, 4, 0, 4]
 
 
 def test_rows_tell_what_happened():

@@ -12,7 +12,12 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
 from lab.models.evaluation import evaluate
 from lab.training.experiment import carry_out
-from lab.training.generalisation import as_given, at_settings, by_default, evaluate_at
+from lab.training.generalisation import (
+    evaluate_settings,
+    list_default_settings,
+    undo_json,
+    vary_settings,
+)
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import Schedule, Task
@@ -44,27 +49,27 @@ def trained(path: Path, task: Task = TASK, **model: Any) -> Run:
 
 def kept(run: Run) -> list[tuple[str, Any]]:
     result = json.loads((run.path / "result.json").read_text())
-    return [(entry["option"], as_given(entry["value"])) for entry in result["evaluations"]]
+    return [(entry["option"], undo_json(entry["value"])) for entry in result["evaluations"]]
 
 
 def test_each_setting_is_evaluated_once_in_order_and_kept(tmp_path):
     run, told = trained(tmp_path), []
     settings = {"seq_len": [32, 16, 32], "n_pairs": [1]}
-    found = evaluate_at(run, settings, "cpu", told.append)
+    found = evaluate_settings(run, settings, "cpu", told.append)
     assert told == ["seq_len=32", "seq_len=16", "n_pairs=1"]
     wanted = [("seq_len", 32), ("seq_len", 16), ("n_pairs", 1)]
     assert [(entry["option"], entry["value"]) for entry in found] == wanted
     assert kept(run) == wanted
-    again = evaluate_at(run, {"n_pairs": [2, 1], "seq_len": [16]}, "cpu", told.append)
+    again = evaluate_settings(run, {"n_pairs": [2, 1], "seq_len": [16]}, "cpu", told.append)
     assert told[3:] == ["n_pairs=2"]
     assert [(entry["option"], entry["value"]) for entry in again] == [
         *(("n_pairs", 2), ("n_pairs", 1), ("seq_len", 16)),
     ]
     assert kept(run) == [*wanted, ("n_pairs", 2)]
     own = next(entry for entry in again if entry["option"] == "seq_len")
-    assert own["accuracy"] == run.last_test()["test_accuracy"]
+    assert own["accuracy"] == run.read_metrics().last_test["test_accuracy"]
     expected = evaluate(
-        TASK.changed(n_pairs=2), run.load("cpu").model, rows=8, rows_at_once=8, seed=0
+        TASK.changed(n_pairs=2), run.load_state("cpu").model, rows=8, rows_at_once=8, seed=0
     )
     assert again[0]["loss"] == pytest.approx(expected.loss, rel=1e-5)
     assert (again[0]["rows"], again[0]["scored"]) == (8, 16)
@@ -72,12 +77,12 @@ def test_each_setting_is_evaluated_once_in_order_and_kept(tmp_path):
 
 def test_what_was_found_before_more_training_is_dropped(tmp_path):
     run = trained(tmp_path)
-    evaluate_at(run, {"seq_len": [16, 32]}, "cpu")
-    result = run.result()
+    evaluate_settings(run, {"seq_len": [16, 32]}, "cpu")
+    result = run.read_result()
     assert result is not None
     old = [entry | {"step": 1, "accuracy": 9.0} for entry in result["evaluations"]]
     run.write_result({**result, "evaluations": old})
-    (found,) = evaluate_at(run, {"seq_len": [32]}, "cpu")
+    (found,) = evaluate_settings(run, {"seq_len": [32]}, "cpu")
     assert (found["step"], found["accuracy"] <= 1) == (2, True)
     assert kept(run) == [("seq_len", 32)]
 
@@ -85,9 +90,9 @@ def test_what_was_found_before_more_training_is_dropped(tmp_path):
 def test_mixtures_are_evaluated_and_known_again(tmp_path):
     run, told = trained(tmp_path), []
     settings = {"seq_len": [(8, 32)], "n_pairs": [(1, 2)]}
-    first = evaluate_at(run, settings, "cpu", told.append)
+    first = evaluate_settings(run, settings, "cpu", told.append)
     assert kept(run) == [("seq_len", (8, 32)), ("n_pairs", (1, 2))]
-    assert evaluate_at(run, settings, "cpu", told.append) == json.loads(json.dumps(first))
+    assert evaluate_settings(run, settings, "cpu", told.append) == json.loads(json.dumps(first))
     assert told == ["seq_len=(8, 32)", "n_pairs=(1, 2)"]
 
 
@@ -101,7 +106,7 @@ def test_mixtures_are_evaluated_and_known_again(tmp_path):
 def test_what_the_model_cannot_take_is_kept_as_such(tmp_path, monkeypatch, model, words):
     monkeypatch.setattr("lab.models.architectures.load_class", lambda path: Short)
     run = trained(tmp_path, **model)
-    refused, taken = evaluate_at(run, {"seq_len": [32, 16]}, "cpu")
+    refused, taken = evaluate_settings(run, {"seq_len": [32, 16]}, "cpu")
     assert words in refused["error"]
     assert refused.keys() == {"option", "value", "step", "error"}
     assert "accuracy" in taken
@@ -110,7 +115,7 @@ def test_what_the_model_cannot_take_is_kept_as_such(tmp_path, monkeypatch, model
 
 def test_what_goes_wrong_beside_the_model_is_no_refusal_of_it(tmp_path, monkeypatch):
     run = trained(tmp_path)
-    evaluate_at(run, {"seq_len": [16]}, "cpu")
+    evaluate_settings(run, {"seq_len": [16]}, "cpu")
 
     def broken(*args: object, **options: object):
         raise ValueError("a bug")
@@ -118,10 +123,10 @@ def test_what_goes_wrong_beside_the_model_is_no_refusal_of_it(tmp_path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr("lab.training.generalisation.evaluate", broken)
         with pytest.raises(ValueError, match="a bug"):
-            evaluate_at(run, {"seq_len": [32]}, "cpu")
+            evaluate_settings(run, {"seq_len": [32]}, "cpu")
     monkeypatch.setattr(MQAR, "generate", broken)
     with pytest.raises(ValueError, match="a bug"):
-        evaluate_at(run, {"seq_len": [32]}, "cpu")
+        evaluate_settings(run, {"seq_len": [32]}, "cpu")
     assert kept(run) == [("seq_len", 16)]
 
 
@@ -134,8 +139,8 @@ def test_a_text_that_changed_is_no_refusal_of_the_model(tmp_path):
         text.write_text("something else " * 300)
 
     with pytest.raises(TextChangedError, match="has changed"):
-        evaluate_at(run, {"seq_len": [32]}, "cpu", change)
-    result = run.result()
+        evaluate_settings(run, {"seq_len": [32]}, "cpu", change)
+    result = run.read_result()
     assert result is not None
     assert "evaluations" not in result
 
@@ -143,25 +148,25 @@ def test_a_text_that_changed_is_no_refusal_of_the_model(tmp_path):
 def test_settings_that_cannot_be_are_named_before_anything_is_evaluated(tmp_path):
     run = Run(tmp_path / "run", TASK, ModelConfig(stack="AM", d_model=8), TRAIN)
     with pytest.raises(ValueError, match="eval vocab_size=128: has 128 tokens, the model 64"):
-        evaluate_at(run, {"vocab_size": [128]})
+        evaluate_settings(run, {"vocab_size": [128]})
     with pytest.raises(ValueError, match="seq_len=15: must be even"):
-        at_settings(run, {"seq_len": [16, 15]})
+        vary_settings(run, {"seq_len": [16, 15]})
     with pytest.raises(ValueError, match="unknown option 'depth'"):
-        at_settings(run, {"depth": [1]})
+        vary_settings(run, {"depth": [1]})
     with pytest.raises(RunError, match="has no checkpoint to evaluate"):
-        evaluate_at(run, {"seq_len": [32]})
+        evaluate_settings(run, {"seq_len": [32]})
 
 
 def test_without_a_result_there_is_nothing_to_keep_it_in(tmp_path):
     run = trained(tmp_path)
     (run.path / "result.json").unlink()
     with pytest.raises(RunError, match="has no result yet"):
-        evaluate_at(run, {"seq_len": [32]})
+        evaluate_settings(run, {"seq_len": [32]})
 
 
 def test_by_default_the_tasks_own_settings_that_the_options_allow():
     def default(task: Task) -> dict[str, list[Any]]:
-        return by_default(Run(Path("nowhere"), task, ModelConfig(), TRAIN))
+        return list_default_settings(Run(Path("nowhere"), task, ModelConfig(), TRAIN))
 
     assert default(Copy(seq_len=32)) == {"seq_len": [32, 200, 400, 800]}
     # The value trained on comes first and once; what is trained on as a mixture is no one value.
@@ -170,6 +175,8 @@ def test_by_default_the_tasks_own_settings_that_the_options_allow():
     # Strings of up to 400 tokens, none twice, take more tokens than 128.
     assert default(Copy(seq_len=64, repeats=False, vocab_size=128)) == {"seq_len": [64, 200]}
     run = Run(Path("nowhere"), TASK, ModelConfig(), TRAIN)
-    assert all(at_settings(run, {name: values}) for name, values in by_default(run).items())
+    assert all(
+        vary_settings(run, {name: values}) for name, values in list_default_settings(run).items()
+    )
     scheduled = Copy(seq_len=Schedule(16, 32, 8))  # type: ignore[arg-type]
     assert default(scheduled) == {"seq_len": [200, 400, 800]}

@@ -70,7 +70,7 @@ def files(run: Run) -> dict[str, bytes]:
 
 def due(accuracies, first: int = 1) -> list[int]:
     pace = Pace()
-    return [step for step, share in enumerate(accuracies, first) if pace.due(step, float(share))]
+    return [step for step, share in enumerate(accuracies, first) if pace.update(step, float(share))]
 
 
 @pytest.fixture
@@ -126,14 +126,14 @@ def test_noise_keeps_few_more_than_the_powers(level):
 
 
 def test_every_kept_step_is_the_step_it_says(whole, tmp_path):
-    assert list(history.saved(whole.path)) == POWERS
-    assert whole.steps() == [0, *POWERS, STEPS]
-    state = make(tmp_path / "again").load()
+    assert list(history.list_weights(whole.path)) == POWERS
+    assert whole.list_steps() == [0, *POWERS, STEPS]
+    state = make(tmp_path / "again").load_state()
     wanted = {0: {k: w.clone() for k, w in state.model.state_dict().items()}}
     for row in fit(whole.task, state, whole.train, "fp32"):
         wanted[row.step] = {k: w.clone() for k, w in state.model.state_dict().items()}
-    for step in whole.steps():
-        model = whole.weights(step)
+    for step in whole.list_steps():
+        model = whole.load_model(step)
         assert not model.training
         for name, weight in model.state_dict().items():
             assert torch.equal(weight, wanted[step][name]), (step, name)
@@ -142,9 +142,9 @@ def test_every_kept_step_is_the_step_it_says(whole, tmp_path):
 def test_history_and_checkpoint_of_a_step_agree(tmp_path):
     run = make(tmp_path / "run", max_steps=16)
     finish(run)
-    assert 16 in run.checkpoints()
-    kept = history.restore(history.saved(run.path)[16], run.build()).state_dict()
-    checkpointed = run.weights(16).state_dict()
+    assert 16 in run.list_checkpoints()
+    kept = history.restore(history.list_weights(run.path)[16], run.build()).state_dict()
+    checkpointed = run.load_model(16).state_dict()
     assert kept.keys() == checkpointed.keys()
     assert all(torch.equal(kept[name], checkpointed[name]) for name in kept)
 
@@ -161,7 +161,7 @@ def test_a_stop_for_time_changes_no_file(unbroken, tmp_path, many):
     broken = make(tmp_path / "broken")
     for _ in range(3):
         finish(broken, max_minutes=1e-9)
-    assert broken.load().step == 3
+    assert broken.load_state().step == 3
     finish(broken)
     assert files(broken) == unbroken
 
@@ -173,7 +173,7 @@ def test_a_kill_changes_no_file(whole, tmp_path):
     home = Path(__file__).parents[3]
     ended = subprocess.run(command, cwd=home, timeout=120, env={"OMP_NUM_THREADS": "1"})
     assert ended.returncode == -signal.SIGKILL
-    assert list(history.saved(broken.path)) == [1, 2, 3, 4, 6, 8, 11]
+    assert list(history.list_weights(broken.path)) == [1, 2, 3, 4, 6, 8, 11]
     finish(broken)
     assert files(broken) == files(whole)
 
@@ -181,18 +181,18 @@ def test_a_kill_changes_no_file(whole, tmp_path):
 def test_steps_that_will_be_taken_again_are_dropped(tmp_path):
     run = make(tmp_path / "run")
     crash(run, 9)
-    assert run.steps() == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert run.list_steps() == [0, 1, 2, 3, 4, 5, 6, 8]
     run.rewind(5)
-    assert run.steps() == [0, 1, 2, 3, 4, 5]
-    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5]
+    assert run.list_steps() == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4, 5]
 
 
 def test_without_history_none_is_kept_and_training_is_the_same(whole, tmp_path):
     run = make(tmp_path / "run")
     finish(run, history=False)
     assert not (run.path / "history").exists()
-    assert run.steps() == [0, STEPS]
-    ours, theirs = run.weights(STEPS).state_dict(), whole.weights(STEPS).state_dict()
+    assert run.list_steps() == [0, STEPS]
+    ours, theirs = run.load_model(STEPS).state_dict(), whole.load_model(STEPS).state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -210,7 +210,7 @@ def test_the_command_line_can_do_without(tmp_path):
     words = ["mqar", *small.split(), "--out", str(out), "--json", "--no-history"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert Run.open(out).steps() == [0, 2]
+    assert Run.open(out).list_steps() == [0, 2]
     assert not (out / "history").exists()
 
 
@@ -227,36 +227,36 @@ def copy(run: Run, path: Path) -> Run:
 @pytest.mark.parametrize("left", [0, 4, 100, 2000])
 def test_a_truncated_file_is_named(whole, tmp_path, left):
     run = copy(whole, tmp_path / "run")
-    file = history.saved(run.path)[8]
+    file = history.list_weights(run.path)[8]
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(RunError, match=r"step-00000008.safetensors: truncated, or no weights: "):
-        run.weights(8)
-    assert run.weights(6)
+        run.load_model(8)
+    assert run.load_model(6)
 
 
 def test_weights_of_another_model_are_named(whole, tmp_path):
     run = replace(copy(whole, tmp_path / "run"), model=ModelConfig(d_model=4))
     with pytest.raises(RunError, match=r"step-00000008.safetensors: does not fit its run: "):
-        run.weights(8)
+        run.load_model(8)
 
 
 def test_a_step_that_is_not_there_lists_those_that_are(whole):
     with pytest.raises(RunError, match=r"no weights of step 5; has 0, 1, 2, 3, 4, 6, 8, 11, 16"):
-        whole.weights(5)
+        whole.load_model(5)
 
 
 def test_a_model_that_cannot_be_built_is_named(whole, tmp_path):
     run = replace(copy(whole, tmp_path / "run"), model=ModelConfig(d_model=8, stack="Q"))
     for step in (0, 8):
         with pytest.raises(RunError, match=f"{run.path}: "):
-            run.weights(step)
+            run.load_model(step)
 
 
 def test_what_is_no_weights_file_is_no_step(whole, tmp_path):
     run = copy(whole, tmp_path / "run")
     for name in (".step-00000009.safetensors.writing", "step-00000010.txt", "step-x.safetensors"):
         (run.path / "history" / name).write_text("mine")
-    assert list(history.saved(run.path)) == POWERS
+    assert list(history.list_weights(run.path)) == POWERS
 
 
 def test_a_refusing_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
@@ -269,25 +269,25 @@ def test_a_refusing_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     monkeypatch.setattr("lab.files.os.fsync", full)
     before = files(run)
     with pytest.raises(RunError, match=f"{run.path}: cannot be written: No space left on device"):
-        run.keep(run.load())
+        run.keep_weights(run.load_state())
     assert files(run) == before
     monkeypatch.undo()
     finish(run)
-    assert list(history.saved(run.path)) == POWERS
+    assert list(history.list_weights(run.path)) == POWERS
 
 
 def test_weights_that_are_not_finite_are_not_kept(tmp_path):
     run = make(tmp_path / "run", learning_rate=1e30, optimizer="adamw", warmup_steps=0)
     with pytest.raises(DivergedError):
         finish(run)
-    for step in run.steps():
-        assert all(w.isfinite().all() for w in run.weights(step).state_dict().values())
-    state = run.load()
+    for step in run.list_steps():
+        assert all(w.isfinite().all() for w in run.load_model(step).state_dict().values())
+    state = run.load_state()
     with torch.no_grad():
         state.model.embed.weight[0, 0] = torch.nan
     state.step = 20
-    run.keep(state)
-    assert 20 not in run.steps()
+    run.keep_weights(state)
+    assert 20 not in run.list_steps()
 
 
 def test_nothing_is_unpickled(whole, monkeypatch):
@@ -296,7 +296,7 @@ def test_nothing_is_unpickled(whole, monkeypatch):
 
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
         monkeypatch.setattr(name, refuse)
-    assert whole.weights(8)
+    assert whole.load_model(8)
 
 
 def test_the_runs_folder_is_what_its_docstring_says(whole):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, TrainConfig
-from lab.lengthening import stages
+from lab.lengthening import list_stages
 from lab.training import step_time
 from lab.training.runs import Run
-from lab.training.step_time import StepTime, cache_file, measure
+from lab.training.step_time import StepTime, get_cache_file, measure
 from tasks.mqar import MQAR
 
 CPU = torch.device("cpu")
@@ -31,14 +31,14 @@ def timed(monkeypatch, tmp_path):
         return planted[precision, batch.inputs.shape[1]]
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(step_time, "_seconds", seconds)
-    monkeypatch.setattr(step_time, "offered", lambda device: ("fp32", "bf16"))
+    monkeypatch.setattr(step_time, "_time_step", seconds)
+    monkeypatch.setattr(step_time, "list_precisions", lambda device: ("fp32", "bf16"))
     monkeypatch.setattr(step_time, "SECONDS", 0)
     return asked, planted
 
 
 def measured(run: Run, precision: str = "auto") -> StepTime:
-    return measure(run, stages(run.task, run.train), CPU, precision)
+    return measure(run, list_stages(run.task, run.train), CPU, precision)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ ZERO = '{"x": {"precision": "fp32", "first": 0, "last": 1}}'
 )
 def test_a_cache_that_cannot_be_read_is_made_anew(run, timed, content):
     timed[1].update(dict.fromkeys([("fp32", 8), ("bf16", 8), ("fp32", 32), ("bf16", 32)], 1.0))
-    cache_file().parent.mkdir(parents=True)
-    cache_file().write_text(content)
+    get_cache_file().parent.mkdir(parents=True)
+    get_cache_file().write_text(content)
     found = measured(run)
-    assert list(json.loads(cache_file().read_text()).values()) == [vars(found)]
+    assert list(json.loads(get_cache_file().read_text()).values()) == [vars(found)]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(run, timed, tmp_path):
@@ -91,5 +91,5 @@ def test_a_cache_that_cannot_be_written_is_done_without(run, timed, tmp_path):
 def test_a_real_step_takes_time_and_leaves_no_gradient(run):
     model = run.build()
     batch = run.task.batch(size=2)
-    assert step_time._seconds(model, batch, "fp32") > 0
+    assert step_time._time_step(model, batch, "fp32") > 0
     assert all(p.grad is None for p in model.parameters())

@@ -66,11 +66,11 @@ def build_run(tmp_path, mask: str) -> Run:
         tmp_path / mask, TASK, ModelConfig(stack="AM*2", d_model=16, options=options), TrainConfig()
     )
     run.claim()
-    state = run.load()
+    state = run.load_state()
     for step in (1, 2, 4):
         for name, p in state.model.named_parameters():
             if name.endswith("mask.l") and mask != "literal":
                 p.data[:, 3] -= 0.1
         state.step = step
-        run.keep(state)
+        run.keep_weights(state)
     return run

@@ -64,7 +64,7 @@ def test_a_model_without_masks_is_not_measured():
 @pytest.mark.parametrize("mask", ["straight-through", "value"])
 def test_every_finding_is_described_drawn_and_recorded(tmp_path, mask):
     run = build_run(tmp_path, mask)
-    results = dynamic_mask.measure(replace(build_subject(run.weights(4)), run=run))
+    results = dynamic_mask.measure(replace(build_subject(run.load_model(4)), run=run))
     assert [type(result) for result in results] == [
         BiasValues,
         KeySelection,

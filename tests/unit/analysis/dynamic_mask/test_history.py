@@ -12,7 +12,7 @@ from tests.unit.analysis.dynamic_mask.models import build_run, build_subject
 
 def test_history_follows_the_table(tmp_path):
     run = build_run(tmp_path, "soft")
-    results = dynamic_mask.measure(replace(build_subject(run.weights(4)), run=run))
+    results = dynamic_mask.measure(replace(build_subject(run.load_model(4)), run=run))
     past, way = results[-1], results[-2]
     assert isinstance(past, MaskHistory)
     assert isinstance(way, MaskTrajectory)
@@ -26,7 +26,7 @@ def test_history_follows_the_table(tmp_path):
 
 def test_a_literal_mask_is_dead_all_along(tmp_path):
     run = build_run(tmp_path, "literal")
-    past = dynamic_mask.measure(replace(build_subject(run.weights(4)), run=run))[-1]
+    past = dynamic_mask.measure(replace(build_subject(run.load_model(4)), run=run))[-1]
     assert isinstance(past, MaskHistory)
     assert (past.gradients == 0).all()
     assert (past.drifts == 0).all()

@@ -1,11 +1,13 @@
 """What a diagnosis starts from, what one look at it gives, and the diagnosis itself."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from lab.lengthening import Stage, stages
-from lab.training.fit import State
+from lab.lengthening import Stage, list_stages
+from lab.training.fit import TrainingState
+from lab.training.metrics import Metrics, MetricsRow
 from lab.training.runs import Run
 
 Kind = Literal[
@@ -23,10 +25,10 @@ class Diagnosis:
     """Why a run ended without solving its task.
 
     Attributes:
-        kind: the first in the order above that the evidence speaks for.
+        kind: the first in the order above for which there is evidence.
         because: one sentence with its numbers.
         evidence: those numbers by name, ready for JSON.
-        seq_len: tokens of the rows that it is about, those of the stage the run ended in.
+        seq_len: tokens of the rows in the stage that the run ended in, which it is about.
     """
 
     kind: Kind
@@ -40,7 +42,7 @@ class Look:
     """What looking for one kind of failure found.
 
     Attributes:
-        claims: whether the evidence speaks for the kind.
+        claims: whether the evidence speaks for this kind.
         says: one sentence with its numbers, without a full stop, beginning in lower case.
         evidence: those numbers by name.
     """
@@ -51,25 +53,30 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Ended:
+class FailedRun:
     """A run that ended unsolved.
 
     Attributes:
         run: the run, whose metrics are complete.
         state: its last; no look changes it.
-        by_hand: what `experiment` says of weights set by hand; None where no way is built.
+        by_hand: verdict and reason of the construction; None for a task that has none.
         stopped: "budget" or "diverged".
     """
 
     run: Run
-    state: State
+    state: TrainingState
     by_hand: Mapping[str, Any] | None
     stopped: str
 
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of the run, read once: it has ended, so they no longer grow."""
+        return self.run.read_metrics()
+
     @property
     def stage(self) -> Stage:
-        """The part of training that the run ended in."""
-        return stages(self.run.task, self.run.train)[self.state.stage]
+        """The stage of training that the run ended in."""
+        return list_stages(self.run.task, self.run.train)[self.state.stage]
 
     @property
     def full_length(self) -> bool:
@@ -82,16 +89,16 @@ class Ended:
         return self.run.train.solved_at if self.full_length else self.run.train.lengthen_at
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> Sequence[MetricsRow]:
         """The metrics of the stage, oldest first."""
-        return [row for row in self.run.metrics() if row["step"] > self.state.stage_step]
+        return [row for row in self.metrics if row["step"] > self.state.stage_step]
 
     @property
     def evaluations(self) -> list[tuple[int, float]]:
-        """The evaluations of the stage: training rows of it seen by then, and accuracy."""
+        """The evaluations of the stage: its training rows until then, and the accuracy."""
         began, size = self.state.stage_step, self.stage.batch_size
         return [
             ((found["step"] - began) * size, found["accuracy"])
-            for found in self.run.evaluations()
+            for found in self.metrics.evaluations
             if found["step"] > began
         ]
