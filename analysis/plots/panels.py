@@ -1,4 +1,4 @@
-"""Panels with a title each, two side by side: a panel per head, of the heads worth showing."""
+"""Panels of a figure: two side by side with a title each, or stacked with a legend each."""
 
 import math
 from collections.abc import Sequence
@@ -45,6 +45,23 @@ def new_panels(
         legend={"y": 1 + 20 / (height * down), "yref": "paper", "yanchor": "bottom"},
     )
     return fig, [(i // across + 1, i % across + 1) for i in range(len(titles))]
+
+
+def stack_panels(panels: int, height: int, gap: int) -> tuple[int, float]:
+    """Return how high stacked panels are with the gaps between them, px, and a gap as a share."""
+    total = panels * height + (panels - 1) * gap
+    return total, 0.0 if panels == 1 else gap / total
+
+
+def place_legend(fig: go.Figure, row: int, top: float) -> None:
+    """Place the legend of a stacked panel, rows from 1, above its top, a share of all panels."""
+    legend = {"orientation": "h", "x": 0, "y": top + 0.005, "yanchor": "bottom"}
+    fig.update_layout({name_legend(row): {**legend, "font": {"size": 11}, "itemwidth": 30}})
+
+
+def name_legend(row: int) -> str:
+    """Return plotly's name of the legend of a stacked panel, rows from 1."""
+    return "legend" if row == 1 else f"legend{row}"
 
 
 def title_lowest_axes(fig: go.Figure, places: Sequence[tuple[int, int]], text: str) -> None:

@@ -1,17 +1,22 @@
-"""What the answers lose when a value is forced on tokens, or values are dealt out at random."""
+"""How the accuracy changes when tokens get other values than they chose."""
 
+import html
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
+from plotly.subplots import make_subplots
 from torch import Tensor
 
-from analysis.base import Subject
-from analysis.scoring import Scored, scored
+from analysis.base import Finding, Subject, Words
+from analysis.plots.panels import name_legend, place_legend, stack_panels
+from analysis.plots.style import COLORS, HEAD, MUTED, SYMBOLS, new_figure
+from analysis.scoring import scored
 from analysis.statistics.estimates import (
+    SURE,
     Estimate,
     estimate_accuracy,
     estimate_ratio,
@@ -19,35 +24,37 @@ from analysis.statistics.estimates import (
     thin,
     westfall_young,
 )
-from analysis.value_usage.choices import churn, value_layers
-from lab.hooks import HookPoint
-from tasks.base import Batch
+from analysis.value_usage.choices import LAYERS
+from analysis.value_usage.reassignment import (
+    Reassign,
+    force_value,
+    score_reassigned,
+    shuffle_choices,
+)
+from analysis.words import name_layers, percent
 
 MOST = 5
 """Most values of a layer that are forced, those that are chosen most."""
-LAYERS = 4
-"""Most layers in which they are, from the first to the last."""
 PASSES = 64
-"""Most swaps in all, but for one value of each such layer."""
+"""Most swaps in all, beyond one value for each layer."""
 TOKENS = 2**18
-"""Tokens that are answered again in all; each swap gets as many rows as that allows."""
+"""Number of tokens answered again in all; each swap gets as many rows as that allows."""
 FEWEST_ROWS = 4
-
-Choose = Callable[[Int[Tensor, "b t k"]], Int[Tensor, "b t k"]]
-"""From the values that tokens choose to those that they get."""
+LINE, GAP = 26, 48
+"""Height of a line of the figure, and of the gap between panels, which holds a legend, px."""
 
 
 @dataclass(frozen=True)
 class Swap:
-    """What happens to the accuracy when tokens get other values, at the weights of their own.
+    """How the accuracy changes when tokens get other values, at the weights of their own.
 
     Attributes:
         layer: index of the block.
-        value: the one that is forced; None where the tokens' own are dealt out at random.
-        role: of the tokens it is forced on, index into role_names; None for all.
+        value: the value that is forced; None where the tokens' own are shuffled among them.
+        role: of the tokens it is forced on, index into role_names; None for all tokens.
         moved: share of all tokens that get a value they had not chosen.
         change: accuracy after less accuracy before, in [−1, 1]; chance 0.
-        p: that the worst of all these swaps costs as much where none costs anything.
+        p: that the worst of all these swaps costs as much if none costs anything.
     """
 
     layer: int
@@ -57,18 +64,23 @@ class Swap:
     change: Estimate
     p: float
 
+    def summarize_change(self) -> str:
+        """Return the change of accuracy in points, with its interval."""
+        value, low, high = (100 * x for x in (self.change.value, self.change.low, self.change.high))
+        return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
 
 @dataclass(frozen=True)
-class Swaps:
+class Swaps(Finding):
     """Every swap, and the accuracy before.
 
     Attributes:
-        accuracy: as it is; chance is the task's.
-        swaps: by layer, value and role, the random one first.
-        placebo: the largest change of a hidden state when tokens are forced to what they chose.
+        accuracy: before any swap; chance is the task's.
+        swaps: by layer, value and role, the shuffle of a layer first.
+        placebo: largest change of a hidden state when tokens are forced to what they chose.
         role_names: the task's.
         forced: most values that are forced in a layer, those that are chosen most.
-        left_out: whether there are more, or more layers.
+        left_out: whether there are more values, or more layers.
     """
 
     accuracy: Estimate
@@ -78,14 +90,132 @@ class Swaps:
     forced: int
     left_out: bool
 
+    def describe(self) -> Words:
+        """Describe the swap that costs most, if any is shown to cost."""
+        says = self._summarize()
+        reading = (
+            f"On these rows {percent(self.accuracy.value)} of the answers are right (chance "
+            f"{percent(self.accuracy.chance)}). Whiskers: 95 % intervals by resampling rows, one "
+            "swap at a time. p: the share of random sign flips of the rows in which the worst of "
+            f"all swaps costs as much; a swap is shown to cost if p < {SURE}. A forced value takes "
+            "over the score, and so the weight, of the value that it replaces. Forcing each "
+            "token's own choice "
+        )
+        reading += (
+            "changes nothing."
+            if self.placebo == 0
+            else f"moves a hidden state by at most {self.placebo:.2g}."
+        )
+        if self.left_out:
+            layers = sorted({swap.layer for swap in self.swaps})
+            reading += f" Only the values used most are forced, up to {self.forced} per layer, in "
+            reading += f"{name_layers(layers)}."
+        return Words(
+            title="Change of accuracy when values are forced",
+            says=says,
+            reading=reading,
+            alt=f"Dots of accuracy change by value. {says}",
+        )
+
+    def _summarize(self) -> str:
+        right, n = self.accuracy, len(self.swaps)
+        # NaN, the interval of a single row, is not above chance either.
+        if not right.low > right.chance:
+            return (
+                f"{percent(right.value)} of the answers are right, not shown to be above chance "
+                f"({percent(right.chance)}): swaps cannot tell which values matter."
+            )
+        costly = [swap for swap in self.swaps if swap.change.value < 0 and swap.p < SURE]
+        if not costly:
+            least = min(swap.p for swap in self.swaps)
+            return f"None of {n} swaps is shown to cost accuracy (least p {least:.2g})."
+        worst = min(costly, key=lambda swap: swap.change.value)
+        says = f"{self._name_swap(worst)} costs most, {worst.summarize_change()} "
+        says += f"(p {worst.p:.2g}, the worst of {n})"
+        if worst.value is not None:
+            same = (s for s in self.swaps if s.layer == worst.layer and s.value is None)
+            says += f"; shuffling the layer's choices changes {next(same).summarize_change()}"
+        return f"{says}."
+
+    def _name_swap(self, swap: Swap) -> str:
+        if swap.value is None:
+            return f"Shuffling the choices of layer {swap.layer} among its tokens"
+        role = swap.role
+        group = "every token" if role is None else f"the tokens of role {self.role_names[role]}"
+        return f"Forcing value {swap.value} on {group} in layer {swap.layer}"
+
+    def draw(self) -> go.Figure:
+        """Draw the changes, a panel per layer, a line per group of tokens, a mark per value."""
+        layers = sorted({swap.layer for swap in self.swaps})[:LAYERS]
+        roles = sorted({swap.role for swap in self.swaps if swap.role is not None})
+        groups = [None, *roles]
+        labels = ["shuffled", "all tokens", *(html.escape(self.role_names[r]) for r in roles)]
+        panel = LINE * len(labels)
+        height, spacing = stack_panels(len(layers), panel, GAP)
+        fig = make_subplots(
+            rows=len(layers),
+            cols=1,
+            shared_xaxes=True,
+            vertical_spacing=spacing,
+            figure=new_figure(height=HEAD + 56 + height + 52),
+        )
+        for row, layer in enumerate(layers, start=1):
+            mine = [swap for swap in self.swaps if swap.layer == layer]
+            values = list(dict.fromkeys(swap.value for swap in mine))
+            forced = sorted(value for value in values if value is not None)
+            fig.add_vline(0, line={"color": MUTED, "width": 1, "dash": "dot"}, row=row, col=1)  # type: ignore[arg-type]
+            for value in values:
+                some = [swap for swap in mine if swap.value == value]
+                changes = [swap.change for swap in some]
+                if value is None:
+                    name, color, symbol, y = "own, shuffled", MUTED, "cross", [0.0]
+                else:
+                    place = forced.index(value)
+                    spread = 0.6 * ((place + 0.5) / len(forced) - 0.5)
+                    name, color, symbol = f"value {value}", COLORS[place], SYMBOLS[place]
+                    y = [1 + groups.index(swap.role) + spread for swap in some]
+                fig.add_scatter(
+                    x=[change.value for change in changes],
+                    y=y,
+                    mode="markers",
+                    marker={"color": color, "symbol": symbol, "size": 8},
+                    error_x={
+                        "type": "data",
+                        "symmetric": False,
+                        "array": [np.nan_to_num(c.high - c.value) for c in changes],
+                        "arrayminus": [np.nan_to_num(c.value - c.low) for c in changes],
+                        "thickness": 1.2,
+                        "width": 0,
+                    },
+                    name=name,
+                    legend=name_legend(row),
+                    showlegend=value is not None,
+                    cliponaxis=False,
+                    hovertemplate=f"layer {layer}, {name}: %{{x:+.2%}}<extra></extra>",
+                    row=row,
+                    col=1,
+                )
+            place_legend(fig, row, 1 - (row - 1) * (panel + GAP) / height)
+            fig.update_yaxes(title_text=f"layer {layer}", row=row, col=1)
+        fig.update_yaxes(
+            range=[len(labels) - 0.4, -0.6],
+            tickvals=list(range(len(labels))),
+            ticktext=labels,
+            ticks="",
+            automargin="left",
+        )
+        fig.update_xaxes(tickformat="+.2~%", nticks=7)
+        fig.update_xaxes(title_text="change of accuracy", row=len(layers), col=1)
+        return fig.update_layout(margin={"t": HEAD + 56, "b": 52})
+
 
 @torch.no_grad()
 def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]]) -> Swaps:
     """Force each layer's most used values on all tokens, and on those of each role.
 
     Args:
-        subject: what is looked at, on its first rows.
-        loads: how many tokens choose each value, by layer.
+        subject: swaps are scored on its first rows.
+        loads: the share of tokens that choose each value, by layer.
     """
     layers = thin(list(loads), LAYERS)
     n_groups = 1 + len(subject.task.role_names)
@@ -102,88 +232,25 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
     groups += [(role, there) for role in roles if (there := batch.roles == role).any()]
     found, changes, placebo = [], [], 0.0
     for layer in layers:
-
-        def answer(choose: Choose, layer: int = layer) -> tuple[Scored, float]:
-            return _answer(subject, batch, layer, choose)
-
-        same, _ = answer(torch.clone)
+        same, _ = score_reassigned(subject, batch, layer, torch.clone)
         placebo = max(placebo, float((same.hidden - before.hidden).abs().max()))
-        tries: list[tuple[int | None, int | None, Choose]] = [(None, None, dealt(subject.seed))]
+        swaps: list[tuple[int | None, int | None, Reassign]] = [
+            (None, None, shuffle_choices(subject.seed))
+        ]
         for value in np.argsort(-loads[layer], kind="stable")[:most].tolist():
-            tries += [(value, role, forced(value, there)) for role, there in groups]
-        for value, role, choose in tries:
-            after, moved = answer(choose)
-            change = after.right.double() - before.right.double()
-            sums, counts = sum_by_row(before, change)
-            estimate = estimate_ratio(sums, counts, 0.0, rng)
-            found.append(Swap(layer, value, role, moved, estimate, math.nan))
+            swaps += [(value, role, force_value(value, there)) for role, there in groups]
+        for value, role, reassign in swaps:
+            after, moved = score_reassigned(subject, batch, layer, reassign)
+            sums, counts = sum_by_row(before, after.right.double() - before.right.double())
+            change = estimate_ratio(sums, counts, 0.0, rng)
+            found.append(Swap(layer, value, role, moved, change, math.nan))
             changes.append(sums.cpu().numpy())
     ps = westfall_young(np.stack(changes, 1), rng).tolist()
-    swaps = [replace(swap, p=p) for swap, p in zip(found, ps, strict=True)]
     return Swaps(
         accuracy=estimate_accuracy(before, subject.task.chance, rng),
-        swaps=tuple(swaps),
+        swaps=tuple(replace(swap, p=p) for swap, p in zip(found, ps, strict=True)),
         placebo=placebo,
         role_names=subject.task.role_names,
         forced=most,
         left_out=len(loads) > len(layers) or max(map(len, loads.values())) > most,
     )
-
-
-def forced(value: int, there: Bool[Tensor, "b t"]) -> Choose:
-    """Return how some tokens get a value: in place of their last choice, where it is missing."""
-
-    def choose(indices: Int[Tensor, "b t k"]) -> Int[Tensor, "b t k"]:
-        missing = there & (indices != value).all(-1)
-        after = indices.clone()
-        after[..., -1] = torch.where(missing, value, indices[..., -1])
-        return after
-
-    return choose
-
-
-def dealt(seed: int) -> Choose:
-    """Return how all tokens' choices are dealt out among them at random, as often as before."""
-
-    def choose(indices: Int[Tensor, "b t k"]) -> Int[Tensor, "b t k"]:
-        flat = indices.flatten(0, 1)
-        order = np.random.default_rng(seed).permutation(len(flat))
-        return flat[torch.from_numpy(order).to(flat.device)].view_as(indices)
-
-    return choose
-
-
-def handed_on(
-    scores: Float[Tensor, "b t n_v"], after: Int[Tensor, "b t k"]
-) -> Float[Tensor, "b t n_v"]:
-    """Return each token's own scores dealt anew: `after` gets the highest, in its order.
-
-    A value has the weight that its score gives it, small where it was not chosen. So that a swap
-    tells of the value and not of a small weight, it takes over the score of the one it replaces.
-    """
-    ranked = scores.argsort(dim=-1, descending=True, stable=True)
-    taken = (ranked[..., :, None] == after[..., None, :]).any(-1)
-    others = taken.int().argsort(dim=-1, stable=True)[..., : scores.shape[-1] - after.shape[-1]]
-    order = torch.cat([after, ranked.gather(-1, others)], -1)
-    return torch.empty_like(scores).scatter_(-1, order, scores.gather(-1, ranked))
-
-
-def _answer(subject: Subject, batch: Batch, layer: int, choose: Choose) -> tuple[Scored, float]:
-    """Return the answers with other choices, and the share of tokens whose set of values moved."""
-    name = f"blocks.{layer}.mixer.hook_value"
-    k = value_layers(subject.model)[layer].n_chosen
-    given: list[Tensor] = []
-    moved: list[float] = []
-
-    def score_anew(scores: Tensor, point: HookPoint) -> Tensor:
-        own = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
-        given.append(choose(own))
-        moved.append(churn(own.cpu().numpy(), given[-1].cpu().numpy()))
-        return handed_on(scores, given[-1])
-
-    def choose_anew(indices: Tensor, point: HookPoint) -> Tensor:
-        # Of tied scores the layer would take the lower index.
-        return given[-1]
-
-    with subject.model.hooks([(f"{name}_scores", score_anew), (f"{name}_indices", choose_anew)]):
-        return scored(subject.model, batch), moved[-1]
