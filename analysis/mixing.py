@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from analysis.base import NotApplicableError
 from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
-from lab.layers.mask import has_oracle_mask, stored
+from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
 from lab.models import Block, LanguageModel
-from lab.models.evaluation import score, stored_positions
+from lab.models.evaluation import find_stored_positions, score
 from lab.models.user_mixer import is_own
 from tasks.base import Batch
 
@@ -143,7 +143,11 @@ class Mixer:
 
     def _tell_mask(self, row: int) -> AbstractContextManager[object]:
         """Tell the mixer's oracle mask, if it has one, what a row of the batch stores."""
-        return nullcontext() if self.keep is None else stored(self.module, self.keep[row : row + 1])
+        return (
+            nullcontext()
+            if self.keep is None
+            else reveal_stored(self.module, self.keep[row : row + 1])
+        )
 
 
 @torch.no_grad()
@@ -163,7 +167,7 @@ def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
         block = model.blocks[layer]
         assert isinstance(block, Block)
         if block.mixer is not None and block.norm_mixer is not None:
-            keep = stored_positions(batch) if has_oracle_mask(block.mixer) else None
+            keep = find_stored_positions(batch) if has_oracle_mask(block.mixer) else None
             found.append(Mixer(layer, block.mixer, block.norm_mixer(residual), keep))
 
     with model.hooks([(lambda name: name.endswith("hook_resid_pre"), look)]):

@@ -10,7 +10,7 @@ import torch
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def uncompiled(function: Function) -> Function:
+def keep_eager(function: Function) -> Function:
     """Make torch.compile call a function as it is, where it would trace through it.
 
     `torch.compiler.disable` does the same, but imports torch._dynamo at once, which takes a

@@ -8,7 +8,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
-from lab.compilation import uncompiled
+from lab.compilation import keep_eager
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class HookPoint(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` as it is, or what the hooks make of it."""
-        return self._through_hooks(x) if self.hooked else x
+        return self._apply_hooks(x) if self.hooked else x
 
     def add_hook(self, fn: HookFn, *, last: bool = False) -> Callable[[], None]:
         """Attach a hook, and return what takes it off.
@@ -66,7 +66,7 @@ class HookPoint(nn.Module):
         # Never the key of one that is gone, which may still be taken off again.
         self._added += 1
         key = last, self._added
-        self._fns[key] = _by_position(fn)
+        self._fns[key] = _adapt_hook(fn)
         self.hooked = True
 
         def remove() -> None:
@@ -80,15 +80,15 @@ class HookPoint(nn.Module):
         self._fns.clear()
         self.hooked = False
 
-    @uncompiled
-    def _through_hooks(self, x: Tensor) -> Tensor:
+    @keep_eager
+    def _apply_hooks(self, x: Tensor) -> Tensor:
         for _, fn in sorted(self._fns.items(), key=lambda item: item[0]):
             replaced = fn(x, self)
             x = x if replaced is None else replaced
         return x
 
 
-def _by_position(fn: HookFn) -> PositionalHook:
+def _adapt_hook(fn: HookFn) -> PositionalHook:
     """Return a hook that is called as fn(tensor, point)."""
     try:
         by_keyword = "hook" in signature(fn).parameters
@@ -121,7 +121,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     return inner
 
 
-def matching(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
+def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
     """Return the points a filter names.
 
     Raises:
@@ -160,7 +160,7 @@ def hooks(model: nn.Module, fwd_hooks: list[tuple[NamesFilter, HookFn]]) -> Iter
     model = unwrap(model)
     with ExitStack() as stack:
         for names_filter, fn in fwd_hooks:
-            for point in matching(model, names_filter).values():
+            for point in find_points(model, names_filter).values():
                 stack.callback(point.add_hook(fn))
         yield model
 

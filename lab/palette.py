@@ -15,13 +15,13 @@ ROLES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 """Of a task's roles in turn, but for the last."""
 
 
-def of_roles(names: Sequence[str]) -> list[str]:
+def color_roles(names: Sequence[str]) -> list[str]:
     """Return a colour for each role of a task: grey for the last, which padding has too."""
     colours = [ROLES[i % len(ROLES)] for i in range(len(names))]
     return [*colours[:-1], MUTED] if len(names) > 1 else colours
 
 
-def ink_on(colour: str) -> str:
+def choose_ink(colour: str) -> str:
     """Return black or white, whichever is read more easily on a colour: WCAG's contrast."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]

@@ -50,17 +50,17 @@ def load(module: str) -> ModuleType:
         ValueError: for one that is not in `PEERS`; lists the known.
     """
     package = module.partition(".")[0]
-    missing = why_missing(package)
+    missing = explain_missing(package)
     if missing is not None:
         raise MissingPeerError(missing)
-    bare = _bare_mamba_ssm() if package == "mamba_ssm" else nullcontext()
+    bare = _replace_mamba_ssm() if package == "mamba_ssm" else nullcontext()
     with warnings.catch_warnings(), bare:
         for message, category in _SAID_AT_IMPORT.items():
             warnings.filterwarnings("ignore", message, category)
         return importlib.import_module(module)
 
 
-def why_missing(package: str) -> str | None:
+def explain_missing(package: str) -> str | None:
     """Return how to install a package of `PEERS` that is not there, None for one that is.
 
     Raises:
@@ -79,14 +79,14 @@ def version(package: str) -> str:
     Raises:
         ValueError: as `load`.
     """
-    missing = why_missing(package)
+    missing = explain_missing(package)
     if missing is not None:
         raise ValueError(missing)
     return importlib.metadata.version(PEERS[package])
 
 
 @contextmanager
-def _bare_mamba_ssm() -> Iterator[None]:
+def _replace_mamba_ssm() -> Iterator[None]:
     """Make mamba_ssm's modules importable where its CUDA extension was not compiled.
 
     Its top level imports the extension, which only its first selective scan needs: neither the

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lab.laws import LAWS, Outcome, Reach
 from lab.layers.attention import Attention, AttentionState
-from lab.layers.mask import stored
+from lab.layers.mask import reveal_stored
 from lab.layers.state import State
 from lab.models import ARCHITECTURES
 from lab.models.language_model import LanguageModel, ModelState
@@ -61,7 +61,7 @@ class Told(nn.Module):
         return ((positions % 3 == 1) | (positions == 4)).expand(x.shape[0], -1)
 
     def forward(self, x: Tensor) -> Tensor:
-        with stored(self.mixer, self.keep(x)):
+        with reveal_stored(self.mixer, self.keep(x)):
             return self.mixer(x)
 
     def start(self, batch: int, position: int = 0) -> State:
@@ -70,15 +70,15 @@ class Told(nn.Module):
     def prefill(
         self, x: Tensor, state: AttentionState | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        with stored(self.mixer, self.keep(x)):
+        with reveal_stored(self.mixer, self.keep(x)):
             return self.mixer.prefill(x, state, keep)
 
     def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, State]:
-        with stored(self.mixer, self.keep(x)):
+        with reveal_stored(self.mixer, self.keep(x)):
             return self.mixer.step(x, state)
 
     def matrix(self, x: Tensor) -> Tensor:
-        with stored(self.mixer, self.keep(x)):
+        with reveal_stored(self.mixer, self.keep(x)):
             return self.mixer.matrix(x)
 
     def values(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Embedded(nn.Module):
             outside.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model.embedded(x)
+        return self.model.forward_embeddings(x)
 
     def start(self, batch: int, position: int = 0) -> ModelState:
         return self.model.start(batch, position)
@@ -108,10 +108,10 @@ class Embedded(nn.Module):
     def prefill(
         self, x: Tensor, state: ModelState | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        return self.model.prefill_embedded(x, state, keep)
+        return self.model.prefill_embeddings(x, state, keep)
 
     def step(self, x: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-        return self.model.step_embedded(x, state)
+        return self.model.step_embeddings(x, state)
 
 
 def moved(module: nn.Module) -> nn.Module:

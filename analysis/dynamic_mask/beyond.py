@@ -19,7 +19,7 @@ from analysis.plots.panels import PANELS
 from analysis.scoring import scored
 from analysis.statistics.estimates import Estimate, estimate_accuracy
 from analysis.words import percent
-from lab.models.evaluation import stored_positions
+from lab.models.evaluation import find_stored_positions
 
 BEYOND_TOKENS = 2**13
 """Number of tokens of the rows that are twice as long as those trained on."""
@@ -103,7 +103,7 @@ def measure_beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
         bare = scored(subject.model, batch)
     ranked: tuple[float, ...] = ()
     if has_pairs(batch):
-        stored = stored_positions(batch)[:, None]
+        stored = find_stored_positions(batch)[:, None]
         for layer in record_masked_layers(subject.model, batch):
             keep = stored.expand_as(layer.bias)
             ranked += tuple(auroc(layer.bias, keep, ~keep).nanmean(0).tolist())

@@ -19,7 +19,7 @@ from analysis.dynamic_mask.stored_pairs import (
 )
 from analysis.links import has_pairs
 from analysis.statistics.estimates import Estimate, divide_sums, estimate_ratio
-from lab.models.evaluation import stored_positions
+from lab.models.evaluation import find_stored_positions
 from tasks.base import IGNORE, Batch
 
 NAMED = 3
@@ -111,7 +111,7 @@ def measure_heads(
     """Measure what the mask of each of a layer's key heads does on a batch."""
     asking = batch.targets != IGNORE
     asked = asking.sum(1).double()
-    stored = stored_positions(batch) if has_pairs(batch) else None
+    stored = find_stored_positions(batch) if has_pairs(batch) else None
     edges = {}
     if stored is not None:
         keys = locate_keys(batch)

@@ -22,7 +22,7 @@ from lab.hooks import HookPoint
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel
-from lab.models.evaluation import score, stored_positions
+from lab.models.evaluation import find_stored_positions, score
 from tasks.base import Batch
 
 READS = 2.0
@@ -78,7 +78,7 @@ def answer_unmasked(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
     Stored keys and values get the largest bias of the row. Windows grow by as many keys as a row
     stores, so that they still keep everything they kept before.
     """
-    stored = stored_positions(batch)
+    stored = find_stored_positions(batch)
     more = int(stored.sum(1).max())
     wide = [layer for layer in find_masked_layers(model).values() if layer.window is not None]
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from analysis.interventions.edges import BlockedEdges
 from analysis.interventions.places import get_mixer
 from analysis.mixing import BLOCK_ENTRIES
-from lab.compilation import uncompiled
+from lab.compilation import keep_eager
 from lab.hooks import HookPoint
 from lab.layers.mask import has_oracle_mask
 from lab.layers.mixer import MatrixMixer, RecurrentMixer, SoftmaxMixer, offers_rows
 from lab.layers.state import Decoder
-from lab.models.user_mixer import answerable, is_own
+from lab.models.user_mixer import convert_errors, is_own
 
 Edit = Callable[[Tensor, Tensor], Tensor]
 """Gets a matrix [b h t s] and which rows of the batch it is of [b]; returns the one to apply."""
@@ -50,7 +50,7 @@ class MatrixForward:
         return self._apply(x)
 
     # Code compiled for the other forward has no use for a graph of this one.
-    @uncompiled
+    @keep_eager
     def _apply(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         mixer = self.mixer
         for check in self.checks:
@@ -62,7 +62,7 @@ class MatrixForward:
                 "an edited matrix has no recurrent state"
             )
         if not self.verified:
-            answerable(self._verify, type(mixer))(x[:1])
+            convert_errors(self._verify, type(mixer))(x[:1])
             self.verified = True
         parts = torch.arange(len(x), device=x.device).split(self._count_rows_at_once(x))
         return mixer.project(x, torch.cat([self._mix(x[rows], rows) for rows in parts]))

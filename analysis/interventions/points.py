@@ -18,8 +18,8 @@ from analysis.interventions.places import (
     get_mixer,
     to_indices,
 )
-from lab.hooks import HookPoint, NamesFilter, hooks, matching
-from lab.layers.choices import one_of
+from lab.hooks import HookPoint, NamesFilter, find_points, hooks
+from lab.layers.choices import require_one_of
 from lab.layers.mixer import BiasedMixer
 
 Ablation = Literal["zero", "mean", "resample"]
@@ -129,7 +129,7 @@ def ablate(
         ValueError: as `patch`, and for an unknown `how`; while it runs, for a batch of one row with
             mean or resample, and for zeros or means of indices.
     """
-    one_of("how", how, get_args(Ablation))
+    require_one_of("how", how, get_args(Ablation))
     place = _Place.of(rows, positions, heads)
     place.check(model, name)
 
@@ -222,7 +222,7 @@ class _Place:
         Raises:
             ValueError: for a name that matches no point, or a point without the axis.
         """
-        for point in matching(get_language_model(model), name):
+        for point in find_points(get_language_model(model), name):
             for field in self.restricted:
                 forms = _list_axes(point)
                 if not any(_LETTERS[field] in form for form in forms):

@@ -13,7 +13,7 @@ from analysis.base import Finding, Words
 from analysis.plots import style
 from analysis.record import figure_only
 from analysis.words import percent
-from lab.palette import of_roles
+from lab.palette import color_roles
 from tasks.base import IGNORE, Batch, Task
 
 MOST_ROWS = 8
@@ -143,7 +143,7 @@ class RowLayout(Finding):
         # A longer token among short ones is drawn smaller.
         letters = np.median([len(token) for tokens in self.tokens for token in tokens])
         fits = letters * LETTER <= cell
-        colors = of_roles(self.role_names)
+        colors = color_roles(self.role_names)
         fig.add_heatmap(
             z=z,
             customdata=notes,

@@ -19,7 +19,7 @@ from analysis.plots.style import (
     add_title,
     new_figure,
 )
-from lab.models.anatomy import Anatomy, Part, anatomy
+from lab.models.anatomy import Anatomy, Part, dissect
 
 __all__ = ["TITLE", "StackAnatomy", "describe", "draw", "measure"]
 
@@ -125,7 +125,7 @@ class StackAnatomy(Anatomy, Finding):
 
 def measure(subject: Subject) -> list[StackAnatomy]:
     """Take the subject's model apart."""
-    return [StackAnatomy.of(anatomy(subject.model))]
+    return [StackAnatomy.of(dissect(subject.model))]
 
 
 def render_page(found: Anatomy, name: str) -> str:

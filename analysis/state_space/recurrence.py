@@ -21,7 +21,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
-from lab.ops.ssd_forms import per_head
+from lab.ops.ssd_forms import repeat_groups
 from tasks.base import Batch
 
 HELD = 0.9
@@ -81,7 +81,7 @@ class Recurrence:
     @property
     def writes(self) -> Float[Tensor, "b t h"]:
         """‖dt_t x_t ⊗ B_t‖, the Frobenius norm of what a token adds to the state."""
-        return self.dt * self.values.norm(dim=-1) * per_head(self.B, self.n_heads).norm(dim=-1)
+        return self.dt * self.values.norm(dim=-1) * repeat_groups(self.B, self.n_heads).norm(dim=-1)
 
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
         """Yield M̃ of one row of the batch by blocks of target positions, as `Mixer.blocks` does."""
@@ -118,9 +118,11 @@ class Recurrence:
         a = self.log_decay.double()
         until = a[:, 1:split].flip(1).cumsum(1).flip(1)
         until = F.pad(until, (0, 0, 0, 1))
-        left = a[:, split:].cumsum(1).exp()[..., None] * per_head(self.C[:, split:], self.n_heads)
+        left = a[:, split:].cumsum(1).exp()[..., None] * repeat_groups(
+            self.C[:, split:], self.n_heads
+        )
         weight = (until.exp() * self.dt[:, :split])[..., None]
-        right = weight * per_head(self.B[:, :split], self.n_heads)
+        right = weight * repeat_groups(self.B[:, :split], self.n_heads)
         upper, lower = (
             torch.linalg.qr(factor.double().transpose(1, 2), mode="r").R for factor in (left, right)
         )
@@ -135,7 +137,7 @@ class Recurrence:
         """
         past = self.log_decay[row].double().cumsum(0).T
         some = slice(row, row + 1)
-        B, C = (per_head(z[some], self.n_heads)[0].transpose(0, 1) for z in (self.B, self.C))
+        B, C = (repeat_groups(z[some], self.n_heads)[0].transpose(0, 1) for z in (self.B, self.C))
         place = torch.arange(past.shape[1], device=past.device)
         sums = past.new_zeros(6, self.n_heads)
         for rows in place.split(max(1, BLOCK_ENTRIES // past.numel())):

@@ -14,7 +14,7 @@ from torch import Tensor
 from lab.bench.peak import peak_mib
 from lab.bench.ratio import Ratio, seconds_each
 from lab.ops.ssd import ssd as lab_ssd
-from lab.ops.ssd_forms import per_head
+from lab.ops.ssd_forms import repeat_groups
 from lab.peers import load
 
 ROWS, SEQ_LEN, HEADS, HEAD_DIM, STATE = 4, 2048, 4, 64, 128
@@ -63,7 +63,7 @@ def _lab(x, dt, A, B, C, chunk_len):
 def _minimal(x, dt, A, B, C, chunk_len):
     form = load("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
     if B.shape[2] > 1:
-        B, C = (per_head(z, x.shape[2]) for z in (B, C))
+        B, C = (repeat_groups(z, x.shape[2]) for z in (B, C))
     return form(x * dt[..., None], dt * A, B, C, chunk_len)[0]
 
 
@@ -74,7 +74,7 @@ def _reference(x, dt, A, B, C, chunk_len):
 
 def _gla(x, dt, A, B, C, chunk_len):
     form = load("fla.ops.simple_gla.naive").naive_chunk_simple_gla
-    B, C = (per_head(z, x.shape[2]) for z in (B, C))
+    B, C = (repeat_groups(z, x.shape[2]) for z in (B, C))
     return form(C, B, x * dt[..., None], dt * A, scale=1.0, chunk_size=chunk_len)[0]
 
 

@@ -27,7 +27,7 @@ class Span:
         return Schedule(self.first, self.last, (self.steps or max_steps) * batch_size)
 
 
-def kind_of(hint: Any) -> Any:
+def find_kind(hint: Any) -> Any:
     """Return what a single value of an annotation is: int, float, str, bool, or a Literal."""
     if get_origin(hint) in (Union, UnionType):
         members = [member for member in get_args(hint) if member is not NoneType]
@@ -37,7 +37,7 @@ def kind_of(hint: Any) -> Any:
 
 def varies(hint: Any) -> bool:
     """Whether an option takes several values: numbers and named choices do, free text does not."""
-    return kind_of(hint) in (int, float) or get_origin(kind_of(hint)) is Literal
+    return find_kind(hint) in (int, float) or get_origin(find_kind(hint)) is Literal
 
 
 def read(name: str, text: str, hint: Any) -> Any:
@@ -46,7 +46,7 @@ def read(name: str, text: str, hint: Any) -> Any:
     Raises:
         ValueError: naming the option, the text, and what it may be.
     """
-    kind = kind_of(hint)
+    kind = find_kind(hint)
     if kind is bool:
         if text not in TRUTHS:
             raise ValueError(f"{name}={text}: must be true or false")
@@ -73,7 +73,7 @@ def read(name: str, text: str, hint: Any) -> Any:
         ) from None
 
 
-def settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...]]:
+def read_settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...]]:
     """Read ["seq_len=512,1024", …]: values to evaluate at, by option of the task.
 
     Raises:
@@ -96,7 +96,7 @@ def settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def ends(options: Mapping[str, Any]) -> dict[str, Any]:
+def keep_ends(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with their spans made mixtures of both ends: all that sizes depend on."""
     return {
         name: (value.first, value.last) if isinstance(value, Span) else value
@@ -104,7 +104,7 @@ def ends(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def resolved(options: Mapping[str, Any], max_steps: int, batch_size: int) -> dict[str, Any]:
+def resolve_spans(options: Mapping[str, Any], max_steps: int, batch_size: int) -> dict[str, Any]:
     """Return options with their spans made schedules.
 
     Raises:

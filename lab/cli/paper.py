@@ -27,8 +27,8 @@ def model(
 
     Nothing is allocated. Without a size of its own an architecture is shown at the paper's 320M.
     """
-    from lab.models.anatomy import anatomy
-    from lab.models.paper_sizes import against_paper, described
+    from lab.models.anatomy import dissect
+    from lab.models.paper_sizes import build_on_meta, compare_with_paper
 
     given = {
         "d_model": d_model,
@@ -38,10 +38,10 @@ def model(
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     with report_usage_errors():
-        built, paper_size = described(name, size, chosen, parse_assignments(option or []))
-    found = anatomy(built)
+        built, paper_size = build_on_meta(name, size, chosen, parse_assignments(option or []))
+    found = dissect(built)
     own = bool(option) or vocab_size is not None
-    compared = against_paper(name, paper_size, found.total, own) if paper_size else None
+    compared = compare_with_paper(name, paper_size, found.total, own) if paper_size else None
     if as_json:
         whole = {"name": name, "total": found.total, "active": found.active}
         typer.echo(json.dumps({**whole, "paper": compared and asdict(compared), **asdict(found)}))

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from lab.cli import rows
 from lab.cli.answers import parse_assignments, report_failures, report_usage_errors
-from lab.cli.options import ends, kind_of, read, resolved, settings, varies
+from lab.cli.options import find_kind, keep_ends, read, read_settings, resolve_spans, varies
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
 
@@ -152,7 +152,7 @@ def _annotate_option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
     """Return a Typer annotation for a dataclass field; None stands for "not given"."""
     default = None if field.default is MISSING else field.default
     shown = field.metadata.get("shown") or default
-    kind, flag, metavar = kind_of(hint), None, None
+    kind, flag, metavar = find_kind(hint), None, None
     if of_task and varies(hint):
         # Several values or a schedule are text first.
         choices = get_args(kind) if get_origin(kind) is Literal else ()
@@ -187,7 +187,7 @@ def _train(
         if evaluations is None:
             wanted = list_default_settings(run)
         else:
-            wanted = settings(evaluations, type(run.task))
+            wanted = read_settings(evaluations, type(run.task))
             vary_settings(run, wanted)
     with report_failures(), show_progress(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)
@@ -261,7 +261,7 @@ def _configure(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict
     }
     d_model = given.get("d_model", ModelConfig.d_model)
     # How long rows are says how many make a step, and that over how many rows a schedule goes.
-    sizes = task_class(**ends(options))
+    sizes = task_class(**keep_ends(options))
     values = {
         **({"stack": preset.stack} if preset and preset.stack else {}),
         **get_protocol_defaults(
@@ -270,7 +270,7 @@ def _configure(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict
         **given,
     }
     train = _build_config(TrainConfig, values)
-    task = task_class(**resolved(options, train.max_steps, train.batch_size))
+    task = task_class(**resolve_spans(options, train.max_steps, train.batch_size))
     return task, train, values
 
 

@@ -13,7 +13,7 @@ from lab.layers.printed.rotation import (
     DynamicBaseAttention,
     HeadRotatedAttention,
     dynamic_base,
-    skewed_rotation,
+    rotate_skewed,
 )
 from lab.ops.rope import apply_rotary, rotary_table, rotate, rotate_by_matrix
 
@@ -34,7 +34,7 @@ def r1() -> Erratum:
     q, k = draw_normal(n), draw_normal(n, seed=1)
     stretched, moved = [], []
     for turn in (
-        skewed_rotation,
+        rotate_skewed,
         lambda x, positions: rotate(x, positions, layout="interleaved"),
     ):
         R = _build_matrices(turn, positions, n)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import one_of
+from lab.layers.choices import require_one_of
 from lab.layers.mask import MASKS, Positions
 from lab.layers.mixer import RotaryPairs
 from lab.layers.state import check_decoding, next_position, token_positions
@@ -96,10 +96,10 @@ class Attention(nn.Module):
         if n_kv_heads < 1 or n_heads % n_kv_heads:
             raise ValueError(f"{n_kv_heads=} must divide {n_heads=}")
         d_head = d_model // n_heads
-        one_of("position", position, get_args(Position))
-        one_of("rope_layout", rope_layout, get_args(Layout))
-        one_of("mask", mask, get_args(Mask))
-        one_of("backend", backend, get_args(Backend))
+        require_one_of("position", position, get_args(Position))
+        require_one_of("rope_layout", rope_layout, get_args(Layout))
+        require_one_of("mask", mask, get_args(Mask))
+        require_one_of("backend", backend, get_args(Backend))
         if position == "rope" and d_head % 2:
             raise ValueError(f"d_model / n_heads = {d_head} must be even for position='rope'")
         if window is not None and mask == "none":
@@ -199,17 +199,17 @@ class Attention(nn.Module):
         if state is not None:
             self._check_state(state)
         positions = token_positions(x.shape[1], x.device, state, keep)
-        q, k = self._rotated(x, positions)
+        q, k = self._project_and_rotate(x, positions)
         v = self._head_values(x)
         bias = self._key_bias(v, positions, keep)
         if keep is not None:
             # What stands at padding is anything: no score or value may come of it.
             k, v = (z.masked_fill(~keep[:, None, :, None], 0.0) for z in (k, v))
         if state is not None:
-            bias = self._joined_bias(state, bias, k)
+            bias = self._join_bias(state, bias, k)
             k, v = (torch.cat([a.to(z.dtype), z], 2) for a, z in ((state.k, k), (state.v, v)))
         after = AttentionState(k, v, bias, next_position(x, state, keep))
-        return self.project(x, self._mixed(q, k, v, bias)), after
+        return self.project(x, self._mix(q, k, v, bias)), after
 
     def step(
         self, x: Float[Tensor, "b d"], state: AttentionState
@@ -224,7 +224,7 @@ class Attention(nn.Module):
         """Return the attention pattern, or some of its rows; quadratic, for analysis."""
         first, last, _ = (rows or slice(None)).indices(x.shape[1])
         positions = token_positions(x.shape[1], x.device)
-        q, k = self._rotated(x, positions)
+        q, k = self._project_and_rotate(x, positions)
         bias = self._key_bias(self._head_values(x), positions)
         # The rows' queries stand at the last of the keys, as in decoding.
         bias = None if bias is None else bias[..., :last]
@@ -263,7 +263,7 @@ class Attention(nn.Module):
         v = rearrange(self._value_vectors(x), "b s (h p) -> b s h p", h=self.n_kv_heads)
         return rearrange(self.hook_v(v), "b s h p -> b h s p")
 
-    def _rotated(
+    def _project_and_rotate(
         self, x: Float[Tensor, "b t d"], positions: Positions
     ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
         """Return queries and keys at their positions."""
@@ -293,7 +293,7 @@ class Attention(nn.Module):
         bias = self.hook_dynamic_mask(bias[:, :, None, :])[:, :, 0, :]
         return bias if keep is None else torch.where(keep[:, None, :], bias, PADDED)
 
-    def _joined_bias(
+    def _join_bias(
         self,
         state: AttentionState,
         bias: Float[Tensor, "b h_kv t"] | None,
@@ -308,7 +308,7 @@ class Attention(nn.Module):
         )
         return torch.cat([old, new], dim=-1)
 
-    def _mixed(
+    def _mix(
         self,
         q: Float[Tensor, "b h t p"],
         k: Float[Tensor, "b h_kv s p"],

@@ -1,7 +1,7 @@
 """The check that every layer's named readings share."""
 
 
-def one_of(field: str, value: str, known: tuple[str, ...]) -> None:
+def require_one_of(field: str, value: str, known: tuple[str, ...]) -> None:
     """Check an option against its known names.
 
     Raises:

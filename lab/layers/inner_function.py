@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention, Mask, Position
-from lab.layers.choices import one_of
+from lab.layers.choices import require_one_of
 from lab.ops.attention import Backend
 from lab.ops.rope import Layout
 
@@ -76,9 +76,9 @@ class InnerFunctionAttention(Attention):
         n_kv_heads: int | None = None,
         backend: Backend = "auto",
     ):
-        one_of("retrieval", retrieval, get_args(Retrieval))
-        one_of("value_map", value_map, get_args(ValueMap))
-        one_of("key_init", key_init, get_args(KeyInit))
+        require_one_of("retrieval", retrieval, get_args(Retrieval))
+        require_one_of("value_map", value_map, get_args(ValueMap))
+        require_one_of("key_init", key_init, get_args(KeyInit))
         if value_map == "diagonal" and d_value not in (None, d_model):
             raise ValueError(f"{d_value=} must be {d_model=} for value_map='diagonal'")
         if value_map == "diagonal" and n_kv_heads not in (None, n_heads):

@@ -1,8 +1,8 @@
 """The dynamic mask: a bias for each key, added to the attention scores before the softmax.
 
-A key's bias is known when the key is, from its value and its position, so a decoder reckons it
-once. The paper prints one reading and its authors' later code another; each is a class here, and
-`MASKS` names them. All take the same constructor arguments, whether they need them or not.
+A key's bias depends on its value and its position alone, so a decoder computes it once. The paper
+prints one reading and its authors' later code another; each is a class here, and `MASKS` names
+them. All take the same constructor arguments, whether they need them or not.
 """
 
 from abc import ABC, abstractmethod
@@ -16,17 +16,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.ops.attention import MASKED
-from lab.ops.precision import own_precision
+from lab.ops.precision import disable_autocast
 
 Positions = Int[Tensor, " s"] | Int[Tensor, "b s"]
-"""Where keys stand: [s] for 0 … s-1 in every row, [b s] for anywhere."""
+"""Positions of the keys: [s] is 0 … s-1 in every row, [b s] is arbitrary."""
 
 
 class DynamicMask(nn.Module, ABC):
     """Gives every key of every head a bias.
 
     Attributes:
-        relative: whether a key's bias stays when all positions shift.
+        relative: whether a key's bias stays the same when all positions shift.
 
     Args:
         n_heads: heads h of keys and values.
@@ -48,7 +48,7 @@ class DynamicMask(nn.Module, ABC):
 
 
 def _last(positions: Positions) -> int:
-    """Return the furthest position; without a look at the tensor where its shape tells.
+    """Return the largest position; from the shape alone where that is enough.
 
     Raises:
         ValueError: for a position before the first.
@@ -62,7 +62,7 @@ def _last(positions: Positions) -> int:
 
 
 class _TableMask(DynamicMask):
-    """Learns a number l for each head and position; ones at the start, as the paper's."""
+    """Learns a number l for each head and position; starts with ones, as in the paper."""
 
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
         super().__init__(n_heads, d_head, max_seq_len)
@@ -72,10 +72,10 @@ class _TableMask(DynamicMask):
 
     @abstractmethod
     def bias(self, table: Float[Tensor, "h s"]) -> Float[Tensor, "h s"]:
-        """Return the bias of a table entry."""
+        """Return the bias of each table entry."""
 
     def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
-        """Return the biases of the keys' positions, whatever the values.
+        """Return the biases of the keys' positions; the values have no influence.
 
         Raises:
             ValueError: for a position before the table or past it (erratum D3).
@@ -93,7 +93,7 @@ class _TableMask(DynamicMask):
 class LiteralMask(_TableMask):
     """Masks the keys where round(l) = 0, as printed.
 
-    round has no gradient and neither has a mask, so l stays at one and the layer is plain causal
+    Neither rounding nor a mask has a gradient, so l stays at one and the layer is plain causal
     attention for ever (erratum D1).
 
     Source: eq. dynamic_mask, lst:dynamic_mask.
@@ -105,10 +105,10 @@ class LiteralMask(_TableMask):
 
 
 class StraightThroughMask(LiteralMask):
-    """Masks as `LiteralMask` does, and hands the bias's gradient to l as if b = l.
+    """Masks as `LiteralMask` does, and passes the bias's gradient to l as if b = l.
 
-    A masked key has attention exactly zero, so no gradient ever brings it back: the mask only
-    closes, except in rows where every key is masked.
+    The attention to a masked key is exactly zero, so no gradient ever unmasks it, except in rows
+    where every key is masked.
 
     Departs: lst:dynamic_mask has no gradient (erratum D1).
     """
@@ -119,12 +119,12 @@ class StraightThroughMask(LiteralMask):
 
 
 class SoftMask(_TableMask):
-    """Masks by degrees: b = log σ(l), so a key's attention is weighted by σ(l) in (0, 1).
+    """Masks gradually: b = log σ(l), so the attention to a key is weighted by σ(l) in (0, 1).
 
-    No lower than `MASKED`, where the weight is exactly zero already, so that padding stays below.
+    b is at least `MASKED`, where the weight is exactly zero already, so that padding stays below.
 
-    Ones at the start make the bias constant, which the softmax cancels, where σ is far from flat
-    (db/dl = σ(-1) ≈ 0.27): plain causal attention that can learn.
+    Since l starts at ones, the bias starts constant and cancels in the softmax, while
+    db/dl = σ(-1) ≈ 0.27 is far from zero: plain causal attention that can learn.
 
     Departs: eq. dynamic_mask rounds (erratum D1).
     """
@@ -135,13 +135,13 @@ class SoftMask(_TableMask):
 
 
 class ValueMask(DynamicMask):
-    """Lets a key's own value decide: b = exp(A·softplus(dt(v))), v flat over the heads.
+    """Computes the bias from the key's own value: b = exp(A·softplus(dt(v))).
 
-    A [h] is zero at the start, so b = 1 for every key, which the softmax cancels; dt gets its
-    first gradient once A has moved. The bias is positive, in (0, 1] while A ≤ 0 and unbounded
-    above for A > 0.
+    v has the values of all heads side by side. A [h] starts at zero, so b = 1 for every key, which
+    cancels in the softmax; dt gets its first gradient once A has moved. The bias is positive: in
+    (0, 1] while A ≤ 0, and unbounded for A > 0.
 
-    Source: the authors' later code. Departs: eq. dynamic_mask looks at positions only.
+    Source: the authors' later code. Departs: eq. dynamic_mask depends on positions only.
     """
 
     relative = True
@@ -152,22 +152,22 @@ class ValueMask(DynamicMask):
         self.A = nn.Parameter(torch.zeros(n_heads))
 
     def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
-        """Return the biases that the values ask for, wherever they stand, in fp32 at least.
+        """Return the biases, in fp32 at least; positions have no influence.
 
-        In bf16 many of them would be equal, and a window would keep whichever stands later.
+        In bf16 many biases would be equal, and a window would keep the later of equal keys.
         """
         high = torch.promote_types(v.dtype, torch.float32)
-        with own_precision(v):
+        with disable_autocast(v):
             flat = rearrange(v, "b h s p -> b s (h p)").to(high)
             dt = F.softplus(F.linear(flat, self.dt.weight.to(high)))
             return rearrange(torch.exp(self.A.to(high) * dt), "b s h -> b h s")
 
 
 class OracleMask(DynamicMask):
-    """Keeps exactly the positions it is told of by `stored`: an upper bound on what a mask can do.
+    """Keeps exactly the positions that `reveal_stored` names: an upper bound for any mask.
 
-    What it is told belongs to positions of the sequence, padding not counted, so it is not
-    relative: the same tokens further on are other entries.
+    Not relative: the names are positions in the sequence (padding not counted), so the same
+    tokens further on are other entries.
     """
 
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
@@ -178,20 +178,20 @@ class OracleMask(DynamicMask):
         """Return zero for the kept keys and `MASKED` for the others.
 
         Raises:
-            ValueError: outside `stored`, when its `keep` is of another batch, or for a position
-                before or past it.
+            ValueError: outside `reveal_stored`, when its `keep` has another batch size, or for a
+                position that it does not cover.
         """
         if self.keep is None:
             raise ValueError(
                 "mask='oracle' does not know which keys to keep: "
-                "call the model inside `with stored(model, keep):`, keep bool [b t]"
+                "call the model inside `with reveal_stored(model, keep):`, keep bool [b t]"
             )
         batch, n_heads = v.shape[:2]
         if self.keep.shape[0] != batch:
-            raise ValueError(f"keep is of a batch of {self.keep.shape[0]}, not {batch}")
+            raise ValueError(f"keep has a batch of {self.keep.shape[0]}, must have {batch}")
         last, known = _last(positions), self.keep.shape[1]
         if last >= known:
-            raise ValueError(f"position {last} is beyond the {known} that keep tells of")
+            raise ValueError(f"position {last} is beyond the {known} positions of keep")
         keep = self.keep.to(v.device)
         keep = keep[:, : last + 1] if positions.ndim == 1 else keep.gather(1, positions)
         bias = torch.where(keep, 0.0, MASKED).to(v.dtype)
@@ -204,10 +204,10 @@ def has_oracle_mask(module: nn.Module) -> bool:
 
 
 @contextmanager
-def stored(model: nn.Module, keep: Bool[Tensor, "b n"]) -> Iterator[None]:
-    """Tell every `OracleMask` of a model which positions to keep, for a `with` block's length.
+def reveal_stored(model: nn.Module, keep: Bool[Tensor, "b n"]) -> Iterator[None]:
+    """Tell every `OracleMask` of a model which positions to keep inside a `with` block.
 
-    `keep` reaches as far as the sequence will, decoded tokens included; it may reach further.
+    `keep` must cover the whole sequence, decoded tokens included; it may be longer.
 
     Raises:
         ValueError: when the model has no such mask.

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.layers.choices import one_of
+from lab.layers.choices import require_one_of
 
 Activation = Literal["silu", "gelu", "relu"]
 
@@ -49,7 +49,7 @@ class MLP(nn.Module):
         for field, width in (("d_model", d_model), ("d_ff", d_ff)):
             if width < 1:
                 raise ValueError(f"{field}={width}: must be ≥ 1")
-        one_of("activation", activation, tuple(ACTIVATIONS))
+        require_one_of("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
         self.gate = nn.Linear(d_model, d_ff, bias=False) if gated else None
         self.up = nn.Linear(d_model, d_ff, bias=False)

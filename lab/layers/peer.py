@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.layers.choices import one_of
+from lab.layers.choices import require_one_of
 from lab.layers.mlp import ACTIVATIONS, Activation
 from lab.layers.retrieval import QueryNorm, RetrievedExperts
 from lab.ops.experts import Backend
@@ -71,8 +71,8 @@ class PEER(RetrievedExperts):
         query_norm: QueryNorm = "none",
         backend: Backend = "auto",
     ):
-        one_of("activation", activation, tuple(ACTIVATIONS))
-        one_of("score_activation", score_activation, get_args(ScoreActivation))
+        require_one_of("activation", activation, tuple(ACTIVATIONS))
+        require_one_of("score_activation", score_activation, get_args(ScoreActivation))
         super().__init__(
             d_model,
             n_experts=n_experts,

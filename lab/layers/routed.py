@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint, hook_points, hooks
-from lab.layers.choices import one_of
+from lab.layers.choices import require_one_of
 from lab.layers.mlp import ACTIVATIONS, Activation
-from lab.ops.grouped import Backend, Experts, resolve_grouped_backend, routed
+from lab.ops.grouped import Backend, ExpertWeights, apply_experts, resolve_grouped_backend
 
 BALANCE_HOOK = "hook_balance_loss"
 
@@ -23,7 +23,7 @@ class RoutedMoE(nn.Module):
         p = softmax_e(x W_R),    y = Σ_{e in the k best} p_e φ_e(x)
 
     Token choice, dropless: an expert serves every token that chose it. The loss that keeps the
-    experts evenly used, which training adds to its own (`balance_losses`), is
+    experts evenly used, which training adds to its own (`collect_balance_losses`), is
 
         balance_weight · n_experts · Σ_e f_e P_e
 
@@ -80,8 +80,8 @@ class RoutedMoE(nn.Module):
             raise ValueError(f"k={k}: must be in 1 … n_experts={n_experts}")
         if not 0 <= balance_weight < float("inf"):
             raise ValueError(f"balance_weight={balance_weight}: must be ≥ 0 and finite")
-        one_of("activation", activation, tuple(ACTIVATIONS))
-        one_of("backend", backend, get_args(Backend))
+        require_one_of("activation", activation, tuple(ACTIVATIONS))
+        require_one_of("backend", backend, get_args(Backend))
         if backend == "grouped_mm":
             resolve_grouped_backend(
                 backend, dtype=torch.get_default_dtype(), widths=(d_model, d_ff)
@@ -91,9 +91,9 @@ class RoutedMoE(nn.Module):
         self.normalise, self.balance_weight, self.backend = normalise, balance_weight, backend
         self.activation = ACTIVATIONS[activation]
         self.router = nn.Linear(d_model, n_experts, bias=False)
-        self.gate = _drawn(n_experts, d_model, d_ff) if gated else None
-        self.up = _drawn(n_experts, d_model, d_ff)
-        self.down = _drawn(n_experts, d_ff, d_model)
+        self.gate = _draw_weights(n_experts, d_model, d_ff) if gated else None
+        self.up = _draw_weights(n_experts, d_model, d_ff)
+        self.down = _draw_weights(n_experts, d_ff, d_model)
         self.hook_router_scores = HookPoint()
         self.hook_expert_indices = HookPoint()
         self.hook_expert_weights = HookPoint()
@@ -122,11 +122,11 @@ class RoutedMoE(nn.Module):
         weights = self.hook_expert_weights(weights.to(x.dtype))
         if self.hook_balance_loss.active:
             self.hook_balance_loss(self.balance_weight * imbalance(scores, indices))
-        y = routed(
+        y = apply_experts(
             x.flatten(0, 1),
             weights.flatten(0, 1),
             indices.flatten(0, 1),
-            Experts(self.up, self.down, self.gate),
+            ExpertWeights(self.up, self.down, self.gate),
             self.activation,
             self.backend,
         )
@@ -151,10 +151,10 @@ def imbalance(scores: Float[Tensor, "b t e"], indices: Int[Tensor, "b t k"]) -> 
 
 
 @contextmanager
-def balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
+def collect_balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the weighted balance losses of the forward passes made in a `with` block.
 
-    >>> with balance_losses(model) as losses:  # doctest: +SKIP
+    >>> with collect_balance_losses(model) as losses:  # doctest: +SKIP
     ...     loss = cross_entropy(model(tokens))
     >>> loss = sum(losses, start=loss)  # doctest: +SKIP
 
@@ -167,6 +167,6 @@ def balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
         yield losses
 
 
-def _drawn(n_experts: int, inputs: int, outputs: int) -> nn.Parameter:
+def _draw_weights(n_experts: int, inputs: int, outputs: int) -> nn.Parameter:
     """Return weights [e inputs outputs] with each expert's drawn as a linear layer's are."""
     return nn.Parameter(torch.empty(n_experts, inputs, outputs).uniform_(-1, 1) * inputs**-0.5)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import one_of
+from lab.layers.choices import require_one_of
 from lab.layers.convolution import CausalConvolution
 from lab.layers.mixer import RotaryPairs
 from lab.layers.state import check_decoding, next_position, token_positions
@@ -19,7 +19,7 @@ from lab.ops.ssd import ssd, ssd_step
 from lab.ops.ssd_backends import BACKENDS, resolve_backend
 from lab.ops.ssd_chunked import ssd_chunked
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
-from lab.peers import PEERS, why_missing
+from lab.peers import PEERS, explain_missing
 
 Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
@@ -125,13 +125,13 @@ class SSD(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        one_of("position", position, get_args(Position))
-        one_of("rope_layout", rope_layout, get_args(Layout))
-        one_of("dt_init", dt_init, get_args(DtInit))
-        one_of("groups", groups, get_args(Groups))
-        one_of("gate", gate, get_args(Gate))
-        one_of("backend", backend, ("auto", *BACKENDS))
-        missing = why_missing(backend) if backend in PEERS else None
+        require_one_of("position", position, get_args(Position))
+        require_one_of("rope_layout", rope_layout, get_args(Layout))
+        require_one_of("dt_init", dt_init, get_args(DtInit))
+        require_one_of("groups", groups, get_args(Groups))
+        require_one_of("gate", gate, get_args(Gate))
+        require_one_of("backend", backend, ("auto", *BACKENDS))
+        missing = explain_missing(backend) if backend in PEERS else None
         if missing is not None:
             raise ValueError(f"{backend=}: {missing}")
         for field, value in (

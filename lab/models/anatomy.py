@@ -1,4 +1,4 @@
-"""What a model is made of: its blocks, what repeats, and the parameters each part holds."""
+"""The parts of a model: its blocks, what repeats, and how many parameters each part has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from lab.models.language_model import Block, LanguageModel
 
 @runtime_checkable
 class Sparse(Protocol):
-    """A layer of which a token uses a part only."""
+    """A layer that uses only some of its parameters for a token."""
 
     @property
     def idle_parameters(self) -> int:
-        """How many of the layer's parameters a token leaves alone."""
+        """How many of the layer's parameters a token does not use."""
         ...
 
 
@@ -25,9 +25,9 @@ class Part:
 
     Attributes:
         name: its class.
-        note: its sizes and readings, in the layer's own words.
-        parameters: numbers it holds.
-        active: of these, how many one token uses.
+        note: its sizes and options, from the layer's `extra_repr`.
+        parameters: how many it has.
+        active: how many of them one token uses.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Pair:
-    """A block: what mixes and what transforms, each with the norm before it."""
+    """A block: its mixer and its state transform, each with the norm before it."""
 
     mixer: Part | None
     transform: Part | None
 
 
 @dataclass(frozen=True)
-class Run:
-    """Neighbouring blocks that are alike."""
+class Repeat:
+    """Consecutive blocks that are alike."""
 
     pair: Pair
     times: int
@@ -57,42 +57,47 @@ class Anatomy:
     """A whole model.
 
     Attributes:
-        embedding: the table of tokens.
-        unit: the runs of blocks that, repeated, make the stack.
-        times: how often the unit stands in the stack.
-        head: the last norm, and the linear head where it is not the table itself.
+        embedding: the embedding table.
+        unit: the shortest sequence of blocks that, repeated, makes the stack.
+        times: how often the unit is repeated.
+        head: the last norm, and the linear head unless it is the embedding table.
     """
 
     embedding: Part
-    unit: tuple[Run, ...]
+    unit: tuple[Repeat, ...]
     times: int
     head: Part
 
     @property
     def parts(self) -> list[Part]:
-        """Every part, each as often as it stands in the model."""
-        blocks = [run.pair for run in self.unit for _ in range(run.times)] * self.times
+        """All parts, each as often as the model has it."""
+        blocks = [repeat.pair for repeat in self.unit for _ in range(repeat.times)] * self.times
         layers = [part for pair in blocks for part in (pair.mixer, pair.transform) if part]
         return [self.embedding, *layers, self.head]
 
     @property
     def total(self) -> int:
-        """Parameters of the model, tied ones once."""
+        """Parameters of the model; tied ones count once."""
         return sum(part.parameters for part in self.parts)
 
     @property
     def active(self) -> int:
-        """Parameters that one token uses; a tied table counts whole: the head reads it all."""
+        """Parameters that one token uses; all of a tied table, since the head reads all of it."""
         return sum(part.active for part in self.parts)
 
 
-def anatomy(model: LanguageModel) -> Anatomy:
-    """Return what a model is made of; a model on the meta device will do."""
+def dissect(model: LanguageModel) -> Anatomy:
+    """Return the parts of a model, which may be on the meta device."""
     pairs = []
     for block in model.blocks:
         assert isinstance(block, Block)
-        pairs.append(Pair(_part(block.mixer, block.norm_mixer), _part(block.mlp, block.norm_mlp)))
-    unit = pairs[: _period(pairs)]
+        pairs.append(
+            Pair(
+                _describe_part(block.mixer, block.norm_mixer),
+                _describe_part(block.mlp, block.norm_mlp),
+            )
+        )
+    unit = pairs[: _find_period(pairs)]
     rows, width = model.embed.weight.shape
     tied = model.head.weight is model.embed.weight
     norm = model.norm_final.weight.numel()
@@ -104,7 +109,7 @@ def anatomy(model: LanguageModel) -> Anatomy:
             rows * width,
             rows * width if tied else width,
         ),
-        unit=tuple(_runs(unit)),
+        unit=tuple(_group_alike(unit)),
         times=len(pairs) // len(unit),
         head=Part(
             "RMSNorm and head", "the embedding table" if tied else "", norm + read, norm + read
@@ -112,7 +117,7 @@ def anatomy(model: LanguageModel) -> Anatomy:
     )
 
 
-def _part(layer: nn.Module | None, norm: nn.Module | None) -> Part | None:
+def _describe_part(layer: nn.Module | None, norm: nn.Module | None) -> Part | None:
     if layer is None or norm is None:
         return None
     held = sum(p.numel() for module in (layer, norm) for p in module.parameters())
@@ -120,19 +125,19 @@ def _part(layer: nn.Module | None, norm: nn.Module | None) -> Part | None:
     return Part(type(layer).__name__, layer.extra_repr(), held, held - idle)
 
 
-def _period(pairs: Sequence[Pair]) -> int:
-    """Return the length of the shortest beginning that, repeated, makes the whole."""
+def _find_period(pairs: Sequence[Pair]) -> int:
+    """Return the length of the shortest prefix that, repeated, makes the whole."""
     n = len(pairs)
     return next(
         p for p in range(1, n + 1) if n % p == 0 and all(pairs[i] == pairs[i % p] for i in range(n))
     )
 
 
-def _runs(pairs: Sequence[Pair]) -> list[Run]:
-    runs: list[Run] = []
+def _group_alike(pairs: Sequence[Pair]) -> list[Repeat]:
+    repeats: list[Repeat] = []
     for pair in pairs:
-        if runs and runs[-1].pair == pair:
-            runs[-1] = Run(pair, runs[-1].times + 1)
+        if repeats and repeats[-1].pair == pair:
+            repeats[-1] = Repeat(pair, repeats[-1].times + 1)
         else:
-            runs.append(Run(pair, 1))
-    return runs
+            repeats.append(Repeat(pair, 1))
+    return repeats

@@ -1,4 +1,4 @@
-"""From stack notation to a language model, and the architectures that have a name."""
+"""Build a language model from stack notation; the architectures that have a name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Required, TypedDict, Unpack
@@ -15,8 +15,8 @@ from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.models.language_model import Block, LanguageModel
-from lab.models.stack import MAX_BLOCKS, layer_options, make_layer, parse_stack
-from lab.models.user_mixer import USER_MIXER, answerable, load_class
+from lab.models.stack import MAX_BLOCKS, make_layer, parse_stack, split_options
+from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
 
 MIXERS: dict[str, type[nn.Module] | None] = {
     "A": Attention,
@@ -55,17 +55,18 @@ def build(
     Args:
         stack: pairs of letters; mixers A causal attention, S state space duality, I inner function
             attention, U your own, N none; state transforms M MLP, E CDMoE, R routed MoE, X MoE with
-            shared expert isolation, P PEER, N none; `*k` repeats. Or a name in `ARCHITECTURES`.
+            shared expert isolation, P PEER, N none; `*k` repeats a pair. Or a name in
+            `ARCHITECTURES`.
         vocab_size: rows of the embedding table.
         d_model: width of the residual stream; n_heads must divide it.
         n_heads: heads of every mixer that takes them.
         options: constructor arguments by letter or by block and letter (see `lab.models.stack`).
         model: "module:Class" of the mixer behind the letter U.
-        tied: use the embedding table as the head.
+        tied: whether the head is the embedding table.
         train_embedding: whether the embedding table is trained.
-        embedding_std: scale of the embedding table, > 0.
+        embedding_std: standard deviation of the initial embedding table, > 0.
         logit_scale: fixed factor on the logits, > 0.
-        seed: of the initial weights; torch's global generator is left as it was.
+        seed: seed of the initial weights; torch's global generator is left as it was.
 
     Raises:
         ValueError: for an unknown letter or option, or a size out of bounds.
@@ -91,7 +92,7 @@ def build(
     pairs = parse_stack(stack, mixers, TRANSFORMS)
     if model is not None and all(mixer != USER_MIXER for mixer, _ in pairs):
         raise ValueError(f"stack={stack!r}: has no {USER_MIXER}, the letter of model={model}")
-    given = layer_options(options or {}, pairs)
+    given = split_options(options or {}, pairs)
     sizes = {"d_model": d_model, "n_heads": n_heads}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -100,8 +101,8 @@ def build(
             blocks.append(
                 Block(
                     d_model,
-                    _layer(mixers, mixer, of_mixer, sizes),
-                    _layer(TRANSFORMS, transform, of_transform, sizes),
+                    _make_layer(mixers, mixer, of_mixer, sizes),
+                    _make_layer(TRANSFORMS, transform, of_transform, sizes),
                 )
             )
         return LanguageModel(
@@ -115,7 +116,7 @@ def build(
         )
 
 
-def _layer(
+def _make_layer(
     classes: Mapping[str, type[nn.Module] | None],
     letter: str,
     options: Mapping[str, Any],
@@ -123,7 +124,7 @@ def _layer(
 ) -> nn.Module | None:
     cls = classes[letter]
     if letter == USER_MIXER and cls is not None:
-        return make_layer(cls, letter, sizes, options, construct=answerable(cls, cls))
+        return make_layer(cls, letter, sizes, options, construct=convert_errors(cls, cls))
     if cls is not None:
         return make_layer(cls, letter, sizes, options)
     if options:
@@ -132,7 +133,7 @@ def _layer(
 
 
 class Sizes(TypedDict, total=False):
-    """What every architecture takes and hands on to `build`: see there."""
+    """The arguments that every architecture passes on to `build`; described there."""
 
     vocab_size: Required[int]
     d_model: Required[int]
@@ -162,8 +163,8 @@ def cheems(
     Source: § Architecture Design, fig:lm_architecture. Departs: the mask is the reading that
         trains (erratum D1).
     """
-    own = {"S.d_state": d_state, **_wonderful(n_values, n_experts, d_retrieval, d_ff)}
-    return _build(["SE"] * 7 + ["IE"], n_layers, own, sizes)
+    own = {"S.d_state": d_state, **_cheems_options(n_values, n_experts, d_retrieval, d_ff)}
+    return _build_repeated(["SE"] * 7 + ["IE"], n_layers, own, sizes)
 
 
 def doge(
@@ -177,10 +178,10 @@ def doge(
 ) -> LanguageModel:
     """Build Cheems without SSD: one inner function attention, then four state transforms.
 
-    Source: § Discussion, fig:doge, which says "multiple" transforms, not how many.
+    Source: § Discussion, fig:doge; it says "multiple" transforms, but not how many.
     """
-    own = _wonderful(n_values, n_experts, d_retrieval, d_ff)
-    return _build(["IE"] + ["NE"] * 3, n_layers, own, sizes)
+    own = _cheems_options(n_values, n_experts, d_retrieval, d_ff)
+    return _build_repeated(["IE"] + ["NE"] * 3, n_layers, own, sizes)
 
 
 def llama(
@@ -190,7 +191,7 @@ def llama(
 
     Source: § Evaluation Parameters. Departs from Llama: experts in place of one gated MLP.
     """
-    return _build(["AX"], n_layers, _mixture(n_experts, d_ff), sizes)
+    return _build_repeated(["AX"], n_layers, _moe_options(n_experts, d_ff), sizes)
 
 
 def mamba2(
@@ -205,8 +206,8 @@ def mamba2(
 
     Source: § Evaluation Parameters. Departs from Mamba-2: a mixture of experts after each mixer.
     """
-    own = {**_mamba2_mixer(sizes["d_model"], d_state), **_mixture(n_experts, d_ff)}
-    return _build(["SX"], n_layers, own, sizes)
+    own = {**_mamba2_options(sizes["d_model"], d_state), **_moe_options(n_experts, d_ff)}
+    return _build_repeated(["SX"], n_layers, own, sizes)
 
 
 def jamba(
@@ -219,13 +220,13 @@ def jamba(
 ) -> LanguageModel:
     """Build the paper's baseline Jamba: seven blocks of Mamba-2's SSD to one of attention.
 
-    Attention has no positions: the convolutions and decays before it tell them, as in Jamba.
+    Attention has no positions: as in Jamba, the convolutions and decays before it provide them.
 
     Source: § Evaluation Parameters. Departs from Jamba: Mamba-2's mixer in place of Mamba's.
     """
-    mixers = {**_mamba2_mixer(sizes["d_model"], d_state), "A.position": "none"}
-    own = {**mixers, **_mixture(n_experts, d_ff)}
-    return _build(["SX"] * 7 + ["AX"], n_layers, own, sizes)
+    mixers = {**_mamba2_options(sizes["d_model"], d_state), "A.position": "none"}
+    own = {**mixers, **_moe_options(n_experts, d_ff)}
+    return _build_repeated(["SX"] * 7 + ["AX"], n_layers, own, sizes)
 
 
 ARCHITECTURES: dict[str, Callable[..., LanguageModel]] = {
@@ -238,7 +239,7 @@ ARCHITECTURES: dict[str, Callable[..., LanguageModel]] = {
 """The paper's architectures by name; `build` takes the name in place of a stack."""
 
 
-def _wonderful(
+def _cheems_options(
     n_values: int, n_experts: int, d_retrieval: int | None, d_ff: int | None
 ) -> dict[str, Any]:
     return {
@@ -250,11 +251,11 @@ def _wonderful(
     }
 
 
-def _mixture(n_experts: int, d_ff: int | None) -> dict[str, Any]:
+def _moe_options(n_experts: int, d_ff: int | None) -> dict[str, Any]:
     return {"X.n_experts": n_experts, "X.d_ff": d_ff, "X.gated": True}
 
 
-def _mamba2_mixer(d_model: int, d_state: int) -> dict[str, Any]:
+def _mamba2_options(d_model: int, d_state: int) -> dict[str, Any]:
     return {
         "S.d_state": d_state,
         "S.position": "conv",
@@ -263,7 +264,9 @@ def _mamba2_mixer(d_model: int, d_state: int) -> dict[str, Any]:
     }
 
 
-def _build(unit: list[str], n_layers: int, own: Mapping[str, Any], sizes: Sizes) -> LanguageModel:
+def _build_repeated(
+    unit: list[str], n_layers: int, own: Mapping[str, Any], sizes: Sizes
+) -> LanguageModel:
     """Build n_layers blocks of a repeated unit; the user's options go before the own ones."""
     if not 1 <= n_layers <= MAX_BLOCKS:
         raise ValueError(f"{n_layers=} must be in 1 … {MAX_BLOCKS}")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.intervals import clustered_wilson
-from lab.layers.mask import has_oracle_mask, stored
+from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.models.language_model import LanguageModel
 from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from tasks.base import IGNORE, Batch, Task
@@ -77,7 +77,7 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     """
     targets = batch.targets.flatten()
     scored = (targets != IGNORE).nonzero().squeeze(1)
-    with _autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
+    with _choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
         hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
     weight = model.head.weight
     if precision == "bf16":
@@ -85,7 +85,7 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     return hidden, weight, targets[scored]
 
 
-def stored_positions(batch: Batch) -> Tensor:
+def find_stored_positions(batch: Batch) -> Tensor:
     """Return where the stored pairs are, bool [b t]: all that an oracle mask keeps.
 
     Raises:
@@ -111,10 +111,10 @@ def tell_oracle_masks(
     """
     if not has_oracle_mask(model):
         return nullcontext()
-    return stored(model, stored_positions(batch)[rows])
+    return reveal_stored(model, find_stored_positions(batch)[rows])
 
 
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+def _choose_autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

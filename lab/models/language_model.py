@@ -36,7 +36,7 @@ class Block(nn.Module):
         x = self.hook_resid_pre(x)
         if self.mixer is not None and self.norm_mixer is not None:
             x = x + self.mixer(self.norm_mixer(x))
-        return self._transformed(x)
+        return self._transform(x)
 
     def start(self, batch: int, position: int = 0) -> State | None:
         """Return the mixer's state before the first token; None without a mixer.
@@ -57,7 +57,7 @@ class Block(nn.Module):
         if self.mixer is not None and self.norm_mixer is not None:
             y, state = self._decoder().prefill(self.norm_mixer(x), state, keep)
             x = x + y
-        return self._transformed(x), state
+        return self._transform(x), state
 
     def step(
         self, x: Float[Tensor, "b 1 d"], state: State | None
@@ -69,9 +69,9 @@ class Block(nn.Module):
                 raise ValueError("state is of another model: it has none for this mixer")
             y, state = self._decoder().step(self.norm_mixer(x)[:, 0], state)
             x = x + y[:, None]
-        return self._transformed(x), state
+        return self._transform(x), state
 
-    def _transformed(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+    def _transform(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         x = self.hook_resid_mid(x)
         if self.mlp is not None and self.norm_mlp is not None:
             x = x + self.mlp(self.norm_mlp(x))
@@ -156,9 +156,9 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the normalised residual stream that the head reads."""
-        return self.embedded(self.hook_embed(self.embed(tokens)))
+        return self.forward_embeddings(self.hook_embed(self.embed(tokens)))
 
-    def embedded(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+    def forward_embeddings(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return `hidden` of tokens that are embedded as x."""
         for block in self.blocks:
             x = block(x)
@@ -190,7 +190,7 @@ class LanguageModel(nn.Module):
             ValueError: for a state or mask of another batch, or a mixer that cannot decode.
         """
         x = self.hook_embed(self.embed(tokens))
-        x, state = self.prefill_embedded(x, state, keep)
+        x, state = self.prefill_embeddings(x, state, keep)
         return self.head(x), state
 
     def step(
@@ -202,32 +202,32 @@ class LanguageModel(nn.Module):
             ValueError: for a state of another batch, or a mixer that cannot decode.
         """
         x = self.hook_embed(self.embed(tokens[:, None]))
-        x, state = self.step_embedded(x[:, 0], state)
+        x, state = self.step_embeddings(x[:, 0], state)
         return self.head(x), state
 
-    def prefill_embedded(
+    def prefill_embeddings(
         self,
         x: Float[Tensor, "b t d"],
         state: ModelState | None = None,
         keep: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d"], ModelState]:
-        """Return `embedded` of t further tokens, and the state after them."""
+        """Return `forward_embeddings` of t further tokens, and the state after them."""
         check_decoding(x, state, keep, ModelState)
         position = next_position(x, state, keep)
-        before = self._carried(state)
+        before = self._list_states(state)
         after = []
         for block, carried in zip(self._stack(), before, strict=True):
             x, carried = block.prefill(x, carried, keep)
             after.append(carried)
         return self.norm_final(x), ModelState(position, tuple(after))
 
-    def step_embedded(
+    def step_embeddings(
         self, x: Float[Tensor, "b d"], state: ModelState
     ) -> tuple[Float[Tensor, "b d"], ModelState]:
-        """Return `embedded` of one further token a row, and the state after it."""
+        """Return `forward_embeddings` of one further token a row, and the state after it."""
         check_decoding(x, state, kind=ModelState)
         after, x = [], x[:, None]
-        for block, carried in zip(self._stack(), self._carried(state), strict=True):
+        for block, carried in zip(self._stack(), self._list_states(state), strict=True):
             x, carried = block.step(x, carried)
             after.append(carried)
         return self.norm_final(x)[:, 0], ModelState(state.position + 1, tuple(after))
@@ -270,7 +270,7 @@ class LanguageModel(nn.Module):
             raise ValueError("keep must be False on the left alone: what follows joins the right")
         generator = torch.Generator(tokens.device).manual_seed(seed)
         grown = [tokens]
-        x, state = self.prefill_embedded(self.hook_embed(self.embed(tokens)), None, keep)
+        x, state = self.prefill_embeddings(self.hook_embed(self.embed(tokens)), None, keep)
         logits = self.head(x[:, -1])
         for added in range(n_tokens):
             token = _draw(logits, temperature, top_k, generator)
@@ -300,7 +300,7 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: for a name that matches no point.
         """
-        for point in hooks.matching(self, name).values():
+        for point in hooks.find_points(self, name).values():
             point.add_hook(fn)
 
     def reset_hooks(self) -> None:
@@ -322,7 +322,7 @@ class LanguageModel(nn.Module):
         """Return a copy of each entry of the state dict on the CPU; tied ones share no memory."""
         return {name: entry.detach().cpu().clone() for name, entry in self.state_dict().items()}
 
-    def _carried(self, state: ModelState | None) -> tuple[State | None, ...]:
+    def _list_states(self, state: ModelState | None) -> tuple[State | None, ...]:
         if state is None:
             return (None,) * len(self.blocks)
         if len(state.blocks) != len(self.blocks):

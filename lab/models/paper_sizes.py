@@ -52,7 +52,7 @@ MOST = 2**24
 
 
 @dataclass(frozen=True)
-class Compared:
+class SizeComparison:
     """A model's total beside the paper's.
 
     Attributes:
@@ -68,7 +68,7 @@ class Compared:
     because: str
 
 
-def against_paper(name: str, size: str, total: int, own: bool = False) -> Compared:
+def compare_with_paper(name: str, size: str, total: int, own: bool = False) -> SizeComparison:
     """Return how a total of parameters stands to the paper's; `own`: with a user's own settings."""
     nominal = NOMINAL[size]
     whose = "and of Doge no size at all" if name == "doge" else "nor which vocabulary"
@@ -78,10 +78,10 @@ def against_paper(name: str, size: str, total: int, own: bool = False) -> Compar
     )
     if own:
         because = "with settings that are not the paper's"
-    return Compared(size, nominal, (total - nominal) / nominal, because)
+    return SizeComparison(size, nominal, (total - nominal) / nominal, because)
 
 
-def at_paper_size(
+def build_at_paper_size(
     name: str,
     size: str = "320M",
     options: Mapping[str, Any] | None = None,
@@ -107,7 +107,7 @@ def at_paper_size(
     )
 
 
-def described(
+def build_on_meta(
     name: str, size: str | None, given: Mapping[str, int], options: Mapping[str, Any]
 ) -> tuple[LanguageModel, str | None]:
     """Build the model that a user describes on the meta device, and say which paper size it has.
@@ -132,7 +132,7 @@ def described(
                 raise ValueError(f"{size=} sets {own[0]} too: give one of them")
             if not own:
                 size = size or next(iter(SIZES))
-                return at_paper_size(name, size, options, **given), size
+                return build_at_paper_size(name, size, options, **given), size
             whole = {"vocab_size": VOCAB_SIZE, "d_model": ModelConfig.d_model, **given}
             return ARCHITECTURES[name](options=options, **whole), None
         if size is not None or "n_layers" in given:

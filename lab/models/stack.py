@@ -48,7 +48,7 @@ def parse_stack(
     return blocks
 
 
-def layer_options(
+def split_options(
     options: Mapping[str, Any], blocks: list[tuple[str, str]]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Split options over the blocks: (mixer's, state transform's) for each.

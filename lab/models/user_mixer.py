@@ -22,7 +22,7 @@ def is_own(mixer: nn.Module) -> bool:
 
 
 @contextmanager
-def mixers_checked(model: LanguageModel) -> Iterator[None]:
+def check_mixers(model: LanguageModel) -> Iterator[None]:
     """Hold every mixer to its contract, [b t d] → [b t d], for the length of a `with` block.
 
     Raises:
@@ -47,11 +47,11 @@ def mixers_checked(model: LanguageModel) -> Iterator[None]:
                 if not is_own(block.mixer):
                     forward = block.mixer.forward
                     stack.callback(setattr, block.mixer, "forward", forward)
-                    block.mixer.forward = answerable(forward, type(block.mixer))
+                    block.mixer.forward = convert_errors(forward, type(block.mixer))
         yield
 
 
-def answerable(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
+def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
     """Wrap a call into code that is not the lab's: whatever it raises becomes a ValueError."""
 
     def answer(*args: Any, **options: Any) -> Any:

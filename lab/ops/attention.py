@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lab.ops.attention_kernels import cpu_flash, flex, fold, repeat_heads
-from lab.ops.precision import own_precision
+from lab.ops.precision import disable_autocast
 from lab.ops.top_keys import causal_keep, ranks_and_floors, top_keys
 
 MASKED = -1024.0
@@ -138,7 +138,7 @@ def attention_scores(
     """
     precise = torch.promote_types(q.dtype, torch.float32)
     k = repeat_heads(k, q.shape[1])
-    with own_precision(q):
+    with disable_autocast(q):
         scores = (q.to(precise) @ k.to(precise).mT) * q.shape[-1] ** -0.5
     if key_bias is not None:
         scores = scores + repeat_heads(key_bias, q.shape[1])[..., None, :]

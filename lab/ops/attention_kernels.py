@@ -142,7 +142,7 @@ def flex(
         in_window = lambda score, b, h, t, s: torch.where(  # noqa: E731
             rank[b, h // group, s] >= floor[b, h // group, t], score, -torch.inf
         )
-    call = flex_attention if on_cpu else _compiled_flex()
+    call = flex_attention if on_cpu else _compile_flex()
     with warnings.catch_warnings():
         # On a CPU the unfused form is meant: what it warns of is what was asked for.
         warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
@@ -158,7 +158,7 @@ def flex(
 
 
 @cache
-def _compiled_flex() -> Callable[..., object]:
+def _compile_flex() -> Callable[..., object]:
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.ops.precision import own_precision
+from lab.ops.precision import disable_autocast
 
 BLOCK_BYTES = 16 * 2**20
 """The budget of a block's [tokens e]: of the powers of two from 1 to 64 MiB, the fastest on most
@@ -72,20 +72,20 @@ class _Sum(torch.autograd.Function):
 
 
 def _scores(x: Tensor, table: Tensor, bags: Tensor) -> Tensor:
-    with own_precision(table):
+    with disable_autocast(table):
         blocks = _blocks(bags, table)
         return torch.cat([(x[block] @ table.T).gather(1, bags[block]) for block in blocks])
 
 
 def _sum(weights: Tensor, table: Tensor, bags: Tensor) -> Tensor:
-    with own_precision(table):
+    with disable_autocast(table):
         blocks = _blocks(bags, table)
         return torch.cat([_spread(weights[block], table, bags[block]) @ table for block in blocks])
 
 
 def _table_grad(weights: Tensor, x: Tensor, table: Tensor, bags: Tensor) -> Tensor:
     grad = torch.zeros_like(table)
-    with own_precision(table):
+    with disable_autocast(table):
         for block in _blocks(bags, table):
             grad.addmm_(_spread(weights[block], table, bags[block]).T, x[block])
     return grad

@@ -1,17 +1,18 @@
-"""Multilayer perceptrons that each serve some of the tokens: grouped matrix products.
+"""A mixture of multilayer perceptrons by grouped matrix products: each serves some of the tokens.
 
     y_t = Σ_k weights[t, k] φ_{indices[t, k]}(x_t),    φ_e(x) = σ(x up_e) down_e,
                                                gated:  φ_e(x) = (σ(x gate_e) ⊙ x up_e) down_e
 
-Backends, of the same values and gradients, both dropless: each expert serves all that chose it.
+Both backends give the same values and gradients, and drop no token: an expert serves every token
+that chose it.
 
-    loop        each expert's tokens in turn: any device and dtype
-    grouped_mm  tokens sorted by expert, then torch's grouped product over all experts at once: no
-                wait for the counts, which a GPU pays in "loop". float32, bfloat16 or float16 (when
-                compiled bfloat16 alone); rows of x and of the hidden layer a multiple of 16 bytes
+    loop        one expert after the other: any device and dtype
+    grouped_mm  tokens sorted by expert, then torch's grouped product over all experts at once: a
+                GPU need not wait for the counts, as it does in "loop". float32, bfloat16 or float16
+                (compiled: bfloat16 only); rows of x and of the hidden layer a multiple of 16 bytes
 
-"auto" is grouped_mm where it can run, else loop. `naive_routed` is the oracle. Axis letters of this
-file, beside the package's: f hidden width.
+"auto" is grouped_mm where it can run, else loop. `apply_experts_naively` is the reference. Axis
+letter of this file, besides the package's: f hidden width.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ GROUPED_ALIGNMENT = 16
 """Bytes that a row must be a multiple of."""
 
 
-class Experts(NamedTuple):
+class ExpertWeights(NamedTuple):
     """The weights of e multilayer perceptrons."""
 
     up: Float[Tensor, "e d f"]
@@ -40,23 +41,23 @@ class Experts(NamedTuple):
     gate: Float[Tensor, "e d f"] | None = None
 
 
-def routed(
+def apply_experts(
     x: Float[Tensor, "tokens d"],
     weights: Float[Tensor, "tokens k"],
     indices: Int[Tensor, "tokens k"],
-    experts: Experts,
+    experts: ExpertWeights,
     activation: Activation,
     backend: str = "auto",
 ) -> Float[Tensor, "tokens d"]:
-    """Return the weighted sum of what each token's chosen experts make of it.
+    """Return the weighted sum of the outputs of each token's chosen experts.
 
-    Under autocast the products are in its dtype, as a linear layer's are; float64 stays.
+    Under autocast the products are in its dtype, like a linear layer's; float64 stays float64.
 
     Args:
-        x: what the experts read.
-        weights: what each chosen expert is multiplied by.
-        indices: int64, in 0 … e − 1.
-        experts: their weights.
+        x: the experts' input.
+        weights: factor of each chosen expert's output.
+        indices: the chosen experts, int64 in 0 … e − 1.
+        experts: the experts' parameters.
         activation: σ, elementwise.
         backend: "loop", "grouped_mm", or "auto".
 
@@ -65,14 +66,14 @@ def routed(
     """
     dtype = _product_dtype(x)
     _, width, d_ff = experts.up.shape
-    form = {"loop": _loop, "grouped_mm": _grouped}[
+    form = {"loop": _apply_loop, "grouped_mm": _apply_grouped}[
         resolve_grouped_backend(backend, dtype=dtype, widths=(width, d_ff))
     ]
     return form(x, weights, indices, experts, activation)
 
 
 def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[int, ...]) -> str:
-    """Return the backend that experts of these widths, multiplied in this dtype, run on.
+    """Return the backend for experts of these widths whose products are in this dtype.
 
     Raises:
         ValueError: for an unknown backend, or grouped_mm where it cannot run.
@@ -81,7 +82,7 @@ def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[i
         raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
     if backend == "loop":
         return backend
-    obstacle = _obstacle(dtype, widths)
+    obstacle = _find_obstacle(dtype, widths)
     if obstacle is None:
         return "grouped_mm"
     if backend == "grouped_mm":
@@ -89,38 +90,38 @@ def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[i
     return "loop"
 
 
-def naive_routed(
+def apply_experts_naively(
     x: Float[Tensor, "tokens d"],
     weights: Float[Tensor, "tokens k"],
     indices: Int[Tensor, "tokens k"],
-    experts: Experts,
+    experts: ExpertWeights,
     activation: Activation,
 ) -> Float[Tensor, "tokens d"]:
-    """The obvious form, every expert on every token: the oracle of `routed`."""
+    """The obvious form, every expert on every token: the reference for `apply_experts`."""
     up, down, gate = experts
-    hidden = _hidden(lambda w: einsum(x, w, "n d, e d f -> n e f"), up, gate, activation)
+    hidden = _compute_hidden(lambda w: einsum(x, w, "n d, e d f -> n e f"), up, gate, activation)
     each = einsum(hidden, down, "n e f, e f d -> n e d")
     chosen = F.one_hot(indices, len(up)).to(weights.dtype)
     return einsum(weights, chosen, each, "n k, n k e, n e d -> n d")
 
 
-def _loop(
-    x: Tensor, weights: Tensor, indices: Tensor, experts: Experts, activation: Activation
+def _apply_loop(
+    x: Tensor, weights: Tensor, indices: Tensor, experts: ExpertWeights, activation: Activation
 ) -> Tensor:
     up, down, gate = experts
     parts, places = [], []
     for e in range(len(up)):
         tokens, rank = (indices == e).nonzero(as_tuple=True)
         multiply = partial(torch.matmul, x[tokens])
-        hidden = _hidden(multiply, up[e], None if gate is None else gate[e], activation)
+        hidden = _compute_hidden(multiply, up[e], None if gate is None else gate[e], activation)
         parts.append(weights[tokens, rank, None] * (hidden @ down[e]))
         places.append(tokens)
     y = torch.cat(parts)
     return y.new_zeros(x.shape).index_add(0, torch.cat(places), y)
 
 
-def _grouped(
-    x: Tensor, weights: Tensor, indices: Tensor, experts: Experts, activation: Activation
+def _apply_grouped(
+    x: Tensor, weights: Tensor, indices: Tensor, experts: ExpertWeights, activation: Activation
 ) -> Tensor:
     up, down, gate = experts
     k = indices.shape[1]
@@ -128,20 +129,20 @@ def _grouped(
     numbers = torch.arange(len(up), device=x.device)
     ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
     rows = x.to(_product_dtype(x)).index_select(0, order // k)
-    hidden = _hidden(partial(_grouped_product, ends, rows), up, gate, activation)
-    each = _grouped_product(ends, hidden, down)
+    hidden = _compute_hidden(partial(_multiply_groups, ends, rows), up, gate, activation)
+    each = _multiply_groups(ends, hidden, down)
     unsorted = torch.empty_like(each).index_copy(0, order, each).unflatten(0, (-1, k))
     return (weights[..., None] * unsorted).sum(1)
 
 
-def _grouped_product(ends: Tensor, rows: Tensor, w: Tensor) -> Tensor:
+def _multiply_groups(ends: Tensor, rows: Tensor, w: Tensor) -> Tensor:
     return F.grouped_mm(rows, w.to(rows.dtype), offs=ends)
 
 
-def _hidden(
+def _compute_hidden(
     multiply: Callable[[Tensor], Tensor], up: Tensor, gate: Tensor | None, activation: Activation
 ) -> Tensor:
-    """Return the hidden layer, given how rows meet weights."""
+    """Return the hidden layer; `multiply` returns the product of the tokens with its argument."""
     if gate is None:
         return activation(multiply(up))
     return activation(multiply(gate)) * multiply(up)
@@ -153,8 +154,8 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if casts else x.dtype
 
 
-def _obstacle(dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:
-    """Return what keeps grouped_mm from running, in words that follow its name."""
+def _find_obstacle(dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:
+    """Return why grouped_mm cannot run, as a clause that follows its name, or None."""
     if dtype not in GROUPED_DTYPES:
         return f"takes float32, bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
     if torch.compiler.is_compiling() and dtype != torch.bfloat16:

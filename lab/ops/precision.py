@@ -11,12 +11,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def own_precision(x: Tensor) -> torch.autocast:
+def disable_autocast(x: Tensor) -> torch.autocast:
     """Return a context in which products keep their operands' dtypes, on x's device."""
     return torch.autocast(x.device.type, enabled=False)
 
 
-def as_given(function: Callable[P, R]) -> Callable[P, R]:
+def keep_dtypes(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function of tensors multiply in their own dtypes: sums that compound need them.
 
     Its first argument that is a tensor says on which device autocast is to be off.
@@ -25,7 +25,7 @@ def as_given(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
         given = next(z for z in (*args, *options.values()) if isinstance(z, Tensor))
-        with own_precision(given):
+        with disable_autocast(given):
             return function(*args, **options)
 
     return call

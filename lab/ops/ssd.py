@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.ops.precision import as_given
+from lab.ops.precision import keep_dtypes
 from lab.ops.ssd_backends import BACKENDS, resolve_backend
 
 
-@as_given
+@keep_dtypes
 def ssd(
     x: Float[Tensor, "b t h p"],
     dt: Float[Tensor, "b t h"],
@@ -54,7 +54,7 @@ def ssd(
     return run(x, dt, A, B, C, D, chunk_len, initial_state)
 
 
-@as_given
+@keep_dtypes
 def ssd_step(
     x: Float[Tensor, "b h p"],
     dt: Float[Tensor, "b h"],

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lab.compilation import uncompiled
-from lab.ops.precision import as_given, own_precision
+from lab.compilation import keep_eager
+from lab.ops.precision import disable_autocast, keep_dtypes
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 
 CHUNK_LEN = 64
@@ -65,7 +65,7 @@ def ssd_chunked(
     chunks longer than `CHUNK_LEN` would only cost more.
     """
     length = min(chunk_len, CHUNK_LEN, x.shape[1])
-    return _uncompiled(x, dt, log_decay, B, C, D, initial_state, length)
+    return _run_eagerly(x, dt, log_decay, B, C, D, initial_state, length)
 
 
 class _Chunks(NamedTuple):
@@ -126,7 +126,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy, d_last):  # type: ignore[override]
         # Backward may be called where autocast is on, too.
-        with own_precision(ctx.saved_tensors[0]):
+        with disable_autocast(ctx.saved_tensors[0]):
             return _Chunked._backward(ctx, dy, d_last)
 
     @staticmethod
@@ -218,9 +218,9 @@ def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out.flatten(0, 1))
 
 
-@uncompiled
-@as_given
-def _uncompiled(*arguments):
+@keep_eager
+@keep_dtypes
+def _run_eagerly(*arguments):
     """Hide the loop over chunks from torch.compile, which would unroll it for nothing."""
     return _Chunked.apply(*arguments)
 

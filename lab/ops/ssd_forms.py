@@ -1,7 +1,7 @@
-"""The slow, obvious forms of state space duality: oracles of `lab.ops.ssd`, and the views that
-analysis takes of it: the matrix it applies, what tokens write, the state after each.
+"""The slow, obvious forms of state space duality: references for `lab.ops.ssd`, and what analyses
+look at: the matrix that it applies, what each token writes, the state after each token.
 
-They compute in the dtype they are given, under autocast too; fp64 is what the oracle is for.
+They compute in the dtype of their arguments, even under autocast.
 """
 
 import torch
@@ -10,7 +10,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.ops.precision import as_given
+from lab.ops.precision import keep_dtypes
 from lab.ops.ssd_decay import segment_sums
 
 
@@ -23,12 +23,12 @@ def ssd_recurrent(
     D: Float[Tensor, " h"] | None = None,
     initial_state: Float[Tensor, "b h p n"] | None = None,
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
-    """Return y and the last state, token by token: the definition itself, the root oracle."""
+    """Return y and the last state, token by token: the definition itself."""
     states = scan_states(state_writes(x, dt, B), dt * A, initial_state)
     return read_states(states, x, C, D), states[:, -1]
 
 
-@as_given
+@keep_dtypes
 def ssd_quadratic(
     x: Float[Tensor, "b t h p"],
     dt: Float[Tensor, "b t h"],
@@ -38,14 +38,14 @@ def ssd_quadratic(
     D: Float[Tensor, " h"] | None = None,
     initial_state: Float[Tensor, "b h p n"] | None = None,
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
-    """Return y = M̃ x and the last state, through the whole matrix: its dual, attention form."""
+    """Return y = M̃ x and the last state from the whole matrix: the dual form, as attention."""
     y = einsum(ssd_matrix(dt, A, B, C, D), x, "b h t s, b s h p -> b t h p")
     log_decay = rearrange(dt * A, "b t h -> b h t")
     to_end = segment_sums(log_decay)[:, :, -1].exp()
     state = einsum(to_end, state_writes(x, dt, B), "b h s, b s h p n -> b h p n")
     if initial_state is not None:
         faded = log_decay.cumsum(-1).exp()
-        C = per_head(C, x.shape[2])
+        C = repeat_groups(C, x.shape[2])
         y = y + einsum(faded, C, initial_state, "b h t, b t h n, b h p n -> b t h p")
         state = state + faded[:, :, -1, None, None] * initial_state
     return y, state
@@ -67,7 +67,7 @@ def ssd_matrix(
     return matrix_from_decay(dt, dt * A, B, C, D)
 
 
-@as_given
+@keep_dtypes
 def matrix_from_decay(
     dt: Float[Tensor, "b s h"],
     log_decay: Float[Tensor, "b s h"],
@@ -76,17 +76,19 @@ def matrix_from_decay(
     D: Float[Tensor, " h"] | None = None,
     rows: slice | None = None,
 ) -> Float[Tensor, "b h t s"]:
-    """Return `ssd_matrix`, or some of its rows, for log-decays ≤ 0 that need not be dt·A."""
+    """Return `ssd_matrix` or some of its rows, for log-decays ≤ 0 that need not be dt·A."""
     s, h = dt.shape[1:]
     first, last, _ = (rows or slice(None)).indices(s)
     a = rearrange(log_decay, "b s h -> b h s")
-    # A segment that begins before the rows is two sums, up to the first row and from there on.
+    # A segment that begins before the rows has two parts, up to the first row and from there on.
     before = F.pad(a[..., 1:first].flip(-1).cumsum(-1).flip(-1), (0, min(first, 1)))
     since = a[..., first:last].cumsum(-1)
     outside = since[..., :, None] + before[..., None, :]
     L = torch.cat([outside, segment_sums(a[..., first:last])], dim=-1).exp()
     scores = einsum(
-        per_head(C[:, first:last], h), per_head(B[:, :last], h), "b t h n, b s h n -> b h t s"
+        repeat_groups(C[:, first:last], h),
+        repeat_groups(B[:, :last], h),
+        "b t h n, b s h n -> b h t s",
     )
     M = L * scores * rearrange(dt[:, :last], "b s h -> b h 1 s")
     if D is not None:
@@ -94,12 +96,12 @@ def matrix_from_decay(
     return F.pad(M, (0, s - last))
 
 
-@as_given
+@keep_dtypes
 def state_writes(
     x: Float[Tensor, "b t h p"], dt: Float[Tensor, "b t h"], B: Float[Tensor, "b t g n"]
 ) -> Float[Tensor, "b t h p n"]:
     """Return what each token adds to the state: dt_t x_t ⊗ B_t."""
-    return einsum(dt, x, per_head(B, x.shape[2]), "b t h, b t h p, b t h n -> b t h p n")
+    return einsum(dt, x, repeat_groups(B, x.shape[2]), "b t h, b t h p, b t h n -> b t h p n")
 
 
 def scan_states(
@@ -116,7 +118,7 @@ def scan_states(
     return torch.stack(states, dim=1)
 
 
-@as_given
+@keep_dtypes
 def read_states(
     states: Float[Tensor, "b t h p n"],
     x: Float[Tensor, "b t h p"],
@@ -124,10 +126,10 @@ def read_states(
     D: Float[Tensor, " h"] | None = None,
 ) -> Float[Tensor, "b t h p"]:
     """Return y_t = h_t C_t + D x_t."""
-    y = einsum(states, per_head(C, x.shape[2]), "b t h p n, b t h n -> b t h p")
+    y = einsum(states, repeat_groups(C, x.shape[2]), "b t h p n, b t h n -> b t h p")
     return y if D is None else y + D[:, None] * x
 
 
-def per_head(z: Float[Tensor, "b t g n"], h: int) -> Float[Tensor, "b t h n"]:
-    """Return each head's copy of its group: head h has group h // (H/G)."""
+def repeat_groups(z: Float[Tensor, "b t g n"], h: int) -> Float[Tensor, "b t h n"]:
+    """Return each head's copy of its group's entries: head h has group h // (H/G)."""
     return z.repeat_interleave(h // z.shape[2], dim=2)

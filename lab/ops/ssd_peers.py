@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab import peers
-from lab.ops.ssd_forms import per_head
+from lab.ops.ssd_forms import repeat_groups
 
 
 def run_mamba_ssm(
@@ -68,8 +68,8 @@ def run_fla(
     low = _common_dtype("fla", x, dt, A, B, C, D, initial_state)
     kernel = peers.load("fla.ops.simple_gla.chunk").chunk_simple_gla
     y, state = kernel(
-        q=per_head(C, x.shape[2]).to(low),
-        k=per_head(B, x.shape[2]).to(low),
+        q=repeat_groups(C, x.shape[2]).to(low),
+        k=repeat_groups(B, x.shape[2]).to(low),
         v=(x.float() * dt.float()[..., None]).to(low),
         g=dt.float() * A.float(),
         scale=1.0,
@@ -86,7 +86,7 @@ def missing(package: str) -> Callable[[torch.device], str | None]:
     """Return the function that says why a package's kernels cannot run on a device, or None."""
 
     def why(device: torch.device) -> str | None:
-        absent = peers.why_missing(package) or peers.why_missing("triton")
+        absent = peers.explain_missing(package) or peers.explain_missing("triton")
         if absent is not None or device.type == "cuda":
             return absent
         return "it needs CUDA"

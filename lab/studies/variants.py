@@ -41,7 +41,7 @@ class PartialRotary(Attention):
             )
         self.rotated = int(rotated)
 
-    def _rotated(
+    def _project_and_rotate(
         self, x: Float[Tensor, "b t d"], positions: Positions
     ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
         q = self.hook_q(rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads))
@@ -71,7 +71,7 @@ class NormedAttention(Attention):
         super().__init__(d_model, n_heads)
         self.q_norm, self.k_norm = (nn.RMSNorm(d_model // n_heads) for _ in range(2))
 
-    def _rotated(
+    def _project_and_rotate(
         self, x: Float[Tensor, "b t d"], positions: Positions
     ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
         q = rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads)

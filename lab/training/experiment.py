@@ -13,7 +13,7 @@ from lab.device import choose_device
 from lab.files import lock
 from lab.lengthening import list_stages
 from lab.models.evaluation import score
-from lab.models.user_mixer import mixers_checked
+from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending, summarize
 from lab.training.fit import DivergedError, Row, TrainingState, check, fit
 from lab.training.history import Pace
@@ -105,7 +105,7 @@ def try_out(run: Run) -> None:
         for stage in reversed(list_stages(run.task, run.train)):
             batch = stage.task.batch(size=1, seed=run.train.seed)
             # With gradients, as in training: a backend may have none.
-            with mixers_checked(model), _name_length(stage.task.seq_len, run.task.seq_len):
+            with check_mixers(model), _name_length(stage.task.seq_len, run.task.seq_len):
                 score(model, batch, "fp32")
     except RuntimeError as error:
         if "allocate" not in str(error):

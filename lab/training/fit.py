@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lab.config import TrainConfig
-from lab.layers.routed import balance_losses
+from lab.layers.routed import collect_balance_losses
 from lab.lengthening import Stage, list_stages
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate, score
@@ -177,7 +177,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
         if any(name == "seq_len" for name, _ in task.varied):
             batch = batch.trimmed()  # the model is causal: what follows the last answer is unread
         with _seed_step(config.seed, step, device):
-            with balance_losses(model) as imbalances:
+            with collect_balance_losses(model) as imbalances:
                 hidden, weight, targets = score(model, batch, precision)
             loss, correct = linear_cross_entropy(hidden, weight, targets)
             sum(imbalances, start=loss).backward()

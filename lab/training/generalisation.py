@@ -12,7 +12,7 @@ from lab.device import choose_device
 from lab.files import lock
 from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
-from lab.models.user_mixer import mixers_checked
+from lab.models.user_mixer import check_mixers
 from lab.training.runs import Run, RunError
 from tasks.base import Task
 
@@ -137,7 +137,7 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     device = next(model.parameters()).device
     row = task.batch(split="test", size=1, seed=run.train.seed, device=device)
     try:
-        with mixers_checked(model):
+        with check_mixers(model):
             score(model, row, "fp32")
     except ValueError as error:
         return str(error)

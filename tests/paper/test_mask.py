@@ -61,7 +61,7 @@ def test_d2_masked_after_the_softmax_rows_lose_weight_to_later_keys(erratum: Run
     x = draw_normal(2, 10, 8)
     q, k = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (layer.q, layer.k))
     positions = torch.arange(10)
-    q, k = (layer.turned(y.transpose(1, 2), positions).transpose(1, 2) for y in (q, k))
+    q, k = (layer.turn(y.transpose(1, 2), positions).transpose(1, 2) for y in (q, k))
     every = (q @ k.mT / 2).softmax(-1)
     M = layer.matrix(x)
     torch.testing.assert_close(M[:, 1], every[:, 1].tril())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lab.layers.attention import Attention
 from lab.layers.printed import DynamicBaseAttention, HeadRotatedAttention
-from lab.layers.printed.rotation import dynamic_base, skewed_rotation
+from lab.layers.printed.rotation import dynamic_base, rotate_skewed
 from lab.ops.rope import rotary_table, rotate
 from tests.paper.conftest import Run
 
@@ -32,7 +32,7 @@ def build_printed_matrix(j: int, n: int, base: float = 10000.0) -> Tensor:
 def test_r1_the_printed_matrix_is_not_orthogonal(erratum: Run):
     n, positions = 8, torch.arange(2048)
     x = draw_normal(1, 5, 1, n)
-    turned = skewed_rotation(x, torch.arange(100, 105))[0, :, 0]
+    turned = rotate_skewed(x, torch.arange(100, 105))[0, :, 0]
     for token, j in enumerate(range(100, 105)):
         torch.testing.assert_close(turned[token], build_printed_matrix(j, n) @ x[0, token, 0])
     R = build_printed_matrix(700, n)

@@ -18,7 +18,7 @@ from lab.layers.printed.attention import (
     PlainAttention,
     SoftSumAttention,
 )
-from lab.layers.printed.rotation import skewed_rotation
+from lab.layers.printed.rotation import rotate_skewed
 from lab.layers.printed.ssd import ssd_by_chunk_matrix
 from lab.layers.ssd import SSD
 from lab.ops.rope import Layout, apply_rotary, rotary_table, rotate
@@ -105,8 +105,8 @@ def form_two_of_the_equation(self, x):
 SOUND = {name: (scores, sum(scores) / 7) for name, (scores, _) in figures.AVERAGES.items()}
 IFA = "InnerFunctionAttention"
 TURNS = [
-    ("R1", rotation, "skewed_rotation", one_layout, "fails"),
-    ("R1", rotation, "rotate", lambda x, j, **_: skewed_rotation(x, j), "holds"),
+    ("R1", rotation, "rotate_skewed", one_layout, "fails"),
+    ("R1", rotation, "rotate", lambda x, j, **_: rotate_skewed(x, j), "holds"),
     ("R2", rotation, "rotate", turned_back, "holds"),
     ("R3", rotation, "rotate", one_layout, "fails"),
     ("R4", rotation, "rotate", with_positions_in_bf16, "holds"),

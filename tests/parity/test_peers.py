@@ -41,7 +41,7 @@ def test_a_package_that_is_not_installed(monkeypatch):
     for ask in (peers.load, peers.version):
         with pytest.raises(ValueError, match=r"flash-linear-attention is not installed: `make pe"):
             ask("fla")
-    assert peers.why_missing("triton") is None
+    assert peers.explain_missing("triton") is None
 
 
 def test_a_package_that_nobody_knows():

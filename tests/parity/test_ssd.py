@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lab import peers
 from lab.ops.ssd import ssd
-from lab.ops.ssd_forms import per_head, ssd_recurrent
+from lab.ops.ssd_forms import repeat_groups, ssd_recurrent
 from tests.parity.compare import deviation
 
 CHUNK = 8
@@ -23,7 +23,7 @@ Form = Callable[..., tuple[Tensor, Tensor | None]]
 def minimal(x, dt, A, B, C, D, initial_state, chunk_len=CHUNK):
     """It knows one group a head, and no skip."""
     form = peers.load("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
-    B, C = per_head(B, x.shape[2]), per_head(C, x.shape[2])
+    B, C = repeat_groups(B, x.shape[2]), repeat_groups(C, x.shape[2])
     before = None if initial_state is None else initial_state[:, None]
     y, state = form(x * dt[..., None], dt * A, B, C, chunk_len, before)
     return with_skip(y, x, D), state
@@ -61,7 +61,7 @@ def gla(form: str, **sizes: int) -> Form:
 
     def run(x, dt, A, B, C, D, initial_state):
         naive = getattr(peers.load("fla.ops.simple_gla.naive"), f"naive_{form}_simple_gla")
-        q, k = per_head(C, x.shape[2]), per_head(B, x.shape[2])
+        q, k = repeat_groups(C, x.shape[2]), repeat_groups(B, x.shape[2])
         if form == "parallel":
             assert initial_state is None
             return with_skip(naive(q, k, x * dt[..., None], dt * A, scale=1.0)[0], x, D), None

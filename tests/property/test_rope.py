@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lab.ops.rope import Layout, rotate, rotate_by_matrix
 from lab.ops.ssd import ssd
-from lab.ops.ssd_forms import per_head, ssd_matrix, ssd_quadratic, ssd_recurrent
+from lab.ops.ssd_forms import repeat_groups, ssd_matrix, ssd_quadratic, ssd_recurrent
 
 LONGEST = 131_072
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -192,8 +192,8 @@ def test_mixed_layouts_are_not_relative(n, seed, shift):
 def test_rotation_commutes_with_repeating_groups(f, seed, g, heads_a_group, at):
     B = normal(2, 1, g, f.n, seed=seed, dtype=f.dtype)
     h, where = g * heads_a_group, torch.tensor([at])
-    error = f.pair_norms(f(per_head(B, h), where) - per_head(f(B, where), h))
-    assert_within(error, 4 * f.u * f.pair_norms(per_head(B, h)), "groups")
+    error = f.pair_norms(f(repeat_groups(B, h), where) - repeat_groups(f(B, where), h))
+    assert_within(error, 4 * f.u * f.pair_norms(repeat_groups(B, h)), "groups")
 
 
 # Negative controls: what is not relative must not pass for it.
@@ -317,7 +317,7 @@ def test_turned_ssd_is_a_complex_diagonal_state_space(case):
 
     def as_complex(z: Tensor) -> Tensor:
         z = z.unflatten(-1, (2, -1)).mT if layout == "half" else z.unflatten(-1, (-1, 2))
-        heads = per_head(z.flatten(-2), h).unflatten(-1, (-1, 2))
+        heads = repeat_groups(z.flatten(-2), h).unflatten(-1, (-1, 2))
         return torch.view_as_complex(heads.contiguous())
 
     b, c = as_complex(B).conj(), as_complex(C)

@@ -96,7 +96,9 @@ def test_a_run_with_hooks(model, tokens, names):
         return tensor + 1
 
     logits = model.run_with_hooks(tokens, fwd_hooks=[(names, shift)])
-    torch.testing.assert_close(logits, model.head(model.embedded(model.embed(tokens) + 1)))
+    torch.testing.assert_close(
+        logits, model.head(model.forward_embeddings(model.embed(tokens) + 1))
+    )
     assert seen == ["hook_embed"]
     assert attached(model) == 0
     with pytest.raises(ValueError, match="no hook point 'hook_z'"):
@@ -231,7 +233,7 @@ class Bound:
     ids=["positional", "other names", "keyword", "partial", "method"],
 )
 def test_a_hook_gets_its_point_as_in_transformer_lens(model, tokens, fn):
-    expected = model.head(model.embedded(model.embed(tokens) + len("hook_embed")))
+    expected = model.head(model.forward_embeddings(model.embed(tokens) + len("hook_embed")))
     with model.hooks([("hook_embed", fn)]):
         torch.testing.assert_close(model(tokens), expected)
 
@@ -253,4 +255,6 @@ def test_a_block_that_ends_after_a_reset_takes_no_later_hook_off(model, tokens):
     with model.hooks([("hook_embed", lambda tensor, hook: tensor + 1)]):
         model.reset_hooks()
         model.add_hook("hook_embed", lambda tensor, hook: tensor + 2)
-    torch.testing.assert_close(model(tokens), model.head(model.embedded(model.embed(tokens) + 2)))
+    torch.testing.assert_close(
+        model(tokens), model.head(model.forward_embeddings(model.embed(tokens) + 2))
+    )

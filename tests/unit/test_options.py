@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from lab.cli.options import Span, kind_of, read, resolved, settings, varies
+from lab.cli.options import Span, find_kind, read, read_settings, resolve_spans, varies
 from tasks.mqar import MQAR
 from tasks.varying import Schedule
 
@@ -45,9 +45,9 @@ def test_a_truth_is_one_of_two():
 
 
 def test_kinds():
-    assert kind_of(int | None) is int
-    assert kind_of(int | float) is float
-    assert kind_of(str) is str
+    assert find_kind(int | None) is int
+    assert find_kind(int | float) is float
+    assert find_kind(str) is str
     assert varies(int | None)
     assert varies(COLOURS)
     assert not varies(str | None)
@@ -56,7 +56,7 @@ def test_kinds():
 
 def test_spans_become_schedules_over_rows():
     options = {"n": Span(4, 64, None), "m": Span(1, 2, 10), "k": 3}
-    assert resolved(options, max_steps=100, batch_size=8) == {
+    assert resolve_spans(options, max_steps=100, batch_size=8) == {
         "n": Schedule(4, 64, 800),
         "m": Schedule(1, 2, 80),
         "k": 3,
@@ -66,11 +66,11 @@ def test_spans_become_schedules_over_rows():
 @pytest.mark.parametrize("steps", [0, 101])
 def test_a_schedule_ends_while_training_does(steps):
     with pytest.raises(ValueError, match=f"n=1:2@{steps}: steps must be in 1 … 100"):
-        resolved({"n": Span(1, 2, steps)}, max_steps=100, batch_size=8)
+        resolve_spans({"n": Span(1, 2, steps)}, max_steps=100, batch_size=8)
 
 
 def test_settings_to_evaluate_at():
-    assert settings(["seq_len=512,1024", "n-pairs=4", "seq_len=2048"], MQAR) == {
+    assert read_settings(["seq_len=512,1024", "n-pairs=4", "seq_len=2048"], MQAR) == {
         "seq_len": (512, 1024, 2048),
         "n_pairs": (4,),
     }
@@ -89,4 +89,4 @@ def test_settings_to_evaluate_at():
 )
 def test_bad_settings_are_said(text, message):
     with pytest.raises(ValueError, match=message):
-        settings([text], MQAR)
+        read_settings([text], MQAR)

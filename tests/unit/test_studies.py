@@ -464,7 +464,7 @@ def test_rotating_part_leaves_the_other_channels():
     torch.manual_seed(0)
     layer, x = PartialRotary(16, 2, share=0.5), torch.randn(1, 5, 16)
     with torch.no_grad():
-        q, _ = layer._rotated(x, torch.arange(5))
+        q, _ = layer._project_and_rotate(x, torch.arange(5))
         bare = layer.q(x).unflatten(-1, (2, 8)).transpose(1, 2)
     torch.testing.assert_close(q[..., 4:], bare[..., 4:])
     assert not torch.isclose(q[:, :, 1:, :4], bare[:, :, 1:, :4]).all()

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from lab.models.anatomy import Anatomy, Part
-from lab.models.paper_sizes import Compared
+from lab.models.paper_sizes import SizeComparison
 
 
 def anatomy_table(found: Anatomy) -> Table:
@@ -19,14 +19,14 @@ def anatomy_table(found: Anatomy) -> Table:
 
     add("", found.embedding)
     first = 0
-    for run in found.unit:
-        last = first + run.times - 1
+    for repeat in found.unit:
+        last = first + repeat.times - 1
         where = str(first) if first == last else f"{first}–{last}"
-        for part in (run.pair.mixer, run.pair.transform):
+        for part in (repeat.pair.mixer, repeat.pair.transform):
             if part is not None:
                 add(where, part)
                 where = ""
-        first += run.times
+        first += repeat.times
     add("", found.head)
     if found.times > 1:
         whole = "block 0 stands" if first == 1 else f"blocks 0–{first - 1} stand"
@@ -34,7 +34,7 @@ def anatomy_table(found: Anatomy) -> Table:
     return table
 
 
-def count_line(found: Anatomy, compared: Compared | None) -> str:
+def count_line(found: Anatomy, compared: SizeComparison | None) -> str:
     """Return a model's totals in words, beside the paper's where it has one."""
     line = f"total {found.total:,} parameters, {found.active:,} of them active for a token"
     if compared is None:

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from lab.palette import ink_on, of_roles
+from lab.palette import choose_ink, color_roles
 from tasks.base import IGNORE, Batch, Task
 
 EDGE = 64
@@ -65,8 +65,8 @@ def visible(text: str) -> str:
 def _legend(names: Sequence[str], coloured: bool) -> Text:
     legend = Text("roles:")
     if coloured:
-        for name, colour in zip(names, of_roles(names), strict=True):
-            legend.append(" ").append(f" {name} ", style=f"{ink_on(colour)} on {colour}")
+        for name, colour in zip(names, color_roles(names), strict=True):
+            legend.append(" ").append(f" {name} ", style=f"{choose_ink(colour)} on {colour}")
         return legend.append("; → targets")
     for letter, name in zip(letters(names), names, strict=True):
         legend.append(f" {letter} {name},")
@@ -85,7 +85,7 @@ def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) ->
     margin = len(str(t - 1))
     count = max(1, (width - margin - 1) // (cell + 1))
     count -= count % STRIDE if count > STRIDE else 0
-    colours, names = of_roles(task.role_names), letters(task.role_names)
+    colours, names = color_roles(task.role_names), letters(task.role_names)
     shown = 0
     for first, end in pieces:
         if first > shown:
@@ -96,7 +96,7 @@ def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) ->
             line = Text(f"{start:>{margin}}│")
             for i in block:
                 colour = colours[roles[i]]
-                style = f"{ink_on(colour)} on {colour}" if coloured else ""
+                style = f"{choose_ink(colour)} on {colour}" if coloured else ""
                 line.append(" ").append(_right(tokens[i], cell), style=style)
             yield line
             if any(i in answers for i in block):

@@ -46,7 +46,7 @@ class PlainAttention(nn.Module):
         """Return the attention matrix, the first token standing at position `start`."""
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = (
-            self.turned(rearrange(f(x), "b t (h p) -> b t h p", h=self.n_heads), positions)
+            self.turn(rearrange(f(x), "b t (h p) -> b t h p", h=self.n_heads), positions)
             for f in (self.q, self.k)
         )
         return self.pattern(q.transpose(1, 2), k.transpose(1, 2))
@@ -61,7 +61,7 @@ class PlainAttention(nn.Module):
         """Return the heads' mixed values as an output; attention adds nothing else from x."""
         return self.out(rearrange(z, "b h t p -> b t (h p)"))
 
-    def turned(
+    def turn(
         self, x: Float[Tensor, "b t h p"], positions: Int[Tensor, " t"]
     ) -> Float[Tensor, "b t h p"]:
         """Return queries or keys at their positions."""

@@ -8,7 +8,7 @@ from lab.layers.printed.attention import PlainAttention
 from lab.ops.rope import apply_rotary, rotary_table, rotate
 
 
-def skewed_rotation(
+def rotate_skewed(
     x: Float[Tensor, "b t h n"], positions: Int[Tensor, " t"], base: float = 10000.0
 ) -> Float[Tensor, "b t h n"]:
     """Return R_j x with the matrix R as printed, whose last block has two angles.
@@ -51,7 +51,7 @@ def dynamic_base(
 
 
 class SkewedRotationAttention(PlainAttention):
-    """Attention whose q and k are turned by the printed matrix (`skewed_rotation`).
+    """Attention whose q and k are turned by the printed matrix (`rotate_skewed`).
 
     Its last block is not orthogonal: the norm of the slowest pair changes with the position, and
     scores depend on where two tokens stand, not on their distance alone (erratum R1).
@@ -60,11 +60,11 @@ class SkewedRotationAttention(PlainAttention):
         counted from 1, does not have.
     """
 
-    def turned(
+    def turn(
         self, x: Float[Tensor, "b t h p"], positions: Int[Tensor, " t"]
     ) -> Float[Tensor, "b t h p"]:
         """Return queries or keys at their positions."""
-        return skewed_rotation(x, positions, self.rope_base)
+        return rotate_skewed(x, positions, self.rope_base)
 
 
 class HeadRotatedAttention(PlainAttention):
@@ -82,7 +82,7 @@ class HeadRotatedAttention(PlainAttention):
         numbers of heads are refused in words.
     """
 
-    def turned(
+    def turn(
         self, x: Float[Tensor, "b t h p"], positions: Int[Tensor, " t"]
     ) -> Float[Tensor, "b t h p"]:
         """Return queries or keys, each head turned by the position of its own number."""
@@ -131,7 +131,7 @@ class DynamicBaseAttention(PlainAttention):
             raise ValueError(f"{scaling=} must be at least 1")
         self.max_position, self.scaling = max_position, scaling
 
-    def turned(
+    def turn(
         self, x: Float[Tensor, "b t h p"], positions: Int[Tensor, " t"]
     ) -> Float[Tensor, "b t h p"]:
         """Return queries or keys at their positions, by the base of the last position."""
@@ -166,7 +166,7 @@ class RoundedRotationAttention(PlainAttention):
         super().__init__(d_model, n_heads, rope_base=rope_base)
         self.round_angles = round_angles
 
-    def turned(
+    def turn(
         self, x: Float[Tensor, "b t h p"], positions: Int[Tensor, " t"]
     ) -> Float[Tensor, "b t h p"]:
         """Return queries or keys turned by a table in their own type."""

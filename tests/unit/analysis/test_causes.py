@@ -26,7 +26,7 @@ from analysis.errors.causes import (
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
 from lab.models import Block, build
-from lab.models.evaluation import stored_positions
+from lab.models.evaluation import find_stored_positions
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=24, vocab_size=32, n_pairs=4)
@@ -86,7 +86,7 @@ def test_a_lifted_window_keeps_every_stored_key_and_what_it_kept(bias):
     options = {"A.mask": "soft", "A.window": 5, "A.max_seq_len": 24}
     model = build("AM*2", vocab_size=32, d_model=32, options=options).eval()
     batch = TASK.batch(split="test", size=4)
-    stored = stored_positions(batch)[:, None, None]
+    stored = find_stored_positions(batch)[:, None, None]
     for layer in find_masked_layers(model).values():
         assert isinstance(layer.mask, SoftMask)
         with torch.no_grad():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from analysis.interventions import block_edges, edit_matrix, swap_values
 from lab.layers.attention import Attention
-from lab.layers.mask import stored
+from lab.layers.mask import reveal_stored
 from lab.layers.ssd import SSD
 from tests.intervened import (
     TOKENS,
@@ -273,9 +273,9 @@ def test_gradients_pass_but_by_blocked_edges(mixer):
 def test_an_oracle_mask_keeps_what_it_was_told():
     model = stack(attention(mask="oracle"))
     keep = torch.arange(9).remainder(2).eq(0).expand(3, -1)
-    with stored(model, keep), edit_matrix(model, 0, lambda matrix, rows: matrix):
+    with reveal_stored(model, keep), edit_matrix(model, 0, lambda matrix, rows: matrix):
         edited = model(TOKENS)
-    with stored(model, keep):
+    with reveal_stored(model, keep):
         torch.testing.assert_close(edited, model(TOKENS), rtol=1e-10, atol=1e-10)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lab.hooks import hook_points, hooks, run_with_cache
 from lab.layers.attention import Attention, Mask, Position
-from lab.layers.mask import stored
+from lab.layers.mask import reveal_stored
 from lab.ops.attention import MASKED, Backend, attention_pattern
 from lab.ops.rope import Layout, rotate
 from lab.ops.top_keys import top_keys
@@ -80,7 +80,7 @@ def test_some_rows_of_the_matrix_are_those_of_the_whole(options: dict, rows: sli
         for parameter in layer.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
     keep = torch.arange(13) % 3 != torch.tensor([[0], [1]])
-    with stored(layer, keep) if options.get("mask") == "oracle" else nullcontext():
+    with reveal_stored(layer, keep) if options.get("mask") == "oracle" else nullcontext():
         some, whole = layer.matrix(x, rows=rows), layer.matrix(x)
     torch.testing.assert_close(some, whole[:, :, rows], rtol=1e-9, atol=1e-12)
 
@@ -92,13 +92,13 @@ def test_shifting_positions_changes_nothing(layout: Layout):
     x = drawn(2, 9, 8)
     longer = torch.cat([drawn(2, 7, 8, seed=1), x], dim=1)
     keep = (torch.arange(16) >= 7).expand(2, 16)
-    with stored(shifted, keep):
+    with reveal_stored(shifted, keep):
         later = shifted(longer)[:, 7:]
         # Control: keys alone moved by one position.
         slip = ("hook_rot_k", lambda k, _: k.roll(1, dims=1))
         with hooks(shifted, [slip]):
             wrong = shifted(longer)[:, 7:]
-    with stored(shifted, keep[:, 7:]):
+    with reveal_stored(shifted, keep[:, 7:]):
         here = shifted(x)
     torch.testing.assert_close(later, here, rtol=0, atol=1e-12)
     assert (wrong - here).abs().max() > 1e-3

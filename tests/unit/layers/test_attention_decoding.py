@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.hooks import run_with_cache
 from lab.layers.attention import Attention, AttentionState, Mask
 from lab.layers.inner_function import InnerFunctionAttention
-from lab.layers.mask import stored
+from lab.layers.mask import reveal_stored
 from lab.layers.state import Decoder, State
 
 A, IFA = Attention, InnerFunctionAttention
@@ -53,7 +53,7 @@ def told(layer: Attention, batch: int = 3) -> Iterator[None]:
         yield
         return
     keep = (torch.arange(4 * T) % 3 == 1).expand(batch, -1)
-    with stored(layer, keep):
+    with reveal_stored(layer, keep):
         yield
 
 

@@ -12,7 +12,7 @@ from lab.layers.mask import (
     SoftMask,
     StraightThroughMask,
     ValueMask,
-    stored,
+    reveal_stored,
 )
 from lab.ops.attention import MASKED
 
@@ -69,7 +69,7 @@ def test_straight_through_hands_on_the_biass_gradient():
     assert found is not None
     # The same layer with the bias itself a leaf.
     bias = masked.mask(drawn(2, 2, 10, 4), torch.arange(10)).detach().requires_grad_()
-    q, k = masked._rotated(x, torch.arange(10))
+    q, k = masked._project_and_rotate(x, torch.arange(10))
     z = masked._pattern(q, k, bias) @ masked.values(x)
     (right,) = torch.autograd.grad((masked.project(x, z) * against).sum(), bias)
     torch.testing.assert_close(found, right.sum(dim=0), rtol=0, atol=1e-12)
@@ -127,7 +127,7 @@ def test_oracle_mask_is_deleting_the_other_keys():
     masked, plain = attention_pair("oracle")
     x, keep = drawn(2, 12, 8), drawn(2, 12, seed=1) > 0
     keep[:, 0] = True
-    with stored(masked, keep):
+    with reveal_stored(masked, keep):
         y, matrix = masked(x), masked.matrix(x)
     weighed = plain.matrix(x) * keep[:, None, None, :]
     weighed = weighed / weighed.sum(dim=-1, keepdim=True)
@@ -139,20 +139,23 @@ def test_stored_is_undone():
     layer, x = Attention(8, mask="oracle"), torch.ones(1, 4, 8)
     mask, keep = layer.mask, torch.ones(1, 4, dtype=torch.bool)
     assert isinstance(mask, OracleMask)
-    with stored(nn.Sequential(layer), keep):
-        with stored(layer, ~keep):
+    with reveal_stored(nn.Sequential(layer), keep):
+        with reveal_stored(layer, ~keep):
             layer(x)
         assert mask.keep is keep
-    short = "position 3 is beyond the 3 that keep tells of"
-    with pytest.raises(ValueError, match=short), stored(layer, keep[:, :3]):
+    short = "position 3 is beyond the 3 positions of keep"
+    with pytest.raises(ValueError, match=short), reveal_stored(layer, keep[:, :3]):
         layer(x)
-    other = "keep is of a batch of 2, not 1"
-    with pytest.raises(ValueError, match=other), stored(layer, keep.expand(2, 4)):
+    other = "keep has a batch of 2, must have 1"
+    with pytest.raises(ValueError, match=other), reveal_stored(layer, keep.expand(2, 4)):
         layer(x)
     assert mask.keep is None
-    with pytest.raises(ValueError, match="inside `with stored"):
+    with pytest.raises(ValueError, match="inside `with reveal_stored"):
         layer(x)
-    with pytest.raises(ValueError, match="has no oracle mask"), stored(nn.Linear(2, 2), keep):
+    with (
+        pytest.raises(ValueError, match="has no oracle mask"),
+        reveal_stored(nn.Linear(2, 2), keep),
+    ):
         pass
 
 
@@ -182,9 +185,9 @@ def test_a_table_is_read_where_keys_stand(mask: Mask):
 def test_the_oracle_is_told_of_positions():
     mask, keep = OracleMask(2, 4, 7), drawn(2, 7) > 0
     positions = torch.tensor([[4, 5, 6], [0, 0, 1]])
-    with stored(mask, keep):
+    with reveal_stored(mask, keep):
         found = mask(drawn(2, 2, 3, 4), positions)
-        with pytest.raises(ValueError, match="position 7 is beyond the 7 that keep tells of"):
+        with pytest.raises(ValueError, match="position 7 is beyond the 7 positions of keep"):
             mask(drawn(2, 2, 3, 4), positions + 1)
     for row in range(2):
         assert torch.equal(found[row, 1] == 0, keep[row, positions[row]])

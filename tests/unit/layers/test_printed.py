@@ -157,9 +157,9 @@ def test_rounded_rotation_is_attention_but_in_bf16():
     torch.testing.assert_close(rounded(x[:, :64]), exact(x[:, :64]), rtol=0, atol=1e-12)
     q = drawn(1, 2048, 1, 8).bfloat16()
     positions = torch.arange(2048)
-    right = exact.turned(q.double(), positions)
+    right = exact.turn(q.double(), positions)
     off = [
-        (layer.turned(q, positions).double() - right).abs().max().item() / right.abs().max().item()
+        (layer.turn(q, positions).double() - right).abs().max().item() / right.abs().max().item()
         for layer in (exact, table, rounded)
     ]
     # Half a unit in the last place; the table's too and two products; angles radians away.

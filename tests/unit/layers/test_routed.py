@@ -5,8 +5,13 @@ from torch.testing import assert_close
 
 from lab.hooks import hook_points, hooks
 from lab.layers.mlp import ACTIVATIONS, MLP
-from lab.layers.routed import RoutedMoE, balance_losses, imbalance
-from lab.ops.grouped import Experts, naive_routed, resolve_grouped_backend, routed
+from lab.layers.routed import RoutedMoE, collect_balance_losses, imbalance
+from lab.ops.grouped import (
+    ExpertWeights,
+    apply_experts,
+    apply_experts_naively,
+    resolve_grouped_backend,
+)
 
 SHAPES = [(1, 4, 8, 1, 1), (13, 4, 8, 3, 2), (9, 8, 4, 4, 4), (0, 4, 4, 3, 1)]
 """tokens, d, f, e, k, rows of 16 bytes in float32; the last of no tokens."""
@@ -23,7 +28,7 @@ def draw(shape, gated, dtype):
     def normal(*size):
         return torch.randn(*size, generator=generator, dtype=dtype).requires_grad_()
 
-    experts = Experts(normal(e, d, f), normal(e, f, d), normal(e, d, f) if gated else None)
+    experts = ExpertWeights(normal(e, d, f), normal(e, f, d), normal(e, d, f) if gated else None)
     likes = torch.rand(n, e, generator=generator)
     if e > k:
         likes[:, 0] = -1
@@ -39,8 +44,8 @@ def test_values_and_gradients_equal_the_oracles(shape, backend, gated):
     inputs = [x, weights, *(w for w in experts if w is not None)]
     results = []
     for y in (
-        routed(x, weights, indices, experts, F.silu, backend),
-        naive_routed(x, weights, indices, experts, F.silu),
+        apply_experts(x, weights, indices, experts, F.silu, backend),
+        apply_experts_naively(x, weights, indices, experts, F.silu),
     ):
         results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for result, expected in zip(*results, strict=True):
@@ -69,15 +74,15 @@ def test_auto_takes_grouped_mm_where_it_runs():
 def test_backends_that_cannot_run(backend, dtype, words):
     x, weights, indices, experts = draw(SHAPES[1], gated=False, dtype=dtype)
     with pytest.raises(ValueError, match=words):
-        routed(x, weights, indices, experts, F.silu, backend)
+        apply_experts(x, weights, indices, experts, F.silu, backend)
 
 
 @each_backend
 def test_autocast_multiplies_in_its_dtype(backend):
     x, weights, indices, experts = draw((13, 8, 16, 3, 2), gated=True, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        y = routed(x, weights, indices, experts, F.silu, backend)
-    exact = routed(x, weights, indices, experts, F.silu, backend)
+        y = apply_experts(x, weights, indices, experts, F.silu, backend)
+    exact = apply_experts(x, weights, indices, experts, F.silu, backend)
     error = (y - exact).norm() / exact.norm()
     # Each of three products rounds to 8 bits: more than fp32's 2⁻²⁴, less than a tenth.
     assert 1e-4 < error < 0.03
@@ -86,8 +91,8 @@ def test_autocast_multiplies_in_its_dtype(backend):
 def test_autocast_leaves_float64_alone():
     x, weights, indices, experts = draw((13, 8, 16, 3, 2), gated=True, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
-        y = routed(x, weights, indices, experts, F.silu)
-    assert torch.equal(y, routed(x, weights, indices, experts, F.silu))
+        y = apply_experts(x, weights, indices, experts, F.silu)
+    assert torch.equal(y, apply_experts(x, weights, indices, experts, F.silu))
 
 
 @pytest.mark.parametrize(
@@ -150,11 +155,11 @@ def test_gradients_equal_those_of_every_expert_on_every_token(backend):
     grads = torch.autograd.grad(y.square().sum(), inputs)
     p = (x @ layer.router.weight.T).softmax(-1)
     weights = p.gather(-1, seen["hook_expert_indices"])
-    expected = naive_routed(
+    expected = apply_experts_naively(
         x.flatten(0, 1),
         weights.flatten(0, 1),
         seen["hook_expert_indices"].flatten(0, 1),
-        Experts(layer.up, layer.down),
+        ExpertWeights(layer.up, layer.down),
         layer.activation,
     )
     assert_close(grads, torch.autograd.grad(expected.square().sum(), inputs), rtol=1e-5, atol=1e-6)
@@ -199,7 +204,7 @@ def test_balance_losses_are_collected_and_nothing_is_kept():
     layers = torch.nn.Sequential(small(), last, MLP(8).double())
     seen = []
     with (
-        balance_losses(layers) as losses,
+        collect_balance_losses(layers) as losses,
         hooks(layers, [("1.hook_expert_indices", lambda tensor, _: seen.append(tensor))]),
         hooks(layers, [("1.hook_router_scores", lambda tensor, _: seen.append(tensor))]),
     ):
@@ -217,7 +222,7 @@ def test_balance_losses_are_collected_and_nothing_is_kept():
 
 
 def test_a_model_without_routers_has_no_balance_losses():
-    with balance_losses(MLP(8)) as losses:
+    with collect_balance_losses(MLP(8)) as losses:
         MLP(8)(torch.zeros(1, 2, 8))
     assert losses == []
 
@@ -230,7 +235,7 @@ def test_the_balance_loss_evens_out_the_experts():
     optimizer = torch.optim.Adam([layer.router.weight], lr=0.05)
     steps = []
     for _ in range(60):
-        with balance_losses(layer) as losses:
+        with collect_balance_losses(layer) as losses:
             layer(x)
         optimizer.zero_grad()
         losses[0].backward()

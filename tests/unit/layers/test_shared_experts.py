@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from lab.hooks import hook_points
-from lab.layers.routed import RoutedMoE, balance_losses
+from lab.layers.routed import RoutedMoE, collect_balance_losses
 from lab.layers.shared_experts import SharedExpertMoE
 
 
@@ -52,7 +52,7 @@ def test_the_defaults_have_a_plain_mlps_hidden_units_a_token():
 def test_hooks_and_balance_loss_are_the_routed_halfs():
     layer = small()
     assert hook_points(layer).keys() == hook_points(RoutedMoE(8)).keys()
-    with balance_losses(layer) as losses:
+    with collect_balance_losses(layer) as losses:
         layer(draw_x())
     assert len(losses) == 1
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.hooks import hook_points, hooks
 from lab.layers.ssd import SSD
 from lab.ops.ssd_backends import BACKENDS
-from lab.ops.ssd_forms import per_head, ssd_recurrent
+from lab.ops.ssd_forms import repeat_groups, ssd_recurrent
 from tests.ssd_variants import HOOKS, every_variant, layer, moved, normal
 
 
@@ -60,7 +60,7 @@ def test_without_a_position_it_is_linear_attention():
     assert mixer.A_log is None
     assert mixer.D is not None
     values, dt, B, C = inputs(mixer, x)
-    scores = torch.einsum("bthn,bshn->bhts", per_head(C, 4), per_head(B, 4)).tril()
+    scores = torch.einsum("bthn,bshn->bhts", repeat_groups(C, 4), repeat_groups(B, 4)).tril()
     z = torch.einsum("bhts,bsh,bshp->bthp", scores, dt, values) + mixer.D[:, None] * values
     torch.testing.assert_close(mixer(x), mixer.out_proj(z.flatten(-2)))
 
@@ -134,7 +134,7 @@ def test_hook_points_and_what_passes_them():
     for name in ("B_pre", "B_rot", "C_pre", "C_rot"):
         assert seen[f"hook_{name}"].shape == (2, 13, 2, 6)
     values = mixer.values(x).transpose(1, 2)
-    write = (seen["hook_dt"][..., None] * values)[..., None] * per_head(
+    write = (seen["hook_dt"][..., None] * values)[..., None] * repeat_groups(
         seen["hook_B_rot"], 4
     ).unsqueeze(-2)
     torch.testing.assert_close(seen["hook_ssm_write"], write)

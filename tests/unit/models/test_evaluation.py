@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from lab.intervals import clustered_wilson, wilson
-from lab.layers.mask import stored
+from lab.layers.mask import reveal_stored
 from lab.models import build
-from lab.models.evaluation import evaluate, score, stored_positions
+from lab.models.evaluation import evaluate, find_stored_positions, score
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
@@ -51,12 +51,12 @@ def test_evaluation_is_the_accuracy_over_the_whole_split():
 def test_an_oracle_mask_is_told_what_the_batch_stores():
     task = MQAR(seq_len=16, vocab_size=64).changed(n_pairs=(1, 3))
     batch = task.batch(size=6)
-    keep = stored_positions(batch)
+    keep = find_stored_positions(batch)
     pairs = (batch.roles == 0) | (batch.roles == 1)
     assert torch.equal(keep, pairs)
     told = model(options={"A.mask": "oracle"})
     hidden, _, _ = score(told, batch, "fp32")
-    with stored(told, pairs):
+    with reveal_stored(told, pairs):
         expected = told.hidden(batch.inputs)[batch.targets != IGNORE]
     torch.testing.assert_close(hidden, expected)
     with pytest.raises(ValueError, match="links must name key_pos and value_pos"):

@@ -7,7 +7,7 @@ from torch import nn
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import MIXERS, TRANSFORMS, Block, build
-from lab.models.stack import layer_options, parse_stack, read_as
+from lab.models.stack import parse_stack, read_as, split_options
 
 
 class Shift(nn.Module):
@@ -51,7 +51,7 @@ def test_bad_stacks_are_named(stack, message):
 
 
 def test_a_blocks_own_option_goes_before_its_letters():
-    split = layer_options({"1.A.mask": "soft", "A.mask": "value", "M.d_ff": 8}, blocks("AM*2 SE"))
+    split = split_options({"1.A.mask": "soft", "A.mask": "value", "M.d_ff": 8}, blocks("AM*2 SE"))
     assert split == [
         ({"mask": "value"}, {"d_ff": 8}),
         ({"mask": "soft"}, {"d_ff": 8}),
@@ -62,13 +62,13 @@ def test_a_blocks_own_option_goes_before_its_letters():
 @pytest.mark.parametrize("key", ["mask", "A", "A.", "a.mask", "A.mask.x", "-1.A.mask"])
 def test_an_option_of_another_form_is_named(key):
     with pytest.raises(ValueError, match=r"must look like S\.d_state or 1\.A\.mask"):
-        layer_options({key: 1}, blocks("AM"))
+        split_options({key: 1}, blocks("AM"))
 
 
 @pytest.mark.parametrize("key", ["S.d_state", "2.A.mask"])
 def test_an_option_that_meets_no_layer_is_named(key):
     with pytest.raises(ValueError, match="meets no layer of a stack of 1 blocks"):
-        layer_options({key: 1}, blocks("AM"))
+        split_options({key: 1}, blocks("AM"))
 
 
 def test_text_is_read_as_the_annotated_type():

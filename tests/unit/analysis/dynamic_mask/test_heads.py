@@ -14,7 +14,7 @@ from analysis.dynamic_mask.heads import measure_heads
 from analysis.dynamic_mask.layers import disable_masks, find_masked_layers, record_masked_layers
 from analysis.dynamic_mask.stored_pairs import locate_answers
 from analysis.statistics.estimates import Estimate
-from lab.models.evaluation import stored_positions
+from lab.models.evaluation import find_stored_positions
 from tasks.mqar import VALUE
 from tests.unit.analysis.dynamic_mask.models import (
     TASK,
@@ -40,7 +40,7 @@ def test_what_a_mask_does_is_the_loop_over_queries_and_keys(mask, window, n_head
     batch = TASK.batch(split="test", size=3)
     layer = record_masked_layers(built, batch)[1]
     found = measure_heads(layer, batch, 4, 4, np.random.default_rng(0))
-    stored, answer = stored_positions(batch), locate_answers(batch)
+    stored, answer = find_stored_positions(batch), locate_answers(batch)
     group = n_heads // n_kv_heads
     # The expected attention comes from the layer itself, bias and window replaced in place.
     _, cache = built.run_with_cache(batch.inputs, "blocks.1.mixer.hook_pattern")
@@ -128,7 +128,7 @@ def capture_inputs(built, batch):
 
 
 def test_a_table_that_masks_all_but_the_pairs_removes_noise():
-    keep = stored_positions(TASK.batch(size=1))[0]
+    keep = find_stored_positions(TASK.batch(size=1))[0]
     found = measure_first_head(close_positions(build_model("straight-through"), ~keep))
     assert found.pairs is not None
     assert found.pairs.precision.value == 1
@@ -172,7 +172,7 @@ def test_a_table_that_masks_fillers_and_half_the_answers_removes_both():
     ids=["taken", "unclear", "gained", "less than evenly"],
 )
 def test_a_mask_that_removes_keys_from_their_values_is_not_praised(free, change, removed):
-    keep = stored_positions(TASK.batch(size=1))[0]
+    keep = find_stored_positions(TASK.batch(size=1))[0]
     found = measure_first_head(close_positions(build_model("straight-through"), ~keep))
     assert found.pairs is not None
     low, high = change
