@@ -1,4 +1,4 @@
-"""What holds of a module? A certificate of `lab certify`, drawn law by law."""
+"""The page of a certificate of `lab certify`: one mark per law, and each law's evidence."""
 
 import html
 import math
@@ -11,17 +11,18 @@ from analysis.base import Words
 from analysis.pages import export
 from analysis.pages.page import fill_template, show_figure
 from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, add_title, new_figure
+from analysis.words import capitalize
 from lab.certification.process import OUTCOMES, SIGNS, Certificate, counted
 from lab.files import write
 
 ROW, REST = 32, 176
-"""Height of a law's row, and of all else, px."""
+"""Height of a law's row, and of everything else, px."""
 FAINTEST, STRONGEST = -4.0, 1.0
-"""Decades that the axis always has, from the bound."""
+"""Decades around the bound that the axis always shows."""
 MARGIN = 0.05
-"""How far inside the axis its ends are, as a share: what stands there is 0, or without limit."""
+"""Distance of the outermost ticks (0 and ∞) from the ends of the axis, as a share of it."""
 REASON, LINES = 38, 2
-"""Characters a line, and lines, of a reason: as many as a phone has room for."""
+"""Characters per line, and lines, of a reason: as many as fit on a phone."""
 HOVER = 60
 TICKS = 5
 
@@ -43,23 +44,23 @@ def describe(certificate: Certificate) -> Words:
     failing = [law for law in certificate["laws"] if law["verdict"] == "fails"]
     says = f"Of {len(certificate['laws'])} laws {counted(certificate)}."
     for law in failing:
-        says += f" Not {law['law']}: {law['counterexample'] or law['evidence']}."
+        says += f" {capitalize(law['law'])} fails: {law['counterexample'] or law['evidence']}."
     return Words(
         title=f"Laws of {certificate['target']}",
         says=says,
         reading=(
-            "A mark is what was measured over what is allowed, in powers of ten: beyond the line "
-            "at 1 a law fails. The left end is 0, the right end has no limit. Hollow marks have no "
-            "such number, and say why."
+            "A mark is the measured number divided by the allowed one, in powers of ten: beyond "
+            "the line at 1 a law fails. The left end is 0, the right end is infinite. Hollow marks "
+            "have no such number; the text beside them says why."
         ),
-        alt=f"A row a law, a mark for what was measured over what is allowed. {says}",
+        alt=f"One row per law with a mark at measured over allowed. {says}",
     )
 
 
 def draw(certificate: Certificate) -> go.Figure:
-    """Draw a row a law, the first on top: measured over allowed, or why there is no such number."""
+    """Draw a row per law, the first on top: measured over allowed, or why there is no number."""
     laws = certificate["laws"]
-    decades = [_decades(law) for law in laws]
+    decades = [_count_decades(law) for law in laws]
     finite = [d for d in decades if d is not None and math.isfinite(d)]
     low = math.floor(min([FAINTEST, *finite]))
     high = math.ceil(max([STRONGEST, *finite]))
@@ -68,7 +69,7 @@ def draw(certificate: Certificate) -> go.Figure:
     fig = new_figure(height=ROW * len(laws) + REST)
     fig.add_scatter(
         x=[0] * 3 * len(laws),
-        y=[end for i, d in enumerate(decades) for end in _bound(i, d is None)],
+        y=[end for i, d in enumerate(decades) for end in _draw_bound(i, d is None)],
         mode="lines",
         line={"color": MUTED, "width": 1.5, "dash": "dash"},
         hoverinfo="skip",
@@ -79,22 +80,22 @@ def draw(certificate: Certificate) -> go.Figure:
         if not rows:
             continue
         fig.add_scatter(
-            x=[_place(decades[i], ends[0] + room, ends[1] - room) for i in rows],
+            x=[_clip(decades[i], ends[0] + room, ends[1] - room) for i in rows],
             y=rows,
             mode="markers",
             marker=mark,
             name=OUTCOMES[outcome][0],
             cliponaxis=False,
-            text=[_hover(laws[i]) for i in rows],
+            text=[_format_hover(laws[i]) for i in rows],
             hovertemplate="%{text}<extra></extra>",
         )
     for i, law in enumerate(laws):
         if decades[i] is None:
-            _reason(fig, ends[0] + 2 * room, i, law["evidence"])
+            _add_reason(fig, ends[0] + 2 * room, i, law["evidence"])
     fig.add_annotation(
         text="allowed ↔ fails", x=0, y=-0.5, yanchor="bottom", yshift=2, xanchor="center"
     )
-    ticks = {decade: _power(decade) for decade in _ticks(low, high)}
+    ticks = {decade: _format_power(decade) for decade in _choose_ticks(low, high)}
     if -math.inf in decades:
         ticks = {ends[0] + room: "0", **{k: v for k, v in ticks.items() if k > low}}
     if math.inf in decades:
@@ -123,16 +124,15 @@ def draw(certificate: Certificate) -> go.Figure:
     )
 
 
-def page(certificate: Certificate) -> str:
-    """Return a certificate as one page: the figure, every law's words, failures' programs."""
+def render(certificate: Certificate) -> str:
+    """Return a certificate as HTML: the figure, every law's evidence, programs of failures."""
     words = describe(certificate)
-    fig = show_figure(words, draw(certificate), _stamp(certificate))
     return fill_template(
         "certificate.html.j2",
         certificate=certificate,
         counts=counted(certificate),
         signs=SIGNS,
-        fig=fig,
+        result=show_figure(words, draw(certificate), _make_stamp(certificate)),
     )
 
 
@@ -145,18 +145,18 @@ def save(certificate: Certificate, path: Path) -> None:
         OSError: when the file cannot be written.
     """
     if path.suffix.lower() == ".html":
-        write(path, page(certificate))
+        write(path, render(certificate))
         return
     title = describe(certificate).title
-    export.save(add_title(draw(certificate), title, _stamp(certificate)), path)
+    export.save(add_title(draw(certificate), title, _make_stamp(certificate)), path)
 
 
-def _stamp(certificate: Certificate) -> str:
+def _make_stamp(certificate: Certificate) -> str:
     lengths = ", ".join(map(str, certificate["lengths"]))
     return f"{counted(certificate)} · width {certificate['d_model']} · lengths {lengths}"
 
 
-def _decades(law: Certificate) -> float | None:
+def _count_decades(law: Certificate) -> float | None:
     """Return how many powers of ten a law's number is above its bound; None where it has none."""
     measured, allowed = law["measured"], law["allowed"]
     if measured is None or allowed is None or law["verdict"] not in ("holds", "fails"):
@@ -169,33 +169,33 @@ def _decades(law: Certificate) -> float | None:
     return math.log10(measured / allowed)
 
 
-def _place(decades: float | None, low: float, high: float) -> float:
+def _clip(decades: float | None, low: float, high: float) -> float:
     return low if decades is None else min(max(decades, low), high)
 
 
-def _bound(row: int, interrupted: bool) -> tuple[float | None, float | None, float | None]:
-    """Return where a row's part of the line begins and ends, and a gap; nothing behind a reason."""
+def _draw_bound(row: int, interrupted: bool) -> tuple[float | None, float | None, float | None]:
+    """Return the ends of a row's part of the line, and a gap; no line where a reason stands."""
     return (None, None, None) if interrupted else (row - 0.5, row + 0.5, None)
 
 
-def _ticks(low: int, high: int) -> list[int]:
-    """Return whole decades, the bound's among them, few enough for a phone."""
+def _choose_ticks(low: int, high: int) -> list[int]:
+    """Choose whole decades, the bound among them, few enough for a phone."""
     step = math.ceil((high - low) / TICKS)
     return [decade for decade in range(low, high + 1) if decade % step == 0]
 
 
-def _power(decade: int) -> str:
+def _format_power(decade: int) -> str:
     return "1" if decade == 0 else f"10<sup>{decade}</sup>".replace("-", "−")
 
 
-def _hover(law: Certificate) -> str:
+def _format_hover(law: Certificate) -> str:
     lines = [f"<b>{html.escape(law['law'])}</b>: {law['verdict']}"]
     for text in filter(None, (law["evidence"], law["counterexample"])):
         lines += map(html.escape, textwrap.wrap(text, HOVER))
     return "<br>".join(lines)
 
 
-def _reason(fig: go.Figure, x: float, row: int, text: str) -> None:
+def _add_reason(fig: go.Figure, x: float, row: int, text: str) -> None:
     lines = textwrap.wrap(text, REASON, max_lines=LINES, placeholder=" …")
     fig.add_annotation(
         text="<br>".join(map(html.escape, lines)),

@@ -1,4 +1,4 @@
-"""Figures as files: PNG and SVG drawn by Chromium, HTML that opens with no network."""
+"""Save figures as files: PNG and SVG drawn by Chromium, or HTML that needs no network."""
 
 import asyncio
 import importlib.util
@@ -17,7 +17,7 @@ from lab.files import write
 IMAGES: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 SUFFIXES = (*IMAGES, ".html")
 SCALE = 2.0
-"""Pixels of a PNG by pixel of the layout: sharp in print."""
+"""Pixels of a PNG per pixel of the layout: sharp in print."""
 
 
 class BrowserError(RuntimeError):
@@ -25,12 +25,12 @@ class BrowserError(RuntimeError):
 
 
 def save(figure: go.Figure, path: Path | str, *, scale: float = SCALE) -> None:
-    """Write a figure as the kind of file that the path's suffix names, whole or not at all.
+    """Write a figure to a file whose suffix names the format; an error leaves no partial file.
 
     Args:
-        figure: at the width and height of its layout.
+        figure: drawn at the width and height of its layout.
         path: ends in .png, .svg or .html.
-        scale: pixels of a PNG by pixel of the layout.
+        scale: pixels of a PNG per pixel of the layout.
 
     Raises:
         ValueError: for another suffix, or a scale that is not above 0.
@@ -41,7 +41,7 @@ def save(figure: go.Figure, path: Path | str, *, scale: float = SCALE) -> None:
 
 
 def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None:
-    """Write figures as `save` does, with one start of the browser for all; it takes seconds.
+    """Write figures as `save` does; the browser starts only once, which takes seconds.
 
     Raises:
         ValueError: for another suffix, or a scale that is not above 0; nothing is written then.
@@ -61,20 +61,20 @@ def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None
             write(path, figure.to_html(include_plotlyjs=True, config={"displaylogo": False}))
     if not images:
         return
-    # A notebook's thread has an event loop already, beside which no second one can run.
+    # A notebook's thread already runs an event loop, and a thread can have only one.
     with ThreadPoolExecutor(1) as pool:
-        fig = pool.submit(_draw, images, scale).result()
-    for path, image in fig.items():
+        drawn = pool.submit(_draw, images, scale).result()
+    for path, image in drawn.items():
         write(path, image)
 
 
 def find_browser() -> str | None:
-    """Return the Chromium that draws: BROWSER_PATH, the system's, playwright's, or None."""
-    return Chromium.find_browser(skip_local=False) or _playwrights()
+    """Return the path of a Chromium: BROWSER_PATH, the system's, playwright's, or None."""
+    return Chromium.find_browser(skip_local=False) or _find_playwright()
 
 
-def _playwrights() -> str | None:
-    """Return the Chromium that `make browser` has playwright bring where the system has none."""
+def _find_playwright() -> str | None:
+    """Return the Chromium that `make browser` installs by playwright; None without it."""
     if importlib.util.find_spec("playwright") is None:
         return None
     from playwright.sync_api import sync_playwright
@@ -85,16 +85,20 @@ def _playwrights() -> str | None:
 
 
 def _draw(figures: Mapping[Path, go.Figure], scale: float) -> dict[Path, bytes]:
-    """Draw figures in one browser."""
+    """Draw figures as images in one browser.
+
+    Raises:
+        BrowserError: when no Chromium starts.
+    """
     path = find_browser()
     try:
-        return asyncio.run(_drawn(figures, scale, path))
+        return asyncio.run(_draw_images(figures, scale, path))
     except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError) as error:
         why = "none was found" if path is None else f"{path} is none, or does not start"
         raise BrowserError(f"images are drawn by Chromium: {why}; run `make browser`") from error
 
 
-async def _drawn(
+async def _draw_images(
     figures: Mapping[Path, go.Figure], scale: float, path: str | None
 ) -> dict[Path, bytes]:
     images = {}

@@ -1,4 +1,4 @@
-"""What every page of the lab is made of: figures beside their words, themes, one file."""
+"""The parts of every page: figures with their words, light and dark themes, templates."""
 
 import json
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from analysis.words import percent
 
 @dataclass(frozen=True)
 class Shown:
-    """A result on a page.
+    """A finding on a page.
 
     Attributes:
-        words: what stands beside it.
+        words: the text beside the figure.
         spec: the figure as plotly's JSON without a template; None when there is no figure.
-        ratio: width by height of what the page shows of it.
-        least: height on a narrow page, px, where panels would not bear to shrink with the width;
-            None for cells that must stay square.
+        ratio: width by height of the figure without its title.
+        least: least height on a narrow page, px, so that panels stay readable; None for square
+            cells, which must shrink with the width.
     """
 
     words: Words
@@ -36,12 +36,12 @@ class Shown:
 
 
 def show_findings(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]:
-    """Return the results of an analysis, ready for a page.
+    """Describe and draw the findings of an analysis for a page.
 
     Args:
-        analysis: that describes and draws them.
+        analysis: describes and draws them.
         results: what it measured.
-        stamp: where they come from; it goes into saved figures.
+        stamp: where they come from; saved figures show it.
     """
     return [
         show_figure(analysis.describe(result), analysis.draw(result), stamp) for result in results
@@ -49,7 +49,7 @@ def show_findings(analysis: Analysis, results: Sequence[Any], stamp: str) -> lis
 
 
 def show_figure(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
-    """Return a figure and its words, ready for a page."""
+    """Prepare a figure and its words for a page."""
     if fig is None:
         return Shown(words, None, "")
     # plotly's own JSON: arrays become base64.
@@ -73,7 +73,7 @@ def make_stamp(subject: Subject) -> str:
 
 
 def draw_figures(examination: Examination) -> dict[str, go.Figure]:
-    """Return every figure of an examination, titled and stamped, by analysis and number."""
+    """Draw every figure of an examination, with title and stamp, named by analysis and number."""
     found = {}
     for name, results in examination.results.items():
         for i, result in enumerate(results, 1):
@@ -84,7 +84,7 @@ def draw_figures(examination: Examination) -> dict[str, go.Figure]:
 
 
 def fill_template(template: str, **parts: Any) -> str:
-    """Return a template of this package filled in; all text is escaped."""
+    """Fill in a template of this package and return the page; all text is escaped."""
     templates = Environment(
         loader=PackageLoader("analysis.pages"),
         autoescape=True,
@@ -92,7 +92,7 @@ def fill_template(template: str, **parts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters.update(percent=percent, shown=_value, unbroken=_unbroken)
+    templates.filters.update(percent=percent, shown=_format_value, unbroken=_keep_together)
     return templates.get_template(template).render(
         **parts,
         themes=embed_json({"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}),
@@ -101,24 +101,24 @@ def fill_template(template: str, **parts: Any) -> str:
 
 
 def embed_json(content: dict[str, Any]) -> Markup:
-    """Return JSON that is safe inside a script element."""
+    """Write JSON so that it is safe inside a script element."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028"))
 
 
-def _value(value: object) -> str:
-    """Return a configuration's value as a reader expects it."""
+def _format_value(value: object) -> str:
+    """Format a configuration's value for reading: yes and no, lists, – for nothing."""
     if value is None or value == {}:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={_value(part)}" for name, part in value.items())
+        return ", ".join(f"{name}={_format_value(part)}" for name, part in value.items())
     if isinstance(value, tuple | list):
-        return ", ".join(map(_value, value))
+        return ", ".join(map(_format_value, value))
     return str(value)
 
 
-def _unbroken(text: str) -> str:
+def _keep_together(text: str) -> str:
     """Keep a number and its per cent sign on one line."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")

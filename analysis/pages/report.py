@@ -1,4 +1,4 @@
-"""One self-contained page a run: what was trained, how well, how it got there, what it learned."""
+"""The report of a run: what was trained, how well, how it got there, and what it learned."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from lab.training.runs import Run
 
 
 def write_quick(run: Run) -> Path:
-    """Write report.html with the analyses that take a moment, and return its path.
+    """Write report.html with the quick analyses, and return its path.
 
     Raises:
         RunError: when a checkpoint cannot be read, or the folder cannot be written.
@@ -56,7 +56,7 @@ def render(run: Run, examination: Examination) -> str:
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
         headline=standing.headline,
-        record=embed_json(_headlines(run, standing)),
+        record=embed_json(_collect_headlines(run, standing)),
         sections=sections,
         left_out=left_out,
         partial=len(examination.seconds) < len(ANALYSES),
@@ -65,8 +65,8 @@ def render(run: Run, examination: Examination) -> str:
     )
 
 
-def _headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:
-    """Return what the page recomputes its headline numbers from: the metrics, not the result."""
+def _collect_headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:
+    """Return the numbers from which the page recomputes its headlines: the metrics."""
     rows = run.read_metrics()
     last = rows[-1] if rows else {}
     return {

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from analysis.pages.certificate import MARGIN, MARKS, describe, draw, page, save
+from analysis.pages.certificate import MARGIN, MARKS, describe, draw, render, save
 from lab.certification import process as isolated
 from lab.cli import app
 
@@ -97,11 +97,11 @@ def test_laws_alike_are_drawn_too():
 def test_words_name_what_fails():
     says = describe(CERTIFICATE).says
     counts = "2 hold, 2 fail, 1 not applicable, 1 not decided"
-    assert says == f"Of 6 laws {counts}. Not causal: moves output 0. Not stable: not finite."
+    assert says == f"Of 6 laws {counts}. Causal fails: moves output 0. Stable fails: not finite."
 
 
 def test_the_page_escapes_and_holds_the_program():
-    whole = page(CERTIFICATE)
+    whole = render(CERTIFICATE)
     assert "&lt;b&gt;&amp; no such law" in whole
     assert HOSTILE not in whole
     assert '<pre tabindex="0">sys.exit(1)</pre>' in whole
@@ -122,7 +122,7 @@ def test_lab_certify_draws_it(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["certify", "a.b:C", "--json", "--figure", str(path)])
     assert result.exit_code == 1
     assert result.stderr == f"figure: {path}\n"
-    assert path.read_text() == page(CERTIFICATE)
+    assert path.read_text() == render(CERTIFICATE)
 
 
 @pytest.mark.parametrize(

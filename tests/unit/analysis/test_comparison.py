@@ -10,13 +10,11 @@ import torch
 
 from analysis.pages.comparison import (
     Comparison,
-    RunColumn,
-    describe_accuracy,
-    describe_curves,
-    name_apart,
     open_on_same_rows,
     write_comparison,
 )
+from analysis.pages.run_accuracy import RunAccuracies, RunCurves
+from analysis.pages.run_columns import RunColumn, name_apart
 from analysis.record import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
@@ -80,7 +78,8 @@ def comparison(*runs: RunColumn) -> Comparison:
 )
 def test_the_best_is_named_only_as_far_as_intervals_tell(accuracies, says):
     runs = [compared(name, value) for name, value in zip("ab", accuracies, strict=True)]
-    assert describe_accuracy(comparison(*runs)).says == says
+    found = comparison(*runs)
+    assert RunAccuracies(found.runs, found.references).describe().says == says
 
 
 def test_who_is_half_right_first():
@@ -89,7 +88,7 @@ def test_who_is_half_right_first():
         compared("fast", 0.9, (0.5, 0.9)),
         compared("no", 0.1, (0.1,)),
     )
-    assert describe_curves(found).says == (
+    assert RunCurves(found.runs, found.references).describe().says == (
         "Half of the answers are right at full row length: fast by step 1; slow by step 3; "
         "no never."
     )

@@ -98,9 +98,9 @@ def test_without_a_browser_the_answer_is_make_browser(tmp_path, monkeypatch, pat
     assert not list(tmp_path.iterdir())
 
 
-def test_playwrights_browser_stands_in_for_the_systems(monkeypatch):
+def test_find_playwright_browser_stands_in_for_the_systems(monkeypatch):
     monkeypatch.setattr(export.Chromium, "find_browser", lambda skip_local: None)
-    monkeypatch.setattr(export, "_playwrights", lambda: "/its/own")
+    monkeypatch.setattr(export, "_find_playwright", lambda: "/its/own")
     assert find_browser() == "/its/own"
 
 

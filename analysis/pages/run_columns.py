@@ -1,0 +1,115 @@
+"""What a comparison says of each run: its result, size, speed, stages, and what sets it apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from analysis.base import NotApplicableError, Subject
+from analysis.mechanism import results as mechanism
+from analysis.record import figure_only
+from analysis.run import baselines
+from lab.intervals import wilson
+from lab.training.runs import Run
+
+
+@dataclass(frozen=True)
+class RunColumn:
+    """One run of a comparison.
+
+    Attributes:
+        name: its folder's name, with as many parent folders as it takes to tell runs apart.
+        model: its stack, or the user's mixer.
+        differs: the fields of its configuration that differ from the first run's.
+        stopped: how it ended; "unfinished" without a result.
+        accuracy: on the test split, in [0, 1]; None without a result.
+        interval: its 95 % Wilson interval.
+        loss: nats.
+        steps: training steps.
+        seconds: of training.
+        rows_per_second: of training.
+        parameters: of the model.
+        mechanism: how it recalls, in a few words; None where that does not apply.
+        held_out_steps: steps at which validation rows of the length trained at were evaluated.
+        held_out: accuracy at these steps.
+        stages: row lengths trained at, each with its number of steps.
+        full_from: steps before rows had the task's own length; None if they never had it.
+    """
+
+    name: str
+    model: str
+    differs: dict[str, Any]
+    stopped: str
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    loss: float | None
+    steps: int
+    seconds: float | None
+    rows_per_second: float | None
+    parameters: int
+    mechanism: str | None
+    held_out_steps: Int[np.ndarray, " m"] = figure_only()
+    held_out: Float[np.ndarray, " m"] = figure_only()
+    stages: tuple[tuple[int, int], ...] = ()
+    full_from: int | None = 0
+
+
+def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
+    """Return what a comparison says of a subject's run; `first` is the run it is compared with.
+
+    Raises:
+        RunError: when the run's records cannot be read.
+    """
+    run = subject.run
+    assert run is not None
+    result, metrics = run.read_result() or {}, run.read_metrics()
+    evaluated, stages, full = metrics.evaluations, metrics.stages, run.task.seq_len
+    accuracy = result.get("accuracy")
+    scored = baselines.count_scored_positions(run) if accuracy is not None else 0
+    try:
+        found = mechanism.measure(subject)
+    except NotApplicableError:
+        found = []
+    labels = [result.label for result in found if isinstance(result, mechanism.Mechanism)]
+    return RunColumn(
+        name=name,
+        model=run.model.model or run.model.stack,
+        differs=_find_differences(run, first),
+        stopped=result.get("stopped", "unfinished"),
+        accuracy=accuracy,
+        interval=None if accuracy is None else wilson(accuracy, scored),
+        loss=result.get("loss"),
+        steps=result.get("steps", evaluated[-1]["step"] if evaluated else 0),
+        seconds=result.get("seconds"),
+        rows_per_second=result.get("rows_per_second"),
+        parameters=subject.model.parameter_count(),
+        mechanism=labels[0] if labels else None,
+        held_out_steps=np.array([row["step"] for row in evaluated], dtype=np.int64),
+        held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
+        stages=tuple((stage.seq_len, stage.steps) for stage in stages),
+        full_from=next((stage.began for stage in stages if stage.seq_len == full), None),
+    )
+
+
+def name_apart(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    raise AssertionError("whole paths tell paths apart")
+
+
+def _find_differences(run: Run, first: Run) -> dict[str, Any]:
+    """Return the fields of a configuration that differ from the first run's."""
+    ours, theirs = run.to_dict(), first.to_dict()
+    return {
+        name: value
+        for part in ("task", "model", "train")
+        for name, value in ours[part].items()
+        if theirs[part].get(name) != value
+    }
