@@ -41,7 +41,7 @@ def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
             reaches; or for training rows that do not come round in whole steps.
     """
     lengths = _list_lengths(task, config)
-    parts = [task.at_length(length) for length in lengths[:-1]]
+    parts = [task.resize(length) for length in lengths[:-1]]
     if parts:
         _check_threshold(parts[0], config)
     shorter = [
@@ -66,7 +66,7 @@ def explain_start_length(task: Task, config: TrainConfig) -> str:
     if first % 2:
         return f"{first} tokens have no half"
     try:
-        task.at_length(first // 2)
+        task.resize(first // 2)
     except ValueError as error:
         return str(error)
     return ""
@@ -87,7 +87,7 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
         first *= 2
     for length in lengths:
         try:
-            task.at_length(length)
+            task.resize(length)
         except ValueError as error:
             raise ValueError(f"start_len={config.start_len}: {error}") from error
     return [*lengths, full]
@@ -98,7 +98,7 @@ def _find_default_start(task: Task) -> int:
     length = task.seq_len
     while length % 2 == 0 and length // 2 >= SHORTEST:
         try:
-            task.at_length(length // 2)
+            task.resize(length // 2)
         except ValueError:
             break
         length //= 2

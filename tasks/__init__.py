@@ -47,19 +47,23 @@ class _Tasks(Mapping[str, Any]):
 TASKS = _Tasks()
 
 
-def described(values: Mapping[str, Any]) -> Any:
-    """Return the task that `Task.described` described, from JSON as well.
+def restore(description: Mapping[str, Any]) -> Any:
+    """Return the task that `Task.describe` described, also from JSON.
 
     Raises:
         KeyError: for an unknown name, or none.
         TypeError: for options of another task.
         ValueError: for options out of their bounds.
     """
-    from tasks.varying import Schedule
+    from tasks.schedule import Schedule
 
     options = {
         name: Schedule(**value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
+        for name, value in description.items()
         if name != "name"
     }
-    return TASKS[values["name"]](**options)
+    return TASKS[description["name"]](**options)
+
+
+described = restore
+"""The name in Parquet files that were exported before, which hold a line of Python."""

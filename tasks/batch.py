@@ -1,6 +1,6 @@
 """Rows of a task: tokens, targets, roles, and links between positions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +11,11 @@ IGNORE = -100
 
 
 class Links(Mapping[str, Tensor]):
-    """Tensors by name, made when one is first looked at: training mostly needs none of them.
+    """Tensors by name, computed when one is first read: training needs hardly any of them.
 
     Args:
-        make: returns those that are to be made.
-        known: those that are there already, and can be had without making the others.
+        make: computes all that are not known yet.
+        known: those that can be read without computing the others.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Links(Mapping[str, Tensor]):
         return len(self._made)
 
     def __reduce__(self):
-        # What makes them may be a closure: they are made, and travel as they are.
+        # `make` may be a closure, which cannot be pickled: the tensors are computed first.
         return Links, (dict, dict(self))
 
 
-def _changed(links: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> Links:
-    """Return links each of which is changed when it is looked at."""
+def _map_links(links: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> Links:
+    """Return links each of which is changed when it is read."""
     known = links.known if isinstance(links, Links) else links
     return Links(
         lambda: {name: change(link) for name, link in links.items()},
@@ -70,21 +70,21 @@ class Batch:
 
     def __getitem__(self, rows: slice) -> "Batch":
         """Return some of the rows."""
-        return self.taken(rows, self.inputs.shape[1])
+        return self.take(rows, self.inputs.shape[1])
 
-    def taken(self, rows: slice | Tensor, seq_len: int) -> "Batch":
-        """Return some of the rows, by slice or by number, and their first seq_len positions."""
+    def take(self, rows: slice | Tensor, seq_len: int) -> "Batch":
+        """Return some of the rows, by slice or by index, cut to their first seq_len positions."""
         return Batch(
             self.inputs[rows, :seq_len],
             self.targets[rows, :seq_len],
             self.roles[rows, :seq_len],
-            _changed(self.links, lambda link: link[rows]),
+            _map_links(self.links, lambda link: link[rows]),
         )
 
-    def trimmed(self) -> "Batch":
-        """Return the batch without the columns behind the last that any row scores."""
+    def trim(self) -> "Batch":
+        """Return the batch without the columns after the last scored position of any row."""
         scored = (self.targets != IGNORE).any(0).nonzero()
-        return self.taken(slice(None), int(scored[-1]) + 1) if len(scored) else self
+        return self.take(slice(None), int(scored[-1]) + 1) if len(scored) else self
 
     def to(self, device: "torch.device | str") -> "Batch":
         """Return the same rows on another device."""
@@ -92,8 +92,12 @@ class Batch:
             self.inputs.to(device),
             self.targets.to(device),
             self.roles.to(device),
-            _changed(self.links, lambda link: link.to(device)),
+            _map_links(self.links, lambda link: link.to(device)),
         )
+
+
+Predictor = Callable[[Batch], Tensor]
+"""Predicts int64 [b t] from a batch's inputs, and is scored like a model."""
 
 
 def accuracy(predicted: Tensor, targets: Tensor) -> float:
@@ -102,26 +106,14 @@ def accuracy(predicted: Tensor, targets: Tensor) -> float:
     return (predicted[scored] == targets[scored]).double().mean().item()
 
 
-def joined(
-    links: Sequence[Mapping[str, Tensor]], order: Tensor, like: Sequence[Mapping[str, Tensor]]
-) -> dict[str, Tensor]:
-    """Put the links of several batches together, padded with -1 to the widest.
+def count_rows(tokens: int, seq_len: int, *, fewest: int = 1, most: int | None = None) -> int:
+    """Return how many rows of a length a budget of tokens covers, rounded down.
 
     Args:
-        links: of each batch, all of the same names.
-        order: which of the rows, laid end to end, comes where.
-        like: links whose widths count too.
+        tokens: the budget.
+        seq_len: tokens a row.
+        fewest: rows to return even where they exceed the budget.
+        most: rows never to exceed, not even for `fewest`.
     """
-    whole = {}
-    for name in links[0]:
-        shapes = zip(*(found[name].shape[1:] for found in [*links, *like]), strict=True)
-        widest = [max(sizes) for sizes in shapes]
-        whole[name] = torch.cat([_widened(found[name], widest) for found in links])[order]
-    return whole
-
-
-def _widened(link: Tensor, sizes: list[int]) -> Tensor:
-    """Pad every axis but the rows' with -1 at its end."""
-    missing = [size - now for size, now in zip(sizes, link.shape[1:], strict=True)]
-    ends = [n for end in reversed(missing) for n in (0, end)]
-    return torch.nn.functional.pad(link, ends, value=-1)
+    rows = max(fewest, tokens // seq_len)
+    return rows if most is None else min(rows, most)

@@ -9,7 +9,7 @@ MAX_SEQ_LEN = 2**20
 MAX_VOCAB_SIZE = 2**30
 
 
-def within(
+def check_range(
     name: str, value: int | float, low: int | float, high: int | float, why: str = ""
 ) -> None:
     """Hold a number to low … high, both included.
@@ -22,7 +22,7 @@ def within(
         raise ValueError(f"{name}={value}: must be in {low} … {high}{reason}")
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Hold a text to the known ones.
 
     Raises:
@@ -32,7 +32,7 @@ def one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r}: must be {', '.join(known)}")
 
 
-def of_kind(name: str, value: Any, hint: Any) -> None:
+def check_kind(name: str, value: Any, hint: Any) -> None:
     """Hold a value to its annotation: whole number, number, truth or text; None where allowed.
 
     Raises:

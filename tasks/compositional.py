@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import at, context_value, shifted
+from tasks.shortcuts import look_at, look_back, pick_stored_value
 
 FIRST, SECOND, VALUE, QUERY, FILLER = range(5)
 
@@ -71,22 +71,22 @@ class Compositional(Task):
         default=8192, metadata={"help": "tokens; first keys, second keys and values share it 1:1:2"}
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 24, MAX_SEQ_LEN, "a grid of 2 × 2, stored and asked")
-        within("n_pairs", self.n_pairs, 4, self.seq_len // 6, "seq_len / 6")
+        check_range("seq_len", self.seq_len, 24, MAX_SEQ_LEN, "a grid of 2 × 2, stored and asked")
+        check_range("n_pairs", self.n_pairs, 4, self.seq_len // 6, "seq_len / 6")
         if self.side**2 != self.n_pairs:
             raise ValueError(
                 f"n_pairs={self.n_pairs}: must be a square, "
                 f"{self.side**2} and {(self.side + 1) ** 2} are near"
             )
         least = max(2 * self.n_pairs, 4 * self.side + 4)
-        within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "half of them values")
+        check_range("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "half of them values")
 
-    def _scaled(self, name: str, value: Any, seq_len: int) -> Any:
-        """Return an option at another row length: pairs stay a square."""
-        scaled = super()._scaled(name, value, seq_len)
-        return isqrt(scaled) ** 2 if name == "n_pairs" and isinstance(scaled, int) else scaled
+    def _scale(self, name: str, value: Any, seq_len: int) -> Any:
+        """Return the value of an option at another row length; n_pairs stays a square."""
+        scaled = super()._scale(name, value, seq_len)
+        return isqrt(scaled) ** 2 if name == "n_pairs" else scaled
 
     @property
     def side(self) -> int:
@@ -98,13 +98,13 @@ class Compositional(Task):
         n_pairs, side, v = self.n_pairs, self.side, self.vocab_size
         quarter, half, device = v // 4, v // 2, numbers.device
         pools = (quarter - 1, half - quarter, v - half)
-        sizes = [*map(counter.rounds, pools), n_pairs, n_pairs]
-        word = self.words(split, numbers, seed, sum(sizes)).split(sizes, 1)
-        first = 1 + counter.distinct(word[0], side, pools[0])
-        second = quarter + counter.distinct(word[1], side, pools[1])
-        values = half + counter.distinct(word[2], n_pairs, pools[2])
+        sizes = [*map(counter.count_rounds, pools), n_pairs, n_pairs]
+        word = self.draw_words(split, numbers, seed, sum(sizes)).split(sizes, 1)
+        first = 1 + counter.draw_distinct(word[0], side, pools[0])
+        second = quarter + counter.draw_distinct(word[1], side, pools[1])
+        values = half + counter.draw_distinct(word[2], n_pairs, pools[2])
         # Pair p is first key p // side with second key p % side.
-        stored, asked = counter.shuffled(word[3]), counter.shuffled(word[4])
+        stored, asked = counter.draw_order(word[3]), counter.draw_order(word[4])
 
         context, end = 3 * n_pairs, 6 * n_pairs
         inputs = torch.zeros(len(numbers), self.seq_len, dtype=torch.int64, device=device)
@@ -132,7 +132,7 @@ class Compositional(Task):
 
         return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the value stored under the two keys of each slot."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 3 * self.n_pairs
@@ -143,11 +143,11 @@ class Compositional(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the values."""
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without binding the two keys.
 
         "second key" and "first key" answer with the latest value stored with that key: 1/√K, as
@@ -159,15 +159,15 @@ class Compositional(Task):
         bigram table is at chance, as tokens are drawn anew.
         """
         return {
-            "second key": lambda batch: self._latest_of(batch, 1),
-            "first key": lambda batch: self._latest_of(batch, 0),
-            "both keys agree": self._both_agree,
-            "context value": context_value(self.n_pairs, 3),
-            "last value": at(3 * self.n_pairs - 1),
-            "position only": shifted(3 * self.n_pairs - 1),
+            "second key": lambda batch: self._find_latest(batch, 1),
+            "first key": lambda batch: self._find_latest(batch, 0),
+            "both keys agree": self._answer_if_both_agree,
+            "context value": pick_stored_value(self.n_pairs, 3),
+            "last value": look_at(3 * self.n_pairs - 1),
+            "position only": look_back(3 * self.n_pairs - 1),
         }
 
-    def _latest_of(self, batch: Batch, which: int) -> Tensor:
+    def _find_latest(self, batch: Batch, which: int) -> Tensor:
         """Return the latest value stored with the first (0) or second (1) key of each slot."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 3 * self.n_pairs
@@ -177,7 +177,7 @@ class Compositional(Task):
                 answer[p + 1] = latest[row[p + which]]
         return answers
 
-    def _both_agree(self, batch: Batch) -> Tensor:
+    def _answer_if_both_agree(self, batch: Batch) -> Tensor:
         """Return the latest value of each slot's keys where it is one, else the first's first."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 3 * self.n_pairs

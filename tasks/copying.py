@@ -6,9 +6,15 @@ from typing import ClassVar, Literal, get_args
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, one_of, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_choice, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import bigram, first_match, most_recent_match, position_only, two_tokens
+from tasks.shortcuts import (
+    copy_first_match,
+    copy_latest_match,
+    copy_two_token_match,
+    predict_by_position,
+    predict_by_token,
+)
 
 MARKER = 0
 STRING, MARK, KEY, ECHO, PADDING = range(5)
@@ -90,19 +96,21 @@ class Copy(Task):
     repeats: bool = field(default=True, metadata={"help": "a token may recur in a string"})
     query_len: int = field(default=2, metadata={"help": "tokens of a lookup's key"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        one_of("mode", self.mode, get_args(Mode))
-        within("query_len", self.query_len, 1, MAX_QUERY_LEN)
+        check_choice("mode", self.mode, get_args(Mode))
+        check_range("query_len", self.query_len, 1, MAX_QUERY_LEN)
         room = 2 if self.mode == "copy" else 4 * self.query_len + (self.mode == "prefix")
-        within("seq_len", self.seq_len, room, MAX_SEQ_LEN, f"mode={self.mode}")
+        check_range("seq_len", self.seq_len, room, MAX_SEQ_LEN, f"mode={self.mode}")
         if self.shortest is not None:
-            within("shortest", self.shortest, self._fewest, self.longest, "what a row has room for")
+            check_range(
+                "shortest", self.shortest, self._fewest, self.longest, "what a row has room for"
+            )
         if self.repeats:
-            within("vocab_size", self.vocab_size, 3, MAX_VOCAB_SIZE)
+            check_range("vocab_size", self.vocab_size, 3, MAX_VOCAB_SIZE)
         else:
             why = f"no token twice in {self.longest}, and a marker"
-            within("vocab_size", self.vocab_size, self.longest + 1, MAX_VOCAB_SIZE, why)
+            check_range("vocab_size", self.vocab_size, self.longest + 1, MAX_VOCAB_SIZE, why)
 
     @property
     def longest(self) -> int:
@@ -127,12 +135,12 @@ class Copy(Task):
         echo: the string again from `begin` on. The first tokens of the echo of "suffix" are its
         key; those after the key are the answer.
         """
-        length, string, place = self._drawn(split, numbers, seed)
+        length, string, place = self._draw(split, numbers, seed)
         g, position = self.query_len, torch.arange(self.seq_len, device=numbers.device)
         head, key = g + 1 if self.mode == "prefix" else 0, g if self.mode == "suffix" else 0
         answer = length
         if self.mode != "copy":
-            place, answer = _first_occurrence(string, place, g), torch.full_like(length, g)
+            place, answer = _find_first(string, place, g), torch.full_like(length, g)
         begin = place + g if head else place
         stored = position - head
         echoed = stored - length - 1
@@ -151,25 +159,25 @@ class Copy(Task):
         scored = (is_mark | is_echo) & (echoed >= key - 1)
         following = (begin + echoed + 1).clamp(0, self.longest - 1)
         targets = string.gather(1, following).where(scored, IGNORE)
-        links = partial(self._links, head + length + key, head + begin + key, answer)
+        links = partial(self._make_links, head + length + key, head + begin + key, answer)
         return Batch(inputs, targets, roles, Links(links))
 
-    def _drawn(self, split: str, numbers: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, split: str, numbers: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return lengths [b 1], strings [b longest] that end there, and places of keys [b 1]."""
         n_symbols, longest = self.vocab_size - 1, self.longest
-        drawn = longest if self.repeats else counter.rounds(n_symbols)
-        word = self.words(split, numbers, seed, drawn + 2)
-        length = counter.below(word[:, :1], longest - self.least + 1) + self.least
+        drawn = longest if self.repeats else counter.count_rounds(n_symbols)
+        word = self.draw_words(split, numbers, seed, drawn + 2)
+        length = counter.draw_below(word[:, :1], longest - self.least + 1) + self.least
         if self.repeats:
-            string = counter.below(word[:, 2:], n_symbols) + 1
+            string = counter.draw_below(word[:, 2:], n_symbols) + 1
         else:
-            string = counter.distinct(word[:, 2:], longest, n_symbols) + 1
+            string = counter.draw_distinct(word[:, 2:], longest, n_symbols) + 1
         if self.mode == "copy":
             return length, string, torch.zeros_like(length)
         places = length - 2 * self.query_len + 1
-        return length, string, counter.below(word[:, 1:2], places)
+        return length, string, counter.draw_below(word[:, 1:2], places)
 
-    def _links(self, query: Tensor, value: Tensor, answer: Tensor) -> dict[str, Tensor]:
+    def _make_links(self, query: Tensor, value: Tensor, answer: Tensor) -> dict[str, Tensor]:
         """Tie the answer to the string, from its first query and value [b 1] and its length."""
         widest = self.longest if self.mode == "copy" else self.query_len
         nth = torch.arange(widest, device=query.device)
@@ -181,7 +189,7 @@ class Copy(Task):
         }
         return {name: link.where(nth < answer, -1) for name, link in links.items()}
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the string behind its marker, or what follows the first occurrence of the key."""
         g, answers = self.query_len, torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -198,11 +206,11 @@ class Copy(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the tokens that are not the marker."""
         return 1 / (self.vocab_size - 1)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without solving the task.
 
         "most recent match" copies what followed the token before, in the string or in the echo so
@@ -217,20 +225,20 @@ class Copy(Task):
         input itself; with "bigram" and "position only" it is near chance.
         """
         return {
-            "most recent match": most_recent_match,
-            "first match": first_match,
-            "two tokens": two_tokens,
+            "most recent match": copy_latest_match,
+            "first match": copy_first_match,
+            "two tokens": copy_two_token_match,
             "last token": lambda batch: batch.inputs,
-            "bigram": bigram(self),
-            "position only": position_only(self),
+            "bigram": predict_by_token(self),
+            "position only": predict_by_position(self),
         }
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return how a token is shown: the marker is |."""
         return "|" if token == MARKER else str(token)
 
 
-def _first_occurrence(string: Tensor, place: Tensor, count: int) -> Tensor:
+def _find_first(string: Tensor, place: Tensor, count: int) -> Tensor:
     """Return where the `count` tokens at a place [b 1] of a string [b n] first stand in it."""
     starts = string.shape[1] - count + 1
     same = torch.ones_like(string[:, :starts], dtype=torch.bool)

@@ -111,23 +111,23 @@ class Corpus:
             while done < length:
                 number = bisect_right(self._starts, offset + done) - 1
                 if number != held:
-                    held, pages = number, self._map(self._files[number])
+                    held, pages = number, self._map_unchanged(self._files[number])
                 begin = offset + done - self._starts[number]
                 piece = pages[begin : begin + length - done]
                 rows[row, done : done + len(piece)] = piece
                 done += len(piece) + 1
         return rows
 
-    def _map(self, file: _File) -> np.ndarray:
+    def _map_unchanged(self, file: _File) -> np.ndarray:
         """Return the bytes of a file that is still as it was."""
         try:
             now = os.stat(file.path)
             if (now.st_size, now.st_mtime_ns) == (file.size, file.changed):
-                return _mapped(file)
+                return _map(file)
             reason = "has changed since it was opened"
         except (OSError, ValueError) as error:  # ValueError: it is shorter than its map would be
             reason = f"can no longer be read: {error}"
-        _opened.cache_clear()  # so that the path can be opened anew, as it now is
+        _open.cache_clear()  # so that the path can be opened anew, as it now is
         raise TextChangedError(f"path={self.path!r}: {file.path!r} {reason}")
 
 
@@ -139,18 +139,18 @@ def open_corpus(path: str | None) -> Corpus:
     Raises:
         ValueError: in one line that names the path, when there is no text.
     """
-    with _answering(path):
+    with _name_path_in_errors(path):
         if path == "":
             raise _UnfitError("nothing", "must name a file or a folder")
         root = sysconfig.get_path("stdlib") if path is None else path
         if os.path.islink(root) and not os.path.lexists(os.path.realpath(root)):
             raise _UnfitError("link", "is a link to nothing")
         now = os.stat(root)
-        return _opened(path, os.path.realpath(root), now.st_ino, now.st_size, now.st_mtime_ns)
+        return _open(path, os.path.realpath(root), now.st_ino, now.st_size, now.st_mtime_ns)
 
 
 @contextmanager
-def _answering(path: str | None) -> Iterator[None]:
+def _name_path_in_errors(path: str | None) -> Iterator[None]:
     """Turn what is wrong with a path into a ValueError that names it."""
     try:
         yield
@@ -163,15 +163,15 @@ def _answering(path: str | None) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _opened(path: str | None, root: str, *_stamp: int) -> Corpus:
+def _open(path: str | None, root: str, *_stamp: int) -> Corpus:
     """Open a file or a folder; the stamp is what tells its versions apart."""
     if not os.path.isdir(root):
-        return Corpus(path, root, [_looked_at(root)], {})
+        return Corpus(path, root, [_inspect(root)], {})
     skipped: Counter[str] = Counter()
     files = []
-    for candidate in _below(root, _is_source if path is None else None, skipped):
+    for candidate in _list_files(root, _is_source if path is None else None, skipped):
         try:
-            files.append(_looked_at(candidate))
+            files.append(_inspect(candidate))
         except _UnfitError as error:
             skipped[error.args[0]] += 1
         except OSError:
@@ -182,7 +182,7 @@ def _opened(path: str | None, root: str, *_stamp: int) -> Corpus:
     return Corpus(path, root, sorted(files, key=lambda file: os.fsencode(file.path)), skipped)
 
 
-def _below(
+def _list_files(
     root: str, wanted: Callable[[os.DirEntry[str]], bool] | None, skipped: Counter[str]
 ) -> Iterator[str]:
     """Yield the path of every file below a folder; links are never followed."""
@@ -214,7 +214,7 @@ def _is_source(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(".py")
 
 
-def _looked_at(path: str) -> _File:
+def _inspect(path: str) -> _File:
     """Look at both ends of a file.
 
     Raises:
@@ -223,7 +223,7 @@ def _looked_at(path: str) -> _File:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe waits, a device may act
         raise _UnfitError("not a file", "is a pipe, a socket or a device, must be a file or folder")
-    with _descriptor(path) as descriptor:
+    with _open_descriptor(path) as descriptor:
         now = os.fstat(descriptor)
         start = os.pread(descriptor, SAMPLE, 0)
         end = os.pread(descriptor, ENDS, max(0, now.st_size - ENDS))
@@ -245,7 +245,7 @@ def _looked_at(path: str) -> _File:
 
 
 @contextmanager
-def _descriptor(path: str) -> Iterator[int]:
+def _open_descriptor(path: str) -> Iterator[int]:
     """Open a file for reading; O_NONBLOCK so that what has become a pipe does not make us wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -255,9 +255,9 @@ def _descriptor(path: str) -> Iterator[int]:
 
 
 @lru_cache(maxsize=MAPS)
-def _mapped(file: _File) -> np.ndarray:
+def _map(file: _File) -> np.ndarray:
     """Map a file into memory, uint8 [size]."""
-    with _descriptor(file.path) as descriptor:
+    with _open_descriptor(file.path) as descriptor:
         pages = mmap.mmap(descriptor, file.size, access=mmap.ACCESS_READ)
     # Rows lie anywhere: reading ahead would read what no row needs.
     pages.madvise(mmap.MADV_RANDOM)

@@ -31,18 +31,18 @@ _BIN_SHIFT = 23 - 11
 _FIRST_BIN, _END_BIN = 127 << 11, 127 + 23 << 11
 
 
-def stream(name: str, seed: int) -> int:
+def derive_key(name: str, seed: int) -> int:
     """Return the 64-bit key of the words that belong to a task's name and a seed."""
     digest = blake2b(f"{name} {seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b i"]:
+def draw_words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b i"]:
     """Return 64 random bits for each row and index 0 … count − 1 (at most 2²⁴)."""
-    return words_at(key, split, rows, torch.arange(count, device=rows.device)[None])
+    return draw_words_at(key, split, rows, torch.arange(count, device=rows.device)[None])
 
 
-def words_at(
+def draw_words_at(
     key: int, split: int, rows: Int64[Tensor, " b"], index: Int64[Tensor, "#b i"]
 ) -> Int64[Tensor, "b i"]:
     """Return 64 random bits for each row and index.
@@ -51,7 +51,7 @@ def words_at(
     counter is mixed by a bijection, so two splits or rows of one key never share a word.
 
     Args:
-        key: from `stream`.
+        key: from `derive_key`.
         split: in 0 … 15.
         rows: row numbers in 0 … 2³⁶ − 1.
         index: in 0 … 2²⁴ − 1, of one row for all or of each.
@@ -68,28 +68,28 @@ def words_at(
     return word
 
 
-def below(word: Int64[Tensor, "b i"], n: int | Int64[Tensor, "#b #i"]) -> Int64[Tensor, "b i"]:
+def draw_below(word: Int64[Tensor, "b i"], n: int | Int64[Tensor, "#b #i"]) -> Int64[Tensor, "b i"]:
     """Return a number in 0 … n − 1 from the low half of each word, uniform to n/2³² (n ≤ 2³¹)."""
     return (word & 0xFFFFFFFF).mul_(n).bitwise_right_shift_(32)
 
 
-def chance(word: Int64[Tensor, "b i"], p: float) -> Bool[Tensor, "b i"]:
+def draw_truth(word: Int64[Tensor, "b i"], p: float) -> Bool[Tensor, "b i"]:
     """Return True with probability p, to 2⁻³², from the low half of each word."""
     return (word & 0xFFFFFFFF) < int(p * 2**32)
 
 
-def shuffled(word: Int64[Tensor, "b i"]) -> Int64[Tensor, "b i"]:
+def draw_order(word: Int64[Tensor, "b i"]) -> Int64[Tensor, "b i"]:
     """Return a random order of 0 … i − 1 a row: where the words would go, were they sorted."""
     return word.argsort(dim=1, stable=True)
 
 
-def distinct(word: Int64[Tensor, "b r"], count: int, n: int) -> Int64[Tensor, "b m"]:
-    """Return `count` distinct numbers in 0 … n − 1 a row, from `rounds(n)` words."""
+def draw_distinct(word: Int64[Tensor, "b r"], count: int, n: int) -> Int64[Tensor, "b m"]:
+    """Return `count` distinct numbers in 0 … n − 1 a row, from `count_rounds(n)` words."""
     points = torch.arange(count, device=word.device).expand(len(word), -1)
     return permute(word, points, n).long()
 
 
-def rounds(n: int) -> int:
+def count_rounds(n: int) -> int:
     """Return how many words a row of `permute` needs: small domains mix more slowly.
 
     Chosen so that 10⁶ rows do not tell first outputs, pairs and differences from random ones.
@@ -107,12 +107,12 @@ def permute(
 ) -> Int[Tensor, "b m"]:
     """Apply a random permutation of 0 … n·lanes − 1, one a row, to some points.
 
-    Each of the `rounds(n)` rounds is x ← x·odd + c, x ← x ⊕ (x ≫ s) modulo the next power of two,
-    every step a bijection; an image out of range is permuted again until it is in range.
+    Each of the `count_rounds(n)` rounds is x ← x·odd + c, x ← x ⊕ (x ≫ s) modulo the next power of
+    two; every step is a bijection. An image out of range is permuted again until it is in range.
     A point costs O(1), whatever n.
 
     Args:
-        word: `rounds(n)` words a row.
+        word: `count_rounds(n)` words a row.
         points: in 0 … n·lanes − 1.
         n: how many numbers a lane has; n·lanes ≤ 2³⁰.
         lanes: a power of two; a point keeps its remainder modulo `lanes`, and each remainder
@@ -177,7 +177,7 @@ class Race:
     handicap: Int32[Tensor, " i"]
 
     @classmethod
-    def of(cls, log_weights: Float64[Tensor, " i"], device: "torch.device") -> "Race":
+    def from_log_weights(cls, log_weights: Float64[Tensor, " i"], device: "torch.device") -> "Race":
         """Return the race of items with these log₂ weights (at most 2¹⁶ of them)."""
         item_bits = (len(log_weights) - 1).bit_length()
         edges = torch.arange(_FIRST_BIN, _END_BIN + 1, dtype=torch.int32)

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.bounds import MAX_SEQ_LEN, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import at, most_recent_match, shifted
+from tasks.shortcuts import copy_latest_match, look_at, look_back
 
 SYMBOLS = "01wir"
 WRITE, SKIP, READ = 2, 3, 4
@@ -28,7 +28,7 @@ class FlipFlop(Task):
 
     >>> task = FlipFlop(seq_len=16, p_ignore=0.5)
     >>> batch = task.batch(size=1)
-    >>> " ".join(task.text(token) for token in batch.inputs[0].tolist())
+    >>> " ".join(task.format_token(token) for token in batch.inputs[0].tolist())
     'w 1 r 1 r 1 r 1 w 1 r 1 i 0 r 1'
     >>> batch.targets.tolist()
     [[-100, -100, 1, -100, 1, -100, 1, -100, -100, -100, 1, -100, -100, -100, 1, -100]]
@@ -62,18 +62,18 @@ class FlipFlop(Task):
     )
     vocab_size: int = field(init=False, default=len(SYMBOLS))
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 4, MAX_SEQ_LEN, "a write and a read")
+        check_range("seq_len", self.seq_len, 4, MAX_SEQ_LEN, "a write and a read")
         if self.seq_len % 2:
             raise ValueError(f"seq_len={self.seq_len}: must be even, instructions have a bit each")
-        within("p_ignore", self.p_ignore, 0, 1)
+        check_range("p_ignore", self.p_ignore, 0, 1)
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
-        word = self.words(split, numbers, seed, self.seq_len // 2)
+        word = self.draw_words(split, numbers, seed, self.seq_len // 2)
         write = WRITE + 2 * ((word >> 32) & 1)
-        instruction = write.masked_fill(counter.chance(word, self.p_ignore), SKIP)
+        instruction = write.masked_fill(counter.draw_truth(word, self.p_ignore), SKIP)
         instruction[:, 0], instruction[:, -1] = WRITE, READ
         pair = torch.arange(self.seq_len // 2, device=numbers.device).expand_as(word)
         written = pair.where(instruction == WRITE, 0).cummax(1).values
@@ -85,9 +85,9 @@ class FlipFlop(Task):
         targets = torch.stack((bit.where(read, IGNORE), unscored), 2).flatten(1)
         role = torch.full_like(bit, INSTRUCTION).masked_fill(read, QUERY)
         roles = torch.stack((role, torch.full_like(bit, BIT)), 2).flatten(1)
-        return Batch(inputs, targets, roles, Links(partial(self._links, read, written)))
+        return Batch(inputs, targets, roles, Links(partial(self._make_links, read, written)))
 
-    def _links(self, read: Tensor, written: Tensor) -> dict[str, Tensor]:
+    def _make_links(self, read: Tensor, written: Tensor) -> dict[str, Tensor]:
         """Tie each read to the latest write, from which pairs are reads and of which writes."""
         order = (~read).long().argsort(dim=1, stable=True)
         key = 2 * written.gather(1, order)
@@ -100,7 +100,7 @@ class FlipFlop(Task):
         there = read.gather(1, order)
         return {name: link.where(there, -1) for name, link in links.items()}
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the bit in memory at every read instruction."""
         answers = torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -113,11 +113,11 @@ class FlipFlop(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess between the bits."""
         return 1 / 2
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without telling writes from the rest.
 
         "most recent bit" is that of any instruction: right where the one before was no ignore, and
@@ -128,18 +128,18 @@ class FlipFlop(Task):
         A bigram table and the position are at chance: neither depends on the bits.
         """
         return {
-            "most recent bit": shifted(1),
-            "most recent match": most_recent_match,
-            "first write": at(1),
-            "majority": _majority,
+            "most recent bit": look_back(1),
+            "most recent match": copy_latest_match,
+            "first write": look_at(1),
+            "majority": _predict_majority,
         }
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return a bit, or the first letter of an instruction."""
         return SYMBOLS[token]
 
 
-def _majority(batch: Batch) -> Tensor:
+def _predict_majority(batch: Batch) -> Tensor:
     """Return the bit that is more frequent before each position, 1 where both are alike."""
     lead = (batch.inputs == 1).long() - (batch.inputs == 0).long()
     return (lead.cumsum(1) >= 0).long()

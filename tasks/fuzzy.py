@@ -6,9 +6,14 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import first_match, most_recent_match, position_only, two_tokens
+from tasks.shortcuts import (
+    copy_first_match,
+    copy_latest_match,
+    copy_two_token_match,
+    predict_by_position,
+)
 
 KEY, VALUE, QUERY, ANSWER, FILLER = range(5)
 MAX_MOTIFS = 2**30
@@ -76,20 +81,20 @@ class Fuzzy(Task):
     max_value_len: int = field(default=3, metadata={"help": "tokens of the longest value"})
     vocab_size: int = field(default=64, metadata={"help": "tokens; the upper half are values'"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 4, MAX_SEQ_LEN, "a pair, twice")
-        within("vocab_size", self.vocab_size, 6, MAX_VOCAB_SIZE, "two tokens for keys")
+        check_range("seq_len", self.seq_len, 4, MAX_SEQ_LEN, "a pair, twice")
+        check_range("vocab_size", self.vocab_size, 6, MAX_VOCAB_SIZE, "two tokens for keys")
         half, fits = self.seq_len // 2, 1
         while fits < half - 1 and self.n_key_tokens ** (fits + 1) <= MAX_MOTIFS:
             fits += 1
         why = f"seq_len / 2 − 1; (vocab_size / 2 − 1)^max_key_len ≤ {MAX_MOTIFS}"
-        within("max_key_len", self.max_key_len, 1, fits, why)
+        check_range("max_key_len", self.max_key_len, 1, fits, why)
         most = half - self.max_key_len
-        within("max_value_len", self.max_value_len, 1, most, "seq_len / 2 − max_key_len")
+        check_range("max_value_len", self.max_value_len, 1, most, "seq_len / 2 − max_key_len")
         most = min(half // (self.max_key_len + self.max_value_len), self.n_key_tokens)
         why = "seq_len / (2·max_key_len + 2·max_value_len); vocab_size / 2 − 1"
-        within("n_pairs", self.n_pairs, 1, most, why)
+        check_range("n_pairs", self.n_pairs, 1, most, why)
 
     @property
     def n_key_tokens(self) -> int:
@@ -104,21 +109,21 @@ class Fuzzy(Task):
         """
         n_pairs, t, split_at = self.n_pairs, self.seq_len, self.max_key_len
         lengths = range(1, self.max_key_len + 1)
-        mixing = [counter.rounds(self.n_key_tokens**length) for length in lengths]
+        mixing = [counter.count_rounds(self.n_key_tokens**length) for length in lengths]
         sizes = [*mixing, n_pairs, n_pairs, n_pairs * self.max_value_len, n_pairs]
-        word = self.words(split, numbers, seed, sum(sizes)).split(sizes, 1)
-        key_len = 1 + counter.below(word[-4], self.max_key_len)
-        value_len = 1 + counter.below(word[-3], self.max_value_len)
-        keys = self._keys(word[: len(mixing)], key_len)
+        word = self.draw_words(split, numbers, seed, sum(sizes)).split(sizes, 1)
+        key_len = 1 + counter.draw_below(word[-4], self.max_key_len)
+        value_len = 1 + counter.draw_below(word[-3], self.max_value_len)
+        keys = self._draw_keys(word[: len(mixing)], key_len)
         half = self.vocab_size // 2
-        values = half + counter.below(word[-2], self.vocab_size - half)
+        values = half + counter.draw_below(word[-2], self.vocab_size - half)
         values = values.view(-1, n_pairs, self.max_value_len)
-        asked = counter.shuffled(word[-1])
+        asked = counter.draw_order(word[-1])
 
         once = torch.arange(n_pairs, device=numbers.device).expand_as(asked)
         motif = torch.cat([once, asked], 1)
-        position = self._positions(key_len.gather(1, motif), value_len.gather(1, motif))
-        token = _of(torch.cat([keys, values], 2), motif)
+        position = self._place(key_len.gather(1, motif), value_len.gather(1, motif))
+        token = _gather_pairs(torch.cat([keys, values], 2), motif)
         # What precedes a value's token in the second half is asked for it.
         value_pos, answer = position[:, n_pairs:, split_at:], token[:, n_pairs:, split_at:]
         query_pos = torch.where(value_pos < t, value_pos - 1, t)
@@ -133,7 +138,7 @@ class Fuzzy(Task):
         roles.scatter_(1, position.flatten(1), role.flatten(1))
 
         def links() -> dict[str, Tensor]:
-            stored = _of(position[:, :n_pairs, split_at:], asked)
+            stored = _gather_pairs(position[:, :n_pairs, split_at:], asked)
             every = {
                 "query_pos": query_pos,
                 "key_pos": stored - 1,
@@ -150,16 +155,16 @@ class Fuzzy(Task):
 
         return Batch(inputs[:, :t], targets[:, :t], roles[:, :t], Links(links))
 
-    def _keys(self, words: Sequence[Tensor], length: Tensor) -> Tensor:
+    def _draw_keys(self, words: Sequence[Tensor], length: Tensor) -> Tensor:
         """Return keys [b k l] of these lengths, whose numbers among those of a length differ."""
         base, number = self.n_key_tokens, torch.zeros_like(length)
         for n_tokens, word in enumerate(words, 1):
-            drawn = counter.distinct(word, self.n_pairs, base**n_tokens)
+            drawn = counter.draw_distinct(word, self.n_pairs, base**n_tokens)
             number = torch.where(length == n_tokens, drawn, number)
         place = [base**power for power in range(self.max_key_len)]
         return 1 + number[:, :, None] // torch.tensor(place, device=length.device) % base
 
-    def _positions(self, key_len: Tensor, value_len: Tensor) -> Tensor:
+    def _place(self, key_len: Tensor, value_len: Tensor) -> Tensor:
         """Return where the tokens of motifs laid end to end stand [b k l]; seq_len past an end."""
         length = key_len + value_len
         start = (length.cumsum(1) - length)[:, :, None]
@@ -174,7 +179,7 @@ class Fuzzy(Task):
             2,
         )
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return what followed in the value of the same key, wherever that key stood before."""
         answers = torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -197,11 +202,11 @@ class Fuzzy(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the tokens of values."""
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without matching whole keys.
 
         "most recent match" copies what followed the last token alone: about 1/2 at the defaults,
@@ -213,20 +218,20 @@ class Fuzzy(Task):
         as motifs are drawn anew.
         """
         return {
-            "most recent match": most_recent_match,
-            "first match": first_match,
-            "two tokens": two_tokens,
-            "last value": self._last_value,
-            "position only": position_only(self),
+            "most recent match": copy_latest_match,
+            "first match": copy_first_match,
+            "two tokens": copy_two_token_match,
+            "last value": self._copy_last_value,
+            "position only": predict_by_position(self),
         }
 
-    def _last_value(self, batch: Batch) -> Tensor:
+    def _copy_last_value(self, batch: Batch) -> Tensor:
         t = batch.inputs.shape[1]
         place = torch.arange(t, device=batch.inputs.device).expand_as(batch.inputs)
         is_value = batch.inputs >= self.vocab_size // 2
         return batch.inputs.gather(1, (place * is_value).cummax(1).values)
 
 
-def _of(pairs: Tensor, motif: Tensor) -> Tensor:
+def _gather_pairs(pairs: Tensor, motif: Tensor) -> Tensor:
     """Return the pairs [b k l] that are named [b m], int64 [b m l]."""
     return pairs.gather(1, motif[:, :, None].expand(-1, -1, pairs.shape[2]))

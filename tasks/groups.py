@@ -20,7 +20,7 @@ POINTS = 5
 
 
 @lru_cache
-def elements(group: str) -> tuple[tuple[int, ...], ...]:
+def list_elements(group: str) -> tuple[tuple[int, ...], ...]:
     """Return the elements in order: (residue,), or (p(0), …, p(4))."""
     if group in RESIDUES:
         return tuple((residue,) for residue in range(RESIDUES[group]))
@@ -29,9 +29,9 @@ def elements(group: str) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache
-def table(group: str, device: "torch.device") -> Int64[Tensor, " products"]:
+def tabulate_products(group: str, device: "torch.device") -> Int64[Tensor, " products"]:
     """Return the number of a·b at entry a·|G| + b."""
-    element = torch.tensor(elements(group))
+    element = torch.tensor(list_elements(group))
     order = len(element)
     if group in RESIDUES:
         product = (element + element.T) % order

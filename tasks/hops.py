@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import at, context_value, most_recent_match, shifted
+from tasks.shortcuts import copy_latest_match, look_at, look_back, pick_stored_value
 
 SOURCE, TARGET, COUNT, QUERY, FILLER = range(5)
 MAX_HOPS = 5
@@ -79,24 +79,24 @@ class Hops(Task):
         default=8192, metadata={"help": "tokens; 1 to 5 say how many hops, from 6 on are entities"}
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("hops", self.hops, 1, MAX_HOPS)
+        check_range("hops", self.hops, 1, MAX_HOPS)
         shortest = 4 * (self.hops + 2) + 1
-        within("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 2 pairs and slots")
+        check_range("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 2 pairs and slots")
         most = (self.seq_len - 1) // 4
-        within("n_pairs", self.n_pairs, self.hops + 2, most, "hops + 2; (seq_len − 1) / 4")
+        check_range("n_pairs", self.n_pairs, self.hops + 2, most, "hops + 2; (seq_len − 1) / 4")
         least = FIRST_ENTITY + self.n_pairs
-        within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "n_pairs + 6")
+        check_range("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "n_pairs + 6")
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         n_pairs, pool, device = self.n_pairs, self.vocab_size - FIRST_ENTITY, numbers.device
-        sizes = [counter.rounds(pool), n_pairs, n_pairs]
-        word = self.words(split, numbers, seed, sum(sizes)).split(sizes, 1)
+        sizes = [counter.count_rounds(pool), n_pairs, n_pairs]
+        word = self.draw_words(split, numbers, seed, sum(sizes)).split(sizes, 1)
         # The i-th entity's link leads to the next: a cycle.
-        entity = FIRST_ENTITY + counter.distinct(word[0], n_pairs, pool)
-        stored, asked = counter.shuffled(word[1]), counter.shuffled(word[2])
+        entity = FIRST_ENTITY + counter.draw_distinct(word[0], n_pairs, pool)
+        stored, asked = counter.draw_order(word[1]), counter.draw_order(word[2])
 
         context, end = 2 * n_pairs, 4 * n_pairs + 1
         inputs = torch.zeros(len(numbers), self.seq_len, dtype=torch.int64, device=device)
@@ -125,11 +125,11 @@ class Hops(Task):
 
         return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return where as many links as the row says lead from each slot's entity."""
-        return self._led(batch, 0)
+        return self._follow(batch, 0)
 
-    def _led(self, batch: Batch, more: int) -> Tensor:
+    def _follow(self, batch: Batch, more: int) -> Tensor:
         """Return where so many links more than the row says lead from each slot's entity."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 2 * self.n_pairs
@@ -142,7 +142,9 @@ class Hops(Task):
                 answer[position] = entity
         return answers
 
-    def _beside(self, batch: Batch, choose: Callable[[dict[int, int], int, int], int]) -> Tensor:
+    def _choose_each(
+        self, batch: Batch, choose: Callable[[dict[int, int], int, int], int]
+    ) -> Tensor:
         """Answer with what a rule chooses by the links, an entity, and the one that leads to it."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 2 * self.n_pairs
@@ -154,11 +156,11 @@ class Hops(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the entities."""
         return 1 / (self.vocab_size - FIRST_ENTITY)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without following k links.
 
         "one hop", "a hop too few", "a hop too many" and "one hop back", the entity whose link leads
@@ -171,23 +173,25 @@ class Hops(Task):
         entities are drawn anew.
         """
         return {
-            "one hop": lambda batch: self._led(batch, 1 - self.hops),
-            "a hop too few": lambda batch: self._led(batch, -1),
-            "a hop too many": lambda batch: self._led(batch, 1),
-            "one hop back": lambda batch: self._beside(batch, lambda _link, _entity, back: back),
-            "no neighbour": lambda batch: self._beside(batch, _no_neighbour),
-            "most recent match": most_recent_match,
-            "context value": context_value(self.n_pairs, 2),
-            "last value": at(2 * self.n_pairs - 1),
-            "position only": shifted(2 * self.n_pairs),
+            "one hop": lambda batch: self._follow(batch, 1 - self.hops),
+            "a hop too few": lambda batch: self._follow(batch, -1),
+            "a hop too many": lambda batch: self._follow(batch, 1),
+            "one hop back": lambda batch: self._choose_each(
+                batch, lambda _link, _entity, back: back
+            ),
+            "no neighbour": lambda batch: self._choose_each(batch, _choose_non_neighbour),
+            "most recent match": copy_latest_match,
+            "context value": pick_stored_value(self.n_pairs, 2),
+            "last value": look_at(2 * self.n_pairs - 1),
+            "position only": look_back(2 * self.n_pairs),
         }
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return how a token is shown: a hop count as h1 … h5."""
         return f"h{token}" if 0 < token < FIRST_ENTITY else str(token)
 
 
-def _no_neighbour(link: dict[int, int], entity: int, back: int) -> int:
+def _choose_non_neighbour(link: dict[int, int], entity: int, back: int) -> int:
     """Return the first stored entity that no link ties to this one (-100 where all are tied)."""
     near = (entity, link[entity], back)
     return next((other for other in link if other not in near), IGNORE)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import bigram, most_frequent_token, position_only, shifted
+from tasks.shortcuts import look_back, predict_by_position, predict_by_token, predict_most_frequent
 
 TRIGGER = 0
 BEFORE, AFTER, QUERY, FILLER = range(4)
@@ -54,18 +54,18 @@ class Induction(Task):
     seq_len: int = field(default=256, metadata={"help": "tokens a row"})
     vocab_size: int = field(default=16, metadata={"help": "tokens; 0 is the trigger"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 3, MAX_SEQ_LEN)
-        within("vocab_size", self.vocab_size, 3, MAX_VOCAB_SIZE)
+        check_range("seq_len", self.seq_len, 3, MAX_SEQ_LEN)
+        check_range("vocab_size", self.vocab_size, 3, MAX_VOCAB_SIZE)
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         t = self.seq_len
-        word = self.words(split, numbers, seed, t)
-        inputs = counter.below(word, self.vocab_size - 1) + 1
+        word = self.draw_words(split, numbers, seed, t)
+        inputs = counter.draw_below(word, self.vocab_size - 1) + 1
         # The last word draws no token: the trigger stands there.
-        trigger = counter.below(word[:, -1:], t - 2)
+        trigger = counter.draw_below(word[:, -1:], t - 2)
         inputs[:, -1] = TRIGGER
         inputs.scatter_(1, trigger, TRIGGER)
         targets = torch.full_like(inputs, IGNORE)
@@ -85,7 +85,7 @@ class Induction(Task):
 
         return Batch(inputs, targets, roles, Links(links))
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return what followed the first trigger, at the last position."""
         answers = torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -93,11 +93,11 @@ class Induction(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the tokens that are not the trigger."""
         return 1 / (self.vocab_size - 1)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without solving the task.
 
         "last value" is the token before the query, "bigram" and "position only" what is most often
@@ -106,8 +106,8 @@ class Induction(Task):
         "small", where chance is .067. "most recent match" solves the task, and is left out.
         """
         return {
-            "last value": shifted(1),
-            "most frequent token": most_frequent_token(TRIGGER + 1),
-            "bigram": bigram(self),
-            "position only": position_only(self),
+            "last value": look_back(1),
+            "most frequent token": predict_most_frequent(TRIGGER + 1),
+            "bigram": predict_by_token(self),
+            "position only": predict_by_position(self),
         }

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.bounds import MAX_SEQ_LEN, check_range
 from tasks.lazy import Tensor, torch
 
 SEPARATOR = 0
@@ -34,7 +34,7 @@ class _Automata(NamedTuple):
     symbol: Tensor
     following: Tensor
 
-    def existing(self, table: Tensor) -> Tensor:
+    def mask_missing(self, table: Tensor) -> Tensor:
         """Return a table [b s e] with -1 where there is no edge or no state."""
         edge = torch.arange(MAX_EDGES, device=table.device) < self.n_edges[:, :, None]
         state = torch.arange(table.shape[1], device=table.device) < self.n_states
@@ -117,28 +117,32 @@ class Language(Task):
     max_strings: int = field(default=20, metadata={"help": "most strings a row"})
     max_length: int = field(default=30, metadata={"help": "symbols of the longest string"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 2, MAX_SEQ_LEN, "a string of one symbol scores nothing")
-        within("max_states", self.max_states, 2, MAX_STATES)
-        within("min_states", self.min_states, 2, self.max_states, "max_states")
-        within("n_symbols", self.n_symbols, MIN_SYMBOLS, MAX_SYMBOLS)
-        within("max_strings", self.max_strings, 2, MAX_STRINGS)
-        within("min_strings", self.min_strings, 2, self.max_strings, "max_strings")
-        within("max_length", self.max_length, 1, MAX_LENGTH)
+        check_range(
+            "seq_len", self.seq_len, 2, MAX_SEQ_LEN, "a string of one symbol scores nothing"
+        )
+        check_range("max_states", self.max_states, 2, MAX_STATES)
+        check_range("min_states", self.min_states, 2, self.max_states, "max_states")
+        check_range("n_symbols", self.n_symbols, MIN_SYMBOLS, MAX_SYMBOLS)
+        check_range("max_strings", self.max_strings, 2, MAX_STRINGS)
+        check_range("min_strings", self.min_strings, 2, self.max_strings, "max_strings")
+        check_range("max_length", self.max_length, 1, MAX_LENGTH)
         object.__setattr__(self, "vocab_size", self.n_symbols + 1)
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         t, longest = self.seq_len, min(self.max_length, self.seq_len + 1)
-        n_drawn = 2 + counter.rounds(self.n_symbols) + self.max_states * (1 + 2 * MAX_EDGES)
+        n_drawn = 2 + counter.count_rounds(self.n_symbols) + self.max_states * (1 + 2 * MAX_EDGES)
         sizes = [1, self.max_strings, n_drawn]
-        count, length, drawn = self.words(split, numbers, seed, sum(sizes)).split(sizes, dim=1)
-        automata = self._automata(drawn)
-        count = counter.below(count, self.max_strings - self.min_strings + 1) + self.min_strings
+        count, length, drawn = self.draw_words(split, numbers, seed, sum(sizes)).split(sizes, dim=1)
+        automata = self._draw_automata(drawn)
+        count = (
+            counter.draw_below(count, self.max_strings - self.min_strings + 1) + self.min_strings
+        )
         # T + 1 tokens, of which the last is the last target, have room for no more strings.
         n_strings = min(self.max_strings, t // 2 + 1)
-        length = counter.below(length[:, :n_strings], self.max_length) + 1
+        length = counter.draw_below(length[:, :n_strings], self.max_length) + 1
         place = torch.arange(t + 1, device=numbers.device).expand(len(numbers), -1)
         start = (length + 1).cumsum(1) - length - 1
         used = torch.arange(n_strings, device=numbers.device) < count
@@ -149,8 +153,8 @@ class Language(Task):
         inside = offset < length.gather(1, string)
         # A string has the words of its steps side by side; only those that a row holds are drawn.
         index = sum(sizes) + string * longest + offset.clamp(max=longest - 1)
-        key = counter.stream(self.name, seed)
-        word = counter.words_at(key, self.splits.index(split), numbers, index)
+        key = counter.derive_key(self.name, seed)
+        word = counter.draw_words_at(key, self.splits.index(split), numbers, index)
         state, token = _walk(automata, start, length.where(used, 0), word)
         token, state = token.where(inside, SEPARATOR), state.where(inside, -1)[:, 1:]
 
@@ -159,33 +163,35 @@ class Language(Task):
         targets = token[:, 1:].where(inside[:, 1:], IGNORE)
 
         def links() -> dict[str, Tensor]:
-            symbol_of = automata.existing(automata.symbol)
+            symbol_of = automata.mask_missing(automata.symbol)
             known = state.clamp(min=0)[:, :, None].expand(-1, -1, MAX_EDGES)
             return {
                 "symbol_of": symbol_of,
-                "next_state": automata.existing(automata.following),
+                "next_state": automata.mask_missing(automata.following),
                 "state": state,
                 "legal": symbol_of.gather(1, known).where(state[:, :, None] >= 0, -1),
             }
 
         return Batch(token[:, :-1], targets, roles[:, :-1], Links(links))
 
-    def _automata(self, word: Tensor) -> _Automata:
+    def _draw_automata(self, word: Tensor) -> _Automata:
         """Draw an automaton a row from its words [b i]."""
         states = torch.arange(self.max_states, device=word.device)
-        sizes = [1, 1, counter.rounds(self.n_symbols), self.max_states]
+        sizes = [1, 1, counter.count_rounds(self.n_symbols), self.max_states]
         sizes += [self.max_states * MAX_EDGES] * 2
         first, second, mixing, edges, symbols, others = word.split(sizes, dim=1)
-        n_states = counter.below(first, self.max_states - self.min_states + 1) + self.min_states
-        alphabet = counter.below(second, self.n_symbols - MIN_SYMBOLS + 1) + MIN_SYMBOLS
-        n_edges = counter.below(edges, (n_states - 1).clamp(max=MAX_EDGES)) + 1
-        rank = _distinct(symbols.unflatten(1, (-1, MAX_EDGES)), alphabet)
+        n_states = (
+            counter.draw_below(first, self.max_states - self.min_states + 1) + self.min_states
+        )
+        alphabet = counter.draw_below(second, self.n_symbols - MIN_SYMBOLS + 1) + MIN_SYMBOLS
+        n_edges = counter.draw_below(edges, (n_states - 1).clamp(max=MAX_EDGES)) + 1
+        rank = _draw_distinct(symbols.unflatten(1, (-1, MAX_EDGES)), alphabet)
         token = counter.permute(mixing, rank.flatten(1), self.n_symbols).long() + 1
-        other = _distinct(others.unflatten(1, (-1, MAX_EDGES)), n_states - 1)
+        other = _draw_distinct(others.unflatten(1, (-1, MAX_EDGES)), n_states - 1)
         other += other >= states[:, None]
         return _Automata(n_states, n_edges, token.unflatten(1, (-1, MAX_EDGES)), other)
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the lowest of the symbols that may come next, by following the row's automaton.
 
         The automaton is read from `links`, which no learner sees: a ceiling. All edges of a state
@@ -204,11 +210,11 @@ class Language(Task):
         return torch.tensor(answers, device=batch.inputs.device)
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the symbols."""
         return 1 / self.n_symbols
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without knowing the automaton.
 
         They count within the row, up to the position at hand, which symbol came most often:
@@ -217,19 +223,19 @@ class Language(Task):
         positions do not apply: automata are drawn anew.
         """
         return {
-            "unigram": lambda batch: _most_frequent(batch, 0),
-            "bigram": lambda batch: _most_frequent(batch, 1),
-            "trigram": lambda batch: _most_frequent(batch, 2),
+            "unigram": lambda batch: _predict_most_frequent(batch, 0),
+            "bigram": lambda batch: _predict_most_frequent(batch, 1),
+            "trigram": lambda batch: _predict_most_frequent(batch, 2),
         }
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return a letter, or the number where there are more symbols; | between strings."""
         if token == SEPARATOR:
             return "|"
         return chr(ord("a") + token - 1) if self.n_symbols <= 26 else str(token)
 
 
-def _distinct(word: Tensor, n: Tensor) -> Tensor:
+def _draw_distinct(word: Tensor, n: Tensor) -> Tensor:
     """Return distinct numbers in 0 … n − 1 along the last axis, [b s e], from a word each.
 
     Number j is drawn among the n − j that are left. From j = n on they mean nothing.
@@ -238,9 +244,9 @@ def _distinct(word: Tensor, n: Tensor) -> Tensor:
         word: [b s e].
         n: [b 1].
     """
-    drawn = counter.below(word[:, :, 0], n)[:, :, None]
+    drawn = counter.draw_below(word[:, :, 0], n)[:, :, None]
     for j in range(1, word.shape[2]):
-        rank = counter.below(word[:, :, j], (n - j).clamp(min=1))
+        rank = counter.draw_below(word[:, :, j], (n - j).clamp(min=1))
         for taken in drawn.sort(dim=2).values.unbind(2):
             rank += rank >= taken
         drawn = torch.cat((drawn, rank[:, :, None]), 2)
@@ -271,7 +277,7 @@ def _walk(
         # With the longest first, no more than these go on: all steps cost p·log p together.
         n = min(length.shape[1], n_places // (step + 1))
         now = (place[:, :n] + step).where(length[:, :n] > step, n_places)
-        edge = counter.below(word.gather(1, now), automata.n_edges.gather(1, state[:, :n]))
+        edge = counter.draw_below(word.gather(1, now), automata.n_edges.gather(1, state[:, :n]))
         edge += state[:, :n] * MAX_EDGES
         taken.scatter_(1, now, edge)
         state = following.gather(1, edge)
@@ -279,7 +285,7 @@ def _walk(
     return taken // MAX_EDGES, symbol.gather(1, taken)
 
 
-def _most_frequent(batch: Batch, order: int) -> Tensor:
+def _predict_most_frequent(batch: Batch, order: int) -> Tensor:
     """Return the symbol most frequent so far behind the last `order` tokens, or else fewer.
 
     Of equally frequent ones it is the lowest; -100 before the first. Separators are among

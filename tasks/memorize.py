@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import looked_up, most_frequent, shifted
+from tasks.shortcuts import look_back, look_up, tabulate_most_frequent
 
 INSERT = 0
 KEY, QUERY, PADDING = range(3)
@@ -75,14 +75,14 @@ class Memorize(Task):
     n_facts: int = field(default=2**12, metadata={"help": "facts of the map"})
     vocab_size: int = field(default=256, metadata={"help": "tokens; the upper half are values"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("n_facts", self.n_facts, 1, MAX_FACTS)
-        within("vocab_size", self.vocab_size, 6, MAX_VOCAB_SIZE)
+        check_range("n_facts", self.n_facts, 1, MAX_FACTS)
+        check_range("vocab_size", self.vocab_size, 6, MAX_VOCAB_SIZE)
         if self.vocab_size % 2:
             raise ValueError(f"vocab_size={self.vocab_size}: must be even, half are values")
         slot = self.key_len + 1
-        within("seq_len", self.seq_len, slot, MAX_SEQ_LEN, f"a fact takes {slot} tokens")
+        check_range("seq_len", self.seq_len, slot, MAX_SEQ_LEN, f"a fact takes {slot} tokens")
 
     @property
     def n_values(self) -> int:
@@ -106,8 +106,8 @@ class Memorize(Task):
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         slot, device = self.key_len + 1, numbers.device
         n_slots = self.seq_len // slot
-        fact = counter.below(self.words(split, numbers, seed, n_slots), self.n_facts)
-        key = counter.stream(f"{self.name} map", seed)
+        fact = counter.draw_below(self.draw_words(split, numbers, seed, n_slots), self.n_facts)
+        key = counter.derive_key(f"{self.name} map", seed)
 
         inputs = torch.full((len(numbers), self.seq_len), INSERT, device=device)
         targets = torch.full_like(inputs, IGNORE)
@@ -115,13 +115,13 @@ class Memorize(Task):
         for place in reversed(range(self.key_len)):
             inputs[:, place:used:slot] = rest % self.base + 1
             rest = rest // self.base
-        targets[:, self.key_len : used : slot] = self._values(key, fact)
+        targets[:, self.key_len : used : slot] = self._draw_values(key, fact)
         roles = torch.full((self.seq_len,), KEY, device=device)
         roles[self.key_len : used : slot], roles[used:] = QUERY, PADDING
-        links = partial(self._links, fact, key)
+        links = partial(self._make_links, fact, key)
         return Batch(inputs, targets, roles.expand_as(inputs), Links(links))
 
-    def _links(self, fact: Tensor, key: int) -> dict[str, Tensor]:
+    def _make_links(self, fact: Tensor, key: int) -> dict[str, Tensor]:
         """Tie each query to the fact that it asks for."""
         first = torch.arange(fact.shape[1], device=fact.device) * (self.key_len + 1)
         signed = ((key + 2**63) & MASK) - 2**63
@@ -132,12 +132,12 @@ class Memorize(Task):
             "map": torch.full((len(fact), 1), signed, device=fact.device),
         }
 
-    def _values(self, key: int, fact: Tensor) -> Tensor:
+    def _draw_values(self, key: int, fact: Tensor) -> Tensor:
         """Return the values of facts of any shape."""
-        word = counter.words(key, 0, fact.flatten(), 1)
-        return counter.below(word, self.n_values).view(fact.shape) + self.n_values
+        word = counter.draw_words(key, 0, fact.flatten(), 1)
+        return counter.draw_below(word, self.n_values).view(fact.shape) + self.n_values
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the value of the key before each insert token.
 
         No row shows the map: the key that it is drawn by is read from `links["map"]`, and each
@@ -155,11 +155,11 @@ class Memorize(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the V/2 values."""
         return 1 / self.n_values
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without knowing the facts.
 
         "most frequent value" is that of the whole map, and "last digit" that among the facts whose
@@ -169,24 +169,24 @@ class Memorize(Task):
         the position come to the most frequent value, and there is nothing to copy.
         """
         return {
-            "most frequent value": lambda batch: self._frequent(batch, 1),
-            "last digit": lambda batch: self._frequent(batch, self.base),
+            "most frequent value": lambda batch: self._find_most_frequent(batch, 1),
+            "last digit": lambda batch: self._find_most_frequent(batch, self.base),
         }
 
-    def _frequent(self, batch: Batch, modulus: int) -> Tensor:
+    def _find_most_frequent(self, batch: Batch, modulus: int) -> Tensor:
         """Return the value most frequent among facts equal modulo 1 or the base to the one asked.
 
         That of the digit before each position; of equal counts the lowest value.
         """
         answers = torch.full_like(batch.inputs, IGNORE)
         fact = torch.arange(self.n_facts, device=batch.inputs.device)
-        digit = (shifted(1)(batch) - 1) % modulus
+        digit = (look_back(1)(batch) - 1) % modulus
         for key in batch.links["map"].unique().tolist():
-            table = most_frequent(fact % modulus, self._values(key & MASK, fact))
-            answers = looked_up(table, digit).where(batch.links["map"] == key, answers)
+            table = tabulate_most_frequent(fact % modulus, self._draw_values(key & MASK, fact))
+            answers = look_up(table, digit).where(batch.links["map"] == key, answers)
         return answers
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return how a token is shown: a digit as a number, a value as v0, v1, …, and ?."""
         if token == INSERT:
             return "?"

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, get_args
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_VOCAB_SIZE, one_of
+from tasks.bounds import MAX_VOCAB_SIZE, check_choice
 from tasks.lazy import Tensor, torch
-from tasks.rules import at, context_value, most_recent_match, what_followed
+from tasks.shortcuts import copy_latest_match, find_followers, look_at, pick_stored_value
 
 KEY, VALUE, QUERY, FILLER = range(4)
 Fillers = Literal["any", "fresh", "zero"]
@@ -78,7 +78,7 @@ class MQAR(Task):
         metadata={"help": "any token, fresh (never a key or value of the row), or zero"},
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
         if self.seq_len < 4:
             raise ValueError(f"seq_len={self.seq_len}: too short, must be ≥ 4 (a pair and a slot)")
@@ -100,12 +100,13 @@ class MQAR(Task):
             )
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power={self.power}: must be > 0 and finite")
-        one_of("fillers", self.fillers, get_args(Fillers))
+        check_choice("fillers", self.fillers, get_args(Fillers))
 
-    def at_length(self, seq_len: int) -> Task:
-        """Return the task in rows of another length, with the pairs given, or T/4 of them."""
-        full = not self.varied and self.n_pairs == self.seq_len // 4
-        return (self.changed(n_pairs=None) if full else super()).at_length(seq_len)
+    def resize(self, seq_len: int) -> Task:
+        """Return the task in rows of another length: with T/4 pairs if it has so many now."""
+        if self.n_pairs == self.seq_len // 4:
+            return self.replace(n_pairs=None).resize(seq_len)
+        return super().resize(seq_len)
 
     @property
     def pair_count(self) -> int:
@@ -122,17 +123,17 @@ class MQAR(Task):
         n_pairs = self.pair_count
         t, context, half = self.seq_len, 2 * n_pairs, self.vocab_size // 2
         n_slots, n_fillers = (t - context) // 2, t - 3 * n_pairs
-        n_rounds, device = counter.rounds(half), numbers.device
-        word = self.words(split, numbers, seed, n_rounds + n_fillers)
+        n_rounds, device = counter.count_rounds(half), numbers.device
+        word = self.draw_words(split, numbers, seed, n_rounds + n_fillers)
         mixing, word = word[:, :n_rounds], word[:, n_rounds:]
 
-        race = _slot_race(n_slots, 1.0 if split == "probe" else self.power, device)
+        race = _make_slot_race(n_slots, 1.0 if split == "probe" else self.power, device)
         slot = race.order(word[:, :n_slots])
         position = 2 * slot + context
         query_pos, spare_pos = position[:, :n_pairs], position[:, n_pairs:]
 
         stored = torch.arange(2, context + 2, dtype=torch.int32, device=device)
-        point = self._filler_points(n_pairs, word)
+        point = self._draw_filler_points(n_pairs, word)
         points = torch.cat((stored.expand(len(numbers), -1), point.int()), 1)
         image = counter.permute(mixing, points, half, lanes=2, keep_zero=True)
         token = (image & 1).mul_(half).add_(image.bitwise_right_shift_(1))
@@ -154,10 +155,10 @@ class MQAR(Task):
             roles[context::2] = QUERY
             roles = roles.expand(len(numbers), -1)
 
-        links = partial(self._links, slot[:, :n_pairs], point, spare_pos)
+        links = partial(self._make_links, slot[:, :n_pairs], point, spare_pos)
         return Batch(inputs, targets, roles, Links(links))
 
-    def _links(self, slot: Tensor, point: Tensor, spare_pos: Tensor) -> dict[str, Tensor]:
+    def _make_links(self, slot: Tensor, point: Tensor, spare_pos: Tensor) -> dict[str, Tensor]:
         """Tie each pair to its query, from the query's slot [b q] and the fillers' points [b f]."""
         n_pairs, t = slot.shape[1], self.seq_len
         store = torch.arange(n_pairs, device=slot.device).expand_as(slot)
@@ -171,19 +172,19 @@ class MQAR(Task):
             "store_slot": store,
             "query_slot": slot,
             "distance": query_pos - (2 * store + 1),
-            "decoy": (_first(point, filler_pos, context + 2, t) < query_pos).long(),
+            "decoy": (_find_first(point, filler_pos, context + 2, t) < query_pos).long(),
         }
 
-    def _filler_points(self, n_pairs: int, word: Tensor) -> Tensor:
+    def _draw_filler_points(self, n_pairs: int, word: Tensor) -> Tensor:
         """Return the points [b f] whose images are the fillers."""
         if self.fillers == "zero":
             return torch.zeros_like(word)
         if self.fillers == "any":
-            return counter.below(word, self.vocab_size)
-        fresh = counter.below(word, self.vocab_size - 2 * n_pairs)
+            return counter.draw_below(word, self.vocab_size)
+        fresh = counter.draw_below(word, self.vocab_size - 2 * n_pairs)
         return fresh + 2 * n_pairs * (fresh > 1)  # points 2 … 2K + 1 are the pairs
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the value of the key that stands at each even position (-100 where none does).
 
         The first occurrence of a key of the row is in its pair, so what follows it there is
@@ -191,17 +192,17 @@ class MQAR(Task):
         an even position and equal a key; nothing in the row tells it from the query, and the
         oracle answers there too. At every scored position the answer is the target.
         """
-        answers = what_followed(batch.inputs, latest=False)
+        answers = find_followers(batch.inputs, latest=False)
         token = batch.inputs
         even = torch.arange(token.shape[1], device=token.device) % 2 == 0
         return answers.where(even & (token > 0) & (token < self.vocab_size // 2), IGNORE)
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the V/2 values."""
         return 2 / self.vocab_size
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without recalling by key.
 
         "context value" is a stored value at random and "last value" the last stored: 1/K.
@@ -212,25 +213,25 @@ class MQAR(Task):
         """
         n_pairs = self.pair_count
         return {
-            "context value": context_value(n_pairs, 2),
-            "last value": at(2 * n_pairs - 1),
-            "position only": self._position_only,
-            "most recent match": most_recent_match,
+            "context value": pick_stored_value(n_pairs, 2),
+            "last value": look_at(2 * n_pairs - 1),
+            "position only": self._copy_by_slot,
+            "most recent match": copy_latest_match,
         }
 
-    def _position_only(self, batch: Batch) -> Tensor:
+    def _copy_by_slot(self, batch: Batch) -> Tensor:
         position = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
         slot = position // 2 - self.pair_count
         return batch.inputs[:, 2 * (slot % self.pair_count) + 1]
 
 
 @lru_cache(maxsize=64)
-def _slot_race(n_slots: int, power: float, device: "torch.device") -> counter.Race:
+def _make_slot_race(n_slots: int, power: float, device: "torch.device") -> counter.Race:
     slots = torch.arange(1, n_slots + 1, dtype=torch.float64)
-    return counter.Race.of((power - 1) * slots.log2(), device)
+    return counter.Race.from_log_weights((power - 1) * slots.log2(), device)
 
 
-def _first(point: Tensor, position: Tensor, end: int, none: int) -> Tensor:
+def _find_first(point: Tensor, position: Tensor, end: int, none: int) -> Tensor:
     """Return the first position [b q] of each even point 2, 4, … < end, `none` where absent."""
     first = point.new_full((len(point), end + 1), none)
     first.scatter_reduce_(1, point.clamp(max=end), position, "amin")

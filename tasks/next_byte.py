@@ -5,10 +5,10 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, within
+from tasks.bounds import MAX_SEQ_LEN, check_range
 from tasks.corpus import Corpus, TextChangedError, open_corpus
 from tasks.lazy import Tensor, torch
-from tasks.rules import looked_up, most_frequent
+from tasks.shortcuts import look_up, tabulate_most_frequent
 
 N_BYTES = 256
 BYTE = 0
@@ -91,13 +91,13 @@ class Bytes(Task):
         metadata={"help": "of the text that a run was trained on", "shown": "filled in"},
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds, and set path to a full one and digest to the text's."""
-        within("seq_len", self.seq_len, 1, MAX_SEQ_LEN)
-        within("test_share", self.test_share, 0.001, 0.9)
+        check_range("seq_len", self.seq_len, 1, MAX_SEQ_LEN)
+        check_range("test_share", self.test_share, 0.001, 0.9)
         corpus = open_corpus(self.path)
         for split in self.splits:
-            begin, end = self._span(corpus, split)
+            begin, end = self._find_span(corpus, split)
             if end - begin <= self.seq_len:
                 raise ValueError(
                     f"path={self.path!r}: too short, {end - begin} of its {corpus.size} bytes are "
@@ -124,21 +124,16 @@ class Bytes(Task):
             raise TextChangedError(f"digest={self.digest}: path={self.path!r} has changed since")
         return corpus
 
-    def options(self) -> dict[str, Any]:
-        """Return the options by name; where paths vary no digest is one."""
-        options = super().options()
-        return options | {"digest": None} if "path" in dict(self.varied) else options
-
-    def changed(self, **options: Any) -> "Task":
+    def replace(self, **options: Any) -> "Task":
         """Return the task with other values of some options; another path has its own digest."""
-        return super().changed(**({"digest": None} if "path" in options else {}) | options)
+        return super().replace(**({"digest": None} if "path" in options else {}) | options)
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         corpus = self.corpus
-        begin, end = self._span(corpus, split)
+        begin, end = self._find_span(corpus, split)
         # 63 bits, as texts may be longer than the 2³¹ that a word's half can pick among.
-        word = self.words(split, numbers, seed, 1) & (2**63 - 1)
+        word = self.draw_words(split, numbers, seed, 1) & (2**63 - 1)
         offset = word % (end - begin - self.seq_len) + begin
         row = _read(corpus, offset, self.seq_len + 1)
         inputs = row[:, :-1].contiguous()
@@ -149,7 +144,7 @@ class Bytes(Task):
 
         return Batch(inputs, row[:, 1:], torch.full_like(inputs, BYTE), Links(links))
 
-    def _span(self, corpus: Corpus, split: str) -> tuple[int, int]:
+    def _find_span(self, corpus: Corpus, split: str) -> tuple[int, int]:
         """Return where a split begins and ends."""
         test = corpus.size - int(corpus.size * self.test_share)
         validation = test - int(test * self.test_share)
@@ -160,20 +155,20 @@ class Bytes(Task):
         }
         return spans[split]
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return what the text has there, read at the offset that `links` holds.
 
         Always right, as no learner is: rows do not settle the next byte, and the entropy of a
-        text is not known. What a model reaches is to be read beside the tables of `rules`.
+        text is not known. What a model reaches is to be read beside the tables of `shortcuts`.
         """
         return _read(self.corpus, batch.links["offset"] + 1, batch.inputs.shape[1])
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among all bytes."""
         return 1 / N_BYTES
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without reading far.
 
         They answer what was most frequent in 2¹⁹ training bytes: "unigram" at all, "bigram" behind
@@ -181,12 +176,12 @@ class Bytes(Task):
         library about .28, .36 and .63. Positions say nothing, as offsets are uniform.
         """
         return {
-            "unigram": partial(_most_frequent, self, 0),
-            "bigram": partial(_most_frequent, self, 1),
-            "five bytes": partial(_most_frequent, self, CONTEXT),
+            "unigram": partial(_predict_most_frequent, self, 0),
+            "bigram": partial(_predict_most_frequent, self, 1),
+            "five bytes": partial(_predict_most_frequent, self, CONTEXT),
         }
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return the ASCII character, a sign for white space, or else the byte in hexadecimal."""
         shown = chr(token) if 0x20 < token < 0x7F else f"x{token:02x}"
         return SHOWN.get(token, shown)
@@ -198,7 +193,7 @@ def _read(corpus: Corpus, offset: Tensor, length: int) -> Tensor:
     return torch.from_numpy(rows).to(offset.device).long()
 
 
-def _contexts(inputs: Tensor, order: int) -> Tensor:
+def _encode_contexts(inputs: Tensor, order: int) -> Tensor:
     """Return the last `order` bytes at each position from order − 1 on, as one number."""
     if order == 0:
         return torch.zeros_like(inputs)
@@ -206,21 +201,21 @@ def _contexts(inputs: Tensor, order: int) -> Tensor:
     return (inputs.unfold(1, order, 1) * place).sum(2)
 
 
-def _most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
+def _predict_most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
     """Return the byte most frequent behind the last `order` bytes, or else behind fewer."""
     answers = torch.full_like(batch.inputs, IGNORE)
-    for n, table in enumerate(_tables(task, order)):
-        found = looked_up(table, _contexts(batch.inputs, n))
+    for n, table in enumerate(_tabulate(task, order)):
+        found = look_up(table, _encode_contexts(batch.inputs, n))
         later = answers[:, max(0, n - 1) :]
         later.copy_(found.where(found != IGNORE, later))
     return answers
 
 
 @lru_cache(maxsize=16)
-def _tables(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
+def _tabulate(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return contexts of 0 … order bytes in order, and the byte most frequent behind each."""
     batch = task.batch(size=max(1, TABLE_BYTES // task.seq_len))
     return tuple(
-        most_frequent(_contexts(batch.inputs, n), batch.targets[:, max(0, n - 1) :])
+        tabulate_most_frequent(_encode_contexts(batch.inputs, n), batch.targets[:, max(0, n - 1) :])
         for n in range(min(order, task.seq_len) + 1)
     )

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import at, context_value, drawn, shifted, what_followed
+from tasks.shortcuts import draw_numbers, find_followers, look_at, look_back, pick_stored_value
 
 KEY, VALUE, QUERY, FILLER = range(4)
 
@@ -81,16 +81,18 @@ class Overwrite(Task):
     )
     vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 4, MAX_SEQ_LEN)
-        within("rewrites", self.rewrites, 0, self.seq_len // 2 - 2, "seq_len / 2 − 2")
+        check_range("seq_len", self.seq_len, 4, MAX_SEQ_LEN)
+        check_range("rewrites", self.rewrites, 0, self.seq_len // 2 - 2, "seq_len / 2 − 2")
         most = self.seq_len // (2 * self.rewrites + 4)
-        within("n_pairs", self.n_pairs, 1, most, "seq_len / (2·rewrites + 4)")
+        check_range("n_pairs", self.n_pairs, 1, most, "seq_len / (2·rewrites + 4)")
         if self.spacing is not None:
-            within("spacing", self.spacing, 1, self.n_pairs, "n_pairs")
+            check_range("spacing", self.spacing, 1, self.n_pairs, "n_pairs")
         least = 2 * max(self.n_pairs + 1, self.n_writes)
-        within("vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "as many values as writes")
+        check_range(
+            "vocab_size", self.vocab_size, least, MAX_VOCAB_SIZE, "as many values as writes"
+        )
 
     @property
     def n_writes(self) -> int:
@@ -101,12 +103,12 @@ class Overwrite(Task):
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         n_pairs, n_writes, half = self.n_pairs, self.n_writes, self.vocab_size // 2
         n_values, device = self.vocab_size - half, numbers.device
-        sizes = [counter.rounds(half - 1), counter.rounds(n_values), n_writes, n_pairs]
-        word = self.words(split, numbers, seed, sum(sizes)).split(sizes, 1)
-        keys = 1 + counter.distinct(word[0], n_pairs, half - 1)
-        values = half + counter.distinct(word[1], n_writes, n_values)
-        write = self._in_turn(word[2])
-        asked = counter.shuffled(word[3])
+        sizes = [counter.count_rounds(half - 1), counter.count_rounds(n_values), n_writes, n_pairs]
+        word = self.draw_words(split, numbers, seed, sum(sizes)).split(sizes, 1)
+        keys = 1 + counter.draw_distinct(word[0], n_pairs, half - 1)
+        values = half + counter.draw_distinct(word[1], n_writes, n_values)
+        write = self._order_writes(word[2])
+        asked = counter.draw_order(word[3])
 
         context, end = 2 * n_writes, 2 * (n_writes + n_pairs)
         inputs = torch.zeros(len(numbers), self.seq_len, dtype=torch.int64, device=device)
@@ -132,15 +134,15 @@ class Overwrite(Task):
 
         return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
 
-    def _in_turn(self, word: Tensor) -> Tensor:
+    def _order_writes(self, word: Tensor) -> Tensor:
         """Return the order of the writes [b w]; write w is of key w mod K."""
         if self.spacing is None:
-            return counter.shuffled(word)
+            return counter.draw_order(word)
         write = torch.arange(self.n_writes, device=word.device)
         turn, group = write // self.n_pairs, write % self.n_pairs // self.spacing
-        return counter.shuffled((group * (1 + self.rewrites) + turn << 32) | (word & 0xFFFFFFFF))
+        return counter.draw_order((group * (1 + self.rewrites) + turn << 32) | (word & 0xFFFFFFFF))
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the latest value written under the key of each slot."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 2 * self.n_writes
@@ -151,11 +153,11 @@ class Overwrite(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the values."""
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without telling the latest value from stale ones.
 
         "first written" is the key's first value: 0, or 1 without rewrites. "written value" is one
@@ -166,18 +168,18 @@ class Overwrite(Task):
         tokens are drawn anew.
         """
         return {
-            "first written": lambda batch: what_followed(batch.inputs, latest=False),
-            "written value": self._written_value,
-            "context value": context_value(self.n_writes, 2),
-            "last value": at(2 * self.n_writes - 1),
-            "position only": shifted(2 * self.n_pairs - 1),
+            "first written": lambda batch: find_followers(batch.inputs, latest=False),
+            "written value": self._pick_written_value,
+            "context value": pick_stored_value(self.n_writes, 2),
+            "last value": look_at(2 * self.n_writes - 1),
+            "position only": look_back(2 * self.n_pairs - 1),
         }
 
-    def _written_value(self, batch: Batch) -> Tensor:
+    def _pick_written_value(self, batch: Batch) -> Tensor:
         n_writes = self.n_writes
         keys, values = batch.inputs[:, : 2 * n_writes : 2], batch.inputs[:, 1 : 2 * n_writes : 2]
         # Stably sorted, the writes of a key lie side by side, from its first to its latest.
         keys, order = keys.sort(dim=1, stable=True)
-        pick = drawn("written value", batch.inputs, 1 + self.rewrites)
+        pick = draw_numbers("written value", batch.inputs, 1 + self.rewrites)
         place = torch.searchsorted(keys, batch.inputs.contiguous()) + pick
         return values.gather(1, order.gather(1, place.clamp(max=n_writes - 1)))

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, within
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
 from tasks.lazy import Tensor, torch
-from tasks.rules import drawn, most_frequent_token, position_only
+from tasks.shortcuts import draw_numbers, predict_by_position, predict_most_frequent
 
 BLANK, INSERT, FIRST = range(3)
 CONTENT, QUERY, EMPTY = range(3)
@@ -62,19 +62,19 @@ class SelectiveCopy(Task):
     n_tokens: int = field(default=16, metadata={"help": "content tokens to say again"})
     vocab_size: int = field(default=18, metadata={"help": "tokens; 0 is blank, 1 the insert"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds."""
-        within("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
-        within("n_tokens", self.n_tokens, 1, self.seq_len // 2, "seq_len / 2")
-        within("vocab_size", self.vocab_size, 4, MAX_VOCAB_SIZE)
+        check_range("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
+        check_range("n_tokens", self.n_tokens, 1, self.seq_len // 2, "seq_len / 2")
+        check_range("vocab_size", self.vocab_size, 4, MAX_VOCAB_SIZE)
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         n, t = self.n_tokens, self.seq_len
-        rounds = counter.rounds(t - n)
-        word = self.words(split, numbers, seed, rounds + n)
-        place = counter.distinct(word[:, :rounds], n, t - n).sort(1).values
-        content = counter.below(word[:, rounds:], self.vocab_size - FIRST) + FIRST
+        rounds = counter.count_rounds(t - n)
+        word = self.draw_words(split, numbers, seed, rounds + n)
+        place = counter.draw_distinct(word[:, :rounds], n, t - n).sort(1).values
+        content = counter.draw_below(word[:, rounds:], self.vocab_size - FIRST) + FIRST
         inputs = torch.full((len(numbers), t), BLANK, device=numbers.device)
         inputs.scatter_(1, place, content)
         inputs[:, t - n :] = INSERT
@@ -82,15 +82,15 @@ class SelectiveCopy(Task):
         targets[:, t - n :] = content
         roles = torch.full_like(inputs, EMPTY).scatter_(1, place, CONTENT)
         roles[:, t - n :] = QUERY
-        return Batch(inputs, targets, roles, Links(partial(self._links, place)))
+        return Batch(inputs, targets, roles, Links(partial(self._make_links, place)))
 
-    def _links(self, place: Tensor) -> dict[str, Tensor]:
+    def _make_links(self, place: Tensor) -> dict[str, Tensor]:
         """Tie each insert token to its content."""
         n, t = self.n_tokens, self.seq_len
         query = torch.arange(t - n, t, device=place.device).expand_as(place)
         return {"query_pos": query, "value_pos": place, "distance": query - place}
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the tokens that are neither blank nor insert, in order, at the inserts."""
         answers = torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -101,11 +101,11 @@ class SelectiveCopy(Task):
         return answers
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the content tokens' values."""
         return 1 / (self.vocab_size - FIRST)
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without counting the content.
 
         "last content" is the content token nearest to the inserts and "any content" one at random:
@@ -117,14 +117,14 @@ class SelectiveCopy(Task):
         query is the same token. What followed it before is the same token again, never an answer.
         """
         return {
-            "last content": lambda batch: self._said(batch, self._last),
-            "any content": lambda batch: self._said(batch, self._any),
-            "most frequent content": most_frequent_token(FIRST),
-            "by place": lambda batch: self._said(batch, self._likeliest),
-            "position only": position_only(self),
+            "last content": lambda batch: self._answer(batch, self._choose_last),
+            "any content": lambda batch: self._answer(batch, self._choose_any),
+            "most frequent content": predict_most_frequent(FIRST),
+            "by place": lambda batch: self._answer(batch, self._choose_likeliest),
+            "position only": predict_by_position(self),
         }
 
-    def _said(self, batch: Batch, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    def _answer(self, batch: Batch, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """Answer at the inserts with the content tokens that a rule chooses by their places."""
         place = (batch.inputs >= FIRST).nonzero()[:, 1].view(-1, self.n_tokens)
         answers = torch.full_like(batch.inputs, IGNORE)
@@ -132,13 +132,13 @@ class SelectiveCopy(Task):
         answers[:, self.seq_len - self.n_tokens :] = said
         return answers
 
-    def _last(self, place: Tensor) -> Tensor:
+    def _choose_last(self, place: Tensor) -> Tensor:
         return torch.full_like(place, self.n_tokens - 1)
 
-    def _any(self, place: Tensor) -> Tensor:
-        return drawn("any content", place, self.n_tokens)
+    def _choose_any(self, place: Tensor) -> Tensor:
+        return draw_numbers("any content", place, self.n_tokens)
 
-    def _likeliest(self, place: Tensor) -> Tensor:
+    def _choose_likeliest(self, place: Tensor) -> Tensor:
         # The place p of the i-th of n, i from 0, in 0 … L − 1 has probability
         # ∝ C(p, i)·C(L − 1 − p, n − 1 − i), which grows to p = ⌊i·L/(n − 1)⌋ and falls behind it:
         # the best of the content tokens is next to there.
@@ -149,16 +149,16 @@ class SelectiveCopy(Task):
 
         def log_probability(which: Tensor) -> Tensor:
             p = place.gather(1, which)
-            below, above = _log_ways(p, nth), _log_ways(room - 1 - p, n - 1 - nth)
+            below, above = _count_log_ways(p, nth), _count_log_ways(room - 1 - p, n - 1 - nth)
             return below + above
 
         return before.where(log_probability(before) >= log_probability(after), after)
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return how a token is shown: _ for a blank, ? for an insert."""
         return {BLANK: "_", INSERT: "?"}.get(token, str(token))
 
 
-def _log_ways(n: Tensor, k: Tensor) -> Tensor:
+def _count_log_ways(n: Tensor, k: Tensor) -> Tensor:
     """Return log(n!/(n − k)!), float64: of the ways to choose k of n, less log k!; −∞ if k > n."""
     return torch.lgamma((n + 1).double()) - torch.lgamma((n - k + 1).double())

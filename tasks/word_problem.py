@@ -5,10 +5,10 @@ from typing import ClassVar, get_args
 
 from tasks import counter, groups
 from tasks.base import Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, one_of, within
+from tasks.bounds import MAX_SEQ_LEN, check_choice, check_range
 from tasks.groups import Group
 from tasks.lazy import Tensor, torch
-from tasks.rules import position_only
+from tasks.shortcuts import predict_by_position
 
 ELEMENT = 0
 
@@ -18,7 +18,7 @@ class WordProblem(Task):
     """Multiply the elements of a finite group from the left to the right.
 
     A row is T elements g₁ … g_T, independent and uniform. The target at position t is the product
-    g₁·g₂·…·g_t. Token k is element k of the group in `tasks.groups.elements`: a residue, or a
+    g₁·g₂·…·g_t. Token k is element k of the group in `tasks.groups.list_elements`: a residue, or a
     permutation, in lexicographic order; 0 is the identity. A product of permutations applies its
     left factor first.
 
@@ -66,11 +66,11 @@ class WordProblem(Task):
     seq_len: int = field(default=128, metadata={"help": "elements a row"})
     vocab_size: int = field(init=False, default=60)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Hold the options to their bounds, and make the vocabulary the group."""
-        one_of("group", self.group, get_args(Group))
-        within("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
-        object.__setattr__(self, "vocab_size", len(groups.elements(self.group)))
+        check_choice("group", self.group, get_args(Group))
+        check_range("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
+        object.__setattr__(self, "vocab_size", len(groups.list_elements(self.group)))
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
@@ -79,8 +79,8 @@ class WordProblem(Task):
         the length: log₂T look-ups of whole rows.
         """
         order, t = self.vocab_size, self.seq_len
-        inputs = counter.below(self.words(split, numbers, seed, t), order)
-        table = groups.table(self.group, numbers.device)
+        inputs = counter.draw_below(self.draw_words(split, numbers, seed, t), order)
+        table = groups.tabulate_products(self.group, numbers.device)
         targets, length = inputs.clone(), 1
         while length < t:
             targets[:, length:] = table[targets[:, :-length] * order + targets[:, length:]]
@@ -89,9 +89,9 @@ class WordProblem(Task):
         roles = torch.full((t,), ELEMENT, device=numbers.device).expand_as(inputs)
         return Batch(inputs, targets, roles, Links(lambda: {"query_pos": position}))
 
-    def solve(self, batch: Batch) -> Tensor:
+    def oracle(self, batch: Batch) -> Tensor:
         """Return the running products: residues added up, or five things moved about."""
-        elements = groups.elements(self.group)
+        elements = groups.list_elements(self.group)
         number = {element: i for i, element in enumerate(elements)}
         answers = []
         for row in batch.inputs.tolist():
@@ -106,11 +106,11 @@ class WordProblem(Task):
         return torch.tensor(answers, device=batch.inputs.device)
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         """The accuracy of a guess among the elements."""
         return 1 / self.vocab_size
 
-    def rules(self) -> dict[str, Predictor]:
+    def shortcuts(self) -> dict[str, Predictor]:
         """Return rules that look right without keeping track of the product.
 
         "last element" is the input itself: right at the first position, and where all before it
@@ -120,16 +120,16 @@ class WordProblem(Task):
         """
         return {
             "last element": lambda batch: batch.inputs,
-            "last two": self._last_two,
-            "position only": position_only(self),
+            "last two": self._multiply_last_two,
+            "position only": predict_by_position(self),
         }
 
-    def _last_two(self, batch: Batch) -> Tensor:
-        table = groups.table(self.group, batch.inputs.device)
+    def _multiply_last_two(self, batch: Batch) -> Tensor:
+        table = groups.tabulate_products(self.group, batch.inputs.device)
         before = batch.inputs.roll(1, 1)
         before[:, 0] = 0
         return table[before * self.vocab_size + batch.inputs]
 
-    def text(self, token: int) -> str:
+    def format_token(self, token: int) -> str:
         """Return an element: a residue, or what a permutation makes of 01234."""
-        return "".join(str(image) for image in groups.elements(self.group)[token])
+        return "".join(str(image) for image in groups.list_elements(self.group)[token])

@@ -92,7 +92,7 @@ def measure_beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
     if short:
         return replace(found, why=f"a table ends at {min(short)} positions")
     try:
-        task = subject.task.changed(seq_len=2 * seq_len)
+        task = subject.task.replace(seq_len=2 * seq_len)
     except ValueError as error:
         return replace(found, why=str(error))
     size = max(1, min(len(subject.batch.inputs), BEYOND_TOKENS // (2 * seq_len)))

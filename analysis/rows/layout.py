@@ -214,11 +214,11 @@ def lay_out(task: Task, batch: Batch) -> RowLayout:
         end = max(LINES * width, int(scored[shown].any(0).nonzero()[0].max(initial=0)) + 1)
     window = slice(max(0, end - LINES * width), end)
     names = range(len(task.role_names))
-    parts = task.parts_of(batch[shown])
+    parts = task.list_tasks(batch[shown])
 
     def spell(tokens: Tensor) -> tuple[tuple[str, ...], ...]:
         return tuple(
-            tuple("" if token == IGNORE else part.text(token) for token in row)
+            tuple("" if token == IGNORE else part.format_token(token) for token in row)
             for part, row in zip(parts, tokens[shown, window].tolist(), strict=True)
         )
 

@@ -198,7 +198,7 @@ def _continue_rows(subject: Subject) -> tuple[Sample, ...]:
 def spell(task: Task, tokens: Int[Tensor, " t"]) -> str:
     """Return tokens as text; bytes are read as UTF-8, with pictures for control characters."""
     if task.unit != "byte":
-        texts = [task.text(token) for token in tokens.tolist()]
+        texts = [task.format_token(token) for token in tokens.tolist()]
         return ("" if max(map(len, texts)) == 1 else " ").join(texts)
     text = bytes(tokens.tolist()).decode("utf-8", "backslashreplace")
     # A text of nothing but blanks would look empty.

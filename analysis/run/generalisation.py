@@ -244,7 +244,7 @@ def collect_evaluations(
     run: Run, option: str, entries: Sequence[dict[str, Any]]
 ) -> AccuracyByOption:
     """Collect a run's evaluations at values of one option."""
-    trained = run.task.options().get(option)
+    trained = run.task.options.get(option)
     numbers = all(_is_number(entry["value"]) for entry in entries)
     if numbers:
         entries = sorted(entries, key=lambda entry: entry["value"])

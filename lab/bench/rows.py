@@ -20,7 +20,7 @@ def rows() -> list[Ratio]:
     found = []
     for name in TASKS:
         task = TASKS[name]()
-        longer = task.changed(seq_len=TIMES_LONGER * task.seq_len)
+        longer = task.replace(seq_len=TIMES_LONGER * task.seq_len)
         short, long = seconds_each(_generating(task), _generating(longer))
         each, other = (
             1e9 * seconds / ROWS / of.seq_len for seconds, of in ((short, task), (long, longer))
@@ -28,7 +28,7 @@ def rows() -> list[Ratio]:
         where = f"{name}, T = {task.seq_len} against {longer.seq_len}"
         found.append(Ratio(where, each, other, "ns/token", each / other, KEPT))
         if any(f.init and f.name == "vocab_size" for f in fields(task)):
-            larger = task.changed(vocab_size=TIMES_LARGER * task.vocab_size)
+            larger = task.replace(vocab_size=TIMES_LARGER * task.vocab_size)
             few, many = seconds_each(_generating(task), _generating(larger))
             where = f"{name}, V = {task.vocab_size} against {larger.vocab_size}"
             found.append(

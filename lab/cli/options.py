@@ -6,7 +6,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from tasks.varying import Schedule
+    from tasks.schedule import Schedule
 
 
 TRUTHS = {"true": True, "false": False}
@@ -22,7 +22,7 @@ class Span:
 
     def schedule(self, max_steps: int, batch_size: int) -> "Schedule":
         """Return the schedule over the rows of the steps."""
-        from tasks.varying import Schedule
+        from tasks.schedule import Schedule
 
         return Schedule(self.first, self.last, (self.steps or max_steps) * batch_size)
 

@@ -80,7 +80,7 @@ def audit_rows(
         typer.echo(
             json.dumps(
                 {
-                    "task": task.described(),
+                    "task": task.describe(),
                     "split": split,
                     "seed": seed,
                     "rows": found.rows,

@@ -187,7 +187,7 @@ def _train(
         if evaluations is None:
             wanted = list_default_settings(run)
         else:
-            wanted = read_settings(evaluations, type(run.task))
+            wanted = read_settings(evaluations, TASKS[name])
             vary_settings(run, wanted)
     with report_failures(), show_progress(run) as (on_plan, on_row):
         result = carry_out(run, runtime, on_plan, on_row)

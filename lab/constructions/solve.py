@@ -16,6 +16,7 @@ from lab.models import LanguageModel, build
 from tasks.base import Task
 from tasks.copying import MARKER, Copy
 from tasks.induction import TRIGGER, Induction
+from tasks.mixture import Mixture
 from tasks.mqar import MQAR
 from tasks.word_problem import WordProblem
 
@@ -68,7 +69,7 @@ def set_by_hand(model: LanguageModel, task: Task) -> None:
     """
     silence(model)
     _check_oracle_mask(model, task)
-    BUILT[task.name](model, task.parts or (task,))
+    BUILT[task.name](model, task.parts if isinstance(task, Mixture) else (task,))
 
 
 def _check_oracle_mask(model: LanguageModel, task: Task) -> None:

@@ -41,7 +41,7 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
 def _accuracy(run: Run, model: LanguageModel, length: int, split: str, rows: int) -> float:
     task, full = run.task, run.task.seq_len
     return evaluate(
-        task if length == full else task.at_length(length),
+        task if length == full else task.resize(length),
         model,
         rows=rows,
         rows_at_once=max(1, run.train.batch_size * full // length),

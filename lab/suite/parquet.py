@@ -13,7 +13,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from lab.files import shorten_message
-from tasks import described
+from tasks import restore
 from tasks.base import MAX_ROWS, Batch, Task
 
 SUFFIX = ".parquet"
@@ -64,7 +64,7 @@ class Recipe:
         """Return a line of Python that makes the rows again, in `batches`."""
         rows, a_part = self.rows, self.rows_a_part
         return (
-            f"from tasks import described; task = described({self.task.described()!r}); "
+            f"from tasks import restore; task = restore({self.task.describe()!r}); "
             f"batches = (task.batch(split={self.split!r}, start=start, "
             f"size=min({a_part}, {rows} - start), seed={self.seed}) "
             f"for start in range(0, {rows}, {a_part}))"
@@ -120,7 +120,7 @@ def read_recipe(path: Path) -> Recipe:
         if not isinstance(said, dict) or type(said.get(name)) is not kind:
             raise ValueError(f"{path}: its recipe has no {name}, or none of type {kind.__name__}")
     try:
-        task = described(said["task"])
+        task = restore(said["task"])
     # What is damaged may be anything; each task holds its options to their bounds, not to types.
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its task is not known: {shorten_message(error)}") from error
@@ -145,7 +145,7 @@ def _written(recipe: Recipe, path: Path) -> None:
             yield _frame(start, batch)
 
     said = {
-        "task": recipe.task.described(),
+        "task": recipe.task.describe(),
         "split": recipe.split,
         "seed": recipe.seed,
         "rows": recipe.rows,

@@ -16,6 +16,7 @@ from lab.models import LanguageModel
 from lab.models.evaluation import evaluate, score
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks.base import Schedule, Task
+from tasks.mixture import Mixture
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
@@ -160,6 +161,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
     device = next(model.parameters()).device
     parameters = [p for p in model.parameters() if p.requires_grad]
     parts = list_stages(task, config)
+    lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
     while state.step < config.max_steps:
         stage = parts[state.stage]
         last = stage is parts[-1]
@@ -174,8 +176,8 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
             seed=config.seed,
             device=device,
         )
-        if any(name == "seq_len" for name, _ in task.varied):
-            batch = batch.trimmed()  # the model is causal: what follows the last answer is unread
+        if lengths_vary:
+            batch = batch.trim()  # the model is causal: what follows the last answer is unread
         with _seed_step(config.seed, step, device):
             with collect_balance_losses(model) as imbalances:
                 hidden, weight, targets = score(model, batch, precision)
@@ -247,7 +249,7 @@ def check(task: Task, config: TrainConfig) -> None:
         ValueError: for a schedule over rows that come again: it would go back with them; or as
             `lab.lengthening.list_stages`.
     """
-    for name, values in task.varied:
+    for name, values in task.options.items():
         if isinstance(values, Schedule) and config.train_rows is not None:
             raise ValueError(
                 f"{name}={values.first}:{values.last}: goes over {values.rows:,} rows, but of "

@@ -31,7 +31,7 @@ def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple
     found = []
     for option, values in settings.items():
         for value in values:
-            task = run.task.changed(**{option: value})
+            task = run.task.replace(**{option: value})
             if task.vocab_size > run.task.vocab_size:
                 raise ValueError(
                     f"eval {option}={value}: has {task.vocab_size} tokens, the model "
@@ -48,7 +48,7 @@ def list_default_settings(run: Run) -> dict[str, list[Any]]:
     """
     allowed: dict[str, list[Any]] = {}
     for option, values in run.task.evaluations.items():
-        trained = run.task.options()[option]
+        trained = run.task.options[option]
         own = [trained] if isinstance(trained, int | float) else []
         for value in [*own, *(value for value in values if value != trained)]:
             with contextlib.suppress(ValueError):

@@ -30,7 +30,7 @@ from lab.models import LanguageModel, build
 from lab.training import checkpoint, history
 from lab.training.fit import Row, TrainingState, start
 from lab.training.metrics import Metrics
-from tasks import described
+from tasks import restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
 
@@ -69,7 +69,7 @@ class Run:
                 f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
             )
         try:
-            task = described(config["task"])
+            task = restore(config["task"])
             model = ModelConfig.from_dict(config["model"])
             return cls(path, task, model, TrainConfig.from_dict(config["train"]))
         except TextChangedError as error:
@@ -81,7 +81,7 @@ class Run:
         """Return the content of config.json."""
         return {
             "format": FORMAT,
-            "task": self.task.described(),
+            "task": self.task.describe(),
             "model": self.model.to_dict(),
             "train": self.train.to_dict(),
         }

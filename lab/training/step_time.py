@@ -133,7 +133,7 @@ def _digest_setting(run: Run, parts: Sequence[Stage], device: torch.device, prec
     processor = (
         _describe_processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
     )
-    sizes = [(part.task.described(), part.batch_size) for part in (parts[0], parts[-1])]
+    sizes = [(part.task.describe(), part.batch_size) for part in (parts[0], parts[-1])]
     threads, model = torch.get_num_threads(), run.model.to_dict()
     told = [processor, torch.__version__, threads, precision, sizes, model]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

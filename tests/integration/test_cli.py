@@ -111,8 +111,8 @@ def test_every_option_reaches_the_run(tmp_path):
         "--no-train-embedding --optimizer adamw --schedule cosine --precision fp32 --seed 5"
     )
     run = Run.open(tmp_path / "run")
-    assert run.task.options()["n_pairs"] == (2, 4)
-    assert run.task.options()["fillers"] == "fresh"
+    assert run.task.options["n_pairs"] == (2, 4)
+    assert run.task.options["fillers"] == "fresh"
     assert run.model.options == {"S.d_state": "8", "0.E.n_experts": "16"}
     assert (run.model.stack, run.model.tied, run.model.train_embedding) == ("SE", False, False)
     assert (run.train.early_stop, run.train.seed) == (False, 5)

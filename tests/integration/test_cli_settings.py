@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from lab.cli import app
 from lab.training.runs import Run
-from tasks.varying import Schedule
+from tasks.schedule import Schedule
 
 SMALL = ["--seq-len", "16", "--vocab-size", "64", "--max-steps", "4", "--test-rows", "8"]
 
@@ -27,7 +27,7 @@ def test_a_schedule_is_over_the_steps_of_the_run(tmp_path):
     out = tmp_path / "run"
     run(*SMALL, "--n-pairs", "1:4@2", "--batch-size", "8", "--out", out)
     opened = Run.open(out)
-    assert opened.task.options()["n_pairs"] == Schedule(1, 4, 16)
+    assert opened.task.options["n_pairs"] == Schedule(1, 4, 16)
     pairs = [(opened.task.batch(start=s, size=1).targets != -100).sum().item() for s in range(16)]
     assert pairs == sorted(pairs)
     assert set(pairs) == {1, 2, 3, 4}

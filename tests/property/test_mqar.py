@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.base import IGNORE, Batch, accuracy
+from tasks.mixture import Mixture
 from tasks.mqar import FILLER, KEY, MQAR, QUERY, VALUE, Fillers
 
 
@@ -29,7 +30,7 @@ def tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def pair_counts(task: MQAR) -> list[int]:
-    parts = task.parts or (task,)
+    parts = task.parts if isinstance(task, Mixture) else (task,)
     return [part.pair_count for part in parts if isinstance(part, MQAR)]
 
 
@@ -44,7 +45,7 @@ def test_a_row_depends_on_its_number_alone(chosen, split, seed, start):
     one_by_one = [
         tensors(task.batch(split=split, start=start + i, size=1, seed=seed)) for i in range(9)
     ]
-    backwards = tensors(task.rows(split, torch.arange(start, start + 9).flip(0), seed))
+    backwards = tensors(task.generate(split, torch.arange(start, start + 9).flip(0), seed))
     for k, tensor in enumerate(whole):
         assert tensor.equal(torch.cat([row[k] for row in one_by_one]))
         assert tensor.equal(backwards[k].flip(0))
@@ -74,9 +75,9 @@ def test_rows_are_laid_out_as_described(chosen, split, seed):
         assert target == [pairs[row[t]] if t in asked else IGNORE for t in range(task.seq_len)]
         fillers = {token for token, r in zip(row, role, strict=True) if r == FILLER}
         assert fillers <= set(range(task.vocab_size))
-        if task.fillers == "fresh":
+        if chosen["fillers"] == "fresh":
             assert not fillers & {*keys, *values}
-        if task.fillers == "zero":
+        if chosen["fillers"] == "zero":
             assert fillers <= {0}
 
 

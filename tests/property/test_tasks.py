@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tasks import TASKS
 from tasks.base import IGNORE, Batch, Links, Task, accuracy
+from tasks.mixture import Mixture
 from tests.task_cases import CASES, PAIRS
 
 seeds = st.integers(-(2**63), 2**64)
@@ -49,7 +50,7 @@ def test_a_row_depends_on_its_number_alone(name, options, data, seed, start):
     split = data.draw(st.sampled_from(task.splits))
     whole = tensors(task.batch(split=split, start=start, size=5, seed=seed))
     alone = [tensors(task.batch(split=split, start=start + i, size=1, seed=seed)) for i in range(5)]
-    backwards = tensors(task.rows(split, torch.arange(start, start + 5).flip(0), seed))
+    backwards = tensors(task.generate(split, torch.arange(start, start + 5).flip(0), seed))
     for key, tensor in whole.items():
         assert tensor.equal(torch.cat([row[key] for row in alone])), key
         assert tensor.equal(backwards[key].flip(0)), key
@@ -94,7 +95,7 @@ def test_oracle_is_right_and_needs_the_inputs_alone(name, options, data, seed):
     answers = task.oracle(batch)
     if not task.stochastic:
         assert accuracy(answers, batch.targets) == 1
-    read = READ_BY_ORACLES.get(name, set()) | ({"setting"} if task.varied else set())
+    read = READ_BY_ORACLES.get(name, set()) | ({"setting"} if isinstance(task, Mixture) else set())
     links = {key: batch.links[key] for key in read}
     blank = torch.zeros_like(batch.inputs)
     assert task.oracle(Batch(batch.inputs, blank, blank, links)).equal(answers)
@@ -134,7 +135,7 @@ def test_presets_and_evaluations_can_be_made(name: str):
         assert task.batch(size=1).inputs.shape == (1, task.seq_len)
     for option, values in kind.evaluations.items():
         for value in values:
-            assert kind().changed(**{option: value}).vocab_size == kind().vocab_size
+            assert kind().replace(**{option: value}).vocab_size == kind().vocab_size
 
 
 def options_of(kind: type[Task], *types: type) -> list[str]:
@@ -159,7 +160,8 @@ def test_numbers_out_of_bounds_are_named(unchecked, name: str):
 @given(seed=seeds)
 def test_a_row_of_a_mixture_is_its_parts_row(name, seed):
     small = TASKS[name](**TASKS[name].presets["small"].options)
-    mixed = small.changed(seq_len=(small.seq_len, small.seq_len * 3 // 2 // 4 * 4))
+    mixed = small.replace(seq_len=(small.seq_len, small.seq_len * 3 // 2 // 4 * 4))
+    assert isinstance(mixed, Mixture)
     batch = mixed.batch(size=6, seed=seed)
     for row, setting in enumerate(batch.links["setting"][:, 0].tolist()):
         part = mixed.parts[setting]

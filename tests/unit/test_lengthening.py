@@ -59,10 +59,8 @@ def test_a_task_that_grows_starts_with_short_rows_of_its_own(name: str):
         assert batch.inputs.shape == (4, part.task.seq_len)
         scored = batch.targets != -100
         assert part.task.oracle(batch)[scored].equal(batch.targets[scored])
-        kept = {
-            option: value for option, value in task.options().items() if option not in task.grows
-        }
-        assert kept.items() <= part.task.options().items()
+        kept = {option: value for option, value in task.options.items() if option not in task.grows}
+        assert kept.items() <= part.task.options.items()
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -6,7 +6,7 @@ import pytest
 
 from lab.cli.options import Span, find_kind, read, read_settings, resolve_spans, varies
 from tasks.mqar import MQAR
-from tasks.varying import Schedule
+from tasks.schedule import Schedule
 
 COLOURS = Literal["red", "green"]
 

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from lab.palette import choose_ink, color_roles
 from tasks.base import IGNORE, Batch, Task
+from tasks.mixture import Mixture
 
 EDGE = 64
 """Positions shown of a folded row's begin, and of where its answers end."""
@@ -31,19 +32,19 @@ def show(console: Console, task: Task, *, split: str, seed: int, count: int, who
     """
     coloured = console.is_terminal and console.color_system is not None and not console.no_color
 
-    options = ", ".join(f"{k}={v}" for k, v in task.options().items() if v is not None)
+    options = ", ".join(f"{k}={v}" for k, v in task.options.items() if v is not None)
     console.print(Text(f"{task.name}: {options}"))
     console.print(_legend(task.role_names, coloured))
     for number in range(count):
         batch = task.batch(split=split, start=number, size=1, seed=seed)
-        (part,), said = task.parts_of(batch), ""
-        if task.varied:
-            batch = batch.taken(slice(None), part.seq_len)
-            said = ", ".join(f"{name}={getattr(part, name)}" for name, _ in task.varied)
+        (part,), setting = task.list_tasks(batch), ""
+        if isinstance(task, Mixture):
+            batch = batch.take(slice(None), part.seq_len)
+            setting = "; " + ", ".join(f"{name}={getattr(part, name)}" for name in task.varied)
         console.print()
         scored = int((batch.targets != IGNORE).sum())
         about = f"row {number} of {split}, seed {seed}: {part.seq_len:,} tokens, {scored:,} scored"
-        console.print(Text(f"{about}; {said}" if said else about))
+        console.print(Text(about + setting))
         for line in _lines(part, batch, console.width, coloured, whole):
             console.print(line, soft_wrap=True)
 
@@ -79,8 +80,8 @@ def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) ->
     inputs, targets, roles = (x[0].tolist() for x in (batch.inputs, batch.targets, batch.roles))
     pieces = [(0, t)] if whole or t <= 2 * EDGE else _folded(targets)
     places = [i for first, end in pieces for i in range(first, end)]
-    tokens = {i: visible(task.text(inputs[i])) for i in places}
-    answers = {i: visible(task.text(targets[i])) for i in places if targets[i] != IGNORE}
+    tokens = {i: visible(task.format_token(inputs[i])) for i in places}
+    answers = {i: visible(task.format_token(targets[i])) for i in places if targets[i] != IGNORE}
     cell = max(map(cell_len, (*tokens.values(), *answers.values())))
     margin = len(str(t - 1))
     count = max(1, (width - margin - 1) // (cell + 1))

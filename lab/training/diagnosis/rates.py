@@ -57,7 +57,7 @@ def look(failed: FailedRun) -> Look:
     if found.claims or afresh < max(FEWEST_AFRESH, 2 * run.train.warmup_steps):
         return found
     # A later stage was reached at the run's own rate; rows of a schedule get harder as they go.
-    if state.stage or any(isinstance(values, Schedule) for _, values in run.task.varied):
+    if state.stage or any(isinstance(values, Schedule) for values in run.task.options.values()):
         return found
     return _try_afresh(failed, afresh, found)
 

@@ -23,6 +23,7 @@ from lab.models.language_model import Block, LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.failed_run import FailedRun, Look
 from tasks.base import Task
+from tasks.mixture import Mixture
 
 STEPS, SECONDS = 400, 12.0
 """Of training codes, at most; seconds of this processor."""
@@ -99,7 +100,7 @@ Places = Callable[[str, int, int], tuple[Tensor, Tensor]]
 def _find_places(task: Task) -> Places | None:
     """Return where a task's queries and keys stand, if it asks for keys stored once in a row."""
     batch = task.batch(size=8)
-    if task.varied or not {"query_pos", "key_pos"} <= batch.links.keys():
+    if isinstance(task, Mixture) or not {"query_pos", "key_pos"} <= batch.links.keys():
         return None
     query, key = batch.links["query_pos"], batch.links["key_pos"]
     if query.shape != key.shape or query.shape[1] < 2 or min(query.min(), key.min()) < 0:

@@ -30,7 +30,7 @@ from lab.models.evaluation import find_stored_positions
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=24, vocab_size=32, n_pairs=4)
-MIXED = MQAR(seq_len=24, vocab_size=32).changed(n_pairs=(2, 6))
+MIXED = MQAR(seq_len=24, vocab_size=32).replace(n_pairs=(2, 6))
 FULL = MQAR(seq_len=24, vocab_size=32)
 
 

@@ -39,7 +39,7 @@ from lab.layers.ssd import SSD
 from lab.models import build
 from tasks.mqar import MQAR
 
-TASK = MQAR(seq_len=16, vocab_size=32).changed(n_pairs=(2, 4))
+TASK = MQAR(seq_len=16, vocab_size=32).replace(n_pairs=(2, 4))
 CASES = {
     "attention": ("AM", {}),
     "shared keys": ("AM", {"A.n_kv_heads": 2}),

@@ -108,12 +108,12 @@ def test_an_interval_that_reaches_the_trained_one_is_no_fall(tmp_path):
 
 def test_a_mixture_and_a_schedule_are_ranges(tmp_path):
     entries = lengths((16, 0.9), (64, 0.9), (256, 0.2))
-    mixture = found(tmp_path / "mixture", TASK.changed(seq_len=(16, 64)), entries)
+    mixture = found(tmp_path / "mixture", TASK.replace(seq_len=(16, 64)), entries)
     assert mixture.trained == (16, 64)
     assert "Accuracy by seq_len, trained at 16, 64" in describe(mixture).title
     assert "grey range" in describe(mixture).reading
     assert "Trained at 16, 64, 90.0 % of the answers are right; above" in describe(mixture).says
-    task = TASK.changed(seq_len=Schedule(first=16, last=64, rows=100))
+    task = TASK.replace(seq_len=Schedule(first=16, last=64, rows=100))
     schedule = found(tmp_path / "schedule", task, entries)
     assert schedule.trained == (16, 64)
     assert "trained at 16 → 64 over 100 rows" in describe(schedule).title

@@ -100,7 +100,7 @@ def test_keys_or_queries_carry_a_direct_answer():
 
 
 def test_couples_are_the_loop_over_rows():
-    task = MQAR(seq_len=32, vocab_size=64).changed(n_pairs=(1, 4, 8))
+    task = MQAR(seq_len=32, vocab_size=64).replace(n_pairs=(1, 4, 8))
     batch = task.batch(split="test", size=12)
     found = couples(task, batch, generator())
     assert found is not None
@@ -127,7 +127,7 @@ def test_couples_are_the_loop_over_rows():
 
 @pytest.mark.parametrize("link", ["key_pos", "value_pos"])
 def test_permuted_rows_are_the_loop_over_pairs(link):
-    task = MQAR(seq_len=32, vocab_size=64).changed(n_pairs=(1, 2, 8))
+    task = MQAR(seq_len=32, vocab_size=64).replace(n_pairs=(1, 2, 8))
     batch = task.batch(split="test", size=12)
     found, given = permuted(batch, link, generator())
     for row in range(12):

@@ -246,7 +246,7 @@ def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):
 
 
 def test_padding_is_no_link():
-    task = MQAR(seq_len=16, vocab_size=32).changed(n_pairs=(1, 4))
+    task = MQAR(seq_len=16, vocab_size=32).replace(n_pairs=(1, 4))
     for start in range(8):
         batch = task.batch(start=start, size=1)
         links = find_links(batch)

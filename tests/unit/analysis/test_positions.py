@@ -52,7 +52,7 @@ def test_bins_are_the_loop_over_scored_positions(task):
 def test_rows_that_are_scored_at_one_place_have_nothing_to_compare():
     with pytest.raises(NotApplicableError, match="at position 15 alone, whose role is query"):
         measure(subject(Induction(seq_len=16)))
-    (found,) = measure(subject(Induction(seq_len=16).changed(seq_len=(8, 16))))
+    (found,) = measure(subject(Induction(seq_len=16).replace(seq_len=(8, 16))))
     assert found.position is not None
     assert found.position.first.tolist() == [7, 15]
 

@@ -26,7 +26,7 @@ from lab.models import Block, build
 from tasks.mqar import MQAR
 from tests import mechanisms
 
-TASK = MQAR(seq_len=16, vocab_size=32).changed(n_pairs=(2, 4))
+TASK = MQAR(seq_len=16, vocab_size=32).replace(n_pairs=(2, 4))
 BATCH = TASK.batch(split="test", size=5)
 
 

@@ -49,7 +49,7 @@ def test_evaluation_is_the_accuracy_over_the_whole_split():
 
 
 def test_an_oracle_mask_is_told_what_the_batch_stores():
-    task = MQAR(seq_len=16, vocab_size=64).changed(n_pairs=(1, 3))
+    task = MQAR(seq_len=16, vocab_size=64).replace(n_pairs=(1, 3))
     batch = task.batch(size=6)
     keep = find_stored_positions(batch)
     pairs = (batch.roles == 0) | (batch.roles == 1)

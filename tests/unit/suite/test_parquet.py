@@ -34,7 +34,7 @@ def test_the_recipe_makes_the_files_rows_again(tmp_path, monkeypatch, task):
     path = tmp_path / "rows.parquet"
     export(Recipe(task, "test", seed=3, rows=10), path)
     recipe = read_recipe(path)
-    assert (recipe.task.options(), recipe.split) == (task.options(), "test")
+    assert (recipe.task.options, recipe.split) == (task.options, "test")
     assert (recipe.seed, recipe.rows) == (3, 10)
     said = json.loads(pl.read_parquet_metadata(path)[KEY])
     assert tuple(said["role_names"]) == task.role_names
@@ -128,7 +128,7 @@ def test_what_is_no_export_is_named(tmp_path):
         read_recipe(tmp_path / "missing.parquet")
 
 
-GOOD = {"task": TASKS["induction"]().described(), "split": "train", "seed": 0, "rows": 1}
+GOOD = {"task": TASKS["induction"]().describe(), "split": "train", "seed": 0, "rows": 1}
 
 
 @pytest.mark.parametrize(

@@ -121,18 +121,18 @@ def test_longer_contexts_tell_more():
     [(97, "a"), (126, "~"), (10, "⏎"), (9, "⇥"), (32, "␣"), (0, "x00"), (127, "x7f"), (233, "xe9")],
 )
 def test_text_of_a_byte(token: int, text: str):
-    assert Bytes().text(token) == text
+    assert Bytes().format_token(token) == text
 
 
 def test_options_pin_the_text(tale: str, monkeypatch):
     monkeypatch.chdir(Path(tale).parent)
     task = Bytes(path="tale.txt", seq_len=16)
-    options = json.loads(json.dumps(task.options()))
+    options = json.loads(json.dumps(task.options))
     assert options["path"] == os.path.realpath(tale)
     assert len(options["digest"]) == 16
     monkeypatch.chdir("/")
     assert Bytes(**options) == task
-    assert task.changed(seq_len=8).options()["digest"] == task.digest
+    assert task.replace(seq_len=8).options["digest"] == task.digest
     Path(tale).write_text("another tale " * 100)
     for refused in (lambda: Bytes(**options), lambda: task.batch(size=1), lambda: task.corpus):
         with pytest.raises(
@@ -150,16 +150,16 @@ def test_a_text_that_was_only_touched_is_the_same(tale: str):
 
 def test_another_path_has_a_digest_of_its_own(tale: str):
     default = Bytes(seq_len=16)
-    task = default.changed(path=tale)
+    task = default.replace(path=tale)
     assert task == Bytes(path=tale, seq_len=16)
-    assert task.changed(path=None) == default
+    assert task.replace(path=None) == default
     with pytest.raises(ValueError, match=r"^digest=0123: path=.*has changed since"):
-        default.changed(path=tale, digest="0123")
+        default.replace(path=tale, digest="0123")
 
 
 def test_texts_may_be_mixed(tale: str):
     task = TASKS["bytes"](path=(tale, None), seq_len=16)
-    assert Bytes(**task.options()) == task
+    assert Bytes(**task.options) == task
     batch = task.batch(size=50)
     assert set(batch.links["setting"][:, 0].tolist()) == {0, 1}
     assert accuracy(task.oracle(batch), batch.targets) == 1

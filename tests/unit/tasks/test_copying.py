@@ -158,7 +158,7 @@ def test_a_match_suffices_without_repeats(rule: str):
     answers = task.shortcuts()[rule](batch)
     wrong = (answers != batch.targets) & (batch.targets != IGNORE)
     assert wrong.equal(batch.roles == MARK)
-    suffix = task.changed(mode="suffix")
+    suffix = task.replace(mode="suffix")
     batch = suffix.batch(size=50)
     assert accuracy(suffix.shortcuts()[rule](batch), batch.targets) == 1
 

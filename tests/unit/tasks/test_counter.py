@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.counter import Race, below, permute, rounds, stream, words, words_at
+from tasks.counter import (
+    Race,
+    count_rounds,
+    derive_key,
+    draw_below,
+    draw_words,
+    draw_words_at,
+    permute,
+)
 
 ROWS = 200_000
 MASK = (1 << 64) - 1
@@ -26,7 +34,7 @@ def splitmix64(seed: int, count: int, skip: int = 0) -> list[int]:
 
 
 def draw(count: int, rows: int = ROWS, key: int = 7) -> torch.Tensor:
-    return words(key, 0, torch.arange(rows), count)
+    return draw_words(key, 0, torch.arange(rows), count)
 
 
 def assert_odds(outcome: torch.Tensor, odds: torch.Tensor) -> None:
@@ -55,7 +63,7 @@ def distinct_pairs(n: int) -> torch.Tensor:
 def test_reference_outputs():
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert splitmix64(1234567, 3) == published
-    assert [w & MASK for w in words(1234567, 0, torch.tensor([0]), 3)[0].tolist()] == published
+    assert [w & MASK for w in draw_words(1234567, 0, torch.tensor([0]), 3)[0].tolist()] == published
 
 
 @given(
@@ -64,40 +72,40 @@ def test_reference_outputs():
     row=st.integers(0, 2**36 - 1),
 )
 def test_words_are_splitmix64_at_the_counter(key: int, split: int, row: int):
-    ours = words(key, split, torch.tensor([row]), 4)[0].tolist()
+    ours = draw_words(key, split, torch.tensor([row]), 4)[0].tolist()
     assert [w & MASK for w in ours] == splitmix64(key, 4, skip=(split << 60) + (row << 24))
 
 
 def test_words_at_an_index_are_those_of_the_row():
     rows = torch.tensor([0, 5, 2**36 - 1])
-    whole = words(7, 3, rows, 50)
+    whole = draw_words(7, 3, rows, 50)
     index = torch.tensor([[49, 0, 3], [1, 1, 2], [7, 30, 48]])
-    assert words_at(7, 3, rows, index).equal(whole.gather(1, index))
-    assert words_at(7, 3, rows, index[:1]).equal(whole[:, index[0]])
+    assert draw_words_at(7, 3, rows, index).equal(whole.gather(1, index))
+    assert draw_words_at(7, 3, rows, index[:1]).equal(whole[:, index[0]])
 
 
 def test_streams_differ_by_name_and_seed():
-    keys = {stream(name, seed) for name in ("mqar", "copy") for seed in range(-50, 50)}
+    keys = {derive_key(name, seed) for name in ("mqar", "copy") for seed in range(-50, 50)}
     assert len(keys) == 200
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 97])
 def test_below_is_uniform(n: int):
-    drawn = below(draw(2), n)
+    drawn = draw_below(draw(2), n)
     assert_odds(drawn[:, 0], uniform(n))
     assert_odds(drawn[:, 0] * n + drawn[:, 1], uniform(n * n))
 
 
 def test_below_reaches_both_ends():
     extremes = torch.tensor([[0, 0xFFFFFFFF, -1]])
-    assert below(extremes, 8192).tolist() == [[0, 8191, 8191]]
+    assert draw_below(extremes, 8192).tolist() == [[0, 8191, 8191]]
 
 
 def test_below_takes_a_bound_for_each_row_or_word():
     word, bound = draw(3, rows=4), torch.tensor([[1], [2], [10], [2**31]])
-    expected = torch.cat([below(word[i : i + 1], int(bound[i])) for i in range(4)])
-    assert below(word, bound).equal(expected)
-    assert below(word, bound.expand(-1, 3)).equal(expected)
+    expected = torch.cat([draw_below(word[i : i + 1], int(bound[i])) for i in range(4)])
+    assert draw_below(word, bound).equal(expected)
+    assert draw_below(word, bound.expand(-1, 3)).equal(expected)
 
 
 @given(
@@ -109,7 +117,11 @@ def test_below_takes_a_bound_for_each_row_or_word():
 def test_permutation_is_a_bijection_that_keeps_lanes(n, lanes, keep_zero, row):
     points = torch.arange(n * lanes)[None]
     image = permute(
-        words(1, 0, torch.tensor([row]), rounds(n)), points, n, lanes=lanes, keep_zero=keep_zero
+        draw_words(1, 0, torch.tensor([row]), count_rounds(n)),
+        points,
+        n,
+        lanes=lanes,
+        keep_zero=keep_zero,
     ).long()
     assert image.sort().values.equal(points)
     assert (image % lanes).equal(points % lanes)
@@ -118,7 +130,7 @@ def test_permutation_is_a_bijection_that_keeps_lanes(n, lanes, keep_zero, row):
 
 def test_permutation_does_not_depend_on_its_width():
     """Domains past 2¹⁵ need 32 bits: the same rounds in both widths give one answer."""
-    word, points = draw(rounds(40_000), rows=4), torch.arange(40_000).expand(4, -1)
+    word, points = draw(count_rounds(40_000), rows=4), torch.arange(40_000).expand(4, -1)
     image = permute(word, points, 40_000)
     assert image.sort().values.long().equal(points)
     assert image[:, :100].equal(permute(word, points[:, :100], 40_000))
@@ -127,7 +139,7 @@ def test_permutation_does_not_depend_on_its_width():
 @pytest.mark.parametrize("n", [3, 4, 6, 8, 16, 31, 64])
 def test_permutation_pairs_are_uniform(n: int):
     points = torch.arange(3).expand(ROWS, -1)
-    image = permute(draw(rounds(n)), points, n).long()
+    image = permute(draw(count_rounds(n)), points, n).long()
     assert_odds(image[:, 0], uniform(n))
     assert_odds(image[:, 0] * n + image[:, 1], distinct_pairs(n))
     assert_odds(image[:, 1] * n + image[:, 2], distinct_pairs(n))
@@ -137,7 +149,7 @@ def test_permutation_pairs_are_uniform(n: int):
 def test_permutation_differences_are_uniform(n: int):
     """Second and fourth differences too: consecutive points keep no arithmetic structure."""
     points = torch.arange(1, 7).expand(ROWS, -1)
-    image = permute(draw(rounds(n)), points, n).long()
+    image = permute(draw(count_rounds(n)), points, n).long()
     step = (image[:, 1] - image[:, 0]) % n
     assert_odds(step - 1, uniform(n - 1))
     bend = (image[:, 2] - 2 * image[:, 1] + image[:, 0]) % n
@@ -150,7 +162,7 @@ def test_permutation_differences_are_uniform(n: int):
 @pytest.mark.parametrize("n", [4, 8, 64])
 def test_lanes_are_independent(n: int):
     points = torch.arange(2, 6).expand(ROWS, -1)
-    image = permute(draw(rounds(n)), points, n, lanes=2, keep_zero=True).long() // 2
+    image = permute(draw(count_rounds(n)), points, n, lanes=2, keep_zero=True).long() // 2
     kept = torch.full((n, n), 1 / (n * (n - 1)), dtype=torch.float64)
     kept[0] = 0
     assert_odds(image[:, 0] * n + image[:, 1], kept.flatten())
@@ -160,7 +172,9 @@ def test_lanes_are_independent(n: int):
 def test_race_is_successive_sampling():
     """Every one of the 24 orders of four items, against its exact odds."""
     weights = [8.0, 4.0, 1.0, 0.5]
-    race = Race.of(torch.tensor(weights, dtype=torch.float64).log2(), torch.device("cpu"))
+    race = Race.from_log_weights(
+        torch.tensor(weights, dtype=torch.float64).log2(), torch.device("cpu")
+    )
     order = race.order(draw(4))
     outcome = (order * torch.tensor([64, 16, 4, 1])).sum(1)
     odds = torch.zeros(256, dtype=torch.float64)
@@ -175,24 +189,24 @@ def test_race_is_successive_sampling():
 
 def test_race_of_many_gives_the_first_place_by_weight():
     log_weights = -0.99 * torch.arange(1, 513, dtype=torch.float64).log2()
-    order = Race.of(log_weights, torch.device("cpu")).order(draw(512, rows=20_000))
+    order = Race.from_log_weights(log_weights, torch.device("cpu")).order(draw(512, rows=20_000))
     assert order.sort(1).values.equal(torch.arange(512).expand(20_000, -1))
     assert_odds(order[:, 0], 2**log_weights / (2**log_weights).sum())
 
 
 def test_race_of_one():
-    race = Race.of(torch.zeros(1, dtype=torch.float64), torch.device("cpu"))
+    race = Race.from_log_weights(torch.zeros(1, dtype=torch.float64), torch.device("cpu"))
     assert race.order(draw(1, rows=3)).tolist() == [[0], [0], [0]]
 
 
 @pytest.mark.gpu
 def test_cpu_and_cuda_agree():
     rows, points = torch.arange(64), torch.arange(700).expand(64, -1)
-    word, there = words(3, 1, rows, 512), words(3, 1, rows.cuda(), 512)
+    word, there = draw_words(3, 1, rows, 512), draw_words(3, 1, rows.cuda(), 512)
     assert word.equal(there.cpu())
     for n in (700, 1024, 40_000):
-        image = permute(word[:, : rounds(n)], points, n)
-        assert image.equal(permute(there[:, : rounds(n)], points.cuda(), n).cpu())
+        image = permute(word[:, : count_rounds(n)], points, n)
+        assert image.equal(permute(there[:, : count_rounds(n)], points.cuda(), n).cpu())
     log_weights = -0.99 * torch.arange(1, 513, dtype=torch.float64).log2()
-    orders = [Race.of(log_weights, w.device).order(w).cpu() for w in (word, there)]
+    orders = [Race.from_log_weights(log_weights, w.device).order(w).cpu() for w in (word, there)]
     assert orders[0].equal(orders[1])

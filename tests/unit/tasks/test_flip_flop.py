@@ -97,7 +97,7 @@ def test_without_what_is_ignored_the_most_recent_bit_is_right():
 
 
 def test_tokens_are_shown():
-    assert "".join(FlipFlop().text(token) for token in range(5)) == "01wir"
+    assert "".join(FlipFlop().format_token(token) for token in range(5)) == "01wir"
 
 
 @pytest.mark.parametrize(

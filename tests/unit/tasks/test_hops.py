@@ -58,7 +58,7 @@ def test_chains_lead_from_the_query_to_the_answer(hops: int):
 
 
 def test_a_mixture_is_told_by_its_token():
-    task = Hops(seq_len=40, n_pairs=7, vocab_size=20).changed(hops=(1, 3, 5))
+    task = Hops(seq_len=40, n_pairs=7, vocab_size=20).replace(hops=(1, 3, 5))
     batch = task.batch(size=900)
     told = batch.inputs[batch.roles == COUNT]
     assert_uniform(told // 2, 0, 3)
@@ -125,7 +125,7 @@ def test_of_three_entities_none_is_apart():
 
 
 def test_hop_counts_are_shown_as_such():
-    assert [Hops().text(token) for token in (0, 1, 5, 6)] == ["0", "h1", "h5", "6"]
+    assert [Hops().format_token(token) for token in (0, 1, 5, 6)] == ["0", "h1", "h5", "6"]
 
 
 @pytest.mark.parametrize(

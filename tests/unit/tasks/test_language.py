@@ -61,7 +61,7 @@ def test_scored_is_what_comes_next_where_it_is_a_symbol():
 )
 def test_strings_that_a_row_has_no_room_for_change_nothing(seq_len: int, max_length: int):
     task = Language(seq_len=seq_len, min_strings=60, max_strings=100, max_length=max_length)
-    batch, longer = task.batch(size=50), task.changed(seq_len=200).batch(size=50)
+    batch, longer = task.batch(size=50), task.replace(seq_len=200).batch(size=50)
     assert batch.inputs.equal(longer.inputs[:, :seq_len])
     assert batch.targets.equal(longer.targets[:, :seq_len])
     assert batch.roles.equal(longer.roles[:, :seq_len])
@@ -183,8 +183,8 @@ def reference(row: list[int], name: str) -> list[int]:
 
 
 def test_text_of_a_token():
-    assert [Language().text(token) for token in (0, 1, 18)] == ["|", "a", "r"]
-    assert Language(n_symbols=27).text(27) == "27"
+    assert [Language().format_token(token) for token in (0, 1, 18)] == ["|", "a", "r"]
+    assert Language(n_symbols=27).format_token(27) == "27"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_the_last_digit_is_the_key_where_it_is_all_of_it():
 
 def test_tokens_are_shown():
     task = Memorize(vocab_size=20)
-    assert [task.text(token) for token in (0, 1, 9, 10, 19)] == ["?", "0", "8", "v0", "v9"]
+    assert [task.format_token(token) for token in (0, 1, 9, 10, 19)] == ["?", "0", "8", "v0", "v9"]
 
 
 @pytest.mark.parametrize(

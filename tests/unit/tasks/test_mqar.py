@@ -15,7 +15,7 @@ from tests.statistics import assert_uniform
 def test_known_by_name_with_defaults():
     task = TASKS["mqar"](seq_len=256, vocab_size=8192)
     assert task == MQAR()
-    assert task.options() == {
+    assert task.options == {
         "seq_len": 256,
         "vocab_size": 8192,
         "n_pairs": None,
@@ -79,7 +79,7 @@ def test_early_keys_draw_early_slots_but_not_in_the_probe():
 
 
 def test_mixture_picks_each_number_of_pairs_alike():
-    batch = MQAR(seq_len=32).changed(n_pairs=(2, 4, 8)).batch(size=3_000)
+    batch = MQAR(seq_len=32).replace(n_pairs=(2, 4, 8)).batch(size=3_000)
     n_pairs = (batch.roles == KEY).sum(1)
     assert_uniform((n_pairs // 4), 0, 3)
     assert ((batch.links["query_pos"] >= 0).sum(1)).equal(n_pairs)
@@ -90,7 +90,7 @@ def test_mixture_picks_each_number_of_pairs_alike():
 
 
 def test_a_row_of_a_mixture_is_the_row_of_its_own_number_of_pairs():
-    mixed = MQAR(seq_len=32).changed(n_pairs=(2, 8)).batch(size=20)
+    mixed = MQAR(seq_len=32).replace(n_pairs=(2, 8)).batch(size=20)
     for n_pairs in (2, 8):
         alone = MQAR(seq_len=32, n_pairs=n_pairs).batch(size=20)
         same = (mixed.roles == KEY).sum(1) == n_pairs
@@ -133,7 +133,7 @@ def test_shortcuts_score_what_they_say():
 def test_a_batch_without_its_last_columns_is_answered():
     task = MQAR(seq_len=64, n_pairs=1)
     whole = task.batch(size=3)
-    trimmed = whole.trimmed()
+    trimmed = whole.trim()
     t = trimmed.inputs.shape[1]
     assert t < 64
     for rule in (task.oracle, *task.shortcuts().values()):
@@ -170,7 +170,7 @@ def test_bad_options_are_named(monkeypatch, options: dict, message: str):
 def test_cpu_and_cuda_agree(fillers):
     for task in (
         MQAR(fillers=fillers),
-        MQAR(vocab_size=1000, fillers=fillers).changed(n_pairs=(4, 60)),
+        MQAR(vocab_size=1000, fillers=fillers).replace(n_pairs=(4, 60)),
     ):
         here, there = task.batch(size=32), task.batch(size=32, device="cuda").to("cpu")
         assert here.inputs.equal(there.inputs)

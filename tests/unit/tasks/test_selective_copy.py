@@ -91,7 +91,7 @@ def test_by_place_suffices_without_blanks():
 
 
 def test_tokens_are_shown():
-    assert [SelectiveCopy().text(token) for token in range(3)] == ["_", "?", "2"]
+    assert [SelectiveCopy().format_token(token) for token in range(3)] == ["_", "?", "2"]
 
 
 @pytest.mark.parametrize(

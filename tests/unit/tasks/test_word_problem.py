@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.base import accuracy
-from tasks.groups import Group, elements
+from tasks.groups import Group, list_elements
 from tasks.word_problem import WordProblem
 from tests.statistics import assert_uniform
 
@@ -16,7 +16,7 @@ def test_the_vocabulary_is_the_group(group: Group, order: int):
     task = WordProblem(group=group, seq_len=9)
     assert task.vocab_size == order
     assert task.chance == 1 / order
-    assert "vocab_size" not in task.options()
+    assert "vocab_size" not in task.options
 
 
 @pytest.mark.parametrize("group", ["Z60", "S5"])
@@ -38,7 +38,7 @@ def test_parity():
 def test_a_word_moves_five_things():
     """What stands at 0 goes where each permutation in turn sends it."""
     batch = WordProblem(group="S5", seq_len=40).batch(size=20)
-    permutation = torch.tensor(elements("S5"))
+    permutation = torch.tensor(list_elements("S5"))
     for start in range(5):
         place = torch.full((20,), start)
         for step in range(40):
@@ -66,7 +66,7 @@ def test_shortcuts_score_what_they_say():
 
 
 def test_a_mixture_of_groups_has_the_larger_vocabulary():
-    task = WordProblem(seq_len=8).changed(group=("Z2", "S5"))
+    task = WordProblem(seq_len=8).replace(group=("Z2", "S5"))
     assert task.vocab_size == 120
     batch = task.batch(size=200)
     small = batch.links["setting"][:, 0] == 0
@@ -88,8 +88,8 @@ def test_few_small_rows_of_one_split_are_another_s():
 
 
 def test_elements_are_shown():
-    assert WordProblem(group="Z60").text(59) == "59"
-    assert WordProblem(group="A5").text(0) == "01234"
+    assert WordProblem(group="Z60").format_token(59) == "59"
+    assert WordProblem(group="A5").format_token(0) == "01234"
 
 
 @pytest.mark.parametrize(

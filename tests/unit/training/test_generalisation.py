@@ -69,7 +69,7 @@ def test_each_setting_is_evaluated_once_in_order_and_kept(tmp_path):
     own = next(entry for entry in again if entry["option"] == "seq_len")
     assert own["accuracy"] == run.read_metrics().last_test["test_accuracy"]
     expected = evaluate(
-        TASK.changed(n_pairs=2), run.load_state("cpu").model, rows=8, rows_at_once=8, seed=0
+        TASK.replace(n_pairs=2), run.load_state("cpu").model, rows=8, rows_at_once=8, seed=0
     )
     assert again[0]["loss"] == pytest.approx(expected.loss, rel=1e-5)
     assert (again[0]["rows"], again[0]["scored"]) == (8, 16)

@@ -6,20 +6,23 @@ import pickle
 import pytest
 import torch
 
-from tasks import TASKS, described
-from tasks.base import IGNORE, MAX_SETTINGS, accuracy
-from tasks.varying import Schedule
+from tasks import TASKS, restore
+from tasks.base import IGNORE, accuracy
+from tasks.mixture import MAX_SETTINGS, Mixture
+from tasks.schedule import Schedule
 
 MQAR = TASKS["mqar"]
 
 
-def test_a_mixture_is_of_the_class_it_varies():
+def test_several_values_make_a_mixture():
     task = MQAR(seq_len=32, n_pairs=(2, 4, 8), vocab_size=64)
-    assert isinstance(task, MQAR)
-    assert task.options()["n_pairs"] == (2, 4, 8)
-    assert MQAR(**task.options()) == task
+    assert isinstance(task, Mixture)
+    assert task.kind is MQAR
+    assert (task.name, task.splits) == (MQAR.name, MQAR.splits)
+    assert task.options["n_pairs"] == (2, 4, 8)
+    assert MQAR(**task.options) == task
     assert pickle.loads(pickle.dumps(task)) == task
-    assert hash(task) == hash(MQAR(**task.options()))
+    assert hash(task) == hash(MQAR(**task.options))
     assert task != MQAR(seq_len=32, n_pairs=8, vocab_size=64)
 
 
@@ -30,11 +33,11 @@ def test_a_list_is_a_tuple():
 def test_what_describes_a_mixture_makes_it_again():
     kind = TASKS["hops"]
     task = kind(hops=(1, 2, 3), n_pairs=(5, 8), seq_len=64)
-    again = described(json.loads(json.dumps(task.described())))
-    assert again == task == task.changed()
+    again = restore(json.loads(json.dumps(task.describe())))
+    assert again == task == task.replace()
     assert again.batch(size=8).links["setting"].equal(task.batch(size=8).links["setting"])
     scheduled = kind(hops=Schedule(1, 3, rows=10), n_pairs=(5, 8), seq_len=64)
-    assert described(json.loads(json.dumps(scheduled.described()))) == scheduled
+    assert restore(json.loads(json.dumps(scheduled.describe()))) == scheduled
 
 
 def test_batches_of_a_mixture_travel():
@@ -71,7 +74,7 @@ def test_several_options_vary_apart():
     assert ((count - 500).abs() < 100).all()
     for setting, part in enumerate(task.parts):
         row = int((batch.links["setting"][:, 0] == setting).nonzero()[0])
-        assert int((batch.targets[row] != IGNORE).sum()) == part.options()["n_pairs"]
+        assert int((batch.targets[row] != IGNORE).sum()) == part.options["n_pairs"]
         assert (batch.roles[row, part.seq_len :] == len(task.role_names) - 1).all()
 
 
@@ -113,7 +116,7 @@ def test_a_batch_is_trimmed_behind_its_last_target():
     task = MQAR(seq_len=Schedule(16, 64, rows=1000), vocab_size=128)
     batch = task.batch(size=8)
     assert batch.inputs.shape == (8, 64)
-    trimmed = batch.trimmed()
+    trimmed = batch.trim()
     assert trimmed.inputs.shape == (8, 15)
     assert (trimmed.targets != IGNORE).sum() == (batch.targets != IGNORE).sum()
 
@@ -152,15 +155,15 @@ def test_bad_schedules_are_named(arguments, message):
 
 def test_unknown_options_are_named():
     with pytest.raises(ValueError, match="unknown option 'pairs'; mqar has seq_len, vocab_size"):
-        MQAR().changed(pairs=3)
+        MQAR().replace(pairs=3)
 
 
 def test_a_token_is_shown_as_its_rows_part_has_it():
     task = TASKS["word_problem"](group=("A5", "Z2"), seq_len=4)
     batch = task.batch(size=8)
-    for part, row in zip(task.parts_of(batch), batch.inputs.tolist(), strict=True):
-        assert all(part.text(token) for token in row)
-    assert {part.group for part in task.parts_of(batch)} == {"A5", "Z2"}
+    for part, row in zip(task.list_tasks(batch), batch.inputs.tolist(), strict=True):
+        assert all(part.format_token(token) for token in row)
+    assert {part.group for part in task.list_tasks(batch)} == {"A5", "Z2"}
 
 
 def test_the_setting_is_known_without_making_links(unchecked):

@@ -1,4 +1,4 @@
-"""Options that change while a model is trained."""
+"""A schedule: an option of a task that changes while a model is trained."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Schedule:
     """An option that goes from one value to another over the first training rows.
 
     It moves in stages of as many rows each: whole numbers by their greatest common divisor, so
-    that 64 → 256 takes multiples of 64 (by one from or to 0); fractions in ten steps. Rows of
-    other splits are all of the last value.
+    that 64 → 256 takes multiples of 64 (from or to 0 it moves by one); fractions in ten steps.
+    Rows of other splits all have the last value.
 
     Attributes:
         first: value of row 0.
@@ -49,7 +49,7 @@ class Schedule:
         steps = FLOAT_STAGES - 1
         return tuple(round(first + (last - first) * i / steps, 12) for i in range(FLOAT_STAGES))
 
-    def stage(self, numbers: Tensor) -> Tensor:
+    def find_stage(self, numbers: Tensor) -> Tensor:
         """Return which of `values` the training rows with these numbers take, int64 [b]."""
         stages = len(self.values)
         return (numbers.clamp(max=self.rows - 1) * stages).div(self.rows, rounding_mode="floor")

@@ -11,7 +11,7 @@ TABLE_ROWS = 2048
 """Training rows that a table of what is most frequent is counted on."""
 
 
-def what_followed(inputs: Tensor, *, latest: bool) -> Tensor:
+def find_followers(inputs: Tensor, *, latest: bool) -> Tensor:
     """Return the token after the first or latest earlier occurrence of each token (else -100)."""
     answers = []
     for row in inputs.tolist():
@@ -25,28 +25,28 @@ def what_followed(inputs: Tensor, *, latest: bool) -> Tensor:
     return torch.tensor(answers, device=inputs.device)
 
 
-def most_recent_match(batch: Batch) -> Tensor:
+def copy_latest_match(batch: Batch) -> Tensor:
     """Copy what followed the token before, int64 [b t] (else -100)."""
-    return what_followed(batch.inputs, latest=True)
+    return find_followers(batch.inputs, latest=True)
 
 
-def first_match(batch: Batch) -> Tensor:
+def copy_first_match(batch: Batch) -> Tensor:
     """Copy what followed the first earlier occurrence of the token, int64 [b t] (else -100)."""
-    return what_followed(batch.inputs, latest=False)
+    return find_followers(batch.inputs, latest=False)
 
 
-def two_tokens(batch: Batch) -> Tensor:
+def copy_two_token_match(batch: Batch) -> Tensor:
     """Copy what followed the first earlier occurrence of the last two tokens, int64 [b t].
 
-    Where these have not stood together before it is `first_match`.
+    Where these have not stood together before it is `copy_first_match`.
     """
-    answers, n = first_match(batch), int(batch.inputs.max()) + 1
-    followed = what_followed(batch.inputs[:, :-1] * n + batch.inputs[:, 1:], latest=False)
+    answers, n = copy_first_match(batch), int(batch.inputs.max()) + 1
+    followed = find_followers(batch.inputs[:, :-1] * n + batch.inputs[:, 1:], latest=False)
     answers[:, 1:] = (followed % n).where(followed != IGNORE, answers[:, 1:])
     return answers
 
 
-def most_frequent_token(lowest: int) -> Predictor:
+def predict_most_frequent(lowest: int) -> Predictor:
     """Return the rule that answers a row's most frequent token ≥ lowest, of equals the first."""
 
     def rule(batch: Batch) -> Tensor:
@@ -59,23 +59,25 @@ def most_frequent_token(lowest: int) -> Predictor:
     return rule
 
 
-def shifted(by: int) -> Predictor:
+def look_back(by: int) -> Predictor:
     """Return the rule that answers the token so many positions before (-100 where none is)."""
     return lambda batch: torch.nn.functional.pad(batch.inputs, (by, -by), value=IGNORE)
 
 
-def at(position: int) -> Predictor:
+def look_at(position: int) -> Predictor:
     """Return the rule that answers the token at one position of the row, everywhere."""
     return lambda batch: batch.inputs[:, position, None].expand_as(batch.inputs)
 
 
-def drawn(name: str, inputs: Tensor, n: int) -> Tensor:
+def draw_numbers(name: str, inputs: Tensor, n: int) -> Tensor:
     """Return a number in 0 … n − 1 for each position, int64 [b t], from a rule's own words."""
     rows = torch.arange(len(inputs), device=inputs.device)
-    return counter.below(counter.words(counter.stream(name, 0), 0, rows, inputs.shape[1]), n)
+    return counter.draw_below(
+        counter.draw_words(counter.derive_key(name, 0), 0, rows, inputs.shape[1]), n
+    )
 
 
-def context_value(n_stored: int, width: int) -> Predictor:
+def pick_stored_value(n_stored: int, width: int) -> Predictor:
     """Return the rule that answers a stored value at random.
 
     Args:
@@ -84,29 +86,29 @@ def context_value(n_stored: int, width: int) -> Predictor:
     """
 
     def rule(batch: Batch) -> Tensor:
-        which = drawn("context value", batch.inputs, n_stored)
+        which = draw_numbers("context value", batch.inputs, n_stored)
         return batch.inputs.gather(1, width * which + width - 1)
 
     return rule
 
 
-def bigram(task: Task) -> Predictor:
+def predict_by_token(task: Task) -> Predictor:
     """Return the rule that answers what is most often right after the token at hand."""
-    return lambda batch: looked_up(_table(task, by_position=False), batch.inputs)
+    return lambda batch: look_up(_tabulate(task, by_position=False), batch.inputs)
 
 
-def position_only(task: Task) -> Predictor:
+def predict_by_position(task: Task) -> Predictor:
     """Return the rule that answers what is most often right at the position."""
 
     def rule(batch: Batch) -> Tensor:
         t = batch.inputs.shape[1]
         positions = torch.arange(t, device=batch.inputs.device).expand_as(batch.inputs)
-        return looked_up(_table(task, by_position=True), positions)
+        return look_up(_tabulate(task, by_position=True), positions)
 
     return rule
 
 
-def most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features in order, and the target most frequent with each, of equals the lowest.
 
     Args:
@@ -124,7 +126,7 @@ def most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return feature[first], target[first]
 
 
-def looked_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
+def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
     """Return the answer of each wanted feature, -100 where the table of `most_frequent` has none.
 
     Args:
@@ -137,9 +139,9 @@ def looked_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _table(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
+def _tabulate(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
     """Return what is most frequent with each position or token, in the first training rows."""
     batch = task.batch(size=max(1, min(TABLE_ROWS, 2**20 // task.seq_len)))
     row, position = (batch.targets != IGNORE).nonzero(as_tuple=True)
     feature = position if by_position else batch.inputs[row, position]
-    return most_frequent(feature, batch.targets[row, position])
+    return tabulate_most_frequent(feature, batch.targets[row, position])
