@@ -50,3 +50,13 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
 HOOKS = ["dt", "log_decay", "B_pre", "B_rot", "C_pre", "C_rot", "ssm_write", "ssm_state", "ssm_out"]
+
+
+def matrix_without_skip(module: SSD, x: Tensor) -> Tensor:
+    """Return M̃ [b h t s] without D on its diagonal."""
+    matrix = module.matrix(x)
+    return (
+        matrix
+        if module.D is None
+        else matrix - torch.diag_embed(module.D[:, None].expand(-1, x.shape[1]))
+    )

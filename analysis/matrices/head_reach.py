@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
-from analysis.plots.heads import LINES, Panel, draw_dots
+from analysis.plots.heads import LINES, Panel, draw_dots, name_heads
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class HeadReach(Finding):
             says = f"The head spreads over {keys[0]:.3g} keys (uniform rows"
             says += f" {self.uniform_keys:.3g}), {distance[0]:.3g} tokens back on average"
             return f"{says} (uniform {self.uniform_distance:.3g})."
-        names = [f"{layer}.{head}" for layer, head in zip(self.layers, self.heads, strict=True)]
+        names = name_heads(self.layers, self.heads)
         sharp, wide = int(keys.argmin()), int(keys.argmax())
         near, far = int(distance.argmin()), int(distance.argmax())
         return (

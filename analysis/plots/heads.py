@@ -162,10 +162,23 @@ def place_heads(
 ) -> tuple[Float[np.ndarray, " h"], list[str]]:
     """Return on which line each head stands, and the lines' labels."""
     if len(layers) <= LINES:
-        pairs = zip(layers.tolist(), heads.tolist(), strict=True)
-        return np.arange(len(layers), dtype=float), [f"{layer}.{head}" for layer, head in pairs]
+        return np.arange(len(layers), dtype=float), name_heads(layers, heads)
     distinct, line = np.unique(layers, return_inverse=True)
     return line.astype(float), [str(layer) for layer in distinct.tolist()]
+
+
+def name_heads(layers: Int[np.ndarray, " h"], heads: Int[np.ndarray, " h"]) -> list[str]:
+    """Return "layer.head" for each head."""
+    return [f"{layer}.{head}" for layer, head in zip(layers, heads, strict=True)]
+
+
+def bound_log_axis(*values: np.ndarray) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis that shows all positive values, with some margin."""
+    every = np.concatenate([np.ravel(v) for v in values])
+    positive = every[np.isfinite(every) & (every > 0)]
+    low, high = (float(positive.min()), float(positive.max())) if positive.size else (1.0, 1.0)
+    margin = max(1.15, (high / low) ** 0.08)
+    return low / margin, high * margin
 
 
 def choose_log_ticks(low: float, high: float) -> dict[float, str]:

@@ -1,10 +1,10 @@
-"""An SSD layer's recurrence on rows of a batch, in numbers: memory, rank, content and decay.
+"""An SSD layer's recurrence on the rows of a batch.
 
     h_t = exp(a_t) h_{t−1} + dt_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
 
     y = M̃ x + D x,  M̃_ij = L_ij (C_i·B_j) dt_j,  L_ij = exp Σ_{k=j+1..i} a_k
 
-Here M̃ is without D, where `Mixer.matrix` has D on its diagonal.
+Here M̃ is without D, whereas `Mixer.matrix` has D on its diagonal.
 """
 
 import math
@@ -25,9 +25,9 @@ from lab.ops.ssd_forms import repeat_groups
 from tasks.base import Batch
 
 HELD = 0.9
-"""The share of a row's magnitudes that an effective context holds."""
+"""The share of a row's magnitudes that lies inside its effective context."""
 ENTRIES = 2**26
-"""Entries of matrices that are looked at in all, which says how many rows of the batch are."""
+"""Matrix entries that are read in all; they decide how many rows of the batch are used."""
 MOST_ROWS = 64
 ROUNDING = 1e-7
 HOOKS = ["hook_dt", "hook_log_decay", "hook_B_rot", "hook_C_rot", "hook_ssm_out"]
@@ -41,8 +41,8 @@ class Recurrence:
         mixer: the layer and its input.
         dt: > 0.
         log_decay: a, ≤ 0.
-        B, C: as they are multiplied, rotated or convolved; of a group or a head each.
-        values: x, convolved where the position is a convolution.
+        B, C: as they are multiplied, after rotation or convolution; one per group or per head.
+        values: x, after the convolution where the position is one.
         reads: h_t C_t, the output before D, gate and projection.
     """
 
@@ -69,7 +69,7 @@ class Recurrence:
 
     @property
     def n_heads(self) -> int:
-        """How many heads there are."""
+        """The number of heads."""
         return self.dt.shape[-1]
 
     @property
@@ -95,25 +95,25 @@ class Recurrence:
     def contexts(self, row: int) -> Int[Tensor, "h t"]:
         """Return each position's effective context, tokens in [1, i + 1].
 
-        The smallest window of latest tokens, the own one included, that holds `HELD` of
-        Σ_j |M̃_ij|; 0 where that sum is 0.
+        It is the smallest window of latest tokens, the position's own included, that holds
+        `HELD` of Σ_j |M̃_ij|; 0 where that sum is 0.
         """
         found = []
         for rows, matrix in self.blocks(row):
-            # Sums of thousands, of which a tenth is told from a little more.
+            # In fp64: sums of thousands, of which a tenth differs from a little more.
             before = matrix.abs().double().cumsum(-1)
-            # A window that holds the share exactly is one, however the sums were rounded.
+            # A window that holds exactly the share counts, whatever the rounding of the sums.
             dropped = (before <= (1 - HELD + ROUNDING) * before[..., -1:]).sum(-1)
             width = torch.arange(rows.start + 1, rows.stop + 1, device=matrix.device) - dropped
             found.append(torch.where(before[..., -1] > 0, width, 0))
         return torch.cat(found, dim=-1)
 
     def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
-        """Return those of the block M̃[i ≥ split, j < split], largest first; k its largest rank.
+        """Return the singular values of M̃[i ≥ split, j < split], largest first; k is its full rank.
 
         The block is a product of two thin factors, C_i exp(Σ_{split..i} a) and
-        B_j dt_j exp(Σ_{j+1..split−1} a), so that the singular values are those of R₁ R₂ᵀ, from
-        the factors' QR decompositions, in fp64.
+        B_j dt_j exp(Σ_{j+1..split−1} a). Its singular values are those of R₁ R₂ᵀ, where R₁ and R₂
+        come from the factors' QR decompositions, in fp64.
         """
         a = self.log_decay.double()
         until = a[:, 1:split].flip(1).cumsum(1).flip(1)
@@ -128,8 +128,8 @@ class Recurrence:
         )
         return torch.linalg.svdvals(upper @ lower.mT)
 
-    def content_and_decay(self, row: int) -> Float[Tensor, "h 3"]:
-        """Return what var log|M_ij| over j < i is made of, M = L ∘ CBᵀ, as shares that add up to 1.
+    def split_variance(self, row: int) -> Float[Tensor, "h 3"]:
+        """Split var log|M_ij| over j < i, M = L ∘ CBᵀ, into shares that add up to 1.
 
         They are var log|C_i·B_j|, var log L_ij and twice their covariance, which may be
         negative, each over var log|M_ij|. Entries of exactly 0 are left out. NaN where nothing
@@ -154,10 +154,10 @@ class Recurrence:
         return parts / parts.sum(-1, keepdim=True)
 
 
-def recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], Batch]:
-    """Return a subject's SSD layers, those of its run's initial weights, and the rows looked at.
+def collect_recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], Batch]:
+    """Return a subject's SSD layers, the same of its run's initial weights, and the rows used.
 
-    There are no initial ones without a run, or when they are the subject's own.
+    The second list is empty without a run, and when the subject has the initial weights itself.
 
     Raises:
         NotApplicableError: for a model without SSD.
@@ -177,33 +177,17 @@ def recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], B
     return found[0], found[1] if len(found) > 1 else [], batch
 
 
-def names(found: Sequence[Recurrence]) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
-    """Return the layers of all heads, and their indices in those."""
+def index_heads(
+    found: Sequence[Recurrence],
+) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
+    """Return the layer of each head of all layers, and the head's index in its layer."""
     counts = [layer.n_heads for layer in found]
     heads = np.concatenate([np.arange(n) for n in counts])
     return np.repeat([layer.mixer.layer for layer in found], counts), heads
 
 
-def joined(
-    found: Sequence[Recurrence], measured: Callable[[Recurrence], Float[Tensor, "h ..."]]
+def join_heads(
+    found: Sequence[Recurrence], measure: Callable[[Recurrence], Float[Tensor, "h ..."]]
 ) -> Float[np.ndarray, "h ..."]:
-    """Return a quantity of all layers' heads."""
-    return torch.cat([measured(layer) for layer in found]).double().cpu().numpy()
-
-
-def rank(values: Float[Tensor, "... k"], sides: tuple[int, int]) -> Int[Tensor, "..."]:
-    """Return how many singular values are above σ_max · max(sides) · ε of fp32, numpy's threshold.
-
-    ε is fp32's, whatever the values come in: B, C and the decays are computed in it.
-    """
-    least = values.amax(-1, keepdim=True) * max(sides) * torch.finfo(torch.float32).eps
-    return (values > least).sum(-1)
-
-
-def effective_rank(values: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """Return exp H(σ / Σσ), in [1, k]; NaN where all are 0.
-
-    Source: Roy and Vetterli 2007.
-    """
-    share = values / values.sum(-1, keepdim=True)
-    return torch.special.entr(share).sum(-1).exp()
+    """Return a quantity of the heads of all layers."""
+    return torch.cat([measure(layer) for layer in found]).double().cpu().numpy()

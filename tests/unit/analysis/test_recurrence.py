@@ -1,0 +1,190 @@
+"""An SSD layer's recurrence: numbers by loops, planted decays and ranks, every variant."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from analysis.mixing import Mixer
+from analysis.state_space.rank import effective_rank, rank
+from analysis.state_space.recurrence import Recurrence
+from lab.layers.ssd import SSD
+from lab.ops.ssd_forms import scan_states, state_writes
+from tests.ssd_variants import matrix_without_skip, moved, normal
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"position": "none"},
+    {"position": "decay", "n_groups": 1, "skip": False},
+    {"position": "conv", "gate": "norm", "d_inner": 24},
+    {"groups": "tiled", "dt_init": "paper"},
+    {"n_groups": 4, "gate": "silu"},
+]
+every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
+
+
+def recurrence(module: SSD, x: Tensor | None = None) -> Recurrence:
+    with torch.no_grad():
+        return Recurrence.of(Mixer(0, module, normal(2, 11, 12) if x is None else x))
+
+
+def constant(a: float, dt: float = 1.0, **options: Any) -> SSD:
+    """Return a layer that decays by a at every token, whatever the tokens."""
+    module = moved(position="decay", **options)
+    with torch.no_grad():
+        assert module.A_log is not None
+        module.A_log.fill_(math.log(-a / dt))
+        module.dt_proj.weight.zero_()
+        module.dt_proj.bias.fill_(math.log(math.expm1(dt)))
+    return module
+
+
+@every_variant
+@pytest.mark.parametrize("block", [2**22, 50])
+@torch.no_grad()
+def test_contexts_are_the_smallest_windows(options, block, monkeypatch):
+    monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", block)
+    module = moved(**options)
+    found = recurrence(module)
+    matrix = matrix_without_skip(module, found.mixer.x).float()
+    for row in range(2):
+        contexts = found.contexts(row)
+        for h in range(4):
+            for i in range(11):
+                size = matrix[row, h, i, : i + 1].abs().tolist()
+                window = next(
+                    w for w in range(1, i + 2) if sum(size[i + 1 - w :]) >= 0.9 * sum(size)
+                )
+                assert contexts[h, i] == window
+
+
+@every_variant
+@torch.no_grad()
+def test_singular_values_are_those_of_the_block(options):
+    module = moved(**options)
+    found = recurrence(module)
+    matrix = matrix_without_skip(module, found.mixer.x)
+    for split in (1, 5, 10):
+        block = matrix[:, :, split:, :split]
+        sigma = found.singular_values(split)
+        expected = torch.linalg.svdvals(block)
+        k = min(sigma.shape[-1], expected.shape[-1])
+        torch.testing.assert_close(sigma[..., :k], expected[..., :k], rtol=1e-9, atol=1e-12)
+        assert not (sigma[..., k:].abs() > 1e-12).any()
+        assert not (expected[..., k:].abs() > 1e-12).any()
+        # The law: what the state carries is at most as wide as the state.
+        assert (rank(sigma, (11 - split, split)) <= min(6, split, 11 - split)).all()
+
+
+@every_variant
+@torch.no_grad()
+def test_shares_of_split_variance_by_loops(options, monkeypatch):
+    monkeypatch.setattr("analysis.state_space.recurrence.BLOCK_ENTRIES", 100)
+    module = moved(**options)
+    found = recurrence(module)
+    for h in range(4):
+        content, decay = [], []
+        for i in range(11):
+            for j in range(i):
+                b, c = found.B[1, j], found.C[1, i]
+                group = h // (4 // len(b))
+                content.append(math.log(abs(float(b[group] @ c[group]))))
+                decay.append(sum(float(found.log_decay[1, k, h]) for k in range(j + 1, i + 1)))
+        c, d = np.array(content), np.array(decay)
+        parts = [c.var(), d.var(), 2 * ((c - c.mean()) * (d - d.mean())).mean()]
+        np.testing.assert_allclose(sum(parts), (c + d).var())
+        shares = found.split_variance(1)[h].numpy()
+        # The scores are of one precision here and in the code, summed in another order.
+        np.testing.assert_allclose(shares, np.array(parts) / (c + d).var(), rtol=1e-6, atol=1e-9)
+        assert shares.sum() == pytest.approx(1.0)
+
+
+@every_variant
+@torch.no_grad()
+def test_writes_and_reads_are_the_recurrences(options):
+    module = moved(**options)
+    found = recurrence(module)
+    B = found.B.repeat_interleave(4 // found.B.shape[2], dim=2)
+    C = found.C.repeat_interleave(4 // found.C.shape[2], dim=2)
+    writes = state_writes(found.values, found.dt, B)
+    torch.testing.assert_close(found.writes, writes.flatten(3).norm(dim=-1))
+    states = scan_states(writes, found.log_decay)
+    torch.testing.assert_close(found.reads, torch.einsum("bthpn,bthn->bthp", states, C))
+    torch.testing.assert_close(
+        matrix_without_skip(module, found.mixer.x) @ module.values(found.mixer.x),
+        found.reads.transpose(1, 2),
+    )
+
+
+@pytest.mark.parametrize("a", [-0.01, -0.5, -3.0])
+def test_a_known_decay_has_its_half_life(a):
+    found = recurrence(constant(a))
+    torch.testing.assert_close(
+        found.half_lives, torch.full((4,), math.log(2) / -a, dtype=torch.float64)
+    )
+
+
+def test_without_decay_nothing_is_forgotten():
+    found = recurrence(moved(position="none"))
+    assert (found.half_lives == math.inf).all()
+    assert (found.split_variance(0)[:, 0] == 1).all()
+    assert (found.split_variance(0)[:, 1:] == 0).all()
+
+
+def same_everywhere(module: SSD) -> Recurrence:
+    """Return what a layer does to a token that is repeated: B, C and x are constant."""
+    return recurrence(module, normal(1, 1, 12).expand(1, 40, 12))
+
+
+@pytest.mark.parametrize("a", [-0.05, -0.7])
+def test_a_known_decay_has_its_context(a):
+    """Of Σ e^{a·k}, k < i + 1, a window of w holds (1 − e^{aw}) / (1 − e^{a(i+1)})."""
+    contexts = same_everywhere(constant(a)).contexts(0)[0].tolist()
+    for i, context in enumerate(contexts):
+        held = [(1 - math.exp(a * w)) / (1 - math.exp(a * (i + 1))) for w in range(1, i + 2)]
+        assert context == 1 + next(w for w, share in enumerate(held) if share >= 0.9 - 1e-9)
+
+
+def test_uniform_rows_have_the_uniform_context():
+    with torch.no_grad():
+        module = moved(position="none")
+    contexts = same_everywhere(module).contexts(0)[0].tolist()
+    assert contexts == [math.ceil(round(0.9 * (i + 1), 6)) for i in range(40)]
+
+
+def test_one_direction_has_rank_one_and_all_alike_have_full_rank():
+    sigma = same_everywhere(constant(-0.1)).singular_values(20)
+    assert (rank(sigma, (20, 20)) == 1).all()
+    torch.testing.assert_close(effective_rank(sigma), torch.ones(1, 4, dtype=torch.float64))
+    alike = torch.full((3, 5), 0.7)
+    assert (rank(alike, (9, 9)) == 5).all()
+    torch.testing.assert_close(effective_rank(alike), torch.full((3,), 5.0))
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_planted_directions_are_counted(kept):
+    """B lives in `kept` of the state's channels."""
+    module = constant(-0.1)
+    with torch.no_grad():
+        weight = module.B_proj.weight.unflatten(0, (2, 6))
+        weight[:, kept:] = 0
+    sigma = recurrence(module).singular_values(5)
+    assert (rank(sigma, (6, 5)) == kept).all()
+    assert (effective_rank(sigma) <= kept + 1e-9).all()
+
+
+def test_scale_changes_no_rank_share_or_context():
+    module = moved()
+    before = recurrence(module)
+    with torch.no_grad():
+        module.B_proj.weight.mul_(-7)
+        module.C_proj.weight.mul_(0.3)
+    after = recurrence(module)
+    assert torch.equal(after.contexts(0), before.contexts(0))
+    torch.testing.assert_close(after.split_variance(0), before.split_variance(0))
+    sigmas = after.singular_values(5), before.singular_values(5)
+    torch.testing.assert_close(effective_rank(sigmas[0]), effective_rank(sigmas[1]))
+    torch.testing.assert_close(sigmas[0], 2.1 * sigmas[1])
