@@ -9,31 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.study_options import StudyOptions, share_options
 
 if TYPE_CHECKING:
     from lab.studies import Cell, Study
     from lab.studies.folder import CellFolder
-
-Out = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the cells; the same again resumes.", show_default="runs/NAME"),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FACTOR=VALUE", help="Only these cells; again for more."),
-]
-Seeds = Annotated[int, typer.Option(help="Runs of each setting.")]
-Workers = Annotated[int, typer.Option(help="Cells at a time, each with one thread.")]
-MaxMinutes = Annotated[
-    float | None,
-    typer.Option(help="Minutes that a cell may take in total.", show_default="no limit"),
-]
-Precision = Annotated[str, typer.Option(help="Of all runs: fp32 or bf16.")]
-TableFile = Annotated[
-    Path | None, typer.Option("--table", help="Write the table here too, after every cell: .csv.")
-]
-FigureFile = Annotated[Path | None, typer.Option(help="Draw the figure: .html, .png or .svg.")]
-Show = Annotated[bool, typer.Option("--show", help="Run nothing; show what there is.")]
 
 
 class Figure(StrEnum):
@@ -48,11 +28,10 @@ class Question(StrEnum):
     trainability = "trainability"
 
 
+@share_options
 def reproduce(
     name: Annotated[Figure, typer.Argument(help="Which table or figure.")],
-    out: Out = None,
-    only: Only = None,
-    seeds: Seeds = 3,
+    options: StudyOptions,
     learning_rate: Annotated[
         list[float] | None,
         typer.Option(
@@ -60,12 +39,6 @@ def reproduce(
             show_default="the lab's",
         ),
     ] = None,
-    precision: Precision = "fp32",
-    workers: Workers = 1,
-    max_minutes: MaxMinutes = None,
-    table: TableFile = None,
-    figure: FigureFile = None,
-    show: Show = False,
 ) -> None:
     """Reproduce a table or figure of the paper: its numbers beside ours, with a verdict."""
     from analysis.studies import recall as results
@@ -73,29 +46,23 @@ def reproduce(
     from lab.studies import recall
 
     with report_usage_errors():
-        _validate(seeds, precision, figure)
+        options.validate()
         study = recall.build_study(
-            seeds=seeds, learning_rates=learning_rate or (), precision=precision
+            seeds=options.seeds, learning_rates=learning_rate or (), precision=options.precision
         )
-    found = _carry_out(study, out, only, workers, max_minutes, table, show)
+    found = _run(study, options)
     settings = results.measure(found)
     said = results.verdict(settings, results.missing(found))
     if settings:
         _print(build_recall_table(settings))
-    _conclude(said, results.draw(settings) if figure else None, figure, "Hard recall")
+    _conclude(
+        said, results.draw(settings) if options.figure else None, options.figure, "Hard recall"
+    )
 
 
+@share_options
 def study(
-    name: Annotated[Question, typer.Argument(help="Which study.")],
-    out: Out = None,
-    only: Only = None,
-    seeds: Seeds = 3,
-    precision: Precision = "fp32",
-    workers: Workers = 1,
-    max_minutes: MaxMinutes = None,
-    table: TableFile = None,
-    figure: FigureFile = None,
-    show: Show = False,
+    name: Annotated[Question, typer.Argument(help="Which study.")], options: StudyOptions
 ) -> None:
     """Run one of the lab's own studies: trainability, what shortens the first stage of training."""
     from analysis.studies import trainability as results
@@ -103,35 +70,21 @@ def study(
     from lab.studies import trainability
 
     with report_usage_errors():
-        _validate(seeds, precision, figure)
-        chosen = trainability.build_study(seeds=seeds, precision=precision)
+        options.validate()
+        chosen = trainability.build_study(seeds=options.seeds, precision=options.precision)
     try:
         results.check_installed()
     except results.MissingLibraryError as error:
         raise refuse(error, 2) from error
-    found = _carry_out(chosen, out, only, workers, max_minutes, table, show)
+    found = _run(chosen, options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
     if effects:
         _print(build_trainability_table(effects))
-    drawn = results.draw(effects) if figure else None
-    _conclude(results.verdict(effects, left), drawn, figure, "What shortens the first stage")
-
-
-def _validate(seeds: int, precision: str, figure: Path | None) -> None:
-    """Validate what all studies are given.
-
-    Raises:
-        ValueError: naming the option, its value and its bound.
-    """
-    from analysis.pages.export import SUFFIXES
-
-    if seeds < 1:
-        raise ValueError(f"seeds={seeds}: must be ≥ 1")
-    if precision not in ("fp32", "bf16"):
-        raise ValueError(f"precision={precision}: must be fp32 or bf16, the same for all runs")
-    if figure is not None and figure.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+    drawn = results.draw(effects) if options.figure else None
+    _conclude(
+        results.verdict(effects, left), drawn, options.figure, "What shortens the first stage"
+    )
 
 
 def _print(table: Any) -> None:
@@ -159,25 +112,18 @@ def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> Non
     typer.echo(file)
 
 
-def _carry_out(
-    study: "Study",
-    out: Path | None,
-    only: list[str] | None,
-    workers: int,
-    max_minutes: float | None,
-    file: Path | None,
-    show: bool,
-) -> Any:
+def _run(study: "Study", options: StudyOptions) -> Any:
     """Run the cells that are left, unless they are only shown, and return the table."""
     from lab.files import explain_write_errors, write
     from lab.studies.runner import run_cells
     from lab.studies.table import tabulate_cells
 
+    file = options.table
     with report_usage_errors():
-        study = study.select(only or [])
+        study = study.select(options.only or [])
         if file is not None and file.suffix != ".csv":
             raise ValueError(f"table={file}: must end in .csv")
-    out = out or Path("runs") / study.name
+    out = options.out or Path("runs") / study.name
 
     def tabulate() -> Any:
         found = tabulate_cells(study, out)
@@ -200,14 +146,14 @@ def _carry_out(
 
     stopped: signal.Signals | None = None
     with report_failures():
-        if not show:
+        if not options.show:
             with report_usage_errors():
                 stopped = run_cells(
                     study,
                     out,
                     [sys.executable, "-m", "lab.cli.cell"],
-                    workers=workers,
-                    max_minutes=max_minutes,
+                    workers=options.workers,
+                    max_minutes=options.max_minutes,
                     on_begin=begin,
                     on_end=end,
                 )

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from lab.cli import rows
 from lab.cli.answers import parse_assignments, report_failures, report_usage_errors
+from lab.cli.older_runs import read_older_defaults
 from lab.cli.options import find_kind, keep_ends, read, read_settings, resolve_spans, varies
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
@@ -221,7 +222,7 @@ def _train(
 def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:
     """Return the run and the machine settings that the given options describe.
 
-    An option given goes before the protocol's value, and that before the field's default.
+    A given option takes precedence over the protocol's value, and that over the field's default.
 
     Raises:
         ValueError: naming the option, its value and its bound.
@@ -234,7 +235,7 @@ def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[An
         given = {**given, "stack": "UM*2"}
     if "options" in given:
         given = {**given, "options": parse_assignments(given["options"])}
-    task, train, values = _configure(name, given)
+    task, train, values = _configure(name, given, out)
     runtime = _build_config(Runtime, values)
     choose_device(runtime.device)
     run = Run(Path("runs"), task, _build_config(ModelConfig, values), train)
@@ -242,8 +243,12 @@ def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[An
     return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
 
 
-def _configure(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict[str, Any]]:
-    """Return the task, how it is trained on, and all values, the protocol's too.
+def _configure(
+    name: str, given: dict[str, Any], out: Path | None = None
+) -> tuple[Any, TrainConfig, dict[str, Any]]:
+    """Return the task, its training configuration, and all values, the protocol's included.
+
+    Where `out` holds a run of an older version of the protocol, its values are the defaults.
 
     Raises:
         ValueError: naming the option, its value and its bound.
@@ -260,15 +265,14 @@ def _configure(name: str, given: dict[str, Any]) -> tuple[Any, TrainConfig, dict
         },
     }
     d_model = given.get("d_model", ModelConfig.d_model)
-    # How long rows are says how many make a step, and that over how many rows a schedule goes.
+    # The row length decides how many rows make a step, and so over how many rows a schedule goes.
     sizes = task_class(**keep_ends(options))
-    values = {
-        **({"stack": preset.stack} if preset and preset.stack else {}),
-        **get_protocol_defaults(
-            given.get("protocol", "lab"), sizes.seq_len, sizes.vocab_size, d_model
-        ),
-        **given,
-    }
+    protocol = given.get("protocol", "lab")
+    defaults = get_protocol_defaults(protocol, sizes.seq_len, sizes.vocab_size, d_model)
+    if protocol == "lab":
+        defaults |= read_older_defaults(out, defaults)
+    stack = {"stack": preset.stack} if preset and preset.stack else {}
+    values = {**stack, **defaults, **given}
     train = _build_config(TrainConfig, values)
     task = task_class(**resolve_spans(options, train.max_steps, train.batch_size))
     return task, train, values

@@ -7,7 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
+from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.training.experiment import carry_out
 from lab.training.runs import Run
+from tasks import TASKS
 from tasks.schedule import Schedule
 
 SMALL = ["--seq-len", "16", "--vocab-size", "64", "--max-steps", "4", "--test-rows", "8"]
@@ -96,6 +99,35 @@ def test_perplexity_and_bits_go_with_the_loss(tmp_path):
     run(*SMALL, "--out", tmp_path / "run")
     result = result_of(tmp_path / "run")
     assert result["perplexity"] == pytest.approx(2 ** result["bits_per_token"])
+
+
+LATER = ("table_learning_rate", "lengthen", "start_len", "lengthen_at", "stage_steps")
+"""Fields that the training configuration did not have at first."""
+
+
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_run_of_an_older_protocol_is_resumed_by_the_same_command(tmp_path, absent):
+    out = tmp_path / "run"
+    config = TrainConfig(batch_size=256, max_steps=4, test_rows=8, eval_every=512)
+    older = Run(out, TASKS["mqar"](seq_len=16, vocab_size=64), ModelConfig(), config)
+    assert carry_out(older, Runtime(device="cpu", max_minutes=1e-9))["steps"] == 1
+    content = json.loads((out / "config.json").read_text())
+    if absent:
+        content["train"] = {k: v for k, v in content["train"].items() if k not in LATER}
+        del content["model"]["logit_scale"]
+    assert content["train"].get("table_learning_rate") is None
+    (out / "config.json").write_text(json.dumps(content))
+    assert "resuming after step 1" in run(*SMALL, "--out", out)
+    assert result_of(out)["steps"] == 4
+    text = run(*SMALL, "--logit-scale", "0.5", "--out", out, code=2)
+    assert "holds a run with model.logit_scale=1.0, this one has model.logit_scale=0.5" in text
+
+
+def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):
+    out = tmp_path / "run"
+    run(*SMALL, "--batch-size", "8", "--out", out)
+    text = run(*SMALL, "--out", out, code=2)
+    assert "holds a run with train.batch_size=8, this one has train.batch_size=256" in text
 
 
 @pytest.mark.parametrize(

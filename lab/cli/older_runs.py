@@ -1,0 +1,31 @@
+"""Resuming runs that an older version of the lab's protocol began."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def read_older_defaults(out: Path | None, fields: Iterable[str]) -> dict[str, Any]:
+    """Return the values that an older protocol gave to the run in a folder.
+
+    The lab's protocol of today always sets a learning rate for tables. A run of that protocol
+    without one is older: what its protocol set, or did not know, is then the default for options
+    that are not given, so that the same command resumes the run.
+
+    Args:
+        out: the run folder; None or a folder without a run has no such values.
+        fields: what the protocol sets, fields of `ModelConfig` and `TrainConfig`.
+    """
+    from lab.files import RunError
+    from lab.training.runs import Run
+
+    if out is None or not (out / "config.json").exists():
+        return {}
+    try:
+        run = Run.open(out)
+    except RunError:  # `Run.claim` reports it
+        return {}
+    if run.train.protocol != "lab" or run.train.table_learning_rate is not None:
+        return {}
+    recorded = {**run.model.to_dict(), **run.train.to_dict()}
+    return {name: recorded[name] for name in fields}

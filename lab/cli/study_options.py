@@ -1,0 +1,75 @@
+"""The options that `lab reproduce` and `lab study` share."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """The options of every study."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the cells; the same again resumes.", show_default="runs/NAME"),
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FACTOR=VALUE", help="Run only these cells; may be repeated."),
+    ] = None
+    seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = 3
+    precision: Annotated[str, typer.Option(help="Of all runs: fp32 or bf16.")] = "fp32"
+    workers: Annotated[int, typer.Option(help="Cells at a time, each with one thread.")] = 1
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="Minutes that a cell may take in total.", show_default="no limit"),
+    ] = None
+    table: Annotated[
+        Path | None, typer.Option(help="Write the table here too, after every cell: .csv.")
+    ] = None
+    figure: Annotated[Path | None, typer.Option(help="Draw the figure: .html, .png or .svg.")] = (
+        None
+    )
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what there is.")] = False
+
+    def validate(self) -> None:
+        """Check what does not depend on the study.
+
+        Raises:
+            ValueError: naming the option, its value and its bound.
+        """
+        from analysis.pages.export import SUFFIXES
+
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds}: must be ≥ 1")
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(
+                f"precision={self.precision}: must be fp32 or bf16, the same for all runs"
+            )
+        if self.figure is not None and self.figure.suffix.lower() not in SUFFIXES:
+            raise ValueError(f"figure={self.figure}: must end in {', '.join(SUFFIXES)}")
+
+
+def share_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every field of `StudyOptions` as an option; it gets them as `options`."""
+
+    def run(**given: Any) -> None:
+        shared = {f.name: given.pop(f.name) for f in fields(StudyOptions)}
+        command(options=StudyOptions(**shared), **given)
+
+    signature = inspect.signature(command)
+    parameters = [p for name, p in signature.parameters.items() if name != "options"]
+    parameters += [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+        )
+        for f in fields(StudyOptions)
+    ]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run

@@ -1,0 +1,193 @@
+"""Cells of a study: chosen, trained, resumed, and failing alone; one tidy table of them."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lab.cli.cell import train_cell
+from lab.cli.training import describe_run
+from lab.studies import Cell, Study, recall, trainability
+from lab.studies.folder import CellFolder
+from lab.studies.lengths import evaluate_lengths, find_stage_ends
+from lab.studies.runner import run_cells
+from lab.studies.table import MEASURED, tabulate_cells
+from lab.training.runs import Run
+
+TINY = {
+    "seq_len": 8,
+    "vocab_size": 32,
+    "d_model": 8,
+    "batch_size": 4,
+    "eval_every": 4,
+    "test_rows": 8,
+    "max_steps": 8,
+    "start_len": 8,
+    "precision": "fp32",
+}
+cell_process = typer.Typer()
+cell_process.command()(train_cell)
+TRAIN = [sys.executable, "-m", "lab.cli.cell"]
+
+
+def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
+    return Cell(
+        {"factor": "tiny", "seed": seed}, "mqar", {**TINY, "seed": seed, **options}, lengths
+    )
+
+
+def study(*cells: Cell) -> Study:
+    return Study("tiny", "?", cells)
+
+
+def test_a_study_has_cells_of_the_same_factors_and_names_none_twice():
+    with pytest.raises(ValueError, match="names 2 cells"):
+        study(cell(), cell())
+    with pytest.raises(ValueError, match="has the factors seed"):
+        study(cell(), Cell({"seed": 3}, "mqar", {}, (8,)))
+    with pytest.raises(ValueError, match="no cells"):
+        study()
+
+
+def test_only_takes_any_value_of_a_factor_and_all_factors():
+    whole = recall.build_study(seeds=2)
+    some = whole.select(["mixer=attention", "mixer=soft mask", "d_model=64"])
+    assert [(c.factors["mixer"], c.factors["seed"]) for c in some.cells] == [
+        *(("attention", 0), ("soft mask", 0), ("attention", 1), ("soft mask", 1))
+    ]
+    for wrong in ("mixer", "colour=blue", "mixer=blue"):
+        with pytest.raises(ValueError, match=f"only={wrong}"):
+            whole.select([wrong])
+
+
+def test_the_first_cells_are_all_mixers_at_64_with_the_first_seed():
+    first = recall.build_study().cells[: len(recall.MIXERS)]
+    assert {c.factors["mixer"] for c in first} == set(recall.MIXERS)
+    assert {(c.factors["d_model"], c.factors["seed"]) for c in first} == {(64, 0)}
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        *trainability.build_study(seeds=1).cells[: len(trainability.CHANGES)],
+        *recall.build_study(seeds=1).select(["d_model=32"]).cells,
+    ],
+    ids=lambda each: each.name,
+)
+def test_every_cell_makes_a_run(each, tmp_path):
+    run, _ = describe_run(each.task, dict(each.options), tmp_path)
+    assert run.train.seed == each.factors["seed"]
+    assert max(each.lengths) == run.task.seq_len
+
+
+def test_cells_are_trained_skipped_and_told_apart_from_those_not_run(tmp_path):
+    two = study(cell(0), cell(1))
+    begun = []
+    run_cells(study(cell(0)), tmp_path, TRAIN, on_begin=begun.append)
+    found = tabulate_cells(two, tmp_path)
+    assert found.columns == ["factor", "seed", *MEASURED]
+    assert found["status"].to_list() == ["budget", "not run"]
+    run = Run.open(tmp_path / two.cells[0].name / "run")
+    result = run.read_result()
+    assert result is not None
+    row = found.row(0, named=True)
+    assert (row["steps"], row["rows"], row["solved"]) == (8, 32, False)
+    assert row["accuracy"] == result["accuracy"]
+    assert row["parameters"] == run.build().parameter_count()
+    assert found.row(1, named=True)["accuracy"] is None
+    run_cells(study(cell(0)), tmp_path, TRAIN, on_begin=begun.append)
+    assert len(begun) == 1
+
+
+def test_a_failing_cell_is_recorded_and_stops_no_other(tmp_path):
+    fails = 'case "$0" in *seed=0) echo "Error: planted"; exit 3;; esac'
+    ended = []
+    both = study(cell(0), cell(1))
+    run_cells(
+        both,
+        tmp_path,
+        ["sh", "-c", fails],
+        workers=2,
+        on_end=lambda cell, folder: ended.append(folder.read_error()),
+    )
+    assert set(ended) == {"exit code 3: planted", None}
+    found = tabulate_cells(both, tmp_path)
+    assert found["status"].to_list() == ["failed", "unfinished"]
+    assert found["error"].to_list() == ["exit code 3: planted", None]
+
+
+def test_the_error_of_a_real_cell_is_one_line(tmp_path):
+    bad = cell(options=["A.no_such=1"])
+    folder = CellFolder(tmp_path / bad.name)
+    folder.claim(bad)
+    answer = CliRunner().invoke(cell_process, [str(folder.path)])
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("Error: unknown option A.no_such")
+
+
+def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):
+    CellFolder(tmp_path / cell().name).claim(cell())
+    other = cell(d_model=16)
+    run_cells(study(other), tmp_path, ["false"])
+    error = CellFolder(tmp_path / other.name).read_error()
+    assert error is not None
+    assert "holds a cell with options=" in error
+
+
+def test_minutes_that_are_up_end_a_cell_and_more_of_them_resume_it(tmp_path):
+    long = study(cell(max_steps=60))
+    folder = CellFolder(tmp_path / long.cells[0].name)
+    run_cells(long, tmp_path, TRAIN, max_minutes=1e-3)
+    row = tabulate_cells(long, tmp_path).row(0, named=True)
+    assert row["status"] == "out of time"
+    assert row["solved"] is False
+    assert 1 <= row["steps"] < 60
+    assert row["accuracy"] is not None
+    run_cells(long, tmp_path, ["false"], max_minutes=1e-3)
+    assert folder.find_status() == "out of time", "its minutes are up: nothing is tried"
+    run_cells(long, tmp_path, TRAIN)
+    assert tabulate_cells(long, tmp_path).row(0, named=True)["steps"] == 60
+
+
+def test_a_signal_leaves_a_cell_that_goes_on(tmp_path):
+    steps = 4000
+    options = {**TINY, "max_steps": steps, "eval_every": 1000, "early_stop": False}
+    program = (
+        "import sys; from lab.studies import Cell, Study; from lab.studies.runner import run_cells;"
+        "from pathlib import Path;"
+        f"c = Cell({{'seed': 0}}, 'mqar', {options!r}, (8,));"
+        f"sys.exit(run_cells(Study('s', '?', (c,)), Path({str(tmp_path)!r}), {TRAIN!r}) or 0)"
+    )
+    path = tmp_path / "seed=0"
+    process = subprocess.Popen([sys.executable, "-c", program])
+    metrics = path / "run" / "metrics.jsonl"
+    while not metrics.exists() or not metrics.read_text().count("\n") > 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == signal.SIGINT
+    folder = CellFolder(path)
+    assert (folder.find_status(), folder.read_error()) == ("unfinished", None)
+    (step,) = Run.open(path / "run").list_checkpoints()
+    assert 0 < step < steps
+
+
+def test_lengths_are_evaluated_with_the_weights_at_the_end_of_their_stage(tmp_path):
+    given = {**TINY, "seq_len": 32, "vocab_size": 64, "lengthen_at": 0.09, "max_steps": 12}
+    run, runtime = describe_run("mqar", {**given, "stage_steps": 8}, tmp_path / "run")
+    from lab.training.experiment import carry_out as train
+
+    result = train(run, runtime)
+    ends = find_stage_ends(run)
+    steps = list(np.cumsum([stage.steps for stage in run.read_metrics().stages]))
+    assert list(ends.values()) == steps[:-1]
+    found = evaluate_lengths(run, [8, 16, 32])
+    assert [entry["seq_len"] for entry in found] == [8, 16, 32]
+    for entry in found:
+        assert entry["step"] == ends.get(entry["seq_len"], result["steps"])
+    assert found[-1]["test"] == result["accuracy"]

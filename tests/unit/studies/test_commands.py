@@ -1,0 +1,60 @@
+"""`lab study` and `lab reproduce`: what they print, write and refuse."""
+
+import json
+
+import polars as pl
+from typer.testing import CliRunner
+
+from lab.cli import app
+from lab.studies.trainability import BASELINE
+from tests.unit.studies.test_cells import TINY
+
+
+def test_a_missing_library_is_one_line_before_anything_is_run(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    answer = CliRunner().invoke(app, ["study", "trainability", "--out", str(tmp_path / "s")])
+    assert answer.exit_code == 2
+    assert "lifelines" in answer.stderr
+    assert "pip install" in answer.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_study_through_the_command_line(tmp_path, monkeypatch):
+    from lab.studies import trainability as module
+
+    tiny = {**TINY, "stack": "AM*1"}
+    monkeypatch.setattr(module, "SETTING", tiny)
+    monkeypatch.setattr(module, "SEQ_LEN", 8)
+    changes = {BASELINE: {}, "2 heads": {"n_heads": 2}}
+    monkeypatch.setattr(module, "CHANGES", changes)
+    monkeypatch.setattr(module, "BASELINE_SEEDS", 1)
+    out, file, picture = tmp_path / "out", tmp_path / "t.csv", tmp_path / "f.html"
+    words = ["study", "trainability", "--seeds", "2", "--out", out, "--table", file]
+    answer = CliRunner().invoke(app, [*map(str, words), "--workers", "2"])
+    assert answer.exit_code == 0, answer.output
+    assert "2 heads" in answer.stdout
+    assert "too few runs" in answer.stdout
+    found = pl.read_csv(file)
+    assert found["status"].to_list() == ["budget"] * 4
+    file.unlink()
+    words = [*words, "--show", "--figure", picture]
+    again = CliRunner().invoke(app, [str(word) for word in words])
+    assert again.exit_code == 0, again.output
+    assert pl.read_csv(file).equals(found)
+    assert picture.exists()
+    assert json.loads(next(out.glob("*/cell.json")).read_text())["task"] == "mqar"
+
+
+def test_wrong_options_are_one_line(tmp_path):
+    for words in (
+        ["--only", "colour=blue"],
+        ["--workers", "0"],
+        ["--seeds", "0"],
+        ["--precision", "fp8"],
+        ["--max-minutes", "0"],
+        ["--table", "t.xls"],
+        ["--figure", "f.gif"],
+    ):
+        answer = CliRunner().invoke(app, ["reproduce", "recall", "--out", str(tmp_path), *words])
+        assert answer.exit_code == 2, words
+        assert len(answer.stderr.strip().splitlines()) == 1

@@ -1,0 +1,109 @@
+"""Verdicts of the recall study on planted tables; its figure."""
+
+import numpy as np
+import polars as pl
+
+from analysis.pages.export import save
+from analysis.studies import recall as recalled
+from lab.studies import recall
+from lab.studies.published import PUBLISHED
+from lab.studies.table import MEASURED
+
+
+def recall_rows(mixer: str, accuracy: float | None, rate: str = "lab", validation: float = 0.0):
+    return [
+        {
+            "mixer": mixer,
+            "d_model": width,
+            "learning_rate": rate,
+            "seed": seed,
+            **dict.fromkeys(MEASURED),
+            "seq_len": length,
+            "status": "not run" if accuracy is None else "budget",
+            "solved": None if accuracy is None else False,
+            "accuracy": None if accuracy is None else accuracy + seed / 1000,
+            "validation": validation,
+        }
+        for width in (64, 128)
+        for length in recall.LENGTHS
+        for seed in range(2)
+    ]
+
+
+def recall_frame(*rows) -> pl.DataFrame:
+    head = {"mixer": pl.String, "d_model": pl.Int64, "learning_rate": pl.String, "seed": pl.Int64}
+    return pl.DataFrame([row for part in rows for row in part], schema={**head, **MEASURED})
+
+
+def test_the_verdict_speaks_of_what_was_run_alone():
+    nothing = recall_frame(recall_rows("attention", None), recall_rows("soft mask", None))
+    assert recalled.measure(nothing) == []
+    assert recalled.verdict([], 16) == ["No setting was run, 16 are left: no verdict."]
+    half = recall_frame(recall_rows("attention", 0.99), recall_rows("soft mask", None))
+    settings = recalled.measure(half)
+    said = recalled.verdict(settings, recalled.missing(half))
+    assert len(said) == 2
+    assert said[0].startswith("attention is more accurate here than in the paper in 8 of 8")
+    assert "most at T 2,048, d_model 64, 0.99 against 0.09" in said[0]
+    assert said[1].startswith("8 settings of the study were not run")
+
+
+def recall_runs(mixer: str, gain: float, spread: float, seed: int):
+    """Return eight runs of a mixer at one width, each about `gain` better than a half."""
+    noise = np.random.default_rng(seed).normal(0, spread, 8)
+    rows = recall_rows(mixer, 0.5)[: 2 * len(recall.LENGTHS)]
+    return [
+        {**row, "seed": run, "accuracy": 0.5 + gain + float(noise[run])}
+        for run in range(8)
+        for row in rows
+        if row["seed"] == 0
+    ]
+
+
+def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
+    found = recalled.measure(
+        recall_frame(
+            recall_runs("attention", 0, 0.02, 0),
+            recall_runs("soft mask", 0, 0.02, 1),
+            recall_runs("value mask", 0.3, 0.02, 2),
+            recall_runs("literal mask", -0.3, 0.02, 3),
+        )
+    )
+    paper, *said = recalled.verdict(found, 0)[1:]
+    assert paper.startswith("The paper has the dynamic mask ahead of attention without one in 4 of")
+    assert [text.split(" attention without one: ")[0] for text in said] == [
+        "Here the value mask is ahead of",
+        "Here the soft mask cannot be told from",
+        "Here the literal mask is behind",
+    ]
+
+
+def test_flips_of_signs_give_the_p_they_give_by_hand():
+    assert recalled.sign_flip_p(np.array([1.0, 2.0, 3.0])) == 2 / 8
+    assert recalled.sign_flip_p(np.array([1.0, -1.0])) == 1
+    assert recalled.sign_flip_p(np.full(20, 0.1)) < 1e-3
+
+
+def test_the_learning_rate_is_chosen_on_validation_rows():
+    frame = recall_frame(
+        recall_rows("attention", 0.9, "lab", validation=0.1),
+        recall_rows("attention", 0.2, "0.001", validation=0.3),
+    )
+    assert {s.learning_rate for s in recalled.measure(frame)} == {"0.001"}
+
+
+def test_the_papers_numbers_are_all_there():
+    assert len(PUBLISHED) == 4 * 4 * 4
+    assert PUBLISHED["attention", 2048, 256] == 0.36
+    assert PUBLISHED["dynamic mask attention", 512, 64] == 0.79
+
+
+def test_the_figure_is_drawn(tmp_path):
+    settings = recalled.measure(
+        recall_frame(recall_rows("attention", 0.9), recall_rows("SSD, RoPE", 0.4))
+    )
+    fig = recalled.draw(settings)
+    names = [trace["name"] for trace in fig.to_dict()["data"] if trace["showlegend"]]
+    assert names[:2] == ["attention", "SSD, RoPE"]
+    assert "paper: Based" in names
+    save(fig, tmp_path / "recall.html")

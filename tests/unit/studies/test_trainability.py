@@ -1,0 +1,107 @@
+"""Verdicts of the trainability map on planted tables; its figure."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from analysis.pages.export import save
+from analysis.studies import trainability as trained
+from analysis.studies.holm import holm
+from lab.studies.table import MEASURED
+from lab.studies.trainability import BASELINE
+
+
+def planted(factor: str, steps: list[int], solved: list[bool] | None = None) -> pl.DataFrame:
+    solved = solved or [True] * len(steps)
+    return pl.DataFrame(
+        [
+            {
+                "factor": factor,
+                "seed": seed,
+                **dict.fromkeys(MEASURED),
+                "status": "solved" if ended else "budget",
+                "solved": ended,
+                "steps": count,
+                "rows": 64 * count,
+            }
+            for seed, (count, ended) in enumerate(zip(steps, solved, strict=True))
+        ],
+        schema={"factor": pl.String, "seed": pl.Int64, **MEASURED},
+    )
+
+
+BEFORE = planted(BASELINE, [300 + 10 * i for i in range(18)])
+
+
+def test_medians_know_that_censored_runs_take_longer():
+    found = trained.measure(
+        pl.concat(
+            [
+                BEFORE,
+                planted("half", [100, 200, 700, 700], [True, True, False, False]),
+                planted("most", [100, 200, 300, 700], [True, True, True, False]),
+                planted("never", [700, 700, 700], [False] * 3),
+            ]
+        )
+    )
+    medians = {effect.factor: effect.median for effect in found}
+    assert medians == {"half": 200, "most": 200, BASELINE: 380, "never": math.inf}
+    assert [effect.factor for effect in found][-1] == "never"
+    assert next(e for e in found if e.factor == "most").rows == 64 * 200
+
+
+def test_a_planted_effect_is_found_and_a_null_is_not():
+    rng = np.random.default_rng(0)
+    nulls = [planted(f"null {i}", [int(s) for s in rng.integers(300, 480, 3)]) for i in range(20)]
+    found = trained.measure(
+        pl.concat(
+            [BEFORE, planted("fast", [100, 110, 120]), planted("slow", [600, 610, 620]), *nulls]
+        )
+    )
+    assert {effect.factor for effect in found if effect.counts} == {"fast", "slow"}
+    faster, slower, same = trained.verdict(found, 0)
+    assert faster.startswith("Shorter than the baseline's: fast (110 steps)")
+    assert slower.startswith("Longer: slow (610 steps)")
+    assert all(f"null {i}" in same for i in range(20))
+
+
+def test_the_verdict_is_silent_on_a_null_and_says_when_runs_are_too_few():
+    three = planted(BASELINE, [300, 310, 320])
+    found = trained.measure(pl.concat([three, planted("fast", [100, 110, 120])]))
+    assert not any(effect.counts for effect in found)
+    said = trained.verdict(found, 5)
+    assert not any(text.startswith(("Shorter", "Longer")) for text in said)
+    assert "1 of 1 factors have too few runs" in said[1]
+    assert said[-1].startswith("5 cells have not ended")
+    assert trained.verdict(trained.measure(three), 0) == [
+        "The baseline and a factor must be run first: no verdict."
+    ]
+
+
+def test_the_log_rank_test_is_exact_and_near_the_usual_one_for_many_runs():
+    few = [300, 310, 320], [True] * 3
+    assert trained.log_rank_p([100, 110, 120], [True] * 3, *few) == pytest.approx(0.1)
+    assert trained.log_rank_p(*few, *few) == 1
+    from lifelines.statistics import logrank_test
+
+    rng = np.random.default_rng(1)
+    drawn = [rng.exponential(90, 50).round(), rng.exponential(160, 60).round()]
+    seen = [(np.minimum(t, 250).astype(int).tolist(), (t < 250).tolist()) for t in drawn]
+    usual = logrank_test(seen[0][0], seen[1][0], seen[0][1], seen[1][1]).p_value
+    assert 0.001 < usual < 0.2
+    assert trained.log_rank_p(*seen[0], *seen[1]) == pytest.approx(usual, rel=0.3)
+
+
+def test_holm_is_as_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+    assert trained.least_p(3, 3) == pytest.approx(0.1)
+
+
+def test_the_figure_is_drawn(tmp_path):
+    effects = trained.measure(pl.concat([BEFORE, planted("never <b>", [700] * 3, [False] * 3)]))
+    fig = trained.draw(effects)
+    save(fig, tmp_path / "map.html")
+    assert "never &lt;b&gt;" in str(fig)
