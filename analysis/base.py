@@ -11,7 +11,7 @@ from analysis.memory import check_memory
 from lab.files import RunError
 from lab.models import LanguageModel
 from lab.training.runs import Run
-from tasks.base import Batch, Task
+from tasks.base import Batch, Task, count_rows
 
 TOKENS = 32_768
 """Tokens of the rows that an analysis looks at, unless it is told how many rows."""
@@ -71,7 +71,7 @@ class Subject:
                 raise RunError(f"{run.path}: has no checkpoint; give a step whose weights: {known}")
             step = max(run.list_checkpoints())
         if rows is None:
-            rows = min(MOST_ROWS, max(FEWEST_ROWS, TOKENS // run.task.seq_len))
+            rows = count_rows(TOKENS, run.task.seq_len, fewest=FEWEST_ROWS, most=MOST_ROWS)
         model = run.load_model(step)
         check_memory(model, rows, run.task.seq_len, memory)
         return cls(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
-from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
+from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task, count_rows
 from tasks.bounds import MAX_SEQ_LEN, check_range
 from tasks.corpus import Corpus, TextChangedError, open_corpus
 from tasks.lazy import Tensor, torch
@@ -214,7 +214,7 @@ def _predict_most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
 @lru_cache(maxsize=16)
 def _tabulate(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return contexts of 0 … order bytes in order, and the byte most frequent behind each."""
-    batch = task.batch(size=max(1, TABLE_BYTES // task.seq_len))
+    batch = task.batch(size=count_rows(TABLE_BYTES, task.seq_len))
     return tuple(
         tabulate_most_frequent(_encode_contexts(batch.inputs, n), batch.targets[:, max(0, n - 1) :])
         for n in range(min(order, task.seq_len) + 1)

@@ -4,11 +4,12 @@ from collections import Counter
 from functools import lru_cache
 
 from tasks import counter
-from tasks.base import IGNORE, Batch, Predictor, Task
+from tasks.base import IGNORE, Batch, Predictor, Task, count_rows
 from tasks.lazy import Tensor, torch
 
 TABLE_ROWS = 2048
-"""Training rows that a table of what is most frequent is counted on."""
+"""Training rows that a table of what is most frequent is counted on, at most."""
+TABLE_TOKENS = 2**20
 
 
 def find_followers(inputs: Tensor, *, latest: bool) -> Tensor:
@@ -141,7 +142,7 @@ def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _tabulate(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
     """Return what is most frequent with each position or token, in the first training rows."""
-    batch = task.batch(size=max(1, min(TABLE_ROWS, 2**20 // task.seq_len)))
+    batch = task.batch(size=count_rows(TABLE_TOKENS, task.seq_len, most=TABLE_ROWS))
     row, position = (batch.targets != IGNORE).nonzero(as_tuple=True)
     feature = position if by_position else batch.inputs[row, position]
     return tabulate_most_frequent(feature, batch.targets[row, position])

@@ -20,6 +20,7 @@ from analysis.scoring import scored
 from analysis.statistics.estimates import Estimate, estimate_accuracy
 from analysis.words import percent
 from lab.models.evaluation import find_stored_positions
+from tasks.base import count_rows
 
 BEYOND_TOKENS = 2**13
 """Number of tokens of the rows that are twice as long as those trained on."""
@@ -95,7 +96,7 @@ def measure_beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
         task = subject.task.replace(seq_len=2 * seq_len)
     except ValueError as error:
         return replace(found, why=str(error))
-    size = max(1, min(len(subject.batch.inputs), BEYOND_TOKENS // (2 * seq_len)))
+    size = count_rows(BEYOND_TOKENS, 2 * seq_len, most=len(subject.batch.inputs))
     device = subject.batch.inputs.device
     batch = task.batch(split="test", size=size, seed=subject.seed, device=device)
     masked = scored(subject.model, batch)

@@ -12,7 +12,7 @@ from lab.hooks import HookPoint
 from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
-from tasks.base import Batch
+from tasks.base import Batch, count_rows
 
 GRADIENT_TOKENS = 2**11
 """Number of tokens of the rows whose loss is differentiated."""
@@ -34,7 +34,7 @@ def measure_gradients(
     is exactly 0 for a mask that it does not reach, NaN for one without parameters.
     """
     layers, seq_len = find_masked_layers(model), batch.inputs.shape[1]
-    batch = batch[: max(1, GRADIENT_TOKENS // seq_len)]
+    batch = batch[: count_rows(GRADIENT_TOKENS, seq_len)]
     biases: dict[str, Tensor] = {}
 
     def keep(bias: Tensor, point: HookPoint) -> None:

@@ -18,7 +18,7 @@ from lab.layers.routed import RoutedMoE
 from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.ops.product_keys import product_topk
-from tasks.base import Batch
+from tasks.base import Batch, count_rows
 
 TOKENS_AT_ONCE = 4096
 """Tokens of a forward pass, so that scores of many experts do not fill the memory."""
@@ -83,7 +83,7 @@ def chosen_experts(model: LanguageModel, batch: Batch) -> list[Chosen]:
         )
     ]
     rows, seq_len = batch.inputs.shape
-    size = max(1, TOKENS_AT_ONCE // seq_len)
+    size = count_rows(TOKENS_AT_ONCE, seq_len)
     with model.hooks([(wanted, look)]):
         for start in range(0, rows, size):
             score(model, batch[start : start + size], "fp32")

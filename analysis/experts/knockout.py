@@ -15,6 +15,7 @@ from analysis.experts.effects import Change, Deletion, LayerKnockout, Roles, lay
 from analysis.plots import style
 from analysis.statistics.estimates import thin
 from analysis.words import percent
+from tasks.base import count_rows
 
 TITLE = "Experts knocked out"
 TOKENS = 4096
@@ -91,7 +92,7 @@ def planned(subject: Subject) -> Plan:
     """
     blocks, seq_len = len(subject.model.blocks), subject.task.seq_len
     layers = list(retrieving(subject.model))
-    full = min(len(subject.batch.inputs), max(FEWEST_ROWS, TOKENS // seq_len))
+    full = count_rows(TOKENS, seq_len, fewest=FEWEST_ROWS, most=len(subject.batch.inputs))
     plans = []
     for most_layers, n_experts, share in PLANS:
         tried = tuple(thin(layers, most_layers))

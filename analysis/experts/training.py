@@ -15,6 +15,7 @@ from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.estimates import thin
 from analysis.words import percent
 from lab.training.runs import Run
+from tasks.base import count_rows
 
 TITLE = "Experts over training"
 STEPS = 24
@@ -82,7 +83,7 @@ def measure(subject: Subject) -> list[Course]:
     steps = thinned(subject.run.list_steps())
     if len(steps) < 2:
         raise NotApplicableError("the run has weights of one step only")
-    rows = max(1, TOKENS // subject.task.seq_len)
+    rows = count_rows(TOKENS, subject.task.seq_len)
     few = replace(subject, batch=subject.batch[:rows])
     last = _choices(few, subject.run, steps[-1])
     loads: list[list[Load]] = []

@@ -14,6 +14,7 @@ from analysis.statistics.intervals import bootstrap
 from lab.hooks import HookFn, HookPoint, NamesFilter
 from lab.intervals import wilson
 from lab.layers.mixer import RotaryPairs
+from tasks.base import count_rows
 
 BANDS = ("fast", "middle", "slow")
 """Thirds of the frequencies, from the shortest wavelength on."""
@@ -83,7 +84,7 @@ def measure_bands(subject: Subject) -> Bands:
     """Take the fast, middle and slow third of each rotated mixer's pairs out, one at a time."""
     rotated = find_rotary_pairs(subject.model)
     passes = 1 + len(rotated) * (len(BANDS) + PLACEBOS)
-    n_rows = max(FEWEST_ROWS, TOKENS // (passes * subject.batch.inputs.shape[1]))
+    n_rows = count_rows(TOKENS, passes * subject.batch.inputs.shape[1], fewest=FEWEST_ROWS)
     batch = subject.batch[:n_rows]
     rng = np.random.default_rng(subject.seed)
     whole = scored(subject.model, batch)

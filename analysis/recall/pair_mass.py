@@ -16,6 +16,7 @@ from analysis.plots import style
 from analysis.statistics.intervals import bootstrap
 from analysis.words import percent
 from lab.laws import MatrixMixer
+from tasks.base import count_rows
 
 MASS_TOKENS = 16_384
 """Tokens of the rows whose matrices are read: they are quadratic, and rows are much alike."""
@@ -55,7 +56,7 @@ class Masses:
 def masses(subject: Subject) -> Masses | None:
     """Measure every head's masses; None where no mixer offers a matrix."""
     given, seq_len = subject.batch.inputs.shape
-    rows = min(given, MASS_ROWS, max(2, MASS_TOKENS // seq_len))
+    rows = min(given, count_rows(MASS_TOKENS, seq_len, fewest=2, most=MASS_ROWS))
     batch = subject.batch[slice(0, rows)]
     query, key, value = (link.cpu().numpy() for link in find_pairs(batch))
     rng = np.random.default_rng(subject.seed)

@@ -29,7 +29,7 @@ from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
 from lab.models import LanguageModel
 from lab.training.runs import Run
-from tasks.base import Batch
+from tasks.base import Batch, count_rows
 
 MOST_STEPS = 32
 """Most steps that are measured; of more kept ones, those around large changes."""
@@ -72,7 +72,7 @@ class Series:
 def take_few_rows(subject: Subject) -> Batch:
     """Return the first of the subject's rows, few enough to be measured at every step."""
     batch = subject.batch
-    fit = max(FEWEST_ROWS, TOKENS // batch.inputs.shape[1])
+    fit = count_rows(TOKENS, batch.inputs.shape[1], fewest=FEWEST_ROWS)
     return batch[: min(MOST_ROWS, fit)]
 
 

@@ -29,7 +29,7 @@ from analysis.value_usage.choices import (
 )
 from analysis.words import percent
 from lab.training.runs import Run
-from tasks.base import Batch
+from tasks.base import Batch, count_rows
 
 HISTORY_TOKENS = 2**11
 """Number of tokens whose choices are followed over training."""
@@ -172,7 +172,7 @@ class ValueHistory(Finding):
 def measure_histories(run: Run, batch: Batch, rng: np.random.Generator) -> list[ValueHistory]:
     """Record what tokens of the batch's first rows choose, over the steps of a run, by layer."""
     steps = thin(run.list_steps(), STEPS)
-    rows = batch[: max(1, HISTORY_TOKENS // batch.inputs.shape[1])].to("cpu")
+    rows = batch[: count_rows(HISTORY_TOKENS, batch.inputs.shape[1])].to("cpu")
     choices: list[dict[int, ValueChoices]] = []
     zero: dict[int, bool] = {}
     for step in steps:

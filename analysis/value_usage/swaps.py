@@ -32,6 +32,7 @@ from analysis.value_usage.reassignment import (
     shuffle_choices,
 )
 from analysis.words import name_layers, percent
+from tasks.base import count_rows
 
 MOST = 5
 """Most values of a layer that are forced, those that are chosen most."""
@@ -222,7 +223,7 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
     most = min(MOST, max(1, (PASSES // len(layers) - 2) // n_groups))
     passes = sum(2 + min(most, len(loads[layer])) * n_groups for layer in layers)
     seq_len = subject.batch.inputs.shape[1]
-    batch = subject.batch[: max(FEWEST_ROWS, TOKENS // (passes * seq_len))]
+    batch = subject.batch[: count_rows(TOKENS, passes * seq_len, fewest=FEWEST_ROWS)]
     rng = np.random.default_rng(subject.seed)
     before = scored(subject.model, batch)
     roles = range(len(subject.task.role_names))

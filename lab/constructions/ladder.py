@@ -12,7 +12,7 @@ from lab.layers.ssd import Position
 from lab.models import MIXERS, TRANSFORMS, build
 from lab.models.evaluation import evaluate
 from lab.models.stack import parse_stack
-from tasks.base import Task
+from tasks.base import Task, count_rows
 
 Verdict = Literal["solves", "cannot", "not built", "no such model"]
 NAMES = {"A": "attention", "I": "inner function attention"}
@@ -120,7 +120,7 @@ def _climb(
         set_by_hand(model, task)
     except CannotError as refusal:
         return refusal.verdict, None, refusal.reason
-    at_once = max(1, TOKENS_AT_ONCE // task.seq_len)
+    at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)
     if reached.accuracy >= SOLVED:
         share = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from lab.intervals import clustered_wilson
-from tasks.base import IGNORE, Predictor, Task
+from tasks.base import IGNORE, Predictor, Task, count_rows
 
 ROWS = 1024
 """Rows that rules are scored on, unless the rows are very long."""
@@ -63,8 +63,8 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
         seed: of the rows.
         rows: how many, unless they are very long.
     """
-    rows = min(rows, max(FEWEST_ROWS, TOKENS // task.seq_len))
-    at_once = max(1, TOKENS_AT_ONCE // task.seq_len)
+    rows = count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=rows)
+    at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     rules: dict[str, Predictor] = {**task.shortcuts(), "oracle": task.oracle}
     right = {name: [] for name in rules}
     count = []

@@ -14,7 +14,7 @@ from polars.io.plugins import register_io_source
 
 from lab.files import shorten_message
 from tasks import restore
-from tasks.base import MAX_ROWS, Batch, Task
+from tasks.base import MAX_ROWS, Batch, Task, count_rows
 
 SUFFIX = ".parquet"
 KEY = "wonderful-lab"
@@ -51,7 +51,7 @@ class Recipe:
     @property
     def rows_a_part(self) -> int:
         """Rows that are made, and written, together."""
-        return max(1, min(self.rows, TOKENS_A_PART // self.task.seq_len))
+        return count_rows(TOKENS_A_PART, self.task.seq_len, most=self.rows)
 
     def parts(self) -> Iterator[tuple[int, Batch]]:
         """Make the rows, part by part; yields each part's first row number and its rows."""

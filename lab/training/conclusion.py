@@ -12,7 +12,7 @@ from lab.training.diagnosis import diagnose
 from lab.training.fit import TrainingState
 from lab.training.metrics import Metrics
 from lab.training.runs import Run
-from tasks.base import Task
+from tasks.base import Task, count_rows
 
 AUDIT_ROWS = 256
 """Test rows on which shortcuts and the oracle are scored."""
@@ -90,7 +90,7 @@ def _try_construction(run: Run) -> dict[str, Any] | None:
     """
     if run.task.name not in BUILT:
         return None
-    rows = max(FEWEST_ROWS, min(AUDIT_ROWS, CONSTRUCTION_TOKENS // run.task.seq_len))
+    rows = count_rows(CONSTRUCTION_TOKENS, run.task.seq_len, fewest=FEWEST_ROWS, most=AUDIT_ROWS)
     found = rung(run.task, run.model, mixer=run.model.stack, test_rows=rows, seed=run.train.seed)
     return {"verdict": found.verdict, "accuracy": found.accuracy, "because": found.because}
 

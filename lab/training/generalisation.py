@@ -14,7 +14,7 @@ from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
 from lab.models.user_mixer import check_mixers
 from lab.training.runs import Run, RunError
-from tasks.base import Task
+from tasks.base import Task, count_rows
 
 TOKENS = 2**19
 """Tokens that a setting is looked at with, at most, but for its fewest rows."""
@@ -121,8 +121,8 @@ def _evaluate_setting(run: Run, task: Task, model: LanguageModel) -> dict[str, A
     found = evaluate(
         task,
         model,
-        rows=min(run.train.test_rows, max(FEWEST_ROWS, TOKENS // task.seq_len)),
-        rows_at_once=max(1, LAB_TOKENS_A_STEP // task.seq_len),
+        rows=count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=run.train.test_rows),
+        rows_at_once=count_rows(LAB_TOKENS_A_STEP, task.seq_len),
         seed=run.train.seed,
     )
     return {**vars(found), "chance": task.chance, "seconds": time.perf_counter() - began}

@@ -12,7 +12,7 @@ from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_argmax
 from lab.suite.audit import audit
 from lab.training.diagnosis.failed_run import FailedRun
-from tasks.base import IGNORE
+from tasks.base import IGNORE, count_rows
 
 ROWS, RULE_ROWS = 128, 256
 FEWEST_ROWS = 30
@@ -51,7 +51,7 @@ def collect_answers(failed: FailedRun) -> Answers:
     """Return what the last model answers."""
     stage, seed, model = failed.stage, failed.run.train.seed, failed.state.model
     device = next(model.parameters()).device
-    rows = max(stage.batch_size, min(ROWS, TOKENS // stage.task.seq_len))
+    rows = max(stage.batch_size, count_rows(TOKENS, stage.task.seq_len, most=ROWS))
     training, right, count, shares = model.training, [], [], []
     model.eval()
     with torch.no_grad():
