@@ -1,0 +1,211 @@
+"""Repeat the token of a few positions ago.
+
+The task, mixer, analysis and law that these tests add, each in one place, work wherever the lab's
+own do. This docstring's first paragraph is the help of the task's command.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import tasks
+from analysis import ANALYSES
+from analysis.base import Finding, Subject, Words, describe, draw
+from analysis.examination import examine, record
+from analysis.interventions import block_edges, edit_matrix, swap_values
+from analysis.memory import estimate_memory
+from analysis.mixing import collect_mixers
+from analysis.pages.report import render
+from analysis.run.quantities import choose_stretches
+from analysis.scoring import scored
+from lab.cli import app
+from lab.config import ModelConfig, TrainConfig
+from lab.hooks import HookPoint
+from lab.layers.mixer import MatrixMixer, RotaryPairs, offers_rows
+from lab.models import build
+from lab.ops.rope import rotate
+from lab.suite.audit import audit
+from lab.training.runs import Run
+from tasks import TASKS, counter
+from tasks.base import IGNORE, Batch, Preset, Task
+from tasks.mqar import MQAR
+
+MODEL = f"{__name__}:LinearAttention"
+TASK = MQAR(seq_len=16, vocab_size=32, n_pairs=2)
+
+
+class LinearAttention(nn.Module):
+    """Causal attention without a softmax: y_t = Σ_{s≤t} (q_t·k_s) v_s, q and k rotated."""
+
+    matrix_form = "QKᵀ, lower triangle"
+
+    def __init__(self, d_model: int, n_heads: int = 1):
+        super().__init__()
+        self.n_heads, self.asked = n_heads, []
+        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.hook_q, self.hook_k = HookPoint(), HookPoint()
+
+    @property
+    def rotary_pairs(self) -> RotaryPairs:
+        heads, width = tuple(range(self.n_heads)), self.q.out_features // self.n_heads
+        hooks = ("hook_q", "hook_k", None)
+        return RotaryPairs("Q/K", *hooks, heads, heads, width // 2, 10000.0, "half", 1.0)
+
+    def forward(self, x):
+        q, k = self._rotate(x)
+        state = torch.einsum("bshn,bhsp->bshnp", k, self.values(x)).cumsum(1)
+        return self.project(x, torch.einsum("bthn,bthnp->bhtp", q, state))
+
+    def matrix(self, x, rows: slice | None = None):
+        self.asked.append(rows)
+        q, k = self._rotate(x)
+        whole = torch.einsum("bthn,bshn->bhts", q, k).tril()
+        return whole if rows is None else whole[:, :, rows]
+
+    def values(self, x):
+        return self.v(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def project(self, x, z):
+        return self.out(z.transpose(1, 2).flatten(2))
+
+    def _rotate(self, x):
+        q, k = (f(x).unflatten(-1, (self.n_heads, -1)) for f in (self.q, self.k))
+        places = torch.arange(x.shape[1])
+        return rotate(self.hook_q(q), places), rotate(self.hook_k(k), places)
+
+
+def subject(**options) -> Subject:
+    model = build("UM", vocab_size=32, d_model=16, n_heads=2, model=MODEL, **options).eval()
+    return Subject(TASK, model, TASK.batch(split="test", size=4))
+
+
+def test_a_mixer_is_met_by_rows_of_its_matrix(monkeypatch):
+    monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", 64)
+    given = subject()
+    [mixer] = collect_mixers(given.model, given.batch)
+    assert isinstance(mixer.module, MatrixMixer)
+    assert offers_rows(mixer.module)
+    assert (mixer.kind, mixer.form) == ("LinearAttention", "QKᵀ, lower triangle")
+    blocks = list(mixer.blocks(0))
+    assert len(blocks) > 1
+    assert None not in mixer.module.asked
+    torch.testing.assert_close(torch.cat([b for _, b in blocks], 1), mixer.matrix(0))
+    assert estimate_memory(given.model, 1, 2**14) < 4 * 2**28
+    assert len(choose_stretches(mixer, 2**14)) > 1
+
+
+def test_a_mixer_is_analysed_by_what_it_offers():
+    found = examine(subject(), ("matrices", "heads", "rollout", "frequencies", "mechanism"))
+    assert all(found.results.values())
+    numbers = record(found)["analyses"]
+    assert numbers["matrices"][0]["form"] == "QKᵀ, lower triangle"
+    assert "Q/K" in str(numbers["frequencies"])
+
+
+@torch.no_grad()
+def test_a_mixers_matrix_can_be_edited():
+    given = subject()
+    before = scored(given.model, given.batch).losses
+    for same in (
+        edit_matrix(given.model, 0, lambda matrix, rows: matrix),
+        block_edges(given.model, 0, [], []),
+        swap_values(given.model, 0, [3] * 4, [3] * 4),
+    ):
+        with same:
+            torch.testing.assert_close(scored(given.model, given.batch).losses, before)
+    [mixer] = collect_mixers(given.model, given.batch)
+    matrix = mixer.module.matrix(mixer.x)
+    matrix[:, :, 9, 2] = 0
+    edited = mixer.module.project(mixer.x, matrix @ mixer.module.values(mixer.x))
+    with block_edges(given.model, 0, [9], [2]):
+        torch.testing.assert_close(mixer.module(mixer.x), edited)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Echo(Task):
+    """Repeat the token of `lag` positions ago."""
+
+    name: ClassVar[str] = "echo"
+    role_names: ClassVar[tuple[str, ...]] = ("token",)
+    separates: ClassVar[str] = "a fixed distance"
+    presets: ClassVar = {"small": Preset({}, "the test")}
+    seq_len: int = field(default=12, metadata={"help": "tokens a row"})
+    vocab_size: int = field(default=8, metadata={"help": "tokens there are"})
+    lag: int = field(default=2, metadata={"help": "positions back"})
+
+    def check(self) -> None:
+        if not 1 <= self.lag < self.seq_len:
+            raise ValueError(f"lag={self.lag}: must be ≥ 1 and < {self.seq_len}")
+
+    def generate(self, split, numbers, seed) -> Batch:
+        words = self.words(split, numbers, seed, self.seq_len)
+        inputs = counter.below(words, self.vocab_size)
+        targets = torch.full_like(inputs, IGNORE)
+        targets[:, self.lag :] = inputs[:, : -self.lag]
+        return Batch(inputs, targets, torch.zeros_like(inputs), {})
+
+    def solve(self, batch: Batch) -> torch.Tensor:
+        rows = [[IGNORE] * self.lag + row[: -self.lag] for row in batch.inputs.tolist()]
+        return torch.tensor(rows)
+
+    @property
+    def guess(self) -> float:
+        return 1 / self.vocab_size
+
+    def rules(self):
+        return {}
+
+
+def test_a_task_needs_its_class_and_a_line(monkeypatch):
+    monkeypatch.setitem(tasks._HOMES, "echo", f"{__name__}:Echo")
+    assert TASKS["echo"] is Echo
+    run = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke
+    assert "Repeat the token of a few positions ago" in run(app, ["--help"]).output
+    assert "positions back" in run(app, ["echo", "--help"]).output
+    shown = run(app, ["echo", "--lag", "3", "--show", "1"])
+    assert "row 0" in shown.output, shown.output
+    refused = run(app, ["echo", "--lag", "12", "--show", "1"])
+    assert (refused.exit_code, "lag=12: must be ≥ 1 and < 12" in refused.output) == (2, True)
+    assert audit(Echo()).sound
+
+
+@dataclass(frozen=True)
+class TokenCount(Finding):
+    """How many tokens were looked at."""
+
+    tokens: int
+
+    def describe(self) -> Words:
+        says = f"{self.tokens} tokens were counted."
+        return Words("Tokens", says, "A number.", says)
+
+    def draw(self) -> None:
+        return None
+
+
+def measure(subject: Subject) -> list[TokenCount]:
+    return [TokenCount(subject.batch.inputs.numel())]
+
+
+TITLE = "An analysis that a test adds"
+
+
+def test_an_analysis_needs_its_module_and_a_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(ANALYSES, "counted", sys.modules[__name__])
+    assert (ANALYSES["counted"].describe, ANALYSES["counted"].draw) == (describe, draw)
+    run = Run(tmp_path / "run", TASK, ModelConfig(stack="AM", d_model=8), TrainConfig(max_steps=4))
+    run.claim()
+    found = examine(Subject.of(run, step=0, rows=2), ("counted",))
+    page = render(run, found)
+    assert TITLE in page
+    assert "32 tokens were counted." in page
+    assert record(found)["analyses"]["counted"] == [
+        {"title": "Tokens", "says": "32 tokens were counted.", "tokens": 32}
+    ]
+    with pytest.raises(ValueError, match=r"only=lost: must be one of .*counted"):
+        examine(Subject.of(run, step=0, rows=2), ("lost",))
