@@ -12,7 +12,7 @@ from analysis.pages import export
 from analysis.pages.page import fill_template, show_figure
 from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, add_title, new_figure
 from analysis.words import capitalize
-from lab.certification.process import OUTCOMES, SIGNS, Certificate, counted
+from lab.certification.process import OUTCOMES, SIGNS, Certificate, count_outcomes
 from lab.files import write
 
 ROW, REST = 32, 176
@@ -42,7 +42,7 @@ MARKS = {
 def describe(certificate: Certificate) -> Words:
     """Put a certificate in words."""
     failing = [law for law in certificate["laws"] if law["verdict"] == "fails"]
-    says = f"Of {len(certificate['laws'])} laws {counted(certificate)}."
+    says = f"Of {len(certificate['laws'])} laws {count_outcomes(certificate)}."
     for law in failing:
         says += f" {capitalize(law['law'])} fails: {law['counterexample'] or law['evidence']}."
     return Words(
@@ -130,7 +130,7 @@ def render(certificate: Certificate) -> str:
     return fill_template(
         "certificate.html.j2",
         certificate=certificate,
-        counts=counted(certificate),
+        counts=count_outcomes(certificate),
         signs=SIGNS,
         result=show_figure(words, draw(certificate), _make_stamp(certificate)),
     )
@@ -153,7 +153,7 @@ def save(certificate: Certificate, path: Path) -> None:
 
 def _make_stamp(certificate: Certificate) -> str:
     lengths = ", ".join(map(str, certificate["lengths"]))
-    return f"{counted(certificate)} · width {certificate['d_model']} · lengths {lengths}"
+    return f"{count_outcomes(certificate)} · width {certificate['d_model']} · lengths {lengths}"
 
 
 def _count_decades(law: Certificate) -> float | None:

@@ -1,14 +1,16 @@
-"""How long `lab certify` keeps a user waiting, what it finds, and what it wrongly calls a fault."""
+"""How long `lab certify` takes, how many planted faults it finds, and how many false alarms."""
 
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
 from lab.bench.calibration import FAULTS, RIGHT, Fault, Right
 from lab.bench.ratio import Ratio
-from lab.laws import LAWS, QUICK, Budget, Examination
+from lab.certify_settings import QUICK, CertifySettings
+from lab.laws import LAWS, Certification
 
 TARGETS = {
     "a GRU of 16": "torch.nn:GRU --option input_size=16 --option hidden_size=16",
@@ -16,22 +18,32 @@ TARGETS = {
     "SSD of 64": "lab.layers.ssd:SSD --option d_model=64 --option n_heads=2",
 }
 BOUND_S, QUICK_BOUND_S = 20.0, 5.0
-WHOLE = Budget(max_len=2048, rounding_len=256, compiler="aot_eager")
+WHOLE = CertifySettings(max_len=2048, rounding_len=256, compiler="aot_eager")
+QUICK_AT_ALL_LENGTHS = replace(QUICK, lengths=None)
 
 
 def certify() -> list[Ratio]:
-    """Time certificates against their bounds, and count faults found and right modules spared."""
+    """Time certificates against their bounds, and count faults found and false alarms."""
     return [
-        *(_timed(target, words, "", BOUND_S) for words, target in TARGETS.items()),
-        *(_timed(target, words, "--quick", QUICK_BOUND_S) for words, target in TARGETS.items()),
-        _share("planted faults found", [_found(fault, WHOLE) for fault in FAULTS]),
-        _share("planted faults found by --quick", [_found(fault, QUICK) for fault in FAULTS], None),
-        _share("planted faults beside which no other law fails", [_alone(f) for f in FAULTS]),
-        _share("right modules that no law calls wrong", [_spared(right) for right in RIGHT]),
+        *(_time(target, words, "", BOUND_S) for words, target in TARGETS.items()),
+        *(_time(target, words, "--quick", QUICK_BOUND_S) for words, target in TARGETS.items()),
+        _count("planted faults found", [_miss(fault, WHOLE) for fault in FAULTS]),
+        _count(
+            "planted faults found by --quick",
+            [_miss(fault, QUICK_AT_ALL_LENGTHS) for fault in FAULTS],
+            None,
+        ),
+        _count(
+            "planted faults beside which no other law fails",
+            [_find_other_failures(fault) for fault in FAULTS],
+        ),
+        _count(
+            "right modules that no law calls wrong", [_find_false_alarms(right) for right in RIGHT]
+        ),
     ]
 
 
-def _timed(target: str, words: str, mode: str, bound: float) -> Ratio:
+def _time(target: str, words: str, mode: str, bound: float) -> Ratio:
     command = [sys.executable, "-m", "lab.cli", "certify", *target.split(), *mode.split()]
     began = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
@@ -40,32 +52,32 @@ def _timed(target: str, words: str, mode: str, bound: float) -> Ratio:
     return Ratio(f"{name}, against its bound", taken, bound, "s", bound / taken, 1.0)
 
 
-def _share(words: str, found: list[str], promised: float | None = 1.0) -> Ratio:
-    """Return a share as a ratio, and the names of what is missing."""
-    missing = [name for name in found if name]
-    share = 1 - len(missing) / len(found)
-    note = f"not: {', '.join(missing)}" if missing else ""
-    return Ratio(words, len(found) - len(missing), len(found), "modules", share, promised, note)
+def _count(words: str, complaints: list[str], promised: float | None = 1.0) -> Ratio:
+    """Return the share of modules without a complaint as a ratio; its note lists complaints."""
+    found = [complaint for complaint in complaints if complaint]
+    right, total = len(complaints) - len(found), len(complaints)
+    note = f"not: {', '.join(found)}" if found else ""
+    return Ratio(words, right, total, "modules", 1 - len(found) / total, promised, note)
 
 
-def _found(fault: Fault, budget: Budget) -> str:
-    """Return nothing, or the name of a fault whose law does not fail."""
+def _miss(fault: Fault, settings: CertifySettings) -> str:
+    """Return the name of a fault whose law does not fail; empty if it does."""
     torch.manual_seed(0)
-    found = Examination(fault.build(), budget=budget).verdict(fault.law)
+    found = Certification(fault.build(), settings).judge(fault.law)
     return "" if found.verdict == "fails" else fault.name
 
 
-def _alone(fault: Fault) -> str:
-    """Return nothing, or the name of a fault and the laws that fail although they are kept."""
+def _find_other_failures(fault: Fault) -> str:
+    """Return the name of a fault and the laws that fail although it obeys them, or nothing."""
     torch.manual_seed(0)
-    examined = Examination(fault.build(), budget=QUICK)
+    certification = Certification(fault.build(), QUICK_AT_ALL_LENGTHS)
     others = [law for law in LAWS if law not in (fault.law, *fault.also)]
-    failing = [law for law in others if examined.verdict(law).verdict == "fails"]
+    failing = [law for law in others if certification.judge(law).verdict == "fails"]
     return f"{fault.name} ({', '.join(failing)})" if failing else ""
 
 
-def _spared(right: Right) -> str:
-    """Return nothing, or the name of a right module and the laws that fail on it."""
+def _find_false_alarms(right: Right) -> str:
+    """Return the name of a right module and the laws that fail on it, or nothing."""
     torch.manual_seed(0)
-    failing = [v.law for v in Examination(right.build(), budget=WHOLE) if v.verdict == "fails"]
+    failing = [v.law for v in Certification(right.build(), WHOLE) if v.verdict == "fails"]
     return f"{right.name} ({', '.join(failing)})" if failing else ""

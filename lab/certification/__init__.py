@@ -1,1 +1,1 @@
-"""Certify a module in a process of its own: one that hangs or quits takes nothing with it."""
+"""Certifying a module in a separate process, so that a crash or a hang stops only that process."""

@@ -1,40 +1,50 @@
-"""`lab certify`: what holds of a module, ours or foreign."""
+"""`lab certify`: try the laws on a module, the lab's or foreign."""
 
 import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from lab.certification.request import Request
+from lab.certify_settings import QUICK, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
 
 GIBIBYTE = 2**30
-SHARE = 0.75
-"""Of the machine's free memory, the most that a target may take unless it is told."""
+MEMORY_SHARE = 0.75
+"""Share of the machine's free memory that a target may take by default."""
 LEAST_MEMORY = 1
-"""GiB: what Python and torch want is a quarter of it."""
+"""GiB; Python and torch need a quarter of it."""
 SECONDS, QUICK_SECONDS = 60.0, 15.0
-"""After which a law is stopped."""
+"""Time after which a law is stopped."""
+TIME_SHARE = 8
+"""A law should take at most 1/8 of that time under each condition."""
 
 
 def certify(
-    target: Annotated[str, typer.Argument(help="package.module:factory, or a class, a function.")],
+    target: Annotated[
+        str, typer.Argument(help="package.module:factory; a factory is a class or a function.")
+    ],
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="An argument of the factory.")
     ] = None,
     reads: Annotated[
         Literal["hidden", "tokens"] | None,
-        typer.Option("--input", help="Vectors or token ids.", show_default="found by trying"),
+        typer.Option(
+            "--input", help="What it reads: vectors or token ids.", show_default="found by trying"
+        ),
     ] = None,
     d_model: Annotated[
-        int | None, typer.Option(help="Width of what it reads.", show_default="found by trying")
+        int | None, typer.Option(help="Width of its inputs.", show_default="found by trying")
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Of one that reads tokens.", show_default="looked for")
+        int | None,
+        typer.Option(help="Size of its vocabulary, if it reads tokens.", show_default="looked for"),
     ] = None,
     layout: Annotated[
         Literal["btd", "tbd", "bdt"] | None,
@@ -57,30 +67,35 @@ def certify(
     lengths: Annotated[
         str | None,
         typer.Option(
-            metavar="7,64,200", help="Of the probes.", show_default="such as break things"
+            metavar="7,64,200",
+            help="Sequence lengths to try.",
+            show_default="1 to 130, and around the module's chunks",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Rows of a probe.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of weights and probes.")] = 0,
+    batch: Annotated[int, typer.Option(help="Rows of a probe.")] = CertifySettings.batch,
+    seed: Annotated[int, typer.Option(help="Seed of weights and probes.")] = CertifySettings.seed,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="LAW", help="A law; again for more than one.")
+        list[str] | None,
+        typer.Option(metavar="LAW", help="Try this law only; repeat for more laws."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Try less, in seconds.")] = False,
     compiler: Annotated[
         Literal["aot_eager", "inductor", "none"] | None,
-        typer.Option(help="Of torch.compile.", show_default="aot_eager; none with --quick"),
+        typer.Option(help="Backend of torch.compile.", show_default="aot_eager; none with --quick"),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[
         float | None,
         typer.Option(
-            metavar="GIB", help="Most that it may take.", show_default="3/4 of what is free"
+            metavar="GIB",
+            help="Most memory that it may take.",
+            show_default="3/4 of what is free",
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="After which a law is stopped.",
+            help="Time after which a law is stopped.",
             show_default=f"{SECONDS:g}; {QUICK_SECONDS:g} with --quick",
         ),
     ] = None,
@@ -91,51 +106,48 @@ def certify(
     figure: Annotated[
         Path | None, typer.Option(help="Draw errors over bounds: .html, .png or .svg.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Try every law on a module: is it causal, are rows apart, does decoding agree, and so on.
+    """Try every law on a module: is it causal, are rows independent, does decoding agree, …
 
-    The module is tried in a process of its own, stopped where it takes too long or too much.
+    The module runs in a process of its own, which is stopped if it takes too much time or memory.
 
     Exit code 0: no law fails; 1: one does; 2: none could be decided.
     """
-    from lab.certification.process import Request
-
     with report_usage_errors():
-        request = Request(
-            target,
-            parse_assignments(option or []),
-            {
+        limit, base = _choose_seconds(seconds, quick), QUICK if quick else CertifySettings()
+        settings = replace(
+            base,
+            d_model=d_model,
+            lengths=base.lengths if lengths is None else _read_lengths(lengths),
+            batch=batch,
+            seed=seed,
+            options=parse_assignments(option or []),
+            calling={
                 "input": reads,
                 "vocab_size": vocab_size,
                 "layout": layout,
                 "output": int(output) if output and output.isdecimal() else output,
                 "relative": relative,
             },
-            d_model,
-            _whole_numbers(lengths),
-            batch,
-            seed,
-            only,
-            quick,
-            _backend(compiler, quick),
-            device,
-            _memory(memory),
-            _seconds(seconds, quick),
+            seconds=min(base.seconds, limit / TIME_SHARE),
+            compiler=_choose_compiler(compiler, quick),
+            device=device,
         )
+        request = Request(target, settings, only, _choose_memory(memory), limit)
         _check_figure(figure)
     if snippets is not None:
         with _writing(snippets):
             snippets.mkdir(parents=True, exist_ok=True)
-    found = _examined(request, as_json)
+    found = _certify(request, as_json)
     failing = [law for law in found["laws"] if law["verdict"] == "fails"]
-    programs = {_file(law): law["snippet"] for law in failing if law["snippet"]}
+    programs = {_name_file(law): law["snippet"] for law in failing if law["snippet"]}
     if snippets is not None:
-        _write(snippets, programs)
+        _write_programs(snippets, programs)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, allow_nan=False))
     else:
-        _conclude(found, snippets, list(programs))
+        _print_summary(found, snippets, list(programs))
     if figure is not None:
         _draw(found, figure)
         typer.echo(f"figure: {figure}", err=as_json)
@@ -146,37 +158,37 @@ def certify(
         raise typer.Exit(1)
 
 
-def _examined(request: Any, as_json: bool) -> dict[str, Any]:
-    """Return the certificate; without JSON, say it as it grows."""
+def _certify(request: Request, as_json: bool) -> dict[str, Any]:
+    """Return the certificate; without JSON, print each verdict as it arrives."""
     from rich.console import Console
 
-    from lab.certification.process import RefusedError, examined
-    from lab.cli.tables.certify import deciding, law_table
+    from lab.certification.process import RefusedError, certify_in_child
+    from lab.cli.tables.certify import build_law_table, show_progress
 
-    said = Console(markup=False, highlight=False, quiet=as_json)
+    output = Console(markup=False, highlight=False, quiet=as_json)
     try:
-        with deciding() as (on_laws, on_begin, leave_room):
+        with show_progress() as (on_laws, on_begin, clear):
 
-            def on_recognised(found: dict[str, Any]) -> None:
+            def print_notes(found: dict[str, Any]) -> None:
                 on_laws(found["laws"])
                 for note in found["notes"]:
-                    said.print(note, style="dim")
+                    output.print(note, style="dim")
 
-            def on_verdict(law: dict[str, Any]) -> None:
-                leave_room()
-                said.print(law_table(law))
+            def print_verdict(law: dict[str, Any]) -> None:
+                clear()
+                output.print(build_law_table(law))
 
-            return examined(request, on_recognised, on_begin, on_verdict)
+            return certify_in_child(request, print_notes, on_begin, print_verdict)
     except RefusedError as error:
         raise refuse(error, 2) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
 
 
-def _conclude(found: dict[str, Any], snippets: Path | None, programs: list[str]) -> None:
-    from lab.certification.process import counted
+def _print_summary(found: dict[str, Any], snippets: Path | None, programs: list[str]) -> None:
+    from lab.certification.process import count_outcomes
 
-    typer.echo(f"{counted(found)}; {found['seconds']:.1f} s")
+    typer.echo(f"{count_outcomes(found)}; {found['seconds']:.1f} s")
     if programs and snippets is None:
         typer.echo("--snippets DIR writes the program that shows it")
     if snippets is not None:
@@ -184,31 +196,29 @@ def _conclude(found: dict[str, Any], snippets: Path | None, programs: list[str])
             typer.echo(f"PYTHONPATH=. python {snippets / name}")
 
 
-def _whole_numbers(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def _read_lengths(text: str) -> tuple[int, ...]:
     try:
-        return [int(part) for part in text.split(",")]
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"lengths={text}: must be whole numbers, 7,64,200") from None
 
 
-def _backend(compiler: str | None, quick: bool) -> str | None:
+def _choose_compiler(compiler: str | None, quick: bool) -> str | None:
     if compiler is None:
         return None if quick else "aot_eager"
     return None if compiler == "none" else compiler
 
 
-def _memory(memory: float | None) -> float:
+def _choose_memory(memory: float | None) -> float:
     if memory is None:
-        return max(float(LEAST_MEMORY), SHARE * _free() / GIBIBYTE)
+        return max(float(LEAST_MEMORY), MEMORY_SHARE * _measure_free_memory() / GIBIBYTE)
     if not LEAST_MEMORY <= memory < float("inf"):
         raise ValueError(f"memory={memory}: must be ≥ {LEAST_MEMORY} GiB")
     return memory
 
 
-def _free() -> int:
-    """Return how many bytes the machine can give away, what it keeps of files among them."""
+def _measure_free_memory() -> int:
+    """Return how many bytes are available, the memory of cached files included."""
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
@@ -219,7 +229,7 @@ def _free() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _seconds(seconds: float | None, quick: bool) -> float:
+def _choose_seconds(seconds: float | None, quick: bool) -> float:
     if seconds is None:
         return QUICK_SECONDS if quick else SECONDS
     if not 0 < seconds < float("inf"):
@@ -238,13 +248,13 @@ def _check_figure(figure: Path | None) -> None:
         raise ValueError(f"figure={figure}: {figure.parent} is no folder")
 
 
-def _file(law: dict[str, Any]) -> str:
+def _name_file(law: dict[str, Any]) -> str:
     return re.sub(r"\W+", "-", law["law"]) + ".py"
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Answer a file that cannot be written, or drawn, with one line and exit code 2."""
+    """Report a file that cannot be written with one line and exit code 2."""
     from lab.files import RunError, explain_write_errors
 
     try:
@@ -254,7 +264,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise refuse(error, 2) from error
 
 
-def _write(folder: Path, programs: dict[str, str]) -> None:
+def _write_programs(folder: Path, programs: dict[str, str]) -> None:
     from lab.files import write
 
     with _writing(folder):

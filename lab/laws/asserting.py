@@ -1,49 +1,52 @@
-"""Laws inside other projects' tests."""
+"""Laws as assertions in other projects' tests."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from lab.laws.budget import QUICK, QUICK_LENGTHS, Budget
-from lab.laws.examination import LAWS, Examination
+from lab.certify_settings import QUICK
+from lab.laws.certification import Certification
+from lab.laws.laws import LAWS
 
 
 def assert_lawful(
     target: str | nn.Module | Callable[..., Any],
     d_model: int | None = None,
-    lengths: Sequence[int] = QUICK_LENGTHS,
+    lengths: Sequence[int] | None = QUICK.lengths,
     *,
     laws: Collection[str] | None = None,
-    calling: Mapping[str, Any] | None = None,
-    budget: Budget = QUICK,
+    **settings: Any,
 ) -> None:
-    """Fail a test, with the counter-examples, unless a module keeps its promises.
+    """Fail a test, with the counter-examples, unless a module obeys the laws.
 
     >>> def test_mixer():
     ...     assert_lawful(Mixer(64), laws=["causal", "prefill = step"])
 
     Args:
-        target: as `certify`.
-        d_model: as `certify`.
-        lengths: as `certify`.
-        laws: those that must hold, where not applicable and not decided will not do; None asks of
-            all laws that none fails, and that one can be decided.
-        calling: how the module is called, where that is not found: see `lab.laws.adapters.adapt`.
-        budget: what trying may cost, a few seconds by default.
+        target: as in `certify`.
+        d_model: width d of the inputs; None finds it by trying.
+        lengths: sequence lengths of the probes.
+        laws: laws that must hold; "not applicable" and "not decided" fail the test too. None
+            requires that no law fails and that at least one holds.
+        settings: other fields of `CertifySettings`; the defaults are those of
+            `lab.certify_settings.QUICK`, which take a few seconds.
 
     Raises:
-        AssertionError: names each law that was broken, its evidence and its counter-example, and
+        AssertionError: names each law that is broken, its evidence and its counter-example, and
             ends with the program that shows the first.
-        ValueError: as `Examination`; for a law of no known name, lists the known.
+        ValueError: as `Certification`; for an unknown law, lists the known ones.
     """
     if isinstance(laws, str) or (laws is not None and not laws):
         raise ValueError(f"{laws=}: must be a list of one law or more, or None for all")
     unknown = [law for law in laws or () if law not in LAWS]
     if unknown:
         raise ValueError(f"laws={unknown}: must be among {', '.join(LAWS)}")
-    examined = Examination(target, d_model, lengths, calling=calling or {}, budget=budget)
-    found = [examined.verdict(law) for law in (LAWS if laws is None else laws)]
+    certification = Certification(
+        target, replace(QUICK, d_model=d_model, lengths=lengths, **settings)
+    )
+    found = [certification.judge(law) for law in (LAWS if laws is None else laws)]
     broken = [v for v in found if v.verdict != "holds" and (laws or v.verdict == "fails")]
     lines = [f"{v.law} {v.verdict}: {v.counterexample or v.evidence}" for v in broken]
     lines += [f"  ({v.evidence})" for v in broken[:1] if v.counterexample]

@@ -1,60 +1,65 @@
-"""The law of batches: a row's output is its own."""
+"""The law of batches: a row's output depends on that row only."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from lab.laws.comparison import Trial, run_trials
+from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
-from lab.laws.verdict import Trial, Verdict, compared
+from lab.laws.verdict import Verdict
 
 MOST_ROWS = 32
 
 
-def batch_invariant(module: nn.Module, probes: Probes) -> Verdict:
+def judge(module: nn.Module, probes: Probes) -> Verdict:
     """A row gives the same output alone, beside other rows, and in another order."""
 
     def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
-        yield from _trials(x, probes.same_shape)
+        yield from _list_trials(x, probes.same_shape)
 
-    # Calls of one shape round alike.
+    # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
-    return compared("batch-invariant", module, probes, trials, inside=inside)
+    return run_trials(LAW.name, module, probes, trials, inside=inside)
 
 
-def _trials(x: Tensor, same_shape: bool) -> Iterator[Trial]:
+LAW = Law("batch-invariant", judge, conditions="all")
+
+
+def _list_trials(x: Tensor, same_shape: bool) -> Iterator[Trial]:
     if not same_shape:
         words = "reversing the batch moves output {position} of row {row}"
-        yield Trial(moved_by_order, {}, words)
+        yield Trial(compare_reversed_rows, {}, words)
         if x.shape[1] <= MOST_ROWS:
-            # Axes that are mistaken for each other fit where there are as many rows as tokens.
+            # With as many rows as tokens, axes that are mistaken for each other fit.
             words = "among as many rows as tokens, row {row} gives another output {position}"
-            yield Trial(moved_by_square, {}, words, refusable=True)
+            yield Trial(compare_square_batch, {}, words, refusable=True)
     for row in range(x.shape[0]):
         if not same_shape:
             words = f"row {row} alone gives another output {{position}}"
-            yield Trial(moved_alone, {"row": row}, words, refusable=True)
+            yield Trial(compare_row_alone, {"row": row}, words, refusable=True)
         words = f"row {row} beside others gives another output {{position}}"
-        yield Trial(moved_by_others, {"row": row}, words)
+        yield Trial(compare_among_others, {"row": row}, words)
 
 
 @torch.no_grad()
-def moved_by_order(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how outputs move when the rows come in reverse."""
+def compare_reversed_rows(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when the rows come in reverse order."""
     y = module(x)
     return module(x.flip(0)).flip(0) - y, y
 
 
 @torch.no_grad()
-def moved_alone(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Tensor]:
-    """Return how a row's output moves when it stands alone."""
+def compare_row_alone(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """Return how a row's output moves when the row is alone."""
     y = module(x)
     return module(x[row : row + 1]) - y[row : row + 1], y
 
 
 @torch.no_grad()
-def moved_by_others(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Tensor]:
-    """Return how a row's output moves when all others change."""
+def compare_among_others(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """Return how a row's output moves when all other rows change."""
     y = module(x)
     others = 8 * draw(x.shape, seed=row + 1).to(x)
     others[row] = x[row]
@@ -62,7 +67,7 @@ def moved_by_others(module: nn.Module, x: Tensor, row: int) -> tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def moved_by_square(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def compare_square_batch(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return how outputs move when there are as many rows as tokens."""
     y = module(x)
     rows = draw((x.shape[1], *x.shape[1:]), seed=1).to(x)

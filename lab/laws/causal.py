@@ -5,48 +5,56 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from lab.laws.comparison import Trial, run_trials
+from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
-from lab.laws.verdict import Trial, Verdict, compared
+from lab.laws.verdict import Verdict
 
-TOKENS = 2**12  # of the batches that look for suspects
+TOKENS = 2**12
+"""Tokens of the batches that are searched for suspects."""
 FEW = 8
 
 
-def causal(module: nn.Module, probes: Probes) -> Verdict:
+def judge(module: nn.Module, probes: Probes) -> Verdict:
     """No output depends on a later input, forward or by gradient.
 
-    A copy of the input for each position, with that position changed, makes one batch: wherever it
-    moves an earlier output, or wherever an output has a gradient at a later position, is tried by
-    itself. Cuts are tried at every length up to 16, and at eight of a longer sequence.
+    One batch holds a copy of the input for each position, with that position changed. Positions
+    that move an earlier output, and outputs with a gradient at a later position, are suspects; each
+    is then tried by itself. Cuts are tried at every length up to 16, and at eight of a longer one.
     """
 
     def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
-        yield from _trials(module, x, cuts=not probes.same_shape)
+        yield from _list_trials(module, x, cuts=not probes.same_shape)
 
-    # Calls of one shape round alike.
+    # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
-    return compared("causal", module, probes, trials, inside=inside)
+    return run_trials(LAW.name, module, probes, trials, inside=inside)
 
 
-def _trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
+LAW = Law("causal", judge, conditions="all")
+
+
+def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
     length = x.shape[1]
-    # A small change follows a smooth leak; a larger one flips a hidden choice.
+    # A small change shows a smooth leak; a larger one can flip a hidden choice.
     for scale in (1, 8):
-        for s in {*_suspects(module, x, scale), *_spread(1, length - 1, 3)}:
+        for s in {*_find_suspects(module, x, scale), *_spread(1, length - 1, 3)}:
             words = f"changing position {s} moves output {{position}} of row {{row}}"
-            yield Trial(moved_by_change, {"s": s, "scale": scale}, words)
+            yield Trial(compare_changed_position, {"s": s, "scale": scale}, words)
     if cuts:
         for s in _spread(0, length - 2, 16 if length <= 16 else FEW):
             words = f"cutting after position {s} moves output {{position}} of row {{row}}"
-            yield Trial(moved_by_cut, {"s": s}, words, refusable=True)
-    for s in {*_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
+            yield Trial(compare_cut, {"s": s}, words, refusable=True)
+    for s in {*_find_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
         words = f"output {s} of row {{row}} has a gradient at position {{position}}"
-        yield Trial(gradient_ahead, {"s": s}, words)
+        yield Trial(measure_gradient_ahead, {"s": s}, words)
 
 
 @torch.no_grad()
-def moved_by_change(module: nn.Module, x: Tensor, s: int, scale: int) -> tuple[Tensor, Tensor]:
-    """Return how the outputs before position s move when it changes."""
+def compare_changed_position(
+    module: nn.Module, x: Tensor, s: int, scale: int
+) -> tuple[Tensor, Tensor]:
+    """Return how the outputs before position s move when that position changes."""
     changed = x.clone()
     changed[:, s] = scale * draw(x[:, s].shape, seed=s + 1).to(x)
     y = module(x)
@@ -54,44 +62,44 @@ def moved_by_change(module: nn.Module, x: Tensor, s: int, scale: int) -> tuple[T
 
 
 @torch.no_grad()
-def moved_by_cut(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor, Tensor]:
+def compare_cut(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor, Tensor]:
     """Return how the outputs up to position s move when the sequence ends there."""
     y = module(x)
     return module(x[:, : s + 1]) - y[:, : s + 1], y
 
 
-def gradient_ahead(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor, Tensor]:
-    """Return the gradient of output s at later positions, in its place among all."""
+def measure_gradient_ahead(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor, Tensor]:
+    """Return the gradient of output s at later positions, zero elsewhere, and all of it."""
     inputs = x.clone().requires_grad_()
     output = module(inputs)[:, s]
     if not output.requires_grad:
         return torch.zeros_like(x), x
-    weighed = (output * draw(output.shape, seed=s).to(output)).sum()
-    (grad,) = torch.autograd.grad(weighed, inputs)
+    weighted = (output * draw(output.shape, seed=s).to(output)).sum()
+    (grad,) = torch.autograd.grad(weighted, inputs)
     ahead = grad.clone()
     ahead[:, : s + 1] = 0
     return ahead, grad
 
 
 @torch.no_grad()
-def _suspects(module: nn.Module, x: Tensor, scale: int) -> list[int]:
-    """Return the positions whose change moves earlier outputs most, each in a row of its own."""
-    positions = _screened(x)
+def _find_suspects(module: nn.Module, x: Tensor, scale: int) -> list[int]:
+    """Return the positions whose change moves earlier outputs most, each tried in its own row."""
+    positions = _choose_positions(x)
     rows = x[:1].expand(len(positions), -1, -1).clone()
     y = module(x[:1])
     index = torch.arange(len(positions), device=x.device)
     at = torch.tensor(positions, device=x.device)
-    # As the trial will: a leak of a token that few numbers spell shows with those alone.
+    # The same numbers as in the trial: a leak of a rare token may show with these only.
     changed = [draw(x[:, s].shape, seed=s + 1)[0] for s in positions]
     rows[index, at] = scale * torch.stack(changed).to(x)
     moved = (module(rows) - y).flatten(2).abs().amax(2).nan_to_num(torch.inf)
     before = torch.arange(x.shape[1], device=x.device) < at[:, None]
-    return _worst(positions, moved.where(before, 0).amax(1))
+    return _pick_worst(positions, moved.where(before, 0).amax(1))
 
 
-def _gradient_suspects(module: nn.Module, x: Tensor) -> list[int]:
-    """Return the positions whose outputs have most gradient later on, each in a row of its own."""
-    positions = _screened(x)
+def _find_gradient_suspects(module: nn.Module, x: Tensor) -> list[int]:
+    """Return the positions whose outputs have the largest gradients at later positions."""
+    positions = _choose_positions(x)
     rows = x[:1].expand(len(positions), -1, -1).clone().requires_grad_()
     y = module(rows)
     if not y.requires_grad:
@@ -102,11 +110,11 @@ def _gradient_suspects(module: nn.Module, x: Tensor) -> list[int]:
     (grad,) = torch.autograd.grad((outputs * draw(outputs.shape, seed=0).to(y)).sum(), rows)
     after = torch.arange(x.shape[1], device=x.device) > at[:, None]
     ahead = grad.abs().amax(2).nan_to_num(torch.inf).where(after, 0).amax(1)
-    return _worst(positions, ahead)
+    return _pick_worst(positions, ahead)
 
 
-def _worst(positions: list[int], sizes: Tensor) -> list[int]:
-    """Return the positions of the three largest sizes, and the first that is no rounding."""
+def _pick_worst(positions: list[int], sizes: Tensor) -> list[int]:
+    """Return the positions of the three largest sizes, and the first above rounding."""
     most = sizes.topk(min(3, len(positions))).indices.tolist()
     if not sizes[most[0]] > 0:
         return []
@@ -114,13 +122,13 @@ def _worst(positions: list[int], sizes: Tensor) -> list[int]:
     return sorted({positions[i] for i in (first, *most)})
 
 
-def _screened(x: Tensor) -> list[int]:
+def _choose_positions(x: Tensor) -> list[int]:
     """Return all positions, or as many as make a batch of moderate size."""
     return _spread(0, x.shape[1] - 1, max(2, min(x.shape[1], TOKENS // x.shape[1])))
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:
-    """Return so many positions from first to last, evenly spread, or all where there are fewer."""
+    """Return `count` positions from first to last, evenly spread, or all if there are fewer."""
     if last - first < count:
         return list(range(first, last + 1))
     return sorted({first + round(i * (last - first) / (count - 1)) for i in range(count)})

@@ -1,4 +1,4 @@
-"""Copies of modules, to be changed and called in their place."""
+"""Copies of modules that can be changed while the original stays as it is."""
 
 from copy import deepcopy
 
@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Return a deep copy whose parameters are leaves that ask for gradients where the others do.
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a deep copy whose parameters are leaves and require gradients where the originals do.
 
-    A copied ScriptModule would have results in their place, whose gradients nobody sees.
+    Parameters of a copied ScriptModule would otherwise be results, which collect no gradients.
     """
     with torch.no_grad():
         copy = deepcopy(module)

@@ -1,4 +1,4 @@
-"""The law of forms: what torch.compile makes of a module computes the same."""
+"""The law of forms: a compiled module computes the same as the eager one."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -9,32 +9,35 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lab.laws.comparison import Trial, run_trials
+from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
-from lab.laws.verdict import Trial, Verdict, compared
+from lab.laws.verdict import Verdict
 
-MOST_CALLS = 1500  # of torch, in what is compiled
+MOST_CALLS = 1500
+"""Calls of torch functions in what is compiled, at most."""
 
 
-def forms_agree(module: nn.Module, probes: Probes) -> Verdict:
-    """Compiled, the module has the same outputs and gradients as eager.
+def judge(module: nn.Module, probes: Probes) -> Verdict:
+    """The compiled module has the same outputs and gradients as the eager one.
 
-    The other forms have laws of their own: the recurrence of `step` against the chunks of forward,
-    `prefill = step`; the quadratic form, a matrix applied to values, `matrix applies`. Compiling
-    takes seconds: where no compiler is named, this law is not decided.
+    Other forms have their own laws: "prefill = step" compares the recurrence of `step` with
+    forward's chunks, "matrix applies" the matrix applied to values. Compiling takes seconds, so
+    this law is not decided where no compiler is named.
     """
-    law = "forms agree"
-    if probes.compiler is None:
-        return Verdict(law, "not decided", "no compiler was named")
-    # Each length would be compiled anew, and the longest is the one with chunks to get wrong; but
-    # a loop over tokens is compiled token by token.
+    compiler = probes.settings.compiler
+    if compiler is None:
+        return Verdict(LAW.name, "not decided", "no compiler was named")
+    # Every length is compiled anew, so only the longest is tried, which has the most chunks; but a
+    # loop over tokens is compiled token by token, which limits the length.
     with torch.no_grad():
-        few = [n for n in probes.lengths if _calls(module, probes.input(n)) <= MOST_CALLS]
-    longest = replace(probes, lengths=[max(few, default=probes.lengths[0])])
+        few = [n for n in probes.lengths if _count_calls(module, probes.input(n)) <= MOST_CALLS]
+    longest = probes.at_lengths([max(few, default=probes.lengths[0])])
     refusals = []
-    # What a backend cannot compile, the tracing alone may tell apart from eager code.
-    for backend in dict.fromkeys((probes.compiler, "eager")):
+    # Where a backend cannot compile the module, tracing alone may already differ from eager code.
+    for backend in dict.fromkeys((compiler, "eager")):
         try:
-            found = compared(law, module, longest, partial(_trials, backend))
+            found = run_trials(LAW.name, module, longest, partial(_list_trials, backend))
         except (RuntimeError, ValueError) as error:
             words = f"{backend} does not compile it: {type(error).__name__}: {error}"
             refusals.append(words.splitlines()[0])
@@ -43,16 +46,19 @@ def forms_agree(module: nn.Module, probes: Probes) -> Verdict:
             evidence = "; ".join([f"{backend}: {found.evidence}", *refusals])
             return replace(found, evidence=evidence)
         refusals.append(f"{backend}: {found.evidence}")
-    return Verdict(law, "not decided", "; ".join(refusals))
+    return Verdict(LAW.name, "not decided", "; ".join(refusals))
 
 
-def _trials(backend: str, module: nn.Module, x: Tensor) -> Iterator[Trial]:
+LAW = Law("forms agree", judge)
+
+
+def _list_trials(backend: str, module: nn.Module, x: Tensor) -> Iterator[Trial]:
     words = "compiled, it gives another output or gradient {position} of row {row}"
-    yield Trial(moved_by_compiling, {"backend": backend}, words)
+    yield Trial(compare_compiled, {"backend": backend}, words)
 
 
-class _Calls(TorchFunctionMode):
-    """Counts the functions of torch that are called."""
+class _CallCounter(TorchFunctionMode):
+    """Counts calls of torch functions."""
 
     def __init__(self):
         super().__init__()
@@ -63,26 +69,28 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _calls(module: nn.Module, x: Tensor) -> int:
-    with _Calls() as calls:
+def _count_calls(module: nn.Module, x: Tensor) -> int:
+    with _CallCounter() as calls:
         module(x)
     return calls.count
 
 
-def moved_by_compiling(module: nn.Module, x: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    """Return how outputs, and after them gradients at the input, move when a copy is compiled.
+def compare_compiled(module: nn.Module, x: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    """Return how outputs and gradients at the input, side by side, move when a copy is compiled.
 
-    Each is given relative to its own largest.
+    Each is relative to its own largest entry.
     """
     # Slow to import, and only this law needs it.
     from torch._dynamo.utils import counters
 
-    # Compiled code is cached by class: a module of the same class, tried before, must neither lend
-    # its own nor use up the number of recompilations, past which torch quietly runs eager code.
+    # Compiled code is cached by class. An earlier module of the same class must neither lend its
+    # code nor use up the allowed recompilations, after which torch silently runs eager code.
     torch._dynamo.reset()
     compiled = torch.compile(deepcopy(module), backend=backend)
     counters.clear()
-    (y, grad), (compiled_y, compiled_grad) = (_formed(form, x) for form in (module, compiled))
+    (y, grad), (compiled_y, compiled_grad) = (
+        _differentiate(form, x) for form in (module, compiled)
+    )
     if not counters["stats"]["unique_graphs"]:
         raise RuntimeError("nothing of it was compiled")
     torch._dynamo.reset()
@@ -94,8 +102,8 @@ def moved_by_compiling(module: nn.Module, x: Tensor, backend: str) -> tuple[Tens
     return torch.cat(moved, -1), torch.ones_like(x)
 
 
-def _formed(form: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a form's output and a gradient at the input, zero where there is none."""
+def _differentiate(form: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a form's output and the gradient at the input, zero if there is none."""
     inputs = x.clone().requires_grad_()
     y = form(inputs)
     if not y.requires_grad:

@@ -1,4 +1,4 @@
-"""Targets by name: "package.module:factory", imported and called."""
+"""Loading a target by name, "package.module:factory", and building the module."""
 
 import importlib
 import inspect
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def load(path: str) -> Any:
-    """Import what is named "package.module:name"; the name may have dots.
+    """Import the object named "package.module:name"; the name may have dots.
 
     Raises:
-        ValueError: when the path has another form, does not import, or names nothing.
+        ValueError: when the path has another form, cannot be imported, or names nothing.
     """
     module, colon, name = path.partition(":")
     if not (module and colon and name) or module.startswith("."):
@@ -22,28 +22,28 @@ def load(path: str) -> Any:
         found = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    # A user's module may raise anything while it is imported.
+    # A user's module may raise anything when it is imported.
     except Exception as error:
         raise ValueError(f"target={path}: {type(error).__name__}: {error}") from error
     return found
 
 
 def is_target(found: Any, options: Mapping[str, Any]) -> bool:
-    """Whether what was loaded is itself to be tried: a module, or a function of one argument."""
+    """Whether the object loaded is itself the target: a module, or a function of one argument."""
     if isinstance(found, nn.Module):
         return True
-    return inspect.isfunction(found) and not options and len(_required(found)) == 1
+    return inspect.isfunction(found) and not options and len(_list_required(found)) == 1
 
 
 def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) -> Any:
-    """Call a factory, with torch's seed, and return what it makes.
+    """Call a factory after seeding torch, and return what it makes.
 
     Raises:
-        ValueError: for arguments it needs and was not given, or does not take; when it raises, or
-            makes nothing that can be called.
+        ValueError: for arguments that are missing or unknown; when the factory raises, or makes
+            something that cannot be called.
     """
     name = getattr(factory, "__qualname__", repr(factory))
-    missing = [argument for argument in _required(factory) if argument not in options]
+    missing = [argument for argument in _list_required(factory) if argument not in options]
     if missing:
         given = " ".join(f"--option {argument}=…" for argument in missing)
         raise ValueError(f"{name} needs {', '.join(missing)}: give {given}, or name a factory")
@@ -58,7 +58,7 @@ def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) ->
     return made
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
+def _list_required(function: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # of some built-in classes

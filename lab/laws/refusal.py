@@ -1,4 +1,4 @@
-"""How a module says that it will not be called so."""
+"""Exceptions that mean that a module was called in a way it does not support."""
 
 REFUSALS = (
     RuntimeError,
@@ -10,15 +10,15 @@ REFUSALS = (
     AssertionError,
     NameError,
 )
-"""What a module that is called in a way it was not written for raises."""
+"""What modules raise when they are called in a way they were not written for."""
 
 
 class RefusalError(ValueError):
-    """A module takes no sequence, or gives none; the message says what was tried."""
+    """A module takes no sequence, or returns none; the message says what was tried."""
 
 
-def raised(error: BaseException) -> str:
-    """Return an error in one line."""
+def describe_error(error: BaseException) -> str:
+    """Describe an error in one line."""
     if isinstance(error, RefusalError):
         return str(error)
     lines = str(error).strip().splitlines() or [""]

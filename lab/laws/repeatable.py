@@ -5,49 +5,55 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lab.laws.copying import copied
-from lab.laws.probes import Probes, described, draw, relative
-from lab.laws.reproduction import written
-from lab.laws.verdict import Verdict, drawn
+from lab.laws.copying import copy_module
+from lab.laws.law import Law
+from lab.laws.noise import relative_error
+from lab.laws.probes import Probes, draw
+from lab.laws.reproduction import write_program
+from lab.laws.verdict import Verdict
 
 
-def deterministic(module: nn.Module, probes: Probes) -> Verdict:
-    """Evaluating, the same input gives the same bits; training, the same input and seed do.
+def judge(module: nn.Module, probes: Probes) -> Verdict:
+    """In evaluation the same input gives the same bits; in training the same input and seed do.
 
-    Neither does a call before it, on another input, change an output.
+    Nor does an earlier call with another input change an output.
     """
-    law, random = "deterministic", False
+    random = False
     for training in (False, True):
         for x in probes.inputs:
-            # A copy: what training leaves behind, statistics of batches, is for no other law.
-            tried = copied(module).train(training)
+            # Calls in training may change the module, e.g. its running statistics: use a copy.
+            tried = copy_module(module).train(training)
             seed = 0 if training else None
             how = "training, a call with the same seed" if training else "a second call"
-            for repeat, words in ((twice, how), (after_another, "a call after another input's")):
-                if repeat is after_another and training:
+            ways = ((call_twice, how), (call_after_another, "a call after another input's"))
+            for repeat, words in ways:
+                if repeat is call_after_another and training:
                     continue
                 first, second = repeat(tried, x, seed)
                 if not same(first, second):
-                    return _failure(probes, x, training, repeat, words, (first, second))
-                # What a module remembers of the first input it sees, another copy has not seen.
-                tried = copied(module).train(training)
+                    return _report_failure(probes, x, training, repeat, words, (first, second))
+                # A fresh copy has not yet seen an input that it could remember.
+                tried = copy_module(module).train(training)
             if training:
-                random |= not same(*twice(tried, x, seed=None))
-    evidence = f"two calls, evaluating, and training from one seed, {described(probes)}: equal bits"
+                random |= not same(*call_twice(tried, x, seed=None))
+    evidence = f"two calls, evaluating, and training from one seed, {probes.describe()}: equal bits"
     if random:
         evidence += "; in training calls differ, by their seed or by what they leave behind"
-    return Verdict(law, "holds", evidence, measured=0.0, allowed=0.0)
+    return Verdict(LAW.name, "holds", evidence, measured=0.0, allowed=0.0)
+
+
+LAW = Law("deterministic", judge, seeded=False)
 
 
 @torch.no_grad()
-def twice(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of two calls, or of a call each of two copies after the seed.
+def call_twice(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Return the outputs of two calls; with a seed, of one call each of two copies.
 
-    In training a module may keep averages: what a call leaves behind is no matter of seeds.
+    A module in training may keep averages, which a call changes; the seed is not to blame for that.
     """
     if seed is None:
         return module(x), module(x)
-    other = copied(module)
+    other = copy_module(module)
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         torch.manual_seed(seed)
         first = module(x)
@@ -56,19 +62,19 @@ def twice(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def after_another(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
+def call_after_another(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
     """Return the outputs of a first call, and of one after another input of the same shape."""
-    other = copied(module)
+    other = copy_module(module)
     other(draw(x.shape, seed=1).to(x))
     return module(x), other(x)
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Whether two outputs are equal, entry by entry, what is not a number included."""
+    """Whether two outputs are equal, entry by entry; NaN equals NaN."""
     return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
-def _failure(
+def _report_failure(
     probes: Probes,
     x: Tensor,
     training: bool,
@@ -76,13 +82,15 @@ def _failure(
     how: str,
     outputs: tuple[Tensor, Tensor],
 ) -> Verdict:
-    law, error = "deterministic", relative(outputs[1] - outputs[0], outputs[0])
+    error = relative_error(outputs[1] - outputs[0], outputs[0])
     words = f"length {x.shape[1]}: {how} gives another output"
     body = f"""
-        {drawn(probes, x.shape[0], x.shape[1])}
+        {probes.print_input(x.shape[0], x.shape[1])}
         first, second = {repeat.__name__}(module.train({training}), x, {0 if training else None})
-        print({words + ": relative difference"!r}, relative(second - first, first))
+        print({words + ": relative difference"!r}, relative_error(second - first, first))
         sys.exit(not same(first, second))
     """
-    snippet = written(probes.origin, (draw, relative, same, repeat), body, f"{law}: {words}")
-    return Verdict(law, "fails", f"relative difference {error:.2g}", words, error, 0.0, snippet)
+    uses = (draw, relative_error, same, repeat)
+    snippet = write_program(probes.origin, uses, body, f"{LAW.name}: {words}")
+    evidence = f"relative difference {error:.2g}"
+    return Verdict(LAW.name, "fails", evidence, words, error, 0.0, snippet)

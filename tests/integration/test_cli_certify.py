@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.certification import process as isolated
-from lab.certification.worker import chosen
+from lab.certification import child, process
+from lab.certification.worker import select_laws
 from lab.cli import app
 
 HERE = Path(__file__).parent
@@ -128,37 +128,37 @@ def test_a_target_that_cannot_be_examined_is_one_line(target, said):
     ],
 )
 def test_a_bad_option_is_one_line_before_anything_runs(words, said, monkeypatch):
-    monkeypatch.setattr(isolated, "examined", None)
+    monkeypatch.setattr(process, "certify_in_child", None)
     assert said in one_line(lab("torch.nn:Identity", *words.split()))
 
 
 def test_an_unknown_law_lists_the_known():
     with pytest.raises(ValueError, match=r"only=casual: must be among deterministic, causal, "):
-        chosen(["causal", "casual"])
-    assert chosen(["stable", "causal"]) == ["causal", "stable"]
+        select_laws(["causal", "casual"])
+    assert select_laws(["stable", "causal"]) == ["causal", "stable"]
 
 
 def test_ctrl_c_ends_the_child(monkeypatch):
     children = []
 
-    def interrupted(child, seconds):
+    def interrupt(child, seconds):
         children.append(child._process)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(isolated._Child, "told", interrupted)
+    monkeypatch.setattr(child.Child, "receive", interrupt)
     result = lab("torch.nn:Identity")
     assert result.exit_code == 130
-    assert [child.returncode for child in children] == [-9]
+    assert [ended.returncode for ended in children] == [-9]
 
 
 def test_a_child_that_does_not_start_is_said_so(monkeypatch):
-    monkeypatch.setattr(isolated, "WORKER", "no_such_worker")
+    monkeypatch.setattr(child, "WORKER", "no_such_worker")
     assert "starting: the process ended with code 1: " in one_line(lab("torch.nn:Identity"))
 
 
 def test_numbers_beyond_json_are_text():
     numbers = [0, 2.5, None, float("inf"), float("-inf"), float("nan")]
-    found = [isolated._number(number) for number in numbers]
+    found = [process._encode_number(number) for number in numbers]
     assert found == [0, 2.5, None, "Infinity", "-Infinity", "NaN"]
     assert float(str(found[3])) == float("inf")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters import adapt, token_ids
+from lab.laws.adapters import adapt, to_token_ids
 from lab.laws.adapters.tokens import BITS
 from lab.laws.probes import draw
 from lab.peers import load
@@ -68,7 +68,7 @@ def test_a_language_model_decodes(
     x = draw((2, 7, 16 + BITS), 0)
     x[..., :-BITS] = 0  # which would move the embeddings
     y = module(x)
-    ids = token_ids(x, 32)
+    ids = to_token_ids(x, 32)
     assert difference(y, target.double()(input_ids=ids).logits) < within
     state, steps = module.start(2), []
     for i in range(7):
@@ -101,7 +101,7 @@ def test_a_later_start_is_a_later_position():
     x[..., :-BITS] = 0
     later, state = module.prefill(x, module.start(2, 9))
     assert state.position.tolist() == [14, 14]
-    ids, positions = token_ids(x, 32), torch.arange(9, 14).expand(2, 5)
+    ids, positions = to_token_ids(x, 32), torch.arange(9, 14).expand(2, 5)
     asked = module.module.module(input_ids=ids, position_ids=positions).logits
     assert difference(later, asked) < 1e-13
     assert difference(later, module(x)) > 1e-3
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_inputs_embeds():
     (found,) = torch.autograd.grad(module(x), x, against)
     embeddings: Any = target.get_submodule("model.embed_tokens")
     scale = embeddings.weight.detach().square().mean().sqrt()
-    embedded = embeddings(token_ids(x.detach(), 32)) + scale * x[..., :-BITS]
+    embedded = embeddings(to_token_ids(x.detach(), 32)) + scale * x[..., :-BITS]
     embedded = embedded.detach().requires_grad_()
     (asked,) = torch.autograd.grad(target(inputs_embeds=embedded).logits, embedded, against)
     assert difference(found[..., :-BITS], scale * asked) < 1e-7  # the scale was taken in fp32
@@ -146,14 +146,14 @@ def test_what_is_no_language_model():
     )
     x = draw((2, 7, 16 + BITS), 0).float()
     x[..., :-BITS] = 0
-    ids = token_ids(x, 32)
+    ids = to_token_ids(x, 32)
     embedded = target.model.embed_tokens(ids)
     layers = [adapt(layer) for layer in target.model.layers]
-    assert [found.recipe for found in layers] == ["Layer(module)"] * 2
+    assert [found.recipe for found in layers] == ["HuggingFaceLayer(module)"] * 2
     for found in layers:
         embedded = found.module(embedded)
     assert difference(target.model.norm(embedded), backbone.module(x)) < 1e-5
-    assert adapt(target.model.layers[0].self_attn).recipe == "Layer(module, output=0)"
+    assert adapt(target.model.layers[0].self_attn).recipe == "HuggingFaceLayer(module, output=0)"
     of = load("transformers.models.bert")
     sizes = {"intermediate_size": 32, "num_attention_heads": 4}
     reader = adapt(of.BertModel(of.BertConfig(**SMALL, **sizes)))

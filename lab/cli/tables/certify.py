@@ -1,4 +1,4 @@
-"""A certificate in a terminal: a line a law, and which is being tried."""
+"""A certificate in the terminal: a line per law, and the law that is being tried."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +20,8 @@ LAW_WIDTH = 15
 """Columns for a law's name."""
 
 
-def law_table(law: Certificate) -> Table:
-    """Return a law's line: mark, name, evidence; under a failure, its counter-example."""
+def build_law_table(law: Certificate) -> Table:
+    """Build a law's line: sign, name, evidence; below a failure, its counter-example."""
     outcome, evidence = law["verdict"], law["evidence"]
     style = STYLES[outcome]
     table = Table.grid(padding=(0, 1))
@@ -29,21 +29,25 @@ def law_table(law: Certificate) -> Table:
     table.add_column(no_wrap=True, min_width=LAW_WIDTH)
     table.add_column(overflow="fold")
     words = evidence if outcome in ("holds", "fails") else f"{outcome}: {evidence}"
-    # What holds needs a glance; anything else is read to its end.
-    said = Text(
+    # Evidence of laws that hold may be cut off at the line's end; other evidence is folded.
+    text = Text(
         words, no_wrap=outcome == "holds", overflow="ellipsis" if outcome == "holds" else "fold"
     )
-    table.add_row(Text(SIGNS[outcome], style), Text(law["law"], style), said)
+    table.add_row(Text(SIGNS[outcome], style), Text(law["law"], style), text)
     if law["counterexample"] is not None:
         table.add_row("", "", Text(law["counterexample"], "bold"))
     return table
 
 
 @contextmanager
-def deciding() -> Iterator[
+def show_progress() -> Iterator[
     tuple[Callable[[Sequence[str]], None], Callable[[str, int], None], Callable[[], None]]
 ]:
-    """Show on stderr what is tried; yields what is told the laws, each law, and to leave room."""
+    """Show on stderr which law is tried.
+
+    Yields three functions: one to call with the names of all laws, one to call with each law and
+    its number before it is tried, and one that clears the line.
+    """
     console = Console(stderr=True, highlight=False, markup=False)
     total = 0
     with console.status("probing …") as status:

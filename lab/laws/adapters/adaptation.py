@@ -8,73 +8,51 @@ import torch
 from torch import nn
 
 from lab.laws.adapters.kinds import is_hugging_face
-from lab.laws.adapters.reading import Adapted, Asked, like, reading_tokens, reading_vectors
-from lab.laws.adapters.sizes import vocabularies
+from lab.laws.adapters.options import AdapterOptions
+from lab.laws.adapters.reading import Adapted, adapt_tokens, adapt_vectors, match_module
+from lab.laws.adapters.sizes import list_vocabularies
 from lab.laws.probes import draw
-from lab.laws.refusal import REFUSALS, RefusalError, raised
+from lab.laws.refusal import REFUSALS, RefusalError, describe_error
 
-READINGS = {"hidden": reading_vectors, "tokens": reading_tokens}
-LAYOUTS = ("btd", "tbd", "bdt")
+READERS = {"hidden": adapt_vectors, "tokens": adapt_tokens}
 
 
-def adapt(
-    target: nn.Module | Callable[..., Any],
-    *,
-    input: str | None = None,
-    d_model: int | None = None,
-    vocab_size: int | None = None,
-    layout: str | None = None,
-    output: str | int | None = None,
-    relative: bool | None = None,
-) -> Adapted:
-    """Find out by probing how a module is called, and make it one from [b t d] to [b t e].
+def adapt(target: nn.Module | Callable[..., Any], **options: Any) -> Adapted:
+    """Find out by trying how a module is called, and make it one from [b t d] to [b t e].
 
-    It is probed on a copy, evaluating, and comes out as it went in. One that reads tokens is held
-    as a copy: it has a hook on its embedding table (`lab.laws.adapters.tokens`).
+    A copy is tried, in evaluation mode; the target is not changed. A module that reads tokens is
+    held as a copy, with a hook on its embedding table (`lab.laws.adapters.tokens`).
 
     Args:
         target: a module, or a function.
-        input: what it reads, "hidden" [b t d] or "tokens" [b t]; None tries both.
-        d_model: width d; None tries those that the module names, and those of its weights.
-        vocab_size: of one that reads tokens; None looks for it.
-        layout: of its axes, "btd", "tbd" or "bdt"; None goes by `batch_first`, then tries.
-        output: which item of a tuple or field of an object is the sequence; None takes the first.
-        relative: whether the module claims that only differences of positions count; None goes by
-            what is recognised.
+        options: fields of `AdapterOptions`.
 
     Raises:
-        ValueError: for an option that is not among its values; for a module that takes no sequence
-            or gives none back: says what was tried, and which option may help.
+        ValueError: as `AdapterOptions`; for a module that takes or returns no sequence: says what
+            was tried, and which option may help.
     """
-    if input not in (None, *READINGS):
-        raise ValueError(f"{input=} must be one of {', '.join(READINGS)}")
-    if layout not in (None, *LAYOUTS):
-        raise ValueError(f"{layout=} must be one of {', '.join(LAYOUTS)}")
-    for name, size in (("d_model", d_model), ("vocab_size", vocab_size)):
-        if size is not None and size < 1:
-            raise ValueError(f"{name}={size} must be at least 1")
-    asked = Asked(d_model, vocab_size, layout, output, relative)
+    known = AdapterOptions(**options)
     tried = deepcopy(target)
     if isinstance(tried, nn.Module):
         tried.eval()
-    refused = []
-    for way in _ways(target, vocab_size) if input is None else (input,):
+    refusals = []
+    for way in (known.input,) if known.input else _list_inputs(target, known.vocab_size):
         try:
-            return READINGS[way](target, tried, asked)
+            return READERS[way](target, tried, known)
         except RefusalError as refusal:
-            refused.append(f"{way}: {refusal}")
-    name = type(target).__name__ if isinstance(target, nn.Module) else _name(target)
-    raise ValueError(f"{name} is not understood: {'; '.join(refused)}")
+            refusals.append(f"{way}: {refusal}")
+    name = type(target).__name__ if isinstance(target, nn.Module) else _get_name(target)
+    raise ValueError(f"{name} is not understood: {'; '.join(refusals)}")
 
 
 @torch.no_grad()
-def accepted(
+def find_lengths_taken(
     module: nn.Module, d_model: int, lengths: tuple[int, ...], batch: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Return the lengths that a module from [b t d] takes, and the error for each that it refuses.
+    """Return the lengths that a module from [b t d] takes, and the error for each other length.
 
     Args:
-        module: in its mode.
+        module: in the mode to try.
         d_model: width d of the inputs.
         lengths: to try.
         batch: rows b to try with.
@@ -82,22 +60,22 @@ def accepted(
     taken, refused = [], {}
     for length in lengths:
         try:
-            y = module(like(module, draw((batch, length, d_model), length)))
+            y = module(match_module(module, draw((batch, length, d_model), length)))
             if y.shape[:2] != (batch, length):
                 raise RefusalError(f"returned {list(y.shape)}")
         except REFUSALS as error:
-            refused[length] = raised(error)
+            refused[length] = describe_error(error)
         else:
             taken.append(length)
     return tuple(taken), refused
 
 
-def _ways(target: Any, vocab_size: int | None) -> tuple[str, ...]:
+def _list_inputs(target: Any, vocab_size: int | None) -> tuple[str, ...]:
     """Return what a module may read, the likelier first."""
     if vocab_size is not None or is_hugging_face(target):
         return ("tokens",)
-    return ("hidden", "tokens") if vocabularies(target) else ("hidden",)
+    return ("hidden", "tokens") if list_vocabularies(target) else ("hidden",)
 
 
-def _name(function: Any) -> str:
+def _get_name(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__name__)

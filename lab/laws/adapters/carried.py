@@ -1,4 +1,4 @@
-"""The state of a foreign module, kept so that going on from it leaves it as it was."""
+"""The state of a foreign module, kept so that using it leaves it unchanged."""
 
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 PATTERNS = ("left", "right", "scattered")
-"""Where padding may stand: a decoder that says nothing of `paddings` promises all of it."""
+"""Where padding may stand; a decoder without the attribute `paddings` supports all patterns."""
 
 
 class Carried(NamedTuple):
-    """What a foreign module carries, and how much it has read.
+    """The state of a foreign module, and how much it has read.
 
-    `position` [b] counts the tokens of each row without padding; `keep` [b s] is False where one of
-    all s given so far was padded; `held` is the module's own, None before the first token, and
-    `tensors` those within it.
+    Attributes:
+        position: tokens of each row without padding [b].
+        keep: False for padding among all s tokens given so far [b s].
+        held: the module's own state; None before the first token.
+        tensors: the tensors within `held`.
     """
 
     position: Tensor
@@ -24,24 +26,24 @@ class Carried(NamedTuple):
     tensors: tuple[Tensor, ...] = ()
 
 
-def before_any(batch: int, position: int, device: torch.device) -> Carried:
-    """Return the state of rows that have read nothing."""
+def make_start_state(batch: int, position: int, device: torch.device) -> Carried:
+    """Return the state of rows that have read no token."""
     nothing = torch.zeros(batch, 0, dtype=torch.bool, device=device)
     return Carried(torch.full((batch,), position, device=device), nothing)
 
 
-def after(state: Carried, kept: Tensor, held: Any) -> Carried:
-    """Return the state after further tokens, kept [b t] or padding."""
+def extend_state(state: Carried, kept: Tensor, held: Any) -> Carried:
+    """Return the state after further tokens; `kept` [b t] is False for padding."""
     keep = torch.cat([state.keep, kept], dim=1)
-    return Carried(state.position + kept.sum(1), keep, held, tuple(tensors_in(held)))
+    return Carried(state.position + kept.sum(1), keep, held, tuple(list_tensors(held)))
 
 
-def copied(held: Any) -> Any:
-    """Return a copy, whose tensors are clones with the gradient's path to the originals."""
-    return deepcopy(held, {id(x): x.clone() for x in tensors_in(held)})
+def copy_state(held: Any) -> Any:
+    """Return a copy whose tensors are clones, through which gradients reach the originals."""
+    return deepcopy(held, {id(x): x.clone() for x in list_tensors(held)})
 
 
-def tensors_in(held: Any) -> list[Tensor]:
+def list_tensors(held: Any) -> list[Tensor]:
     """Return the tensors in containers, and in objects' fields, at any depth."""
     found, waiting, seen = [], [held], set()
     while waiting:
@@ -60,17 +62,17 @@ def tensors_in(held: Any) -> list[Tensor]:
     return found
 
 
-def all_kept(x: Tensor, keep: Tensor | None) -> Tensor:
-    """Return keep [b t], or that every token of x [b t …] is kept."""
+def keep_all(x: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the mask `keep` [b t], or one that keeps every token of x [b t …]."""
     return x.new_ones(x.shape[:2], dtype=torch.bool) if keep is None else keep
 
 
-def without_padding(x: Tensor, keep: Tensor | None) -> Tensor:
-    """Return that every token of x [b t …] is kept.
+def refuse_padding(x: Tensor, keep: Tensor | None) -> Tensor:
+    """Return a mask that keeps every token of x [b t …].
 
     Raises:
-        ValueError: if one is not: the module was never told how to leave a token out.
+        ValueError: if `keep` has padding, which the module cannot leave out.
     """
     if keep is not None and not keep.all():
         raise ValueError("keep has padding, and this module takes no mask of it")
-    return all_kept(x, None)
+    return keep_all(x, None)

@@ -1,4 +1,4 @@
-"""Trying adapters on a module: which takes a sequence and gives one back."""
+"""Trying adapters on a module: which one takes a sequence and returns one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, signature
@@ -7,21 +7,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.kinds import Kind, decoder_kinds
-from lab.laws.adapters.plain import Plain, item, laid
-from lab.laws.adapters.returned import items, kind_of, named, sequence_in
+from lab.laws.adapters.kinds import Kind, list_decoder_kinds
+from lab.laws.adapters.plain import Plain, get_item, lay_out
+from lab.laws.adapters.returned import find_sequence, list_items, name_kind, name_place
 from lab.laws.adapters.stateful import Returned
-from lab.laws.refusal import REFUSALS, RefusalError, raised
+from lab.laws.refusal import REFUSALS, RefusalError, describe_error
 
 LENGTHS = (5, 8, 16, 64, 128, 256)
 BATCH = 2
-TOKENS = 0  # the width of what has none
+TOKENS = 0
+"""Stands for the width of tokens, which have none."""
 Give = Callable[[int], Tensor]
 """Length → an input of the length."""
 
 
 class Fit(NamedTuple):
-    """An adapter that takes a sequence, and the length and the shape that it was seen with."""
+    """An adapter that takes a sequence, with the width and the length at which it did."""
 
     adapter: type[Plain] | None  # None: the module needs none
     options: dict[str, Any]
@@ -29,30 +30,35 @@ class Fit(NamedTuple):
     length: int
     notes: tuple[str, ...] = ()
 
-    def made(self, module: Any) -> nn.Module:
-        """Return the adapter of a module."""
+    def build(self, module: Any) -> nn.Module:
+        """Build the adapter of a module."""
         return module if self.adapter is None else self.adapter(module, **self.options)
 
-    def recipe(self) -> str:
-        """Return the expression that makes the adapter from `module`."""
-        return "module" if self.adapter is None else recipe(self.adapter, "module", self.options)
+    def write_recipe(self) -> str:
+        """Write the expression that makes the adapter from `module`."""
+        return (
+            "module" if self.adapter is None else write_recipe(self.adapter, "module", self.options)
+        )
 
 
-def fitted(
+def find_fit(
     target: Any,
     kinds: list[Kind],
     widths: Sequence[int],
-    giving: Callable[[int], Give],
+    make_give: Callable[[int], Give],
     output: int | str | None,
 ) -> Fit:
-    """Return the first way in which a module takes a sequence and gives one, shortest first.
+    """Return the first way of calling a module in which it takes a sequence and returns one.
 
-    A way that takes one length alone is the last resort. Taking another width as well, it is none:
-    the length stands where the module wants the width.
+    A way that takes a single length is the last resort. If such a way also takes another width, it
+    is rejected: the length then stands where the module expects the width.
 
     Args:
-        widths: to try.
-        giving: makes inputs of a width.
+        target: the module.
+        kinds: adapters to try.
+        widths: widths to try.
+        make_give: returns the function that makes inputs of a width.
+        output: which output is the sequence; None takes the first that fits.
 
     Raises:
         RefusalError: if there is none.
@@ -60,41 +66,41 @@ def fitted(
     refusals, resort = [], None
     for length in LENGTHS:
         for width in widths:
-            give = giving(width)
+            give = make_give(width)
             for kind, layout in ((k, way) for k in kinds for way in k.layouts):
                 try:
-                    found = _seen(target, kind, layout, give, length, output)
+                    found = _try_kind(target, kind, layout, give, length, output)
                 except REFUSALS as error:
                     given = give(length)
-                    # Tokens have no third axis to lay.
-                    shape = list((laid(given, layout) if given.ndim > 2 else given).shape)
-                    words = f"given {shape}, it {raised(error)}"
-                    # What came back says more than why nothing did.
+                    # Tokens have no third axis to transpose.
+                    shape = list((lay_out(given, layout) if given.ndim > 2 else given).shape)
+                    words = f"given {shape}, it {describe_error(error)}"
+                    # A wrong output is more informative than an error.
                     more = isinstance(error, RefusalError) and length == LENGTHS[0]
                     refusals.insert(0 if more else len(refusals), words)
                     continue
                 found = found._replace(width=width)
-                made = found.made(target)
-                if any(_takes(made, give, t) for t in (length - 1, 2 * length)):
+                built = found.build(target)
+                if any(_takes(built, give, t) for t in (length - 1, 2 * length)):
                     return found
-                if width == TOKENS or not _takes(made, giving(width + 1), length):
+                if width == TOKENS or not _takes(built, make_give(width + 1), length):
                     resort = resort or found
     if resort is None:
         raise RefusalError([*refusals, "it takes one length alone, of any width"][0])
     return resort
 
 
-def decoding(target: Any, fit: Fit, give: Give, relative: bool | None) -> Fit:
-    """Return the fit of a decoder of the module, or the fit as it was, and why in its notes."""
+def find_decoder(target: Any, fit: Fit, give: Give, relative: bool | None) -> Fit:
+    """Return the fit of an adapter that decodes; without one, the same fit with a note why."""
     refused = ()
     options = {k: v for k, v in fit.options.items() if k in ("output", "layout")}
-    for kind in decoder_kinds(target, relative):
-        for placed in _placed(target, kind, options, give(fit.length)):
-            found = fit._replace(adapter=kind.adapter, options=_spare(kind.adapter, placed))
+    for kind in list_decoder_kinds(target, relative):
+        for placed in _list_placements(target, kind, options, give(fit.length)):
+            found = fit._replace(adapter=kind.adapter, options=_drop_defaults(kind.adapter, placed))
             try:
-                _decode(found.made(target), give(fit.length))
+                _check_decoding(found.build(target), give(fit.length))
             except REFUSALS as error:
-                refused = refused or (f"no decoder: it {kind.note}, but {raised(error)}",)
+                refused = refused or (f"no decoder: it {kind.note}, but {describe_error(error)}",)
                 continue
             return found._replace(notes=(*fit.notes, kind.note))
     if fit.adapter is Returned:
@@ -102,33 +108,33 @@ def decoding(target: Any, fit: Fit, give: Give, relative: bool | None) -> Fit:
     return fit._replace(notes=(*fit.notes, *refused))
 
 
-def recipe(adapter: type[nn.Module], inner: str, options: dict[str, Any]) -> str:
-    """Return the expression that makes an adapter of what another expression makes."""
+def write_recipe(adapter: type[nn.Module], inner: str, options: dict[str, Any]) -> str:
+    """Write the expression that makes an adapter of what the expression `inner` makes."""
     words = ", ".join(f"{name}={value!r}" for name, value in options.items())
     return f"{adapter.__name__}({inner}, {words})" if words else f"{adapter.__name__}({inner})"
 
 
 @torch.no_grad()
-def _seen(
+def _try_kind(
     target: Any, kind: Kind, layout: str, give: Give, length: int, output: int | str | None
 ) -> Fit:
-    """Return the fit of a kind, with the place of the sequence in what it returned."""
+    """Return the fit of a kind, with the place of the sequence in what the module returned."""
     options = {**kind.options, "layout": layout}
-    adapter = kind.adapter(target, **_spare(kind.adapter, options))
-    found = adapter.called(give(length))
+    adapter = kind.adapter(target, **_drop_defaults(kind.adapter, options))
+    found = adapter.call(give(length))
     notes = (kind.note,) if kind.note else ()
-    place = sequence_in(found, layout, (BATCH, length), output)
+    place = find_sequence(found, layout, (BATCH, length), output)
     if layout == "bdt":
         notes = (*notes, "features before time ([b d t])")
     if place is not None:
-        notes = (*notes, f"returns {kind_of(found)}: {named(place)} is taken")
-    axes = item(found, place).ndim
+        notes = (*notes, f"returns {name_kind(found)}: {name_place(place)} is taken")
+    axes = get_item(found, place).ndim
     if axes != 3:
         notes = (*notes, f"returns {axes} axes: made [b t e]")
     bare = kind.adapter is Plain and layout == "btd" and place is None and axes == 3
     if bare and isinstance(target, nn.Module):
         return Fit(None, {}, 0, length, notes)
-    options = _spare(kind.adapter, {**options, "output": place})
+    options = _drop_defaults(kind.adapter, {**options, "output": place})
     return Fit(kind.adapter, options, 0, length, notes)
 
 
@@ -141,45 +147,51 @@ def _takes(module: nn.Module, give: Give, length: int) -> bool:
 
 
 @torch.no_grad()
-def _decode(module: Any, x: Tensor) -> None:
-    """Go on from a state, by several tokens and by one, and see that outputs come."""
+def _check_decoding(module: Any, x: Tensor) -> None:
+    """Go on from a state, by several tokens and by one, and check the outputs' shapes.
+
+    Raises:
+        RefusalError: for no state, or outputs of another shape.
+    """
     y, state = module.prefill(x)
     if state.held is None:
         raise RefusalError("gives no state")
-    further, _ = module.prefill(x, state)
+    more, _ = module.prefill(x, state)
     one, _ = module.step(x[:, 0], module.start(len(x)))
-    asked = module(x).shape
+    expected = module(x).shape
     for found, shape in (
-        (y, asked),
-        (further, asked),
-        (one[:, None], (*asked[:1], 1, *asked[2:])),
+        (y, expected),
+        (more, expected),
+        (one[:, None], (*expected[:1], 1, *expected[2:])),
     ):
         if found.shape != shape:
-            raise RefusalError(f"returned {list(found.shape)} where {list(shape)} was to come")
+            raise RefusalError(f"returned {list(found.shape)} instead of {list(shape)}")
 
 
-def _placed(
+def _list_placements(
     target: Any, kind: Kind, options: dict[str, Any], x: Tensor
 ) -> Iterator[dict[str, Any]]:
-    """Yield a decoder's options, with every place where its state may be."""
+    """Yield a decoder's options, once for every output that may be its state."""
     options = {**options, **kind.options}
     if kind.adapter is not Returned:
         yield options
         return
     flag = {} if options["flag"] is None else {options["flag"]: True}
-    adapter = Returned(target, **_spare(Returned, options))
+    adapter = Returned(target, **_drop_defaults(Returned, options))
     with torch.no_grad():
         try:
-            found = target(laid(x, adapter.layout), **adapter.begun(len(x)), **flag)
+            found = target(
+                lay_out(x, adapter.layout), **adapter.make_state_argument(len(x)), **flag
+            )
         except REFUSALS:
             return
-    for place, value in items(found):
+    for place, value in list_items(found):
         if value is not None and place not in (None, adapter.output):
             yield {**options, "place": place}
 
 
-def _spare(adapter: type[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that an adapter takes, without those it has of itself."""
+def _drop_defaults(adapter: type[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that an adapter takes, without those equal to its defaults."""
     asked = signature(adapter.__init__).parameters
     return {
         name: options[name]

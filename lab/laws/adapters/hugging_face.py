@@ -1,4 +1,4 @@
-"""Models of the transformers library: what they take and return, and their caches."""
+"""Models of the transformers library, their caches and their layers."""
 
 import sys
 from inspect import signature
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.carried import Carried, after, all_kept, before_any, copied
+from lab.laws.adapters.carried import Carried, copy_state, extend_state, keep_all, make_start_state
 from lab.laws.adapters.plain import Plain
 
 
@@ -17,8 +17,8 @@ class HuggingFace(Plain):
     def __init__(self, module: nn.Module, output: int | str | None = "logits"):
         super().__init__(module, output)
 
-    def called(self, x: Tensor) -> Any:
-        """Return the model's output object, asked for no cache."""
+    def call(self, x: Tensor) -> Any:
+        """Return the model's output object, without a cache."""
         if "use_cache" in signature(self.module.forward).parameters:
             return self.module(input_ids=x, use_cache=False)
         return self.module(input_ids=x)
@@ -27,12 +27,12 @@ class HuggingFace(Plain):
 class HuggingFaceDecoder(HuggingFace):
     """A model of transformers that goes on from its cache.
 
-    A padded token is left out by `attention_mask` and counts no position, where `position_ids` are
-    taken. Padding on the left is what the library promises of decoders.
+    Padding is left out by `attention_mask`, and counts no position if the model takes
+    `position_ids`. The library supports padding on the left for decoders.
 
     Args:
         cache: name of its parameter for the cache, and of the field that returns it.
-        relative: whether only differences of positions count; None says nothing of it.
+        relative: whether only differences of positions count; None makes no claim.
     """
 
     paddings = ("left",)
@@ -50,37 +50,37 @@ class HuggingFaceDecoder(HuggingFace):
         if relative is not None:
             self.relative = relative
         if cache == "state":
-            # The one model with a cache of this name, RWKV, warns that it does not look at a mask.
+            # RWKV, the only model with a cache of this name, warns that it ignores the mask.
             self.paddings = ()
 
     def start(self, batch: int, position: int = 0) -> Carried:
         """Return the state before the first token.
 
         Raises:
-            ValueError: for another position than 0 of a model that takes no positions.
+            ValueError: for a position other than 0 if the model takes no positions.
         """
         if position and not self.takes_positions:
             raise ValueError(f"{position=} must be 0: this model takes no position_ids")
-        return before_any(batch, position, next(self.module.parameters()).device)
+        return make_start_state(batch, position, next(self.module.parameters()).device)
 
     def prefill(
         self, x: Tensor, state: Carried | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, Carried]:
         """Return the outputs of further tokens [b t], and the state after them."""
-        before, kept = self.start(len(x)) if state is None else state, all_kept(x, keep)
+        before, kept = self.start(len(x)) if state is None else state, keep_all(x, keep)
         options = {}
         if before.held is not None:
-            options[self.cache] = copied(before.held)
+            options[self.cache] = copy_state(before.held)
         mask = torch.cat([before.keep, kept], dim=1)
         if not mask.all():
-            # What is recurrent has no use for the mask of what it has already read.
+            # A recurrent model takes the mask of the new tokens only.
             seen = mask if self.cache == "past_key_values" else kept
             options["attention_mask"] = seen.long()
         if self.takes_positions and not (state is None and keep is None):
             counted = (kept.cumsum(1) - 1).clamp(min=0)
             options["position_ids"] = before.position[:, None] + counted
         found = self.module(input_ids=x, use_cache=True, **options)
-        return self.sequence(found), after(before, kept, found[self.cache])
+        return self.take_sequence(found), extend_state(before, kept, found[self.cache])
 
     def step(self, x: Tensor, state: Carried) -> tuple[Tensor, Carried]:
         """Return the output of one further token [b], and the state after it."""
@@ -88,13 +88,13 @@ class HuggingFaceDecoder(HuggingFace):
         return y[:, 0], state
 
 
-class Layer(Plain):
-    """An attention or a block of a model of transformers, told what the model would tell it.
+class HuggingFaceLayer(Plain):
+    """An attention or a block of a model of transformers, given what the model would give it.
 
     Args:
-        masked: whether it is given a causal mask [1 1 t s], to be added to its scores.
-        rotated: whether it is given the rotations of its positions, by the class of them that
-            stands beside its own, made for its configuration.
+        masked: whether it takes a causal mask [1 1 t s], to be added to its scores.
+        rotated: whether it takes rotations of its positions; they are computed by the
+            RotaryEmbedding class in its own module, from its configuration.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Layer(Plain):
             config = next(m.config for m in module.modules() if hasattr(m, "config"))
             self.rotary = rotary(config=config)
 
-    def called(self, x: Tensor) -> Any:
-        """Return what the layer does at positions 0, 1, 2 …"""
+    def call(self, x: Tensor) -> Any:
+        """Return what the layer returns at positions 0, 1, 2 …"""
         t, options = x.shape[1], {}
         if self.rotary is not None:
             positions = torch.arange(t, device=x.device)[None]

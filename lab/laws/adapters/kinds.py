@@ -1,4 +1,4 @@
-"""Which adapters may suit a module, by its class and by what its forward asks for."""
+"""Which adapters may fit a module, judged by its class and the parameters of its forward."""
 
 import sys
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lab.laws.adapters.hugging_face import HuggingFace, HuggingFaceDecoder, Layer
+from lab.laws.adapters.hugging_face import HuggingFace, HuggingFaceDecoder, HuggingFaceLayer
 from lab.laws.adapters.plain import Plain, Positioned
 from lab.laws.adapters.stateful import Allocated, Returned, Stepping
-from lab.laws.adapters.torch_own import Masked, Recurrent
+from lab.laws.adapters.torch_own import Masked, TorchRecurrent
 
 POSITIONS = (
     "position_ids",
@@ -57,11 +57,12 @@ INITIAL = (
     "start",
 )
 CACHES = ("past_key_values", "cache_params", "state")
-ROTATIONS = ("default", "linear", "llama3", "yarn")  # of which each position has one, for good
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles depend on the position only."""
 
 
 class Kind(NamedTuple):
-    """An adapter that may suit a module, with its options, and the layouts it knows."""
+    """An adapter that may fit a module, with its options and the layouts to try."""
 
     adapter: type[Plain]
     options: dict[str, Any]
@@ -69,11 +70,11 @@ class Kind(NamedTuple):
     note: str = ""
 
 
-def forward_kinds(target: Any, layout: str | None) -> list[Kind]:
-    """Return the ways of calling a module on a sequence, the likeliest first."""
+def list_forward_kinds(target: Any, layout: str | None) -> list[Kind]:
+    """List the ways of calling a module on a sequence, the likeliest first."""
     if is_hugging_face(target):
         return [Kind(HuggingFace, {})]
-    recognised = ("tbd",) if layout is None and _batch_second(target) else None
+    recognised = ("tbd",) if layout is None and _is_batch_second(target) else None
     layouts = recognised or ((layout,) if layout else ("btd", "bdt"))
     said = "batch second ([t b d]), as its batch_first is False" if recognised else ""
     if isinstance(
@@ -83,14 +84,14 @@ def forward_kinds(target: Any, layout: str | None) -> list[Kind]:
         return [Kind(Masked, {}, layouts[:1], f"{said}; {causal}" if said else causal)]
     if isinstance(target, nn.RNNBase):
         return [Kind(Plain, {}, layouts[:1], said)]
-    asked = _parameters(target)
+    parameters = _get_parameters(target)
     kinds = []
-    if "attention_mask" in asked and type(target).__module__.startswith("transformers."):
-        rotated = "position_embeddings" in asked and _rotary_beside(target)
+    if "attention_mask" in parameters and type(target).__module__.startswith("transformers."):
+        rotated = "position_embeddings" in parameters and _has_rotary(target)
         words = "given a causal mask" + " and the rotations of its configuration" * rotated
-        kinds.append(Kind(Layer, {"rotated": rotated}, ("btd",), words))
+        kinds.append(Kind(HuggingFaceLayer, {"rotated": rotated}, ("btd",), words))
     for name in POSITIONS:
-        if _required(asked.get(name)):
+        if _is_required(parameters.get(name)):
             said_too = f"{said}; " if said else ""
             for batched in (False, True):
                 shape = "[b t]" if batched else "[t]"
@@ -98,86 +99,90 @@ def forward_kinds(target: Any, layout: str | None) -> list[Kind]:
                 words = f"{said_too}positions {shape} given as {name}"
                 kinds.append(Kind(Positioned, options, layouts, words))
     for name in STATES:
-        if _required(asked.get(name)):
-            for initial in (*_methods(target, INITIAL), None):
+        if _is_required(parameters.get(name)):
+            for initial in (*_find_methods(target, INITIAL), None):
                 kinds.append(Kind(Returned, {"name": name, "initial": initial}, layouts, said))
     return [*kinds, Kind(Plain, {}, layouts, said)]
 
 
-def decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:
+def list_decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:
     """Yield the ways in which a module may go on from a state, the likeliest first."""
     claim = {} if relative is None else {"relative": relative}
-    asked = _parameters(target)
+    parameters = _get_parameters(target)
     if is_hugging_face(target):
         if relative is None:
-            known = knows_differences_only(target.config, "position_ids" in asked)
+            known = knows_differences_only(target.config, "position_ids" in parameters)
             claim = {} if known is None else {"relative": known}
         for cache in CACHES:
-            if cache in asked:
+            if cache in parameters:
                 yield Kind(
                     HuggingFaceDecoder, {"cache": cache, **claim}, note=f"decodes by {cache}"
                 )
         return
     if isinstance(target, nn.RNNBase):
         if not target.bidirectional:
-            yield Kind(Recurrent, claim, note="decodes by its hidden state")
+            yield Kind(TorchRecurrent, claim, note="decodes by its hidden state")
         return
-    if _methods(target, ("allocate_inference_cache",)) and _methods(target, ("step",)):
+    if _find_methods(target, ("allocate_inference_cache",)) and _find_methods(target, ("step",)):
         yield Kind(Allocated, claim, note="decodes by allocate_inference_cache and step")
-    if _methods(target, ("step",)):
-        for initial in _methods(target, INITIAL):
+    if _find_methods(target, ("step",)):
+        for initial in _find_methods(target, INITIAL):
             words = f"decodes by {initial} and step"
             yield Kind(Stepping, {"initial": initial, **claim}, note=words)
     for name in STATES:
-        if name in asked:
-            flag = next((flag for flag in FLAGS if flag in asked), None)
-            begun = (*_methods(target, INITIAL), None) if _required(asked[name]) else (None,)
-            for initial in begun:
+        if name in parameters:
+            flag = next((flag for flag in FLAGS if flag in parameters), None)
+            initials = (
+                (*_find_methods(target, INITIAL), None)
+                if _is_required(parameters[name])
+                else (None,)
+            )
+            for initial in initials:
                 options = {"name": name, "flag": flag, "initial": initial, **claim}
                 yield Kind(Returned, options, note=f"decodes by what it returns for {name}")
 
 
 def is_hugging_face(target: Any) -> bool:
-    """Return whether a module is a model of transformers, which is not imported to find out."""
+    """Whether a module is a model of transformers; does not import that library."""
     library = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(target, library.PreTrainedModel)
 
 
 def knows_differences_only(config: Any, takes_positions: bool) -> bool | None:
-    """Return whether only differences of positions count to a model; None where nothing says so.
+    """Whether a model depends on differences of positions only; None where that is unknown.
 
-    They do for rotations by angles that position alone fixes; rotations that change with the
-    length read, and tables of positions, are another matter.
+    It does with rotations by angles that depend on the position only, but not with rotations that
+    change with the length read, nor with tables of positions.
     """
     if not takes_positions:
         return None
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if parameters is None:
+    rotation = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if rotation is None:
         return getattr(config, "rope_theta", None) is not None
-    each = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    each = [p for p in rotation.values() if isinstance(p, dict)] or [rotation]
     types = {p.get("rope_type", p.get("type", "default")) for p in each}
     return types <= set(ROTATIONS)
 
 
-def _parameters(target: Any) -> dict[str, Parameter]:
-    """Return what a module's forward, or a function, asks for beyond its first argument."""
+def _get_parameters(target: Any) -> dict[str, Parameter]:
+    """Return the parameters of a module's forward, or of a function, except the first."""
     try:
-        asked = signature(target.forward if isinstance(target, nn.Module) else target).parameters
-    except (TypeError, ValueError):  # a builtin says nothing of itself
+        found = signature(target.forward if isinstance(target, nn.Module) else target).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
         return {}
-    return dict(list(asked.items())[1:])
+    return dict(list(found.items())[1:])
 
 
-def _required(parameter: Parameter | None) -> bool:
+def _is_required(parameter: Parameter | None) -> bool:
     return parameter is not None and parameter.default is Parameter.empty
 
 
-def _methods(target: Any, names: tuple[str, ...]) -> list[str]:
+def _find_methods(target: Any, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if callable(getattr(target, name, None))]
 
 
-def _batch_second(target: Any) -> bool:
-    """Return whether a module, or the attention of torch's encoder, says batch_first is False."""
+def _is_batch_second(target: Any) -> bool:
+    """Whether batch_first is False in a module, or in the attention of torch's encoder."""
     if isinstance(target, nn.TransformerEncoder):
         target = target.layers[0]
     if isinstance(target, nn.TransformerEncoderLayer):
@@ -185,7 +190,7 @@ def _batch_second(target: Any) -> bool:
     return getattr(target, "batch_first", None) is False
 
 
-def _rotary_beside(target: nn.Module) -> bool:
+def _has_rotary(target: nn.Module) -> bool:
     names = vars(sys.modules[type(target).__module__])
     configured = any(hasattr(part, "config") for part in target.modules())
     return configured and any(name.endswith("RotaryEmbedding") for name in names)

@@ -1,4 +1,4 @@
-"""Modules and functions from a sequence to a sequence, whichever way its axes lie."""
+"""Modules and functions from a sequence to a sequence, in any order of the axes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 class Plain(nn.Module):
-    """A module or function as one from [b t d] to [b t e].
+    """A foreign module or function, called as one from [b t d] to [b t e].
 
     Args:
-        module: the foreign one.
+        module: the foreign module or function.
         output: which item of a tuple, or field of an object, is the sequence; None for a tensor.
-        layout: how the foreign one wants its axes and gives them: "btd", "tbd" or "bdt".
+        layout: order of its axes, in and out: "btd", "tbd" or "bdt".
     """
 
     def __init__(self, module: Any, output: int | str | None = None, layout: str = "btd"):
@@ -24,24 +24,24 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sequence [b t e]."""
-        return self.sequence(self.called(x))
+        return self.take_sequence(self.call(x))
 
-    def called(self, x: Tensor) -> Any:
-        """Return what the foreign one does."""
-        return self.module(laid(x, self.layout))
+    def call(self, x: Tensor) -> Any:
+        """Return what the foreign module returns."""
+        return self.module(lay_out(x, self.layout))
 
-    def sequence(self, found: Any) -> Tensor:
-        """Return the sequence [b t e] among what the foreign one returned."""
-        y = laid(item(found, self.output), self.layout)
+    def take_sequence(self, found: Any) -> Tensor:
+        """Return the sequence [b t e] among what the foreign module returned."""
+        y = lay_out(get_item(found, self.output), self.layout)
         return y.reshape(*y.shape[:2], -1)
 
 
 class Positioned(Plain):
-    """A module that is told where its tokens stand: at 0, 1, 2 …
+    """A module that is given the positions of its tokens: 0, 1, 2 …
 
     Args:
-        name: of its parameter for the positions.
-        batched: whether it wants them as [b t], not [t].
+        name: name of its parameter for the positions.
+        batched: whether positions are [b t] instead of [t].
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class Positioned(Plain):
         super().__init__(module, output, layout)
         self.name, self.batched = name, batched
 
-    def called(self, x: Tensor) -> Any:
-        """Return what the foreign one does with the positions."""
+    def call(self, x: Tensor) -> Any:
+        """Return what the foreign module returns, given the positions."""
         positions = torch.arange(x.shape[1], device=x.device)
         if self.batched:
             positions = positions.expand(x.shape[0], -1)
-        return self.module(laid(x, self.layout), **{self.name: positions})
+        return self.module(lay_out(x, self.layout), **{self.name: positions})
 
 
-def laid(x: Tensor, layout: str) -> Tensor:
-    """Return x [b t …] with its axes in the layout, or one in the layout as [b t …]."""
+def lay_out(x: Tensor, layout: str) -> Tensor:
+    """Return x [b t …] in a layout, or x in that layout as [b t …]."""
     if layout == "tbd":
         return x.transpose(0, 1)
     return x.transpose(1, 2) if layout == "bdt" else x
 
 
-def item(found: Any, output: int | str | None) -> Any:
+def get_item(found: Any, output: int | str | None) -> Any:
     """Return an item of a tuple, an entry of a dict or a field of an object; None: all of it."""
     if output is None:
         return found

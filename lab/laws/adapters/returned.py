@@ -1,4 +1,4 @@
-"""What a module returned, and where in it the sequence is."""
+"""Finding the sequence in what a module returned."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -6,39 +6,39 @@ from typing import Any
 
 from torch import Tensor
 
-from lab.laws.adapters.plain import laid
+from lab.laws.adapters.plain import lay_out
 from lab.laws.refusal import RefusalError
 
 
-def sequence_in(
+def find_sequence(
     found: Any, layout: str, shape: tuple[int, int], output: int | str | None
 ) -> int | str | None:
-    """Return where the first floats [b t …] are, None if they are all that was returned.
+    """Return the place of the first float tensor [b t …]; None if the tensor is not in a container.
 
     Args:
-        found: what was returned.
-        layout: of its axes.
+        found: what the module returned.
+        layout: order of its axes.
         shape: b and t.
-        output: the only place to look in, if not None.
+        output: the only place to look at, if not None.
 
     Raises:
-        RefusalError: if there are none.
+        RefusalError: if there is no such tensor.
     """
     seen = []
-    for place, value in items(found):
+    for place, value in list_items(found):
         if isinstance(value, Tensor):
-            fits = value.ndim > 1 and laid(value, layout).shape[:2] == shape
+            fits = value.ndim > 1 and lay_out(value, layout).shape[:2] == shape
             if fits and value.is_floating_point() and output in (None, place):
                 return place
-            seen.append(f"{named(place)} {list(value.shape)}" if place is not None else "")
+            seen.append(f"{name_place(place)} {list(value.shape)}" if place is not None else "")
             seen[-1] = seen[-1] or f"{list(value.shape)} {value.dtype}".replace("torch.", "")
         elif output == place and output is not None:
-            seen.append(f"{named(place)} {type(value).__name__}")
+            seen.append(f"{name_place(place)} {type(value).__name__}")
     raise RefusalError(f"returned no floats [b t …]: {', '.join(seen) or type(found).__name__}")
 
 
-def items(found: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the places in what was returned, and what is there; None: all of it, a tensor."""
+def list_items(found: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each place in what was returned and its content; the place of a bare tensor is None."""
     if isinstance(found, Tensor):
         yield None, found
     elif isinstance(found, Mapping):
@@ -51,12 +51,12 @@ def items(found: Any) -> Iterator[tuple[Any, Any]]:
         yield from getattr(found, "__dict__", {}).items()
 
 
-def named(place: Any) -> str:
-    """Return the words for a place."""
+def name_place(place: Any) -> str:
+    """Name a place in words."""
     return f"item {place}" if isinstance(place, int) else f"its {place}"
 
 
-def kind_of(found: Any) -> str:
-    """Return the words for what was returned."""
+def name_kind(found: Any) -> str:
+    """Name the type of what was returned, with its article."""
     name = type(found).__name__
     return f"an {name}" if name[0] in "AEIOU" else f"a {name}"

@@ -1,4 +1,4 @@
-"""Modules that carry a state from token to token, in the ways that are common."""
+"""Modules that carry a state from token to token, in the common ways."""
 
 from inspect import Parameter, signature
 from types import SimpleNamespace
@@ -7,15 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.carried import Carried, after, before_any, copied, without_padding
-from lab.laws.adapters.plain import Plain, item, laid
+from lab.laws.adapters.carried import (
+    Carried,
+    copy_state,
+    extend_state,
+    make_start_state,
+    refuse_padding,
+)
+from lab.laws.adapters.plain import Plain, get_item, lay_out
 
 
 class Stateful(Plain):
-    """A module that goes on from a state, and knows no padding; each kind says how, in `going`.
+    """A module that goes on from a state and takes no padding; subclasses define `advance`.
 
     Args:
-        relative: whether only differences of positions count; None says nothing of it.
+        relative: whether only differences of positions count; None makes no claim.
     """
 
     paddings = ()
@@ -34,25 +40,25 @@ class Stateful(Plain):
     def start(self, batch: int, position: int = 0) -> Carried:
         """Return the state before the first token."""
         weight = next(self.module.parameters(), torch.zeros(0))
-        return before_any(batch, position, weight.device)
+        return make_start_state(batch, position, weight.device)
 
     def prefill(
         self, x: Tensor, state: Carried | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, Carried]:
         """Return the outputs of further tokens, and the state after them."""
-        kept = without_padding(x, keep)
+        kept = refuse_padding(x, keep)
         before = self.start(len(x)) if state is None else state
-        # A module may write into its state: a copy of it, so that each state stays what it was.
-        y, held = self.going(x, copied(before.held))
-        return y, after(before, kept, held)
+        # A module may write into its state, so it is given a copy.
+        y, held = self.advance(x, copy_state(before.held))
+        return y, extend_state(before, kept, held)
 
     def step(self, x: Tensor, state: Carried) -> tuple[Tensor, Carried]:
         """Return the output of one further token, and the state after it."""
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
 
-    def going(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
-        """Return the outputs of further tokens, and the module's own state, None before any."""
+    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+        """Return the outputs of further tokens, and the module's state; `held` is None at first."""
         raise NotImplementedError
 
 
@@ -60,11 +66,11 @@ class Returned(Stateful):
     """A module that returns its state and takes it back: forward(x, state) → (y, state).
 
     Args:
-        name: of its parameter for the state.
-        place: which item of what it returns, or field, is the state.
-        flag: parameter that is to be True for a state to be returned.
-        initial: method that makes the state of so many rows before any token; None: it needs none,
-            or takes None for it.
+        name: name of its parameter for the state.
+        place: which item or field of what it returns is the state.
+        flag: parameter that must be True for the state to be returned.
+        initial: method that makes the state of `batch` rows before any token; None where the
+            module needs no first state, or takes None.
     """
 
     def __init__(
@@ -81,22 +87,22 @@ class Returned(Stateful):
         super().__init__(module, relative, output, layout)
         self.name, self.place, self.flag, self.initial = name, place, flag, initial
 
-    def called(self, x: Tensor) -> Any:
-        """Return what the module does before it has a state."""
-        return self.module(laid(x, self.layout), **self.begun(len(x)))
+    def call(self, x: Tensor) -> Any:
+        """Return what the module returns without an earlier state."""
+        return self.module(lay_out(x, self.layout), **self.make_state_argument(len(x)))
 
-    def going(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
-        """Return the outputs of further tokens, and the state that came beside them."""
-        options = self.begun(len(x)) if held is None else {self.name: held}
+    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+        """Return the outputs of further tokens, and the state returned with them."""
+        options = self.make_state_argument(len(x)) if held is None else {self.name: held}
         if self.flag is not None:
             options[self.flag] = True
-        found = self.module(laid(x, self.layout), **options)
-        return self.sequence(found), item(found, self.place)
+        found = self.module(lay_out(x, self.layout), **options)
+        return self.take_sequence(found), get_item(found, self.place)
 
-    def begun(self, batch: int) -> dict[str, Any]:
-        """Return the argument for the state of rows that have read nothing, if one is needed."""
+    def make_state_argument(self, batch: int) -> dict[str, Any]:
+        """Return the argument for the state before any token, if one is needed."""
         if self.initial is not None:
-            return {self.name: copied(getattr(self.module, self.initial)(batch))}
+            return {self.name: copy_state(getattr(self.module, self.initial)(batch))}
         forward = self.module.forward if isinstance(self.module, nn.Module) else self.module
         required = signature(forward).parameters[self.name].default is Parameter.empty
         return {self.name: None} if required else {}
@@ -106,7 +112,7 @@ class Stepping(Stateful):
     """A module with a method for one token, step(x [b d], state) → (y [b e], state).
 
     Args:
-        initial: method that makes the state of so many rows before any token.
+        initial: method that makes the state of `batch` rows before any token.
     """
 
     def __init__(
@@ -120,10 +126,10 @@ class Stepping(Stateful):
         super().__init__(module, relative, output, layout)
         self.initial = initial
 
-    def going(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of token after token, and the state after them."""
         if held is None:
-            held = copied(getattr(self.module, self.initial)(len(x)))
+            held = copy_state(getattr(self.module, self.initial)(len(x)))
         outputs = []
         for i in range(x.shape[1]):
             y, held = self.module.step(x[:, i], held)
@@ -134,25 +140,25 @@ class Stepping(Stateful):
 class Allocated(Stateful):
     """A mixer of mamba-ssm: allocate_inference_cache, and step(x [b 1 d], *state) → (y, *state).
 
-    The first tokens are read at once where its forward takes `inference_params` and it has the
-    number of a layer to keep its state under; those after a state, by step, as it has no other way.
+    The first tokens are read at once where its forward takes `inference_params` and it has a
+    `layer_idx`, under which it stores its state; tokens after a state are read by step only.
 
     Source: state-spaces/mamba, mamba_ssm/modules and mamba_ssm/utils/generation.py.
     """
 
-    def going(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the state, which is written in place."""
         if held is not None:
-            return self.stepped(x, held)
-        # A state of fixed size has no use for the longest length that it is asked for.
+            return self.step_each(x, held)
+        # The state has a fixed size, so the maximum length asked for does not matter.
         held = self.module.allocate_inference_cache(len(x), 1, dtype=x.dtype)
         layer = getattr(self.module, "layer_idx", None)
         if layer is None or "inference_params" not in signature(self.module.forward).parameters:
-            return self.stepped(x, held)
+            return self.step_each(x, held)
         memory = SimpleNamespace(seqlen_offset=0, key_value_memory_dict={layer: held})
-        return self.sequence(self.module(x, inference_params=memory)), held
+        return self.take_sequence(self.module(x, inference_params=memory)), held
 
-    def stepped(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+    def step_each(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of token after token, and the state after them."""
         outputs = []
         for i in range(x.shape[1]):

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.plain import Plain, laid
+from lab.laws.adapters.plain import Plain, lay_out
 from lab.laws.adapters.stateful import Stateful
 
 
-class Recurrent(Stateful):
+class TorchRecurrent(Stateful):
     """torch's RNN, GRU or LSTM, of one direction; its states [layers b h] are kept as [b layers h].
 
-    Nothing in it knows a position: unless told otherwise, only differences of positions count.
+    It reads no positions, so by default only differences of positions count.
     """
 
     def __init__(
@@ -24,27 +24,27 @@ class Recurrent(Stateful):
     ):
         super().__init__(module, relative, output, layout)
 
-    def going(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the states, (h,) or (h, c)."""
         hidden = None
         if held is not None:
             hidden = tuple(h.transpose(0, 1).contiguous() for h in held)
             hidden = hidden if isinstance(self.module, nn.LSTM) else hidden[0]
-        y, hidden = self.module(laid(x, self.layout), hidden)
+        y, hidden = self.module(lay_out(x, self.layout), hidden)
         hidden = hidden if isinstance(hidden, tuple) else (hidden,)
-        return laid(y, self.layout), tuple(h.transpose(0, 1) for h in hidden)
+        return lay_out(y, self.layout), tuple(h.transpose(0, 1) for h in hidden)
 
 
 class Masked(Plain):
     """torch's MultiheadAttention, TransformerEncoderLayer or TransformerEncoder, under a mask.
 
-    Each is told twice what is causal: by the mask [t s], True where s is later than t, and by
-    `is_causal`, which lets it pick a kernel that never reads the mask.
+    Causality is requested twice: by the mask [t s], True where s is later than t, and by
+    `is_causal`, which allows a kernel that does not read the mask.
     """
 
-    def called(self, x: Tensor) -> Any:
+    def call(self, x: Tensor) -> Any:
         """Return the self-attention over x."""
-        given, t = laid(x, self.layout), x.shape[1]
+        given, t = lay_out(x, self.layout), x.shape[1]
         mask = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
         if isinstance(self.module, nn.MultiheadAttention):
             options = {"attn_mask": mask, "is_causal": True, "need_weights": False}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lab.laws import adapters
-from lab.laws.adapters import Tokens, accepted, adapt, token_ids
+from lab.laws.adapters import Tokens, adapt, find_lengths_taken, to_token_ids
 from lab.laws.adapters.tokens import BITS
 from lab.laws.probes import draw
 from lab.layers.state import Decoder
@@ -120,8 +120,8 @@ class Cached(nn.Module):
 
 
 DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "gru": (lambda: nn.GRU(8, 6, 2), "Recurrent(module, layout='tbd')"),
-    "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), "Recurrent(module)"),
+    "gru": (lambda: nn.GRU(8, 6, 2), "TorchRecurrent(module, layout='tbd')"),
+    "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), "TorchRecurrent(module)"),
     "returned": (Going, "Returned(module, name='cache', place=2)"),
     "stepping": (Cell, "Stepping(module, initial='init_state')"),
     "told": (Told, "Returned(module, name='h', initial='zero_state')"),
@@ -286,12 +286,12 @@ CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]
     "tokens": (
         Model,
         "Tokens(module, vocab_size=32, table='embed')",
-        lambda m, x: m(token_ids(x, 32)),
+        lambda m, x: m(to_token_ids(x, 32)),
     ),
     "table alone": (
         lambda: nn.Embedding(32, 8),
         "Tokens(module, vocab_size=32, table='')",
-        lambda m, x: m(token_ids(x, 32)),
+        lambda m, x: m(to_token_ids(x, 32)),
     ),
 }
 
@@ -339,9 +339,9 @@ def test_options_decide():
     pair = Returning(lambda y: (y, -y))
     x = draw((2, 5, 8), 0).float()
     assert torch.equal(adapt(pair, output=1).module(x), -pair.linear(x))
-    assert adapt(nn.GRU(8, 8), layout="btd").recipe == "Recurrent(module)"
+    assert adapt(nn.GRU(8, 8), layout="btd").recipe == "TorchRecurrent(module)"
     assert adapt(nn.GRU(8, 8), relative=False).recipe == (
-        "Recurrent(module, relative=False, layout='tbd')"
+        "TorchRecurrent(module, relative=False, layout='tbd')"
     )
     assert adapt(torch.tanh, d_model=5).d_model == 5
     assert adapt(lambda ids: ids[..., None].double(), vocab_size=9, d_model=4).recipe == (
@@ -376,18 +376,18 @@ def test_precisions_and_copies():
 
 def test_tokens_are_uniform_and_the_vectors_own():
     x = draw((64, 256, 8 + BITS), 0)
-    ids = token_ids(x, 32)
+    ids = to_token_ids(x, 32)
     expected = ids.numel() / 32
     chi_squared = ((ids.flatten().bincount(minlength=32) - expected) ** 2 / expected).sum()
     assert chi_squared < 31 + 5 * 62**0.5  # mean + 5 σ of χ² with 31 degrees of freedom
     neighbours = (32 * ids[:, :-1] + ids[:, 1:]).flatten().bincount(minlength=1024)
     expected = neighbours.sum() / 1024
     assert ((neighbours - expected) ** 2 / expected).sum() < 1023 + 5 * 2046**0.5
-    assert torch.equal(token_ids(x[3:4, 7:9], 32), ids[3:4, 7:9])
-    assert torch.equal(token_ids(x[3, 7], 32), ids[3, 7])
+    assert torch.equal(to_token_ids(x[3:4, 7:9], 32), ids[3:4, 7:9])
+    assert torch.equal(to_token_ids(x[3, 7], 32), ids[3, 7])
     # A rounding names no other token.
-    assert torch.equal(token_ids((x * (1 + 2**-9)).bfloat16(), 32), ids)
-    skipping = token_ids(x, 5, skip=2)
+    assert torch.equal(to_token_ids((x * (1 + 2**-9)).bfloat16(), 32), ids)
+    skipping = to_token_ids(x, 5, skip=2)
     assert set(skipping.unique().tolist()) == {0, 1, 3, 4}
 
 
@@ -398,7 +398,7 @@ def test_gradients_are_those_of_the_embedding():
     against = draw((2, 6, 32), 1)
     (found,) = torch.autograd.grad(reader(x), x, against)
     scale = model.embed.weight.detach().square().mean().sqrt()
-    embedded = model.embed(token_ids(x.detach(), 32)) + scale * x[..., :-BITS]
+    embedded = model.embed(to_token_ids(x.detach(), 32)) + scale * x[..., :-BITS]
     embedded = embedded.detach().requires_grad_()
     places = model.places(torch.arange(6))
     y = model.head(model.gru(embedded + places)[0])
@@ -432,7 +432,7 @@ def test_compiled_it_computes_the_same():
 
 
 def test_lengths():
-    taken, refused = accepted(adapt(Chunked()).module, 8, (5, 16, 32), 3)
+    taken, refused = find_lengths_taken(adapt(Chunked()).module, 8, (5, 16, 32), 3)
     assert taken == (16, 32)
     assert list(refused) == [5]
     assert refused[5].startswith("raised RuntimeError: ")

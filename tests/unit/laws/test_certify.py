@@ -1,15 +1,25 @@
 """Certifying whole targets: by name, over conditions, with programs that reproduce what fails."""
 
+import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import CONDITIONS, LAWS, QUICK, Budget, Examination, assert_lawful, certify
+from lab.laws import (
+    CONDITIONS,
+    LAWS,
+    QUICK,
+    Certification,
+    CertifySettings,
+    assert_lawful,
+    certify,
+)
 
 # What the tests load by name, and the printed programs import without this project.
 TARGETS = '''
@@ -68,7 +78,7 @@ def broken():
     raise OSError("no weights here")
 '''
 
-SMALL = Budget(max_len=512, rounding_len=64, seconds=60.0)
+SMALL = CertifySettings(max_len=512, rounding_len=64, seconds=60.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,8 +100,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
     ],
 )
 def test_each_failure_is_shown_by_a_program_of_its_own(folder: Path, name: str, laws: set[str]):
-    examined = Examination(f"lab_targets:{name}", lengths=(1, 2, 5), budget=SMALL)
-    failures = [v for v in examined if v.verdict == "fails"]
+    certification = Certification(f"lab_targets:{name}", replace(SMALL, lengths=(1, 2, 5)))
+    failures = [v for v in certification if v.verdict == "fails"]
     assert {v.law for v in failures} == laws
     for failure in failures:
         assert failure.snippet is not None
@@ -104,8 +114,8 @@ def test_each_failure_is_shown_by_a_program_of_its_own(folder: Path, name: str, 
 
 
 def test_a_program_runs_without_this_project(folder: Path):
-    examined = Examination("lab_targets:Words", lengths=(2,), budget=SMALL)
-    program = examined.verdict("batch-invariant").snippet
+    certification = Certification("lab_targets:Words", replace(SMALL, lengths=(2,)))
+    program = certification.judge("batch-invariant").snippet
     assert program is not None
     # An isolated interpreter knows neither this folder nor the program's.
     told = f"import sys; sys.path.insert(0, {str(folder)!r}); exec(sys.stdin.read())"
@@ -126,18 +136,20 @@ def test_what_weights_hide_is_found_in_another_condition():
 
 
 def test_the_same_is_found_twice():
-    first, second = (Examination("lab_targets:Peek", lengths=(5,), budget=SMALL) for _ in "ab")
+    first, second = (Certification("lab_targets:Peek", replace(SMALL, lengths=(5,))) for _ in "ab")
     for law in ("causal", "precision", "gradient reach"):
-        assert first.verdict(law) == second.verdict(law)
+        assert first.judge(law) == second.judge(law)
 
 
 def test_lengths_that_are_refused_are_named_and_left_out():
-    examined = Examination("lab_targets:four_at_a_time", 6, (3, 4, 7, 8), budget=SMALL)
+    certification = Certification(
+        "lab_targets:four_at_a_time", replace(SMALL, d_model=6, lengths=(3, 4, 7, 8))
+    )
     refused = (
         "refuses lengths 3, 7: raised ValueError: width must be 6, length must be divisible by 4"
     )
-    assert examined.notes[-1] == refused
-    assert "lengths 4, 8 in float64" in examined.verdict("batch-invariant").evidence
+    assert certification.notes[-1] == refused
+    assert "lengths 4, 8 in float64" in certification.judge("batch-invariant").evidence
 
 
 @pytest.mark.parametrize(
@@ -152,7 +164,7 @@ def test_lengths_that_are_refused_are_named_and_left_out():
 )
 def test_what_cannot_be_made_is_said(target: str, words: str):
     with pytest.raises(ValueError, match=words):
-        Examination(target)
+        Certification(target)
 
 
 def test_parameters_have_their_own_names():
@@ -164,15 +176,16 @@ def test_parameters_have_their_own_names():
         def forward(self, tokens: Tensor) -> Tensor:
             return self.table(tokens)
 
-    found = Examination(Unused(), lengths=(3,), budget=SMALL).verdict("gradient reach")
+    found = Certification(Unused(), replace(SMALL, lengths=(3,))).judge("gradient reach")
     assert found.counterexample == "spare.weight: none, never used; spare.bias: none, never used"
 
 
 def test_options_go_to_the_factory():
-    examined = Examination("torch.nn:GRU", options={"input_size": 6, "hidden_size": 5})
-    assert examined.verdict("prefill = step").verdict == "holds"
+    options = {"input_size": 6, "hidden_size": 5}
+    certification = Certification("torch.nn:GRU", CertifySettings(options=options))
+    assert certification.judge("prefill = step").verdict == "holds"
     with pytest.raises(ValueError, match=r"GRU raised TypeError: .*argument 'width'"):
-        Examination("torch.nn:GRU", options={"input_size": 6, "hidden_size": 5, "width": 1})
+        Certification("torch.nn:GRU", CertifySettings(options={**options, "width": 1}))
 
 
 class Mean(nn.Module):
@@ -207,16 +220,18 @@ def test_laws_that_are_asked_for_must_be_decided():
 
 
 def test_long_lengths_alone_are_tried_under_every_condition():
-    found = Examination(nn.Linear(8, 8), 8, (200,), budget=SMALL).verdict("causal")
+    found = Certification(nn.Linear(8, 8), replace(SMALL, d_model=8, lengths=(200,))).judge(
+        "causal"
+    )
     assert found.verdict == "holds"
     assert found.evidence.endswith("lengths 200 in float64; the worst of 4 conditions")
 
 
 def test_a_module_that_comes_evaluating_is_tried_so():
-    trained = Examination(nn.Dropout(0.5), 8, budget=QUICK)
+    trained = Certification(nn.Dropout(0.5), replace(QUICK, d_model=8))
     assert [c.training for c in trained.conditions] == [False, False]
-    assert len(Examination(nn.Dropout(0.5), 8).conditions) == 4
-    assert len(Examination(nn.Dropout(0.5).eval(), 8).conditions) == 3
+    assert len(Certification(nn.Dropout(0.5), CertifySettings(8)).conditions) == 4
+    assert len(Certification(nn.Dropout(0.5).eval(), CertifySettings(8)).conditions) == 3
 
 
 def test_a_law_that_raises_is_not_decided():
@@ -227,7 +242,20 @@ def test_a_law_that_raises_is_not_decided():
             return x
 
     with pytest.raises(ValueError, match="three rows"):
-        Examination(Alone(), 8, batch=2)
+        Certification(Alone(), CertifySettings(8, batch=2))
+
+
+def test_settings_survive_json():
+    settings = replace(
+        QUICK, d_model=6, options={"a": "1"}, calling={"layout": None}, device="cuda"
+    )
+    assert CertifySettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+    assert CertifySettings.from_json(json.loads(json.dumps(CertifySettings().to_json()))).seed == 0
+
+
+def test_a_misspelt_setting_is_refused():
+    with pytest.raises(TypeError, match="max_length"):
+        certify(nn.Linear(8, 8), 8, max_length=3)
 
 
 def test_every_law_has_numbers():

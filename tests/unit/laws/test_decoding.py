@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, Probes, Verdict, certify
+from lab.laws import LAWS, CertifySettings, Probes, Verdict, certify
 from lab.layers.state import next_position, token_positions
 from lab.ops.rope import rotate
 
@@ -121,8 +121,10 @@ class DecodedGRU(nn.Module):
 
 def verdicts(module: nn.Module) -> dict[str, Verdict]:
     module = module.double()
-    probes = Probes(8, (1, 2, 5, 16), max_len=64, rounding_len=16, seconds=60.0)
-    return {name: LAWS[name](module, probes) for name in ("prefill = step", "relative", "padding")}
+    probes = Probes(CertifySettings(8, (1, 2, 5, 16), seconds=60.0))
+    return {
+        name: LAWS[name].judge(module, probes) for name in ("prefill = step", "relative", "padding")
+    }
 
 
 @pytest.mark.parametrize("build", [CachedAttention, DecodedGRU])

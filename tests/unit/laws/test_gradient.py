@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lab.laws.gradient import gradient_reach, reach
-from lab.laws.probes import Probes, draw
-from lab.laws.verdict import Verdict
+from lab.laws import LAWS, CertifySettings, Probes, Verdict, reach
+from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.inner_function import InnerFunctionAttention
 
 
 def judge(module: nn.Module, lengths: tuple[int, ...] = (1, 5)) -> Verdict:
-    return gradient_reach(module.double(), Probes(8, lengths, batch=2))
+    probes = Probes(CertifySettings(8, lengths, batch=2))
+    return LAWS["gradient reach"].judge(module.double(), probes)
 
 
 class Planted(nn.Module):

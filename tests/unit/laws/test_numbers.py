@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, Probes, Verdict
+from lab.laws import LAWS, CertifySettings, Probes, Verdict
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.ops.ssd_decay import decay_matrix
@@ -29,7 +29,7 @@ def judge(
     seconds: float = 60.0,
     compiler: str | None = None,
 ) -> Verdict:
-    probes = Probes(
+    settings = CertifySettings(
         8,
         (1, 2, 5, 16),
         max_len=max_len,
@@ -37,7 +37,7 @@ def judge(
         seconds=seconds,
         compiler=compiler,
     )
-    return LAWS[law](module.double(), probes)
+    return LAWS[law].judge(module.double(), Probes(settings))
 
 
 class Mixing(nn.Module):
@@ -221,7 +221,7 @@ def test_the_constant_state_is_stable_to_64k(options: dict):
 
 
 def test_one_pass_is_read_whatever_the_time():
-    found = judge("stable", Mixing(torch.tanh), seconds=0.0)
+    found = judge("stable", Mixing(torch.tanh), seconds=1e-9)
     assert found.verdict == "holds"
     assert found.evidence.startswith("after 256 tokens")
 
@@ -261,7 +261,7 @@ def test_noise_that_no_seed_governs_is_found(training: bool):
 
 COMPILED = """
 import json
-from lab.laws import LAWS, Probes, in_double
+from lab.laws import LAWS, CertifySettings, Probes, in_double
 from lab.laws.probes import draw
 from tests.cases import CASES
 
@@ -269,8 +269,8 @@ found = {}
 for case in CASES:
     if case.name in NAMES:
         module, dtype = in_double(case.make(), draw((2, 16, case.d_model), seed=0))
-        probes = Probes(case.d_model, (16,), 2, dtype=dtype, compiler="aot_eager")
-        found[case.name] = LAWS["forms agree"](module, probes)
+        settings = CertifySettings(case.d_model, (16,), 2, compiler="aot_eager")
+        found[case.name] = LAWS["forms agree"].judge(module, Probes(settings, dtype))
 print(json.dumps({name: [v.verdict, v.evidence] for name, v in found.items()}))
 """
 

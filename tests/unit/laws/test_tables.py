@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, Probes, Verdict
+from lab.laws import LAWS, CertifySettings, Probes, Verdict
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed import FloorSquareCDMoE
 
 
 def judge(module: nn.Module, d_model: int = 8, seconds: float = 60.0) -> Verdict:
-    probes = Probes(d_model, (1, 16), batch=2, seconds=seconds)
-    return LAWS["table reach"](module.double(), probes)
+    settings = CertifySettings(d_model, (1, 16), batch=2, seconds=seconds)
+    return LAWS["table reach"].judge(module.double(), Probes(settings))
 
 
 class Looked(nn.Module):
@@ -55,7 +55,7 @@ def test_rows_that_nothing_selects_are_counted(rows: int, reachable: int):
 def test_rare_rows_are_reached_with_patience():
     # The last row needs a channel of 60, 3.75 deviations at the largest scale: once in 20,000.
     module = Looked(60, 60, width=60 / 59)
-    assert judge(module, seconds=0.0).verdict == "not decided"
+    assert judge(module, seconds=1e-9).verdict == "not decided"
     assert judge(module).verdict == "holds"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, Probes, Reach, reach
+from lab.laws import LAWS, CertifySettings, Probes, Reach, reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed import (
@@ -58,7 +58,7 @@ class Case:
             return PRINTED[self.row](self.d_model, **self.options)
 
     def probes(self) -> Probes:
-        return Probes(self.d_model, self.lengths, max_len=256, rounding_len=1024, seconds=10.0)
+        return Probes(CertifySettings(self.d_model, self.lengths, max_len=256, seconds=10.0))
 
 
 CASES = [
@@ -83,7 +83,7 @@ def test_every_printed_layer_is_tried():
 def test_the_one_law_breaks_and_no_other(case: Case):
     module, probes = case.make().double(), case.probes()
     for law in case.tried:
-        v = LAWS[law](module, probes)
+        v = LAWS[law].judge(module, probes)
         if law == case.breaks:
             assert v.verdict == "fails", v
             assert case.words in (v.counterexample or ""), v

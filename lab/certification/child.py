@@ -1,0 +1,141 @@
+"""The child process in which a target runs, and the messages it sends."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from lab.certification.request import Request
+
+START_SECONDS = 120
+"""Most time that importing torch, and then the target, may take: cold disks are slow."""
+END_SECONDS = 10
+"""Most time that a child may take to end once it has closed its pipe."""
+KEPT_BYTES = 4096
+"""Bytes kept of the child's standard error."""
+WORKER = "lab.certification.worker"
+
+Message = dict[str, Any]
+
+
+class RefusedError(ValueError):
+    """A target cannot be certified at all; the message says why."""
+
+
+class StoppedError(Exception):
+    """A child sent nothing for too long, or has ended; the message says which."""
+
+
+class Child:
+    """A process that certifies a target, and its messages."""
+
+    def __init__(self, request: Request):
+        self._request = request
+        events, theirs = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", WORKER, str(theirs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(theirs,),
+            # A session of its own: the target's own children end with it, and Ctrl-C reaches only
+            # the parent.
+            start_new_session=True,
+        )
+        os.close(theirs)
+        assert self._process.stdin is not None
+        assert self._process.stderr is not None
+        self._events, self._error = events, self._process.stderr.fileno()
+        self._received, self._error_text = b"", b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._events, selectors.EVENT_READ)
+        self._selector.register(self._error, selectors.EVENT_READ)
+        self.runs = True
+        # The pipe stays open: the child ends when it closes, however this process ends.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def receive_start(self) -> Message:
+        """Return what the child found out about the target before the first law.
+
+        Raises:
+            RefusedError: when the target cannot be certified, or the child does not get that far.
+        """
+        message: Message = {}
+        for doing, seconds in (
+            ("starting", START_SECONDS),
+            ("importing it", START_SECONDS),
+            ("probing it", self._request.seconds),
+        ):
+            try:
+                message = self.receive(seconds)
+            except StoppedError as error:
+                self.kill()
+                raise RefusedError(f"target={self._request.target}, {doing}: {error}") from error
+            if "refused" in message:
+                self.kill()
+                raise RefusedError(message["refused"])
+        return message
+
+    def receive(self, seconds: int | float) -> Message:
+        """Return the child's next message.
+
+        Raises:
+            StoppedError: when the child ends before, or takes longer than this.
+        """
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._received:
+            left = deadline - time.monotonic()
+            # After a fork the pipe stays open although the child has ended.
+            if self._process.poll() is not None and left <= 0:
+                raise StoppedError(self._describe_end())
+            if left <= 0:
+                raise StoppedError(f"took longer than {seconds:g} s and was stopped")
+            self._read(left)
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """End the child and all processes that it has started."""
+        if not self.runs:
+            return
+        self.runs = False
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._selector.close()
+        os.close(self._events)
+        for pipe in (self._process.stdin, self._process.stderr):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
+
+    def _read(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            data = os.read(key.fd, 2**16)
+            if key.fd == self._error:
+                self._error_text = (self._error_text + data)[-KEPT_BYTES:]
+                if not data:
+                    self._selector.unregister(key.fd)
+            elif data:
+                self._received += data
+            else:
+                raise StoppedError(self._describe_end())
+
+    def _describe_end(self) -> str:
+        """Describe how the process ended."""
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the process closed its pipe"
+        if code == -signal.SIGKILL:
+            return "the process was killed (SIGKILL), as by a machine that has no memory left"
+        if code < 0:
+            return f"the process died with signal {signal.Signals(-code).name}"
+        last = self._error_text.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the process ended with code {code}" + (f": {last}" if last else "")

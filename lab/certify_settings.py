@@ -1,0 +1,114 @@
+"""The settings of `certify`, defined and validated once for the function, the command and laws.
+
+Nothing here imports torch, so `lab certify` can validate its options before it starts a process.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
+from typing import Any, Literal
+
+Weights = Literal["as built", "moved", "larger"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The weights and the mode that a module is tried with: either can hide a fault.
+
+    Attributes:
+        seed: of the weights, where the module can be built anew, and of the probes.
+        weights: "as built"; "moved", with noise on what was constant; "larger", matrices times 3.
+        training: True for training mode, False for evaluation mode.
+    """
+
+    seed: int
+    weights: Weights
+    training: bool
+
+    def __str__(self) -> str:
+        mode = "training" if self.training else "evaluating"
+        return f"seed {self.seed}, weights {self.weights}, {mode}"
+
+
+CONDITIONS = (
+    Condition(0, "as built", False),
+    Condition(1, "moved", False),
+    Condition(2, "larger", False),
+    Condition(3, "moved", True),
+)
+"""The default conditions; laws that are tried under one condition only take the first."""
+
+
+@dataclass(frozen=True)
+class CertifySettings:
+    """What to try a module on, and how much that may cost.
+
+    Attributes:
+        d_model: width d of the inputs; None finds it by trying.
+        lengths: sequence lengths t of the probes; None takes `lab.laws.lengths.LENGTHS` and those
+            around the module's own chunks. Lengths that the module refuses are left out.
+        batch: rows b of a probe.
+        seed: of weights and probes, added to each condition's own.
+        options: keyword arguments of the factory.
+        calling: how to call the module, where that cannot be found by trying: the fields of
+            `lab.laws.adapters.options.AdapterOptions`.
+        conditions: weights and modes under which laws that hold for any weights are tried.
+        max_len: tokens after which "stable" stops.
+        rounding_len: tokens of the input on which "precision" measures rounding errors; errors of
+            angles and running sums show late.
+        seconds: time that a law may take under one condition, above 0; a law says what it had no
+            time for.
+        compiler: torch.compile's backend for "forms agree", "inductor" or "aot_eager"; compiling
+            takes seconds, so None leaves that law undecided.
+        device: name of the device to try the module on.
+
+    Raises:
+        ValueError: for a number below its bound, or an empty list of lengths.
+    """
+
+    d_model: int | None = None
+    lengths: Sequence[int] | None = None
+    batch: int = 3
+    seed: int = 0
+    _: KW_ONLY
+    options: Mapping[str, Any] | None = None
+    calling: Mapping[str, Any] | None = None
+    conditions: tuple[Condition, ...] = CONDITIONS
+    max_len: int = 65_536
+    rounding_len: int = 1024
+    seconds: int | float = 5.0
+    compiler: str | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "batch", "max_len", "rounding_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.lengths is not None and min(self.lengths, default=0) < 1:
+            raise ValueError(f"lengths={tuple(self.lengths)}: give one or more, each at least 1")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds} must be above 0")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "CertifySettings":
+        """Return the settings that `to_json` gave the fields of."""
+        lengths = fields["lengths"]
+        rebuilt = {
+            "lengths": None if lengths is None else tuple(lengths),
+            "conditions": tuple(Condition(**condition) for condition in fields["conditions"]),
+        }
+        return cls(**{**fields, **rebuilt})
+
+
+QUICK = CertifySettings(
+    lengths=(1, 2, 7, 33),
+    conditions=CONDITIONS[:2],
+    max_len=4096,
+    rounding_len=256,
+    seconds=0.3,
+)
+"""Settings for a certificate in about five seconds."""

@@ -1,0 +1,236 @@
+"""Certifying a module: bring it to each condition and let every law judge it."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lab.certify_settings import CertifySettings, Condition
+from lab.laws.adapters import Adapted, adapt, find_lengths_taken
+from lab.laws.conditions import Seeded, apply_condition
+from lab.laws.copying import copy_module
+from lab.laws.laws import LAWS
+from lab.laws.lengths import LENGTHS, find_lengths_around_chunks
+from lab.laws.loading import build, is_target, load
+from lab.laws.noise import find_precisions, in_double
+from lab.laws.probes import Probes, draw
+from lab.laws.reproduction import Origin
+from lab.laws.verdict import Verdict
+
+Target = str | nn.Module | Callable[..., Any]
+"""A module, a function, or "package.module:factory"."""
+
+HALVES = (torch.float16, torch.bfloat16)
+ADAPTERS = "lab.laws.adapters"
+
+
+def certify(target: Target, *args: Any, **settings: Any) -> list[Verdict]:
+    """Try every law on a module, the lab's or foreign, and return the verdicts.
+
+    >>> certify("torch.nn:GRU", options={"input_size": 8, "hidden_size": 8})  # doctest: +SKIP
+
+    Args:
+        target: a module or function from [b t d] or tokens [b t], which is left unchanged; or
+            "package.module:factory", which is imported and called anew for every seed.
+        args: the fields `d_model`, `lengths`, `batch` and `seed` of `CertifySettings`.
+        settings: any fields of `CertifySettings`; `device` may be a `torch.device`.
+
+    Raises:
+        ValueError: as `CertifySettings` and `Certification`.
+    """
+    if "device" in settings:
+        settings["device"] = str(settings["device"])
+    return list(Certification(target, CertifySettings(*args, **settings)))
+
+
+class Certification:
+    """The trial of one target by the laws.
+
+    Args:
+        target: a module, a function, or "package.module:factory".
+        settings: what to try it on, and how much that may cost.
+
+    Attributes:
+        notes: what was recognised by trying, in words.
+        lengths: the sequence lengths that the target takes.
+
+    Raises:
+        ValueError: for a target that cannot be loaded or built, or that takes no input.
+    """
+
+    def __init__(self, target: Target, settings: CertifySettings | None = None):
+        self.target = target
+        self.settings = settings or CertifySettings()
+        self.device = torch.device(self.settings.device)
+        self._prepared: dict[tuple[Condition, bool], tuple[nn.Module, Probes]] = {}
+        self._loaded = load(target) if isinstance(target, str) else target
+        self.notes: list[str] = list(self._first.notes)
+        self.lengths = self._find_lengths()
+
+    @cached_property
+    def _first(self) -> Adapted:
+        return self._adapt(self.settings.seed)
+
+    @property
+    def d_model(self) -> int:
+        """The width of the inputs."""
+        return self._first.d_model
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Conditions to try; a module that comes in evaluation mode is not set to training."""
+        trains = self._first.module.training
+        return tuple(c for c in self.settings.conditions if trains or not c.training)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        """Yield each law's verdict."""
+        return map(self.judge, LAWS)
+
+    def judge(self, name: str) -> Verdict:
+        """Return the verdict of the law with this name over its conditions."""
+        law, verdicts = LAWS[name], []
+        for condition in law.select(self.conditions):
+            try:
+                # Undo whatever the caller or the target's own code has switched off.
+                with torch.inference_mode(False), torch.enable_grad():
+                    verdict = law.judge(*self._bring_to(condition, law.seeded))
+            # The target's own code may raise anything.
+            except Exception as error:
+                words = f"raised {type(error).__name__}: {error}".splitlines()[0]
+                verdict = Verdict(name, "not decided", words)
+            verdict = self._restore_names(verdict)
+            if verdict.verdict == "fails":
+                where = "" if condition == self.conditions[0] else f" ({condition})"
+                return replace(verdict, counterexample=f"{verdict.counterexample}{where}")
+            verdicts.append((condition, verdict))
+        return _merge(name, verdicts)
+
+    def _restore_names(self, verdict: Verdict) -> Verdict:
+        """Return a verdict that calls parameters by the names they have in the target."""
+        prefix = "module." * len(_list_adapters(self._first.module))
+        # Not in the middle of another name, nor in a file's name.
+        strip = partial(re.sub, rf"(?<![\w.]){re.escape(prefix)}(?!py:)", "") if prefix else str
+        words = verdict.counterexample
+        return replace(
+            verdict, evidence=strip(verdict.evidence), counterexample=words and strip(words)
+        )
+
+    def _bring_to(self, condition: Condition, seeded: bool) -> tuple[nn.Module, Probes]:
+        if (condition, seeded) not in self._prepared:
+            self._prepared[condition, seeded] = self._prepare(condition, seeded)
+        return self._prepared[condition, seeded]
+
+    def _prepare(self, condition: Condition, seeded: bool) -> tuple[nn.Module, Probes]:
+        """Return the target under a condition, and the probes for it."""
+        seed = self.settings.seed + condition.seed
+        adapted = self._adapt(seed)
+        module = apply_condition(adapted.module, condition.weights, seed, condition.training)
+        lengths, d_model = self.lengths, adapted.d_model
+        if condition != self.conditions[0]:
+            # Faults that weights hide show at a few lengths; those of lengths, with any weights.
+            lengths = ([n for n in lengths if n <= LENGTHS[-1]] or lengths)[::-3][::-1]
+        x = draw((self.settings.batch, lengths[-1], d_model), seed).to(self.device)
+        module, dtype = in_double(module.to(self.device), x)
+        random = seeded and _is_random(module, x.to(dtype))
+        inside, angles = find_precisions(module, x.to(dtype))
+        probes = Probes(
+            replace(self.settings, d_model=d_model, lengths=lengths, seed=seed),
+            dtype,
+            inside,
+            angles,
+            # In half precision, rounding at another shape differs as much as a fault would.
+            same_shape=random or inside in HALVES,
+            origin=self._describe_origin(adapted, condition, dtype, random),
+        )
+        return Seeded(module) if random else module, probes
+
+    def _adapt(self, seed: int) -> Adapted:
+        target, options = self._loaded, self.settings.options or {}
+        if isinstance(self.target, str) and not is_target(target, options):
+            target = build(target, options, seed)
+        elif isinstance(target, nn.Module):
+            target = copy_module(target)
+        calling = {"d_model": self.settings.d_model, **(self.settings.calling or {})}
+        return adapt(target, **calling)
+
+    def _find_lengths(self) -> tuple[int, ...]:
+        module = self._first.module
+        wanted = self.settings.lengths or (*LENGTHS, *find_lengths_around_chunks(module))
+        taken, refused = find_lengths_taken(
+            copy_module(module).to(self.device).eval(),
+            self.d_model,
+            tuple(sorted(set(wanted))),
+            self.settings.batch,
+        )
+        if not taken:
+            words = "; ".join(f"length {length}: {why}" for length, why in refused.items())
+            raise ValueError(f"the target takes none of the lengths: {words}")
+        if refused:
+            lengths, why = ", ".join(map(str, refused)), next(iter(refused.values()))
+            self.notes.append(f"refuses lengths {lengths}: {why}")
+        return taken
+
+    def _describe_origin(
+        self, adapted: Adapted, condition: Condition, dtype: torch.dtype, random: bool
+    ) -> Origin:
+        options, seed = self.settings.options or {}, self.settings.seed + condition.seed
+        uses: list[Callable[..., Any]] = []
+        lines = []
+        if adapted.recipe != "module":
+            lines.append(f"module = {adapted.recipe}")
+            uses += _list_adapters(adapted.module)
+        if condition.weights != "as built":
+            lines.append(
+                f"module = apply_condition(module, {condition.weights!r}, "
+                f"seed={seed}, training={condition.training})"
+            )
+            uses.append(apply_condition)
+        lines.append(f"module = module.to({self.device.type!r}).train({condition.training})")
+        if dtype == torch.float64:
+            lines.append("module = module.double()")
+        if random:
+            lines.append("module = Seeded(module)")
+            uses.append(Seeded)
+        return Origin(
+            self.target if isinstance(self.target, str) else None,
+            None if is_target(self._loaded, options) else tuple(options.items()),
+            seed,
+            tuple(lines),
+            tuple(uses),
+        )
+
+
+def _list_adapters(module: nn.Module) -> list[type[nn.Module]]:
+    """Return the classes of a module's adapters, the outermost first."""
+    found: list[type[nn.Module]] = []
+    held: Any = module  # what the last adapter holds: a module or a function
+    while type(held).__module__.startswith(ADAPTERS):
+        found.append(type(held))
+        held = held.module
+    return found
+
+
+def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
+    """Merge the verdicts under several conditions, none of which fails, into one."""
+    holding = [verdict for _, verdict in verdicts if verdict.verdict == "holds"]
+    if not holding:
+        return verdicts[0][1]
+    worst = max(holding, key=lambda v: (v.measured or 0) / (v.allowed or 1))
+    words = [worst.evidence]
+    if len(verdicts) > 1:
+        words.append(f"the worst of {len(holding)} conditions")
+    for condition, verdict in verdicts:
+        left = verdict.evidence if verdict.verdict == "not decided" else verdict.left
+        if left and verdict is not worst:
+            words.append(f"not decided with {condition}: {left}")
+    return replace(worst, evidence="; ".join(words))
+
+
+@torch.no_grad()
+def _is_random(module: nn.Module, x: torch.Tensor) -> bool:
+    """Whether two calls give different outputs."""
+    return not torch.equal(module(x), module(x))

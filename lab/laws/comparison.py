@@ -1,0 +1,272 @@
+"""Comparing outputs that a law says are equal, against the module's noise floor."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.laws.noise import noise_floor, relative_error
+from lab.laws.probes import Probes, draw, name_precision
+from lab.laws.refusal import REFUSALS, describe_error
+from lab.laws.reproduction import write_program
+from lab.laws.verdict import Verdict
+
+ROUNDINGS = 64
+NOISY = 1e-2
+MOST_LENGTHS = 64
+
+Check = Callable[..., tuple[Tensor, Tensor]]
+"""check(module, x, **given) → a difference [b t …] that a law says is zero, and its reference."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison whose difference a law says is zero.
+
+    Attributes:
+        check: computes the difference; reproductions print its source.
+        given: the check's further arguments, literals.
+        words: describes a failure; {row} and {position} name where the difference is largest.
+        refusable: whether a module may refuse the check's input, by its length or its rows.
+    """
+
+    check: Check
+    given: Mapping[str, Any]
+    words: str
+    refusable: bool = False
+
+
+@dataclass
+class Undecided:
+    """Lengths that were not compared.
+
+    Attributes:
+        noisy: lengths at which the noise floor is too high, each with its reason.
+        late: lengths that there was no time for.
+    """
+
+    noisy: dict[int, str] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        words = [f"length {length}: {why}" for length, why in list(self.noisy.items())[:1]]
+        if len(self.noisy) > 1:
+            words.append(f"{len(self.noisy) - 1} more lengths likewise")
+        if self.late:
+            words.append(f"no time for {', '.join(map(str, self.late))}")
+        return "; ".join(words)
+
+
+Trials = Callable[[nn.Module, Tensor], Iterable[Trial]]
+"""The trials of a law on one input of a module."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A trial on an input, with its error and where that is largest."""
+
+    trial: Trial
+    x: Tensor
+    error: float
+    allowed: float
+    row: int
+    position: int
+
+    @property
+    def words(self) -> str:
+        words = self.trial.words.format(row=self.row, position=self.position)
+        return f"length {self.x.shape[1]}: {words}"
+
+
+def run_trials(
+    law: str,
+    module: nn.Module,
+    probes: Probes,
+    trials: Trials,
+    roundings: int = ROUNDINGS,
+    inside: torch.dtype | None = None,
+) -> Verdict:
+    """Run trials on every probe, shortest first, and compare errors with the noise floor.
+
+    Args:
+        law: its name.
+        module: as it is.
+        probes: what it is tried on.
+        trials: gives the trials on one input.
+        roundings: how many times the noise floor an error may be.
+        inside: the precision inside the module that matters to the trials; None for the lowest.
+    """
+    floor = partial(noise_floor, inside=inside or probes.inside)
+    began, worst, allowed = time.monotonic(), 0.0, 0.0
+    tried: list[int] = []
+    undecided = Undecided()
+    for length in probes.lengths:
+        if tried and time.monotonic() - began > probes.settings.seconds:
+            undecided.late = [late for late in probes.lengths if late >= length]
+            break
+        x = probes.input(length)
+        memoized = _Memoized(module, x)
+        bound = roundings * floor(memoized, x)
+        # Above NOISY the bound could hide a fault, e.g. a leak or a dependence on summation order.
+        if not bound < NOISY or not memoized.repeats():
+            undecided.noisy[length] = _explain_noise(module, x, bound / roundings)
+            continue
+        try:
+            for trial in trials(module, x):
+                result = _run(memoized, x, trial, bound)
+                if not result.error <= bound:
+                    rerun = partial(_rerun, module, roundings=roundings, floor=floor)
+                    smallest = _shrink(probes, result, max(tried, default=0), trials, rerun)
+                    return _report_failure(law, smallest, probes)
+                worst, allowed = max(worst, result.error), max(allowed, bound)
+        except REFUSALS as error:
+            undecided.noisy[length] = describe_error(error)
+            continue
+        tried.append(length)
+    if not tried:
+        return Verdict(law, "not decided", str(undecided), allowed=NOISY)
+    lengths = f"lengths {', '.join(map(str, tried))} in {name_precision(probes.dtype)}"
+    evidence = f"worst relative error {worst:.2g} of {allowed:.2g} allowed, {lengths}"
+    evidence += f"; not decided: {undecided}" if str(undecided) else ""
+    return Verdict(law, "holds", evidence, measured=worst, allowed=allowed, left=str(undecided))
+
+
+def _explain_noise(module: nn.Module, x: Tensor, floor: float) -> str:
+    """Explain why nothing can be compared on an input."""
+    with torch.no_grad():
+        first, second = module(x), module(x)
+    if not first.isfinite().all():
+        row, position = locate_largest(torch.where(first.isfinite(), 0.0, 1.0))
+        return f"output {position} of row {row} is not finite"
+    if not torch.equal(first, second):
+        return f"a second call moves the output by {relative_error(second - first, first):.2g}"
+    return f"rounding the input moves the output by {floor:.2g}"
+
+
+class _Memoized(nn.Module):
+    """A module that remembers its output for one input, because every check computes it first."""
+
+    def __init__(self, module: nn.Module, x: Tensor):
+        super().__init__()
+        self.module, self.x = module, x
+        with torch.no_grad():
+            self.y = module(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.y if x is self.x and not torch.is_grad_enabled() else self.module(x)
+
+    @torch.no_grad()
+    def repeats(self) -> bool:
+        """Whether a second call gives the same output, except for rounding."""
+        return (
+            relative_error(self.module(self.x) - self.y, self.y) <= torch.finfo(torch.float32).eps
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return deepcopy(self.module, memo)
+
+
+def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:
+    try:
+        difference, reference = trial.check(module, x, **trial.given)
+    except REFUSALS:
+        if not trial.refusable:
+            raise
+        difference, reference = torch.zeros_like(x), x
+    error = relative_error(difference.detach(), reference.detach())
+    row, position = (0, 0) if error == 0 else locate_largest(difference)
+    return _Result(trial, x, error, allowed, row, position)
+
+
+def locate_largest(difference: Tensor) -> tuple[int, int]:
+    """Return the row and the position at which a difference [b t …] is largest, or NaN."""
+    sizes = (
+        difference.detach().abs().flatten(2).amax(2) if difference.ndim > 2 else difference.abs()
+    )
+    worst = int(sizes.nan_to_num(math.inf).argmax())
+    return worst // sizes.shape[1], worst % sizes.shape[1]
+
+
+def _shrink(
+    probes: Probes,
+    failure: _Result,
+    passed: int,
+    trials: Trials,
+    rerun: Callable[[Tensor, Iterable[Trial] | Trials], _Result | None],
+) -> _Result:
+    """Return a failure with the fewest rows, then with the fewest tokens above `passed`."""
+    began, length = time.monotonic(), failure.x.shape[1]
+    for rows in range(1, probes.settings.batch):
+        fewer = rerun(probes.input(length, rows), [failure.trial])
+        if fewer is not None:
+            failure = fewer
+            break
+    rows = failure.x.shape[0]
+    for shorter in range(passed + 1, min(length, passed + MOST_LENGTHS)):
+        if time.monotonic() - began > probes.settings.seconds:
+            break
+        x = probes.input(shorter, rows)
+        fewer = rerun(x, trials)
+        if fewer is not None:
+            return fewer
+    return failure
+
+
+def _rerun(
+    module: nn.Module,
+    x: Tensor,
+    trials: Iterable[Trial] | Trials,
+    roundings: int,
+    floor: Callable[[nn.Module, Tensor], float],
+) -> _Result | None:
+    """Return the first trial that fails on an input; None if none does, or x is refused."""
+    try:
+        bound = roundings * floor(module, x)
+        if not bound < NOISY:
+            return None
+        for trial in trials(module, x) if callable(trials) else trials:
+            result = _run(module, x, trial, bound)
+            if not result.error <= bound:
+                return result
+    except REFUSALS:
+        return None
+    return None
+
+
+def _report_failure(law: str, failure: _Result, probes: Probes) -> Verdict:
+    evidence = f"relative error {failure.error:.2g} against {failure.allowed:.2g} allowed"
+    check, given = failure.trial.check, failure.trial.given
+    rows, length = failure.x.shape[:2]
+    arguments = "".join(f", {name}={value!r}" for name, value in given.items())
+    body = f"""
+        {probes.print_input(rows, length)}
+        difference, reference = {check.__name__}(module, x{arguments})
+        error = relative_error(difference.detach(), reference.detach())
+        print({f"{failure.words}: relative error"!r}, error, "of {failure.allowed:.2g} allowed")
+        sys.exit(not error <= {failure.allowed!r})
+    """
+    words = f"{law}: {failure.words}"
+    snippet = write_program(probes.origin, (draw, relative_error, check), body, words)
+    where = {"length": length, "rows": rows, "row": failure.row, "position": failure.position}
+    return Verdict(
+        law,
+        "fails",
+        evidence,
+        failure.words,
+        failure.error,
+        failure.allowed,
+        snippet,
+        {**where, **given},
+    )

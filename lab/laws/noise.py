@@ -1,0 +1,117 @@
+"""The noise floor: how far rounding moves a module's output, and where the module rounds."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lab.laws.arithmetic import CASTS, Exact
+from lab.laws.copying import copy_module
+from lab.laws.probes import draw
+from lab.laws.refusal import REFUSALS
+
+ROTATIONS = ("cos", "sin", "polar")
+
+
+def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
+    """Return a copy of the module in fp64, or in its own precision, and which of them it is.
+
+    A module may refuse fp64: a cast to fp32 inside meets an fp64 weight, or a kernel lacks it.
+    """
+    double = copy_module(module).double()
+    try:
+        with torch.no_grad():
+            double(x.double())
+    except REFUSALS:
+        dtype = next((p.dtype for p in module.parameters()), torch.float32)
+        return copy_module(module), dtype
+    return double, torch.float64
+
+
+class LowestPrecision(TorchFunctionMode):
+    """Records the lowest precision to which a module rounds results, and cosines of angles.
+
+    Attributes:
+        rounded: the lowest precision to which a tensor was cast with a loss, or computed.
+        angles: the lowest precision of cosines, sines and polar numbers.
+    """
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.rounded = self.angles = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function and record the precision of what it returns."""
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.is_floating_point():
+            name, given = getattr(func, "__name__", ""), args[0] if args else None
+            if name in ROTATIONS:
+                self.angles = _lower(self.angles, found.dtype)
+            if isinstance(given, Tensor) and given.is_floating_point():
+                lost = _lower(given.dtype, found.dtype) != given.dtype
+                # A cast may lose nothing, e.g. of whole numbers.
+                if lost and not (name in CASTS and torch.equal(found.to(given.dtype), given)):
+                    self.rounded = _lower(self.rounded, found.dtype)
+        return found
+
+
+def _lower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+@torch.no_grad()
+def find_precisions(
+    module: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[torch.dtype, torch.dtype]:
+    """Return the lowest precision to which a module rounds what it computes, and its angles.
+
+    A cast whose remainder is added elsewhere rounds nothing: the output is the same without casts.
+    """
+    with LowestPrecision(x.dtype) as seen:
+        y = module(x)
+    rounded = seen.rounded
+    if rounded != x.dtype == torch.float64:
+        try:
+            with Exact():
+                exact = module(x)
+        except REFUSALS:
+            exact = y * math.nan
+        if relative_error(exact - y, y) <= 64 * torch.finfo(x.dtype).eps:
+            rounded = x.dtype
+    return rounded, _lower(rounded, seen.angles)
+
+
+def noise_floor(
+    module: Callable[[Tensor], Tensor], x: Float[Tensor, "b t d"], inside: torch.dtype
+) -> float:
+    """Return how far rounding moves the module's output, relative to its largest entry.
+
+    Moving x by ±h, h = √eps, shows two things: the module's slope, so how far one rounding of x
+    moves the output, eps·|y₊ - y|/h; and its deviation from a straight line, |y₊ + y₋ - 2y|, which
+    is rounding once curvature, h² = eps, is no larger, and which is large for modules that are not
+    deterministic. Where the precision inside is lower, a result there may flip by one unit of that
+    precision; the floor is at least a sixteenth of it. It is infinite if an output is not finite.
+    """
+    with torch.no_grad():
+        y = module(x)
+        eps = torch.finfo(torch.promote_types(x.dtype, y.dtype)).eps
+        step = x * eps**0.5 * draw(x.shape, seed=1).sign().to(x)
+        ahead, behind = module(x + step), module(x - step)
+    if not y.isfinite().all():
+        return math.inf
+    steepness = relative_error(ahead - y, y) * eps**0.5
+    flips = torch.finfo(inside).eps / 16 * max(1.0, steepness / eps)
+    return max(eps, flips, steepness, relative_error(ahead + behind - 2 * y, y))
+
+
+def relative_error(difference: Tensor, reference: Tensor) -> float:
+    """Return the largest entry of a difference over that of a reference; NaN stays NaN."""
+    if not difference.numel():
+        return 0.0
+    size, scale = difference.abs().max().item(), reference.abs().max().item()
+    if size == 0:
+        return 0.0
+    return size / scale if scale else float("inf")

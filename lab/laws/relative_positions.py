@@ -1,0 +1,92 @@
+"""The law of relative positions: starting at a later position changes nothing."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from lab.laws.comparison import ROUNDINGS, Trial, run_trials
+from lab.laws.decoding import compare_position
+from lab.laws.law import Law
+from lab.laws.probes import Probes
+from lab.laws.verdict import Verdict
+from lab.layers.state import Decoder
+
+SHIFTS = (1, 1_000, 100_000)
+
+
+@runtime_checkable
+class RelativeDecoder(Decoder, Protocol):
+    """A decoder that says whether its outputs depend on differences of positions only."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether shifting every position changes nothing."""
+        ...
+
+
+def judge(module: nn.Module, probes: Probes) -> Verdict:
+    """Starting at a later position gives the same outputs, where the module claims so.
+
+    At position j a module in precision u knows an angle jθ, θ ≤ 1, to jθ·2u (θ and the product
+    round). A rotated query and key err by 2u·j of their norms each, so their product errs by four
+    roundings of its factors for each of the s + t positions passed. The outputs from the start err
+    as well, which makes eight. How far a rounding of the input moves the output is the noise floor.
+
+    Source: the bound of the RoPE properties, |Δ| ≤ ‖c‖‖b‖u·2θΣpositions, in the output's terms.
+    """
+    if not isinstance(module, RelativeDecoder):
+        missing = "the module has no start, prefill and step, or no word on positions: relative"
+        return Verdict(LAW.name, "not applicable", missing)
+    if not module.relative:
+        words = "the module says that its positions are absolute"
+        return Verdict(LAW.name, "not applicable", words)
+    found = []
+    for shift in SHIFTS:
+
+        def trials(module: nn.Module, x: Tensor, shift: int = shift) -> Iterator[Trial]:
+            words = f"started at position {shift}, row {{row}} gives another output {{position}}"
+            yield Trial(compare_shifted, {"shift": shift}, words)
+            yield Trial(compare_shifted_step, {"shift": shift}, f"{words} of a step")
+            words = f"started at position {shift}, row {{row}} ends at a wrong one"
+            yield Trial(check_shifted_position, {"shift": shift}, words)
+
+        roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
+        found.append(run_trials(LAW.name, module, probes, trials, roundings, probes.angles))
+        if found[-1].verdict == "fails":
+            return found[-1]
+    decided = [v for v in found if v.verdict == "holds"]
+    evidence = "; ".join(f"by {s}: {v.evidence}" for s, v in zip(SHIFTS, found, strict=True))
+    if not decided:
+        return Verdict(LAW.name, "not decided", evidence)
+    left = "; ".join(f"by {s}" for s, v in zip(SHIFTS, found, strict=True) if v not in decided)
+    worst = max(decided, key=lambda v: v.measured or 0.0)
+    return replace(worst, evidence=evidence, left=left)
+
+
+LAW = Law("relative", judge, conditions="evaluating", seeded=False)
+
+
+@torch.no_grad()
+def compare_shifted(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when the first token stands at a later position."""
+    y = module(x)
+    shifted, _ = module.prefill(x, module.start(x.shape[0], shift))
+    return shifted - y, y
+
+
+@torch.no_grad()
+def compare_shifted_step(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return how the first output moves when it is a step at a later position."""
+    y = module(x)
+    out, _ = module.step(x[:, 0], module.start(x.shape[0], shift))
+    return (out - y[:, 0])[:, None], y
+
+
+@torch.no_grad()
+def check_shifted_position(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return by how many tokens a state's position is wrong after a prefill that started later."""
+    _, state = module.prefill(x, module.start(x.shape[0], shift))
+    return compare_position(state, shift + x.shape[1])
