@@ -1,8 +1,8 @@
 """Masked attention against the unmasked call: what a bias for each key costs.
 
-Both sides read the same q, k, v. The promise is a cost of at most 1.15, so the ratio of unmasked to
-masked time is held to 1/1.15. Forward and backward takes the gradients that the mask's learning
-needs: for the bias too where it has any, as soft and value masks do; an oracle's has none.
+Both sides use the same q, k, v. The promised cost is at most 1.15, so the ratio of unmasked to
+masked time must be at least 1/1.15. Forward and backward computes the gradients that learning the
+mask needs: also that of the bias for soft and value masks; an oracle mask has none.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.bench.ratio import Ratio, seconds_each
+from lab.bench.ratio import Ratio, time_in_turns
 from lab.ops.attention import MASKED, attend
 
 BATCH, SEQ_LEN = 4, 2048
@@ -24,7 +24,7 @@ LEARNT = ("soft", "value")
 def attention() -> list[Ratio]:
     """Time masked attention, forward and with its backward, in fp32 and bf16."""
     return [
-        _ratio(kind, dtype, n_heads, d_head, backward)
+        _measure(kind, dtype, n_heads, d_head, backward)
         for dtype in (torch.float32, torch.bfloat16)
         for n_heads, d_head in SHAPES
         for kind in ("soft", "value", "oracle")
@@ -32,15 +32,15 @@ def attention() -> list[Ratio]:
     ]
 
 
-def _ratio(kind: str, dtype: torch.dtype, n_heads: int, d_head: int, backward: bool) -> Ratio:
+def _measure(kind: str, dtype: torch.dtype, n_heads: int, d_head: int, backward: bool) -> Ratio:
     shape = (BATCH, n_heads, SEQ_LEN)
     q, k, v = (torch.randn(*shape, d_head).to(dtype).requires_grad_() for _ in range(3))
-    bias = _bias(kind, shape, dtype).requires_grad_(kind in LEARNT)
-    ours = _call(lambda: attend(q, k, v, bias), [q, k, v, bias], backward)
-    theirs = _call(
+    bias = _draw_bias(kind, shape, dtype).requires_grad_(kind in LEARNT)
+    ours = _make_call(lambda: attend(q, k, v, bias), [q, k, v, bias], backward)
+    theirs = _make_call(
         lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, k, v], backward
     )
-    ours_s, theirs_s = seconds_each(ours, theirs)
+    ours_s, theirs_s = time_in_turns(ours, theirs)
     name = (
         f"{kind} mask, T={SEQ_LEN}, h={n_heads}, p={d_head}, {str(dtype).removeprefix('torch.')}, "
         f"forward{' and backward' if backward else ''}, against no mask"
@@ -49,8 +49,8 @@ def _ratio(kind: str, dtype: torch.dtype, n_heads: int, d_head: int, backward: b
     return Ratio(name, 1000 * ours_s, 1000 * theirs_s, "ms", theirs_s / ours_s, TARGET, cost)
 
 
-def _bias(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Return biases such as each mask gives."""
+def _draw_bias(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    """Draw biases like those of each kind of mask."""
     drawn = torch.randn(shape)
     if kind == "soft":
         return F.logsigmoid(drawn).to(dtype)
@@ -59,7 +59,9 @@ def _bias(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
     return torch.where(drawn > 0, 0.0, MASKED).to(dtype)
 
 
-def _call(work: Callable[[], Tensor], leaves: list[Tensor], backward: bool) -> Callable[[], None]:
+def _make_call(
+    work: Callable[[], Tensor], leaves: list[Tensor], backward: bool
+) -> Callable[[], None]:
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
 
     def forward_only() -> None:

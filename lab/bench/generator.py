@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.bench.peak import keep_pages, peak_mib
-from lab.bench.ratio import Ratio, seconds_each
+from lab.bench.peak import keep_pages, measure_peak_mib
+from lab.bench.ratio import Ratio, time_in_turns
 from tasks.mqar import MQAR
 
 ROWS, BATCHES = 512, 8
@@ -16,13 +16,13 @@ USUAL_ROWS = 512
 TASK = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
 
 
-def usual(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets [b t] as Zoology's `multiquery_ar` draws them, row by row."""
+def draw_usual_rows(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
+    """Draw inputs and targets [b t] as Zoology's `multiquery_ar` does, row by row."""
     n_pairs, half = task.pair_count, task.vocab_size // 2
     context, n_slots = 2 * n_pairs, (task.seq_len - 2 * n_pairs) // 2
     weights = np.arange(1, n_slots + 1) ** (task.power - 1)
     weights /= weights.sum()
-    # The legacy generator is the point: it is what the usual code calls.
+    # The usual code calls NumPy's legacy generator.
     choice = partial(np.random.choice, size=n_pairs, replace=False)
     keys = np.stack([choice(np.arange(1, half)) for _ in range(size)])
     values = np.stack([choice(np.arange(half, task.vocab_size)) for _ in range(size)])
@@ -42,21 +42,23 @@ def usual(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
 def generator() -> list[Ratio]:
     """Time the same rows from both, and compare the lab's peak memory over many batches and one.
 
-    Both take what the machine has: NumPy's generator is one thread, torch's operations use all.
+    NumPy's generator uses one thread, torch's operations use all.
     """
     rows = BATCHES * ROWS
-    ours, theirs = seconds_each(_batches(BATCHES), lambda: usual(TASK, USUAL_ROWS))
+    ours, theirs = time_in_turns(
+        _prepare_batches(BATCHES), lambda: draw_usual_rows(TASK, USUAL_ROWS)
+    )
     speed, usual_speed = rows / ours, USUAL_ROWS / theirs
     sizes = f"T = {TASK.seq_len}, K = {TASK.pair_count}, {ROWS} at a time"
-    many, one = (peak_mib(partial(_batches, count)) for count in (BATCHES, 1))
+    many, one = (measure_peak_mib(partial(_prepare_batches, count)) for count in (BATCHES, 1))
     return [
         Ratio(f"mqar, {sizes}", speed, usual_speed, "rows/s", speed / usual_speed, 30.0),
         Ratio(f"mqar memory, {BATCHES} batches against one", many, one, "MiB", one / many, 0.5),
     ]
 
 
-def _batches(count: int) -> Callable[[], None]:
-    """Return a call that generates batches in turn, the first one's set-up behind it."""
+def _prepare_batches(count: int) -> Callable[[], None]:
+    """Return a call that generates batches in turn, after the set-up of the first one."""
     keep_pages()
     TASK.batch(size=1)
 

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import torch
 
-from lab.bench.ratio import median_seconds
+from lab.bench.ratio import time_median
 
 MATRIX_SIZE = 2048
 
 
 def keep_pages() -> None:
-    """Let malloc keep the pages that are freed, as it does in training.
+    """Make malloc keep freed pages, as it does in training.
 
-    A training step frees tensors larger than a batch's, after which pages are no longer handed
-    back to the system each time.
+    A training step frees tensors larger than a batch; after that, malloc no longer returns pages to
+    the system each time.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8).fill_(0)
 
 
-def peak_mib(work: Callable[[], Callable[[], object]]) -> float:
-    """Return by how many MiB a fresh process grows, at most, while it computes (Linux).
+def measure_peak_mib(work: Callable[[], Callable[[], object]]) -> float:
+    """Return by how many MiB a new process grows at most while it computes (Linux).
 
     Args:
-        work: a picklable function that prepares and returns the call to be measured; what the
-            preparation needs is not counted.
+        work: a picklable function that prepares and returns the call to measure; the memory of
+            the preparation is not counted.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -42,20 +42,20 @@ def peak_mib(work: Callable[[], Callable[[], object]]) -> float:
 
 def _measure(work: Callable[[], Callable[[], object]], answer: Connection) -> None:
     call = work()
-    before = _status_mib("VmRSS")
-    # 5 sets the high-water mark back to the present size (proc(5)).
+    before = _read_status_mib("VmRSS")
+    # Writing 5 resets the high-water mark to the current size (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
     call()
-    answer.send(_status_mib("VmHWM") - before)
+    answer.send(_read_status_mib("VmHWM") - before)
 
 
-def _status_mib(field: str) -> float:
+def _read_status_mib(field: str) -> float:
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
 
-def matrix_product_peak(dtype: torch.dtype) -> float:
-    """Return this machine's floating-point operations a second in a large matrix product."""
+def measure_matrix_peak(dtype: torch.dtype) -> float:
+    """Return this machine's floating-point operations per second in a large matrix product."""
     a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE).to(dtype) for _ in range(2))
-    return 2 * MATRIX_SIZE**3 / median_seconds(lambda: a @ b)
+    return 2 * MATRIX_SIZE**3 / time_median(lambda: a @ b)

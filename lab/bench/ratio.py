@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Ratio:
-    """One line of a benchmark: how much better ours is than the other.
+    """One line of a benchmark: how much better the lab's way is than the other.
 
     Attributes:
         name: what was measured, with its sizes.
@@ -17,7 +17,7 @@ class Ratio:
         unit: "rows/s" (more is better), "ms" or "MiB" (less is better), …
         ratio: how many times better ours is (> 1: better).
         target: the ratio that was promised; None where a number is only reported.
-        note: what else there is to say, in a line.
+        note: a further remark in a line.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Ratio:
         )
 
 
-def seconds_each(
+def time_in_turns(
     ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7
 ) -> tuple[float, float]:
-    """Return the median seconds of each call, taken in turns so that noise meets both alike."""
+    """Return the median seconds of each call, timed in turns so that noise affects both alike."""
     times: tuple[list[float], list[float]] = ([], [])
     ours()
     theirs()
@@ -58,6 +58,6 @@ def seconds_each(
     return median(times[0]), median(times[1])
 
 
-def median_seconds(call: Callable[[], object], repeats: int = 7) -> float:
+def time_median(call: Callable[[], object], repeats: int = 7) -> float:
     """Return the median seconds of a call, after one that is not counted."""
-    return seconds_each(call, lambda: None, repeats)[0]
+    return time_in_turns(call, lambda: None, repeats)[0]

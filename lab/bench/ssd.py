@@ -1,8 +1,8 @@
 """State space duality, forward and backward: the lab's torch backend against public torch forms.
 
-The public forms are timed each at its best chunk length. Where heads share a group, a form that
-knows no groups gets B and C as it takes them fastest: of one group mamba-ssm's minimal form is
-given the one copy, which its einsums broadcast, the others a copy for each head.
+Each public form is timed at its best chunk length. Where heads share a group, a form without groups
+gets B and C in its fastest layout: mamba-ssm's minimal form gets the one copy of a single group,
+which its einsums broadcast, the others a copy for each head.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lab.bench.peak import peak_mib
-from lab.bench.ratio import Ratio, seconds_each
+from lab.bench.peak import measure_peak_mib
+from lab.bench.ratio import Ratio, time_in_turns
 from lab.ops.ssd import ssd as lab_ssd
 from lab.ops.ssd_forms import repeat_groups
 from lab.peers import load
@@ -29,26 +29,26 @@ Form = Callable[..., Tensor]
 
 
 def ssd() -> list[Ratio]:
-    """Measure time and peak memory; the promise is on the fastest public form, and its memory."""
+    """Measure time and peak memory; the promise is about the fastest public form."""
     ratios = []
     for g in GROUPS:
         where = f"SSD, T={SEQ_LEN}, {HEADS} heads, {g} groups"
-        theirs = {name: _best(name, g) for name in FORMS}
+        theirs = {name: _choose_chunk_len(name, g) for name in FORMS}
         for name, chunk_len in theirs.items():
-            _check_same(name, chunk_len, g)
+            _check_numbers(name, chunk_len, g)
         times = {
-            name: seconds_each(_prepare("lab", 256, g), _prepare(name, chunk_len, g))
+            name: time_in_turns(_prepare("lab", 256, g), _prepare(name, chunk_len, g))
             for name, chunk_len in theirs.items()
         }
         fastest = max(times, key=lambda name: times[name][0] / times[name][1])
-        ours_peak = peak_mib(partial(_prepare, "lab", 256, g))
+        ours_peak = measure_peak_mib(partial(_prepare, "lab", 256, g))
         for name, (ours, usual) in times.items():
             promised = name == fastest
             note = f"chunks of {theirs[name]}" + (", the fastest" if promised else "")
             what = f"{where}: {name}"
             target = TIME_TARGET if promised else None
             ratios.append(Ratio(what, 1e3 * ours, 1e3 * usual, "ms", usual / ours, target, note))
-            peak = peak_mib(partial(_prepare, name, theirs[name], g))
+            peak = measure_peak_mib(partial(_prepare, name, theirs[name], g))
             target = MEMORY_TARGET if promised else None
             ratios.append(
                 Ratio(f"{what}, memory", ours_peak, peak, "MiB", peak / ours_peak, target, note)
@@ -91,7 +91,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def _problem(g: int) -> list[Tensor]:
+def _draw_problem(g: int) -> list[Tensor]:
     """Return x, dt, A, B, C of decays so weak that the whole sequence forgets no more than e^−60.
 
     mamba-ssm's reference takes exp before it masks, between chunks too: beyond e^88 its gradient
@@ -110,36 +110,36 @@ def _problem(g: int) -> list[Tensor]:
 
 
 def _prepare(name: str, chunk_len: int, g: int) -> Callable[[], list[Tensor]]:
-    """Return a call of forward and backward: y, and the gradients of x, dt, A, B, C."""
+    """Prepare a call of forward and backward that returns y and the gradients of x, dt, A, B, C."""
     forms: dict[str, Form] = {**FORMS, "lab": _lab}
     form = forms[name]
-    leaves = _problem(g)
+    leaves = _draw_problem(g)
     weights = torch.randn(leaves[0].shape, generator=torch.Generator().manual_seed(1))
 
     def call() -> list[Tensor]:
         y = form(*leaves, chunk_len)
         return [y.detach(), *torch.autograd.grad(y, leaves, weights)]
 
-    # What is imported, and what a library sets up, at its first call is not to be counted.
+    # A first call, so that imports and set-up are not counted.
     x, dt, A, B, C = leaves
     first = slice(CHUNK_LENS[0])
     form(x[:, first], dt[:, first], A, B[:, first], C[:, first], CHUNK_LENS[0])
     return call
 
 
-def _best(name: str, g: int) -> int:
-    """Return the chunk length at which a form is fastest, each measured beside the lab's."""
+def _choose_chunk_len(name: str, g: int) -> int:
+    """Return the chunk length at which a form is fastest, each timed in turns with the lab's."""
     ours = _prepare("lab", 256, g)
 
     def ratio(chunk_len: int) -> float:
-        mine, theirs = seconds_each(ours, _prepare(name, chunk_len, g))
+        mine, theirs = time_in_turns(ours, _prepare(name, chunk_len, g))
         return theirs / mine
 
     return min(CHUNK_LENS, key=ratio)
 
 
-def _check_same(name: str, chunk_len: int, g: int) -> None:
-    """Hold a form's numbers against the lab's: a speed of other numbers would mean nothing."""
+def _check_numbers(name: str, chunk_len: int, g: int) -> None:
+    """Check that a form computes the same numbers as the lab; else its speed means nothing."""
     ours, theirs = _prepare("lab", 256, g)(), _prepare(name, chunk_len, g)()
     for what, mine, other in zip(("y", "x", "dt", "A", "B", "C"), ours, theirs, strict=True):
         error = ((mine - other).abs().max() / other.abs().max()).item()

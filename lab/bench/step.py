@@ -1,7 +1,7 @@
-"""A training step on hard MQAR: the lab's against the usual way, same weights, same rows.
+"""A training step on hard MQAR: the lab's against the usual way, with the same weights and rows.
 
-The usual way is fp32, attention by an explicit softmax over [b h t s], logits of every position
-[b t v] and a cross-entropy that ignores the unscored ones. The lab's is what `fit` does.
+The usual way is fp32, attention with an explicit softmax over [b h t s], logits at all positions
+[b t v], and a cross-entropy that ignores positions that are not scored. The lab's step is `fit`'s.
 """
 
 import math
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.bench.peak import matrix_product_peak, peak_mib
-from lab.bench.ratio import Ratio, seconds_each
+from lab.bench.peak import measure_matrix_peak, measure_peak_mib
+from lab.bench.ratio import Ratio, time_in_turns
 from lab.config import TrainConfig
 from lab.layers.attention import Attention
 from lab.lengthening import Stage
@@ -35,18 +35,18 @@ VOCAB_SIZE, D_MODEL = 8192, 64
 
 
 def step() -> list[Ratio]:
-    """Measure speed, peak memory, and the share of the matrix-product peak that is reached."""
+    """Measure speed, peak memory, and the share of the matrix-product peak reached."""
     ratios = []
     for seq_len, n_pairs, size, target in SETTINGS:
         where = f"training step, T={seq_len}, K={n_pairs}, {size} rows"
-        precision = _faster_precision(seq_len, size)
+        precision = _choose_precision(seq_len, size)
         ours, theirs = _lab_step(seq_len, size, precision)(), _usual_step(seq_len, size)()
-        ours_s, theirs_s = seconds_each(ours, theirs)
+        ours_s, theirs_s = time_in_turns(ours, theirs)
         ratios.append(
             Ratio(where, size / ours_s, size / theirs_s, "rows/s", theirs_s / ours_s, target)
         )
-        our_peak = peak_mib(_lab_step(seq_len, size, precision))
-        their_peak = peak_mib(_usual_step(seq_len, size))
+        our_peak = measure_peak_mib(_lab_step(seq_len, size, precision))
+        their_peak = measure_peak_mib(_usual_step(seq_len, size))
         ratios.append(
             Ratio(
                 f"{where}: peak memory",
@@ -60,7 +60,7 @@ def step() -> list[Ratio]:
         with FlopCounterMode(display=False) as counter:
             ours()
         reached = counter.get_total_flops() / ours_s
-        peak = max(matrix_product_peak(t) for t in (torch.float32, torch.bfloat16))
+        peak = max(measure_matrix_peak(t) for t in (torch.float32, torch.bfloat16))
         ratios.append(
             Ratio(
                 f"{where}: share of the matrix-product peak",
@@ -69,24 +69,26 @@ def step() -> list[Ratio]:
                 "GFLOP/s",
                 reached / peak,
                 None,
-                f"time: {_spent(ours)}",
+                f"time: {_describe_times(ours)}",
             )
         )
     return ratios
 
 
-def _batch(seq_len: int, size: int) -> Batch:
+def _make_batch(seq_len: int, size: int) -> Batch:
     return MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE).batch(size=size)
 
 
-def _model() -> LanguageModel:
+def _build_model() -> LanguageModel:
     return build("AM*2", vocab_size=VOCAB_SIZE, d_model=D_MODEL)
 
 
-def _faster_precision(seq_len: int, size: int) -> str:
-    """Return the precision that a run would choose here."""
+def _choose_precision(seq_len: int, size: int) -> str:
+    """Return the precision that a run would choose on this machine."""
     stage = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, max_steps=1)
-    return find_fastest(_model(), [stage, stage], list_precisions(torch.device("cpu"))).precision
+    return find_fastest(
+        _build_model(), [stage, stage], list_precisions(torch.device("cpu"))
+    ).precision
 
 
 def _lab_step(seq_len: int, size: int, precision: str) -> Callable[[], Callable[[], float]]:
@@ -98,7 +100,7 @@ def _usual_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
 
 
 def _prepare_lab_step(seq_len: int, size: int, precision: str) -> Callable[[], float]:
-    model, batch = _model(), _batch(seq_len, size)
+    model, batch = _build_model(), _make_batch(seq_len, size)
     state = start(model, TrainConfig(optimizer="adamw"))
 
     def take() -> float:
@@ -113,11 +115,11 @@ def _prepare_lab_step(seq_len: int, size: int, precision: str) -> Callable[[], f
 
 
 def _prepare_usual_step(seq_len: int, size: int) -> Callable[[], float]:
-    model, batch = _model(), _batch(seq_len, size)
+    model, batch = _build_model(), _make_batch(seq_len, size)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def take() -> float:
-        logits = usual_forward(model, batch.inputs)
+        logits = compute_usual_logits(model, batch.inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
         loss.backward()
         optimizer.step()
@@ -127,7 +129,7 @@ def _prepare_usual_step(seq_len: int, size: int) -> Callable[[], float]:
     return take
 
 
-def usual_forward(model: LanguageModel, tokens: Tensor) -> Tensor:
+def compute_usual_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
     """Return the logits [b t v] of an "AM…" model from its weights, written the usual way."""
     x = model.embed(tokens)
     t = tokens.shape[1]
@@ -151,8 +153,8 @@ def usual_forward(model: LanguageModel, tokens: Tensor) -> Tensor:
     return model.head(model.norm_final(x))
 
 
-def _spent(call: Callable[[], object]) -> str:
-    """Return where the time of a call goes, by kind of operation, largest first."""
+def _describe_times(call: Callable[[], object]) -> str:
+    """Describe the time of a call by kind of operation, the largest first."""
     kinds = {
         "matrix products": ("mm", "addmm", "bmm", "linear"),
         "attention": ("attention",),

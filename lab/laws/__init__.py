@@ -17,7 +17,6 @@ from lab.laws.certification import Certification as Certification
 from lab.laws.certification import certify as certify
 from lab.laws.law import Law as Law
 from lab.laws.laws import LAWS as LAWS
-from lab.laws.matrix import MatrixMixer as MatrixMixer
 from lab.laws.noise import in_double as in_double
 from lab.laws.noise import noise_floor as noise_floor
 from lab.laws.probes import Probes as Probes
@@ -25,3 +24,4 @@ from lab.laws.reach import Reach as Reach
 from lab.laws.reach import reach as reach
 from lab.laws.verdict import Outcome as Outcome
 from lab.laws.verdict import Verdict as Verdict
+from lab.layers.mixer import MatrixMixer as MatrixMixer

@@ -1,7 +1,7 @@
 """The law of the matrix: the matrix that a mixer returns is the one it applies."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +10,7 @@ from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes
 from lab.laws.verdict import Verdict
-
-
-@runtime_checkable
-class MatrixMixer(Protocol):
-    """A sequence mixer that can return its mixing as one matrix per head."""
-
-    def matrix(self, x: Tensor, /) -> Tensor:
-        """Return the matrix [b h t s]."""
-        ...
-
-    def values(self, x: Tensor, /) -> Tensor:
-        """Return the values that it mixes [b h s p]."""
-        ...
-
-    def project(self, x: Tensor, z: Tensor, /) -> Tensor:
-        """Return the output [b t d] from the mixed values z [b h t p]."""
-        ...
+from lab.layers.mixer import MatrixMixer
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:

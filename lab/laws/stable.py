@@ -28,7 +28,7 @@ STATELESS_LEN = 8192
 """Longest sequence for a module that must read it at once."""
 
 
-class _Size(NamedTuple):
+class _BlockSize(NamedTuple):
     """The root mean square of a block's outputs, and of each tensor of the state after it."""
 
     tokens: int
@@ -122,7 +122,7 @@ def _write_state_snippet(probes: Probes, decodes: bool, tokens: int, words: str)
     return write_program(probes.origin, uses, body, f"{LAW.name}: {words}")
 
 
-def _read_blocks(module: Decoder, probes: Probes) -> list[_Size]:
+def _read_blocks(module: Decoder, probes: Probes) -> list[_BlockSize]:
     """Return the sizes of blocks, which are shorter where a table or the time ends too soon."""
     length = max(1, probes.settings.max_len // BLOCKS)
     while True:
@@ -133,7 +133,7 @@ def _read_blocks(module: Decoder, probes: Probes) -> list[_Size]:
 
 
 @torch.no_grad()
-def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_Size]:
+def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_BlockSize]:
     """Return the sizes of blocks of a length, until the module refuses one or time is up."""
     like = probes.input(1)
     b, _, d = like.shape
@@ -146,7 +146,7 @@ def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_Size]
         leaves = [x for x in tree_leaves(state) if isinstance(x, Tensor)]
         tensors = [x for x in leaves if x.is_floating_point()]
         state_sizes = tuple(root_mean_square(x) for x in tensors)
-        sizes.append(_Size(end, root_mean_square(y), state_sizes))
+        sizes.append(_BlockSize(end, root_mean_square(y), state_sizes))
         late = time.monotonic() - began > probes.settings.seconds
         if not math.isfinite(sizes[-1].output) or late:
             break
@@ -154,7 +154,7 @@ def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_Size]
 
 
 @torch.no_grad()
-def _read_at_once(module: nn.Module, probes: Probes) -> list[_Size]:
+def _read_at_once(module: nn.Module, probes: Probes) -> list[_BlockSize]:
     """Return the sizes of the parts of the longest sequence that there is time for."""
     longest, length = min(probes.settings.max_len, STATELESS_LEN), 256
     while True:
@@ -168,7 +168,7 @@ def _read_at_once(module: nn.Module, probes: Probes) -> list[_Size]:
         length *= 2
     part = max(1, y.shape[1] // FEWEST)
     ends = range(part, y.shape[1] + 1, part)
-    return [_Size(end, root_mean_square(y[:, end - part : end])) for end in ends]
+    return [_BlockSize(end, root_mean_square(y[:, end - part : end])) for end in ends]
 
 
 def root_mean_square(x: Tensor) -> float:

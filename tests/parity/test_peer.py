@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from lab.bench.experts import PeerCDMoE, paired, take_weights
+from lab.bench.experts import PeerCDMoE, pair_parameters, take_weights
 from lab.layers.cdmoe import CDMoE
 from lab.layers.peer import PEER
 from lab.peers import load
@@ -44,7 +44,7 @@ def assert_same(ours: nn.Module, other: nn.Module, peer: nn.Module) -> None:
         y.square().sum().backward()
         results.append((y, entered.grad))
     assert_close(*results)
-    for mine, given in paired(gradients(ours), gradients(peer)):
+    for mine, given in pair_parameters(gradients(ours), gradients(peer)):
         assert_close(mine, given)
 
 

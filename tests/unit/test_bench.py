@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from lab.bench import rows
-from lab.bench.generator import TASK, usual
-from lab.bench.peak import peak_mib
-from lab.bench.ratio import Ratio, median_seconds, seconds_each
-from lab.bench.step import usual_forward
+from lab.bench.generator import TASK, draw_usual_rows
+from lab.bench.peak import measure_peak_mib
+from lab.bench.ratio import Ratio, time_in_turns, time_median
+from lab.bench.step import compute_usual_logits
 from lab.models import build
 from tasks import TASKS
 from tasks.mqar import MQAR
@@ -17,13 +17,15 @@ from tasks.mqar import MQAR
 def test_the_usual_step_computes_the_same_logits():
     model = build("AM*2", vocab_size=64, d_model=16)
     tokens = MQAR(seq_len=16, vocab_size=64).batch(size=3).inputs
-    torch.testing.assert_close(usual_forward(model, tokens), model(tokens), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        compute_usual_logits(model, tokens), model(tokens), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_the_usual_generator_draws_rows_that_our_oracle_answers():
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(0)  # noqa: NPY002
-    inputs, targets = usual(TASK, 2)
+    inputs, targets = draw_usual_rows(TASK, 2)
     np.random.set_state(state)  # noqa: NPY002
     assert inputs.shape == targets.shape == (2, 2048)
     scored = targets != -100
@@ -34,12 +36,12 @@ def test_the_usual_generator_draws_rows_that_our_oracle_answers():
 
 
 def test_rows_of_every_task_are_timed_at_both_sizes(monkeypatch):
-    def made_once(ours, theirs):
+    def time_once(ours, theirs):
         ours()
         theirs()
         return 1.0, 2.0
 
-    monkeypatch.setattr(rows, "seconds_each", made_once)
+    monkeypatch.setattr(rows, "time_in_turns", time_once)
     monkeypatch.setattr(rows, "ROWS", 1)
     found = rows.rows()
     assert {line.name.split(",")[0] for line in found} == set(TASKS)
@@ -52,15 +54,15 @@ def allocate_64_mib():
 
 
 def test_peak_memory_sees_what_a_call_allocates():
-    assert 60 < peak_mib(allocate_64_mib) < 90
+    assert 60 < measure_peak_mib(allocate_64_mib) < 90
 
 
 def test_times_are_medians_of_calls_taken_in_turn():
     calls = []
-    ours, theirs = seconds_each(lambda: calls.append("ours"), lambda: calls.append("theirs"), 3)
+    ours, theirs = time_in_turns(lambda: calls.append("ours"), lambda: calls.append("theirs"), 3)
     assert calls == ["ours", "theirs"] * 4
     assert min(ours, theirs) >= 0
-    assert median_seconds(lambda: None, 3) < 1
+    assert time_median(lambda: None, 3) < 1
 
 
 @pytest.mark.parametrize(

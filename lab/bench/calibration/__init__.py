@@ -1,7 +1,9 @@
-"""Planted faults and right modules, on which `certify` itself is measured.
+"""Planted faults and right modules that measure how reliable `certify` is.
 
-Detection is the share of `FAULTS` whose law fails; a false alarm, a law that fails on one of
-`RIGHT`, or on a fault and is neither its law nor one of its `also`.
+A fault of `FAULTS` is found if its law fails. A false alarm is a law that fails on a module of
+`RIGHT`, or on a fault without being its law or one of its `also`.
+
+Right mixers are written in small methods, so that a fault is a subclass that replaces one of them.
 """
 
 from lab.bench.calibration.batches import BATCHES
@@ -28,4 +30,4 @@ FAULTS: tuple[Fault, ...] = (
     *FORMS,
     *NUMERICS,
 )
-"""Every fault, by the law that it breaks."""
+"""All faults, ordered by the law that they break."""

@@ -1,37 +1,37 @@
-"""Mixers whose rows know of each other."""
+"""Mixers whose rows depend on each other."""
 
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, Attention, SparseAttention
+from lab.bench.calibration.attention import D_MODEL, HEADS, RightAttention, SparseAttention
 from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import EXPERTS, Experts
+from lab.bench.calibration.routing import EXPERTS, RightExperts
 from lab.bench.calibration.scans import LinearAttention, NormalisedConvolution
 
 
 class _BatchNorm(NormalisedConvolution):
     """Each token's channels are normalised over the rows."""
 
-    def _normalised(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         return z / (z.square().mean(0, keepdim=True) + 1e-5).sqrt()
 
 
-class _QueryNorm(Attention):
-    """Queries are normalised along the first axis, as they would be for a single row."""
+class _QueryNorm(RightAttention):
+    """Queries are normalised along the first axis, which is right only without a batch axis."""
 
-    def _turned(self, z: Tensor) -> Tensor:
-        return super()._turned(nn.functional.normalize(z, dim=0))
+    def _rotate(self, z: Tensor) -> Tensor:
+        return super()._rotate(nn.functional.normalize(z, dim=0))
 
 
 class _FirstRowsChoice(SparseAttention):
-    """The first row's choice of keys serves all rows."""
+    """The first row's choice of keys is used for all rows."""
 
-    def _chosen(self, scores: Tensor) -> Tensor:
-        return super()._chosen(scores)[:1] | torch.eye(scores.shape[-1], dtype=torch.bool)
+    def _choose(self, scores: Tensor) -> Tensor:
+        return super()._choose(scores)[:1] | torch.eye(scores.shape[-1], dtype=torch.bool)
 
 
-class _GuessedLayout(Attention):
-    """Scales [b t] are taken for [t b] where there are as many rows as tokens."""
+class _GuessedLayout(RightAttention):
+    """Scales [b t] are mistaken for [t b] if there are as many rows as tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.square().mean(-1).add(1e-5).rsqrt()
@@ -41,32 +41,32 @@ class _GuessedLayout(Attention):
 
 
 class _RowsInOneSum(LinearAttention):
-    """Rows are laid end to end, and the running sum is not begun anew."""
+    """Rows are concatenated, and the running sum is not reset between them."""
 
-    def _summed(self, kv: Tensor) -> Tensor:
+    def _sum_products(self, kv: Tensor) -> Tensor:
         b = len(kv)
         ends = kv.transpose(0, 1).flatten(1, 2).cumsum(1)
         return ends.unflatten(1, (b, -1)).transpose(0, 1)
 
 
-class _SharedCapacity(Experts):
-    """An expert takes six tokens, in the order of the rows."""
+class _SharedCapacity(RightExperts):
+    """An expert takes at most six tokens of the batch, in the order of the rows."""
 
-    def _gates(self, logits: Tensor) -> Tensor:
-        gates = super()._gates(logits)
+    def _compute_gates(self, logits: Tensor) -> Tensor:
+        gates = super()._compute_gates(logits)
         place = (gates > 0).flatten(0, 1).cumsum(0).view_as(gates)
         return gates * (place <= 6)
 
 
-class _FirstAxis(Experts):
-    """The router's softmax runs along the first axis, which is that of the rows."""
+class _FirstAxis(RightExperts):
+    """The router's softmax runs along the first axis, the batch."""
 
-    def _shares(self, logits: Tensor) -> Tensor:
+    def _compute_shares(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=0)
 
 
-class _TiledKeys(Attention):
-    """Queries are folded as (row, head), the one head of keys and values is tiled (head, row)."""
+class _TiledKeys(RightAttention):
+    """Queries are flattened as (row, head), the one key-value head is tiled as (head, row)."""
 
     def __init__(self):
         super().__init__()
@@ -76,13 +76,13 @@ class _TiledKeys(Attention):
     def _split(self, z: Tensor) -> Tensor:
         return super()._split(z) if z.shape[-1] == D_MODEL else z[:, None]
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (z[:, 0].repeat(HEADS, 1, 1) for z in (k, v))
-        return super()._mixed(q.flatten(0, 1), k, v).unflatten(0, (-1, HEADS))
+        return super()._mix(q.flatten(0, 1), k, v).unflatten(0, (-1, HEADS))
 
 
-class _RowNumber(Attention):
-    """Positions are looked up as for [t b d]: every row gets its number's."""
+class _RowNumber(RightAttention):
+    """Positions are looked up as if for [t b d]: every row gets the one of its row number."""
 
     table: Tensor
 
@@ -95,7 +95,7 @@ class _RowNumber(Attention):
 
 
 class _TimeFirst(nn.Module):
-    """A layer that wants [t b d] is given it by a reshape."""
+    """A layer that expects [t b d] is given a reshape instead of a transpose."""
 
     def __init__(self):
         super().__init__()
@@ -106,20 +106,20 @@ class _TimeFirst(nn.Module):
         return self.gru(x.reshape(t, b, d))[0].reshape(b, t, d)
 
 
-class _TensorScale(Attention):
-    """Inputs are rounded to 8 bits of the largest number in the tensor, straight through."""
+class _TensorScale(RightAttention):
+    """Inputs are rounded to 8 bits of the largest number in the batch, straight-through."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.abs().amax() / 127
         return super().forward(x + (((x / scale).round() * scale) - x).detach())
 
 
-class _Balanced(Experts):
-    """Experts' logits are lowered by how much the batch has used them at each position."""
+class _Balanced(RightExperts):
+    """Experts' logits are lowered by their use in the batch at each position."""
 
-    def _shares(self, logits: Tensor) -> Tensor:
+    def _compute_shares(self, logits: Tensor) -> Tensor:
         used = logits.softmax(-1).mean(0, keepdim=True)
-        return super()._shares(logits - 0.1 * (used - 1 / EXPERTS).detach())
+        return super()._compute_shares(logits - 0.1 * (used - 1 / EXPERTS).detach())
 
 
 BATCHES = (

@@ -1,18 +1,18 @@
-"""Right attention over a cache, in pieces of which a fault replaces one."""
+"""Right attention over a cache in small methods, of which a fault replaces one."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, merge, split, turned
+from lab.bench.calibration.attention import D_MODEL, HEADS, merge, rotate, split
 from lab.layers.state import next_position, token_positions
 
 GROUPS = 2
 
 
 class Cache(NamedTuple):
-    """The keys and values read so far, and which of them are no padding."""
+    """The keys and values read so far, and which of them are not padding."""
 
     k: Tensor  # [b g s p]
     v: Tensor  # [b g s p]
@@ -21,7 +21,7 @@ class Cache(NamedTuple):
 
 
 class CachedAttention(nn.Module):
-    """Four query heads over two of keys and values, with rotary positions."""
+    """Four query heads over two key-value heads, with rotary positions."""
 
     relative = True
 
@@ -46,43 +46,41 @@ class CachedAttention(nn.Module):
     ) -> tuple[Tensor, Cache]:
         """Return the outputs of further tokens [b t d], and the cache after them."""
         before = self.start(len(x)) if state is None else state
-        positions = self._positions(x, before, keep)
+        positions = self._compute_positions(x, before, keep)
         return self._read(x, before, keep, positions)
 
     def step(self, x: Tensor, state: Cache) -> tuple[Tensor, Cache]:
         """Return the output of one further token [b d], and the cache after it."""
-        y, after = self._read(x[:, None], state, None, self._step_position(state)[:, None])
+        y, after = self._read(x[:, None], state, None, self._get_step_position(state)[:, None])
         return y[:, 0], after
 
-    def _positions(self, x: Tensor, before: Cache, keep: Tensor | None) -> Tensor:
+    def _compute_positions(self, x: Tensor, before: Cache, keep: Tensor | None) -> Tensor:
         return token_positions(x.shape[1], x.device, before, keep)
 
-    def _step_position(self, state: Cache) -> Tensor:
+    def _get_step_position(self, state: Cache) -> Tensor:
         return state.position
 
     def _read(
         self, x: Tensor, before: Cache, keep: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Cache]:
-        q = self._turned_query(split(self.query(x), HEADS), positions)
-        k = self._turned_key(split(self.key(x), GROUPS), positions)
+        q = self._rotate_query(split(self.query(x), HEADS), positions)
+        k = self._rotate_key(split(self.key(x), GROUPS), positions)
         kept = x.new_ones(x.shape[:2], dtype=torch.bool) if keep is None else keep
-        v = self._turned_value(split(self.value(x), GROUPS), positions)
-        after = self._extended(before, k, v, kept, next_position(x, before, keep))
-        weights = self._weights(q, after)
-        return self.out(merge(weights @ self._spread(after.v, q.shape[2]))), after
+        v = self._rotate_value(split(self.value(x), GROUPS), positions)
+        after = self._extend(before, k, v, kept, next_position(x, before, keep))
+        weights = self._weigh(q, after)
+        return self.out(merge(weights @ self._repeat_groups(after.v, q.shape[2]))), after
 
-    def _turned_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        return turned(q, positions)
+    def _rotate_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        return rotate(q, positions)
 
-    def _turned_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return turned(k, positions)
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return rotate(k, positions)
 
-    def _turned_value(self, v: Tensor, positions: Tensor) -> Tensor:
+    def _rotate_value(self, v: Tensor, positions: Tensor) -> Tensor:
         return v
 
-    def _extended(
-        self, before: Cache, k: Tensor, v: Tensor, kept: Tensor, position: Tensor
-    ) -> Cache:
+    def _extend(self, before: Cache, k: Tensor, v: Tensor, kept: Tensor, position: Tensor) -> Cache:
         return Cache(
             torch.cat([before.k, k], 2),
             torch.cat([before.v, v], 2),
@@ -90,33 +88,33 @@ class CachedAttention(nn.Module):
             position,
         )
 
-    def _spread(self, z: Tensor, t: int) -> Tensor:
-        """Return a group's keys or values [b g s p] for each query head, reading t tokens."""
+    def _repeat_groups(self, z: Tensor, t: int) -> Tensor:
+        """Repeat each group's keys or values [b g s p] for its query heads, reading t tokens."""
         return z.repeat_interleave(HEADS // GROUPS, dim=1)
 
-    def _weights(self, q: Tensor, after: Cache) -> Tensor:
-        scores = q @ self._spread(after.k, q.shape[2]).mT / q.shape[-1] ** 0.5
-        return self._softmax(scores, self._seen(q.shape[2], after)[:, None])
+    def _weigh(self, q: Tensor, after: Cache) -> Tensor:
+        scores = q @ self._repeat_groups(after.k, q.shape[2]).mT / q.shape[-1] ** 0.5
+        return self._softmax(scores, self._make_mask(q.shape[2], after)[:, None])
 
     def _softmax(self, scores: Tensor, seen: Tensor) -> Tensor:
-        """Return the weights, zeros for a query that sees nothing."""
+        """Return the weights, zero for a query whose keys are all masked."""
         scores = scores.masked_fill(~seen, -torch.inf)
         return scores.masked_fill(~seen.any(-1, keepdim=True), 0).softmax(-1) * seen
 
-    def _seen(self, t: int, after: Cache) -> Tensor:
-        """Return which keys [b t s] the last t tokens see."""
+    def _make_mask(self, t: int, after: Cache) -> Tensor:
+        """Return a mask of the keys that the last t tokens attend to [b t s]."""
         s = after.k.shape[2]
         return torch.ones(t, s, dtype=torch.bool).tril(s - t) & after.kept[:, None]
 
 
 class WindowedCache(CachedAttention):
-    """Each token sees itself and the seven kept before it in the cache."""
+    """Each token attends to itself and to the seven tokens kept before it in the cache."""
 
-    def _seen(self, t: int, after: Cache) -> Tensor:
+    def _make_mask(self, t: int, after: Cache) -> Tensor:
         s = after.k.shape[2]
         count = after.kept.cumsum(1)
-        near = count[:, -t:, None] - count[:, None] < self._window(t, s)
-        return super()._seen(t, after) & near
+        near = count[:, -t:, None] - count[:, None] < self._choose_window(t, s)
+        return super()._make_mask(t, after) & near
 
-    def _window(self, t: int, s: int) -> int:
+    def _choose_window(self, t: int, s: int) -> int:
         return 8

@@ -1,19 +1,19 @@
-"""Decoders whose steps are not their prefill, and positions that are not relative."""
+"""Decoders whose steps differ from their prefill, or whose positions are not relative."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, turned
+from lab.bench.calibration.attention import D_MODEL, HEADS, rotate
 from lab.bench.calibration.cached import GROUPS, Cache, CachedAttention, WindowedCache
 from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scanned import Memory, StateSpace
+from lab.bench.calibration.scanned import ScanState, StateSpace
 from lab.bench.calibration.scans import CHUNK
 from lab.layers.state import token_positions
 
 
 class _Stale(CachedAttention):
-    """Going on from a cache returns the cache that it was given."""
+    """A prefill from a cache returns the cache unchanged."""
 
     def prefill(
         self, x: Tensor, state: Cache | None = None, keep: Tensor | None = None
@@ -23,9 +23,9 @@ class _Stale(CachedAttention):
 
 
 class _InPlace(StateSpace):
-    """A step writes over the memory it was given, as kernels that update in place do."""
+    """A step overwrites the state it was given, as kernels that update in place do."""
 
-    def step(self, x: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+    def step(self, x: Tensor, state: ScanState) -> tuple[Tensor, ScanState]:
         y, after = super().step(x, state)
         state.window.copy_(after.window)
         state.hidden.copy_(after.hidden)
@@ -33,147 +33,145 @@ class _InPlace(StateSpace):
 
 
 class _Restarting(CachedAttention):
-    """A step's query and key stand at position zero."""
+    """A step's query and key are at position zero."""
 
-    def _step_position(self, state: Cache) -> Tensor:
+    def _get_step_position(self, state: Cache) -> Tensor:
         return torch.zeros_like(state.position)
 
 
 class _OneLate(CachedAttention):
-    """A step's query and key stand one position late."""
+    """A step's query and key are one position late."""
 
-    def _step_position(self, state: Cache) -> Tensor:
+    def _get_step_position(self, state: Cache) -> Tensor:
         return state.position + 1
 
 
 class _ContinuesAtZero(CachedAttention):
-    """A prefill that goes on from a cache counts its positions from zero."""
+    """A prefill from a cache counts its positions from zero."""
 
-    def _positions(self, x: Tensor, before: Cache, keep: Tensor | None) -> Tensor:
+    def _compute_positions(self, x: Tensor, before: Cache, keep: Tensor | None) -> Tensor:
         return token_positions(x.shape[1], x.device, None, keep).expand(x.shape[:2])
 
 
 class _PositionOfChunk(CachedAttention):
-    """After going on, the position is that within what was read last."""
+    """After a prefill from a cache, the position counts that prefill's tokens only."""
 
-    def _extended(
-        self, before: Cache, k: Tensor, v: Tensor, kept: Tensor, position: Tensor
-    ) -> Cache:
+    def _extend(self, before: Cache, k: Tensor, v: Tensor, kept: Tensor, position: Tensor) -> Cache:
         read = position - before.position if k.shape[2] > 1 else position
-        return super()._extended(before, k, v, kept, read)
+        return super()._extend(before, k, v, kept, read)
 
 
 class _TiledGroups(CachedAttention):
-    """Groups are repeated in place over many tokens, and tiled for one."""
+    """Groups are interleaved for several tokens, but tiled for a single one."""
 
-    def _spread(self, z: Tensor, t: int) -> Tensor:
+    def _repeat_groups(self, z: Tensor, t: int) -> Tensor:
         if t == 1:
             return z.repeat(1, HEADS // GROUPS, 1, 1)
-        return super()._spread(z, t)
+        return super()._repeat_groups(z, t)
 
 
 class _TurnedAgain(CachedAttention):
-    """A step's key is turned twice."""
+    """A step's key is rotated twice."""
 
-    def _turned_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        k = super()._turned_key(k, positions)
-        return super()._turned_key(k, positions) if positions.shape[1] == 1 else k
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        k = super()._rotate_key(k, positions)
+        return super()._rotate_key(k, positions) if positions.shape[1] == 1 else k
 
 
 class _ShorterWindow(WindowedCache):
-    """A step sees one token less of the window."""
+    """A step attends to one token less of the window."""
 
-    def _window(self, t: int, s: int) -> int:
+    def _choose_window(self, t: int, s: int) -> int:
         return 7 if t == 1 and s > 1 else 8
 
 
 class _ScoresByLength(CachedAttention):
-    """Scores grow with the number of tokens read; a prefill that goes on counts its own only."""
+    """Scores grow with the number of tokens read; a prefill from a cache counts its own only."""
 
     relative = False
 
-    def _turned_query(self, q: Tensor, positions: Tensor) -> Tensor:
+    def _rotate_query(self, q: Tensor, positions: Tensor) -> Tensor:
         own = torch.arange(q.shape[2])[None]
         count = 1 + (own if q.shape[2] > 1 else positions).to(q)
-        return super()._turned_query(q * (1 + count.log())[:, None, :, None], positions)
+        return super()._rotate_query(q * (1 + count.log())[:, None, :, None], positions)
 
 
 class _HalfWindow(StateSpace):
     """A step keeps one input too few for the convolution."""
 
-    def _slid(self, window: Tensor, z: Tensor) -> Tensor:
-        return F.pad(super()._slid(window, z)[:, 1:], (0, 0, 1, 0))
+    def _slide(self, window: Tensor, z: Tensor) -> Tensor:
+        return F.pad(super()._slide(window, z)[:, 1:], (0, 0, 1, 0))
 
 
 class _WindowInFront(StateSpace):
     """A step puts its input in front of the convolution's others."""
 
-    def _slid(self, window: Tensor, z: Tensor) -> Tensor:
+    def _slide(self, window: Tensor, z: Tensor) -> Tensor:
         return torch.cat([z[:, None], window[:, :-1]], 1)
 
 
 class _StepWithoutD(StateSpace):
     """A step leaves out D·x."""
 
-    def _step_skipped(self, y: Tensor, u: Tensor) -> Tensor:
+    def _add_step_skip(self, y: Tensor, u: Tensor) -> Tensor:
         return y
 
 
 class _StepWithoutBias(StateSpace):
     """A step's rate has no bias."""
 
-    def _step_rate(self, dt: Tensor) -> Tensor:
+    def _compute_step_rate(self, dt: Tensor) -> Tensor:
         return F.softplus(dt)
 
 
 class _StepOtherSoftplus(StateSpace):
-    """A step's softplus turns into a line at 1, where forward's does at 20."""
+    """A step's softplus becomes linear at 1, forward's at 20."""
 
-    def _step_rate(self, dt: Tensor) -> Tensor:
+    def _compute_step_rate(self, dt: Tensor) -> Tensor:
         return F.softplus(dt + self.rate_bias, threshold=1)
 
 
 class _NoCarry(StateSpace):
-    """From the second chunk on nothing is carried over."""
+    """Nothing is carried from the second chunk on."""
 
-    def _carried(self, added: Tensor, whole: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        before, last = super()._carried(added, whole, hidden)
+    def _carry(self, added: Tensor, whole: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        before, last = super()._carry(added, whole, hidden)
         return torch.cat([before[:1], torch.zeros_like(before[1:])]), last
 
 
 class _DecaysTwice(StateSpace):
-    """The carry decays by its chunk's decay before the chunk and after."""
+    """The carry decays by its chunk's decay twice."""
 
-    def _carried(self, added: Tensor, whole: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return super()._carried(added, whole**2, hidden)
+    def _carry(self, added: Tensor, whole: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return super()._carry(added, whole**2, hidden)
 
 
 class _LastStateOfPadding(StateSpace):
     """The state decays over the zeros that fill up the last chunk."""
 
-    def _chunked(
+    def _run_chunks(
         self, u: Tensor, rate: Tensor, B: Tensor, C: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
-        y, last = super()._chunked(u, rate, B, C, hidden)
+        y, last = super()._run_chunks(u, rate, B, C, hidden)
         spare = -u.shape[1] % CHUNK
         return y, last * 0.99**spare
 
 
 class _Capacity(StateSpace):
-    """A prefill lets its first 24 tokens through an expert, a step every one."""
+    """A prefill routes its first 24 tokens through an expert, a step every token."""
 
     def __init__(self):
         super().__init__()
         self.expert = nn.Linear(D_MODEL, D_MODEL)
 
     def prefill(
-        self, x: Tensor, state: Memory | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, Memory]:
+        self, x: Tensor, state: ScanState | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, ScanState]:
         y, after = super().prefill(x, state, keep)
         inside = torch.arange(x.shape[1]) < 24
         return y + self.expert(y).relu() * inside[:, None], after
 
-    def step(self, x: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+    def step(self, x: Tensor, state: ScanState) -> tuple[Tensor, ScanState]:
         y, after = super().step(x, state)
         return y + self.expert(y).relu(), after
 
@@ -181,33 +179,33 @@ class _Capacity(StateSpace):
 class _AbsoluteKeys(CachedAttention):
     """A sine of the absolute position is added to the keys."""
 
-    def _turned_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return super()._turned_key(k + 0.1 * positions[:, None, :, None].to(k).sin(), positions)
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return super()._rotate_key(k + 0.1 * positions[:, None, :, None].to(k).sin(), positions)
 
 
 class _TurnedValues(CachedAttention):
-    """Values are turned as keys are, and not turned back."""
+    """Values are rotated like keys, and not rotated back."""
 
-    def _turned_value(self, v: Tensor, positions: Tensor) -> Tensor:
-        return turned(v, positions)
+    def _rotate_value(self, v: Tensor, positions: Tensor) -> Tensor:
+        return rotate(v, positions)
 
 
 class _TwoLayouts(CachedAttention):
-    """Keys pair channels that stand side by side, queries those of the two halves."""
+    """Keys rotate pairs of adjacent channels, queries pairs across the two halves."""
 
-    def _turned_key(self, k: Tensor, positions: Tensor) -> Tensor:
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
         order = torch.tensor([0, 2, 1, 3])
-        return turned(k[..., order], positions)[..., order]
+        return rotate(k[..., order], positions)[..., order]
 
 
 class _TableEnds(CachedAttention):
-    """Positions past 32,768 take the last angle of a table."""
+    """Positions past 32,768 use the last angle of a table."""
 
-    def _turned_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        return turned(q, positions.clamp(max=32_768))
+    def _rotate_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        return rotate(q, positions.clamp(max=32_768))
 
-    def _turned_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return turned(k, positions.clamp(max=32_768))
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return rotate(k, positions.clamp(max=32_768))
 
 
 DECODERS = (

@@ -1,4 +1,4 @@
-"""What an instrument is calibrated on: a module with one fault, or with none."""
+"""The entries of the calibration: a module with one planted fault, or a right module."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Fault:
-    """A module right but for one thing.
+    """A module with a single fault.
 
-    Args:
+    Attributes:
         name: what is wrong, in a few words.
         law: the law of `lab.laws.LAWS` that must fail.
-        build: gives the module, its weights drawn from torch's global generator.
-        also: further laws that may rightly fail with it.
-        notes: what shows it, where an ordinary probe does not.
+        build: makes the module; draws its weights from torch's global generator.
+        also: other laws that may fail as a consequence.
+        notes: the condition under which the fault shows, if an ordinary probe does not show it.
     """
 
     name: str
@@ -27,12 +27,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Right:
-    """A module that no law may call failing.
+    """A module on which no law may fail.
 
-    Args:
+    Attributes:
         name: what it is, in a few words.
-        build: gives the module, its weights drawn from torch's global generator.
-        notes: what might mislead a law, or what the module asks of its input.
+        build: makes the module; draws its weights from torch's global generator.
+        notes: what might mislead a law, or what the module requires of its input.
     """
 
     name: str

@@ -1,46 +1,46 @@
-"""Compiled code and shown matrices that are not what forward does."""
+"""Modules whose compiled code or returned matrix differs from forward."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.bench.calibration.attention import Attention, behind, merge
+from lab.bench.calibration.attention import RightAttention, compute_lags, merge
 from lab.bench.calibration.entry import Fault
 from lab.bench.calibration.scans import Convolution, LinearAttention
 
 
 class _OtherGelu(Convolution):
-    """Compiled, the nonlinearity is an approximation of the eager one."""
+    """When compiled, the nonlinearity approximates the eager one."""
 
-    def _convolved(self, z: Tensor) -> Tensor:
-        y = super()._convolved(z)
+    def _convolve(self, z: Tensor) -> Tensor:
+        y = super()._convolve(z)
         return F.gelu(y, approximate="tanh" if torch.compiler.is_compiling() else "none")
 
 
-class _UnmaskedCompiled(Attention):
-    """Compiled, a mask of -10 stands for minus infinity."""
+class _UnmaskedCompiled(RightAttention):
+    """When compiled, the mask is -10 instead of minus infinity."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
+    def _weigh(self, scores: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            return (scores - 10 * ~self._seen(scores.shape[-1])).softmax(dim=-1)
-        return super()._weights(scores)
+            return (scores - 10 * ~self._make_mask(scores.shape[-1])).softmax(dim=-1)
+        return super()._weigh(scores)
 
 
 class _DetachedCompiled(LinearAttention):
-    """Compiled, the denominator is left out of the gradient."""
+    """When compiled, the denominator has no gradient."""
 
-    def _total(self, k: Tensor) -> Tensor:
-        total = super()._total(k)
+    def _sum_keys(self, k: Tensor) -> Tensor:
+        total = super()._sum_keys(k)
         return total.detach() if torch.compiler.is_compiling() else total
 
 
-class ShownAttention(Attention):
-    """Attention that shows its matrix."""
+class ShownAttention(RightAttention):
+    """Attention that returns its matrix."""
 
     def matrix(self, x: Tensor) -> Tensor:
         """Return the weights [b h t s]."""
-        q, k = (self._turned(self._split(map(x))) for map in (self.query, self.key))
-        return self._weights(self._scores(q, k))
+        q, k = (self._rotate(self._split(map(x))) for map in (self.query, self.key))
+        return self._weigh(self._score(q, k))
 
     def values(self, x: Tensor) -> Tensor:
         """Return the values [b h s p]."""
@@ -52,27 +52,27 @@ class ShownAttention(Attention):
 
 
 class _ScaleNotShown(ShownAttention):
-    """The shown matrix lacks the scale of the scores."""
+    """The returned matrix lacks the scale of the scores."""
 
     def matrix(self, x: Tensor) -> Tensor:
-        q, k = (self._turned(self._split(map(x))) for map in (self.query, self.key))
-        return self._weights(q @ k.mT)
+        q, k = (self._rotate(self._split(map(x))) for map in (self.query, self.key))
+        return self._weigh(q @ k.mT)
 
 
 class _PositionsNotShown(ShownAttention):
-    """The shown matrix lacks the rotations."""
+    """The returned matrix lacks the rotations."""
 
     def matrix(self, x: Tensor) -> Tensor:
         q, k = (self._split(map(x)) for map in (self.query, self.key))
-        return self._weights(self._scores(q, k))
+        return self._weigh(self._score(q, k))
 
 
 class _ShownWithoutMask(ShownAttention):
-    """The shown matrix is that of the scores before the mask, cut off below the diagonal."""
+    """The returned matrix is masked after the softmax."""
 
     def matrix(self, x: Tensor) -> Tensor:
-        q, k = (self._turned(self._split(map(x))) for map in (self.query, self.key))
-        return self._scores(q, k).softmax(-1) * (behind(x.shape[1]) >= 0)
+        q, k = (self._rotate(self._split(map(x))) for map in (self.query, self.key))
+        return self._score(q, k).softmax(-1) * (compute_lags(x.shape[1]) >= 0)
 
 
 FORMS = (

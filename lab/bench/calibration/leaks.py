@@ -1,157 +1,157 @@
-"""Attention that looks ahead."""
+"""Attention that depends on later tokens."""
 
 import torch
 from torch import Tensor, nn
 
 from lab.bench.calibration.attention import (
     HEADS,
-    Attention,
     CappedAttention,
     CosineAttention,
     LearnedPositions,
     LogAttention,
+    RightAttention,
     SmoothedAttention,
     SparseAttention,
-    behind,
-    turned,
+    compute_lags,
+    rotate,
 )
 from lab.bench.calibration.entry import Fault
 
 
-class _OffByOne(Attention):
+class _OffByOne(RightAttention):
     """The mask keeps one diagonal too many."""
 
-    def _seen(self, t: int) -> Tensor:
+    def _make_mask(self, t: int) -> Tensor:
         return torch.ones(t, t, dtype=torch.bool).tril(1)
 
 
-class _Transposed(Attention):
-    """The mask is laid out [s t]."""
+class _Transposed(RightAttention):
+    """The mask is transposed, [s t]."""
 
-    def _seen(self, t: int) -> Tensor:
-        return super()._seen(t).T
-
-
-class _WindowAhead(Attention):
-    """The window is a distance, and so reaches four tokens ahead as well."""
-
-    def _seen(self, t: int) -> Tensor:
-        return behind(t).abs() < 5
+    def _make_mask(self, t: int) -> Tensor:
+        return super()._make_mask(t).T
 
 
-class _OneHead(Attention):
-    """The mask is laid over all heads but the last."""
+class _WindowAhead(RightAttention):
+    """The window bounds the absolute distance, so it reaches four tokens ahead as well."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        seen = self._seen(scores.shape[-1]).repeat(HEADS, 1, 1)
+    def _make_mask(self, t: int) -> Tensor:
+        return compute_lags(t).abs() < 5
+
+
+class _OneHead(RightAttention):
+    """The mask covers all heads but the last."""
+
+    def _weigh(self, scores: Tensor) -> Tensor:
+        seen = self._make_mask(scores.shape[-1]).repeat(HEADS, 1, 1)
         seen[-1] = True
         return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
 
 
-class _MaskedWeights(Attention):
-    """The mask meets the weights, after a softmax whose denominator has seen everything."""
+class _MaskedWeights(RightAttention):
+    """The mask is applied after the softmax, whose denominator sums over all keys."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return scores.softmax(dim=-1) * self._seen(scores.shape[-1])
+    def _weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(dim=-1) * self._make_mask(scores.shape[-1])
 
 
 class _FiniteMask(CosineAttention):
-    """The mask subtracts 100, no more than the range of the scores."""
+    """The mask subtracts only 100, which is within the range of the scores."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return (scores - 100 * ~self._seen(scores.shape[-1])).softmax(dim=-1)
+    def _weigh(self, scores: Tensor) -> Tensor:
+        return (scores - 100 * ~self._make_mask(scores.shape[-1])).softmax(dim=-1)
 
 
 class _CapAfterMask(CappedAttention):
-    """The cap comes after the mask, and turns minus infinity into -30."""
+    """The cap is applied after the mask, and turns minus infinity into -30."""
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return Attention._scores(self, q, k)
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        return RightAttention._score(self, q, k)
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        seen = self._seen(scores.shape[-1])
+    def _weigh(self, scores: Tensor) -> Tensor:
+        seen = self._make_mask(scores.shape[-1])
         return (30 * (scores.masked_fill(~seen, -torch.inf) / 30).tanh()).softmax(dim=-1)
 
 
 class _SmoothedBeforeMask(SmoothedAttention):
-    """The scores of keys not seen enter those of their neighbours."""
+    """Scores are smoothed before the mask, so masked keys enter their neighbours' scores."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return Attention._weights(self, self.smooth(scores))
+    def _weigh(self, scores: Tensor) -> Tensor:
+        return RightAttention._weigh(self, self.smooth(scores))
 
 
 class _ChosenBeforeMask(SparseAttention):
-    """The highest scores are picked among all keys, those not seen too."""
+    """The highest scores are chosen among all keys, later ones included."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        chosen = self._chosen(scores) | torch.eye(scores.shape[-1], dtype=torch.bool)
-        return Attention._weights(self, scores.masked_fill(~chosen, -torch.inf))
+    def _weigh(self, scores: Tensor) -> Tensor:
+        chosen = self._choose(scores) | torch.eye(scores.shape[-1], dtype=torch.bool)
+        return RightAttention._weigh(self, scores.masked_fill(~chosen, -torch.inf))
 
 
 class _LengthAsScale(LogAttention):
-    """The scale is the logarithm of the whole length."""
+    """The scale is the logarithm of the whole sequence length."""
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
         length = torch.tensor(float(q.shape[2])).to(q)
-        return Attention._scores(self, q, k) * (1 + length.log())
+        return RightAttention._score(self, q, k) * (1 + length.log())
 
 
-class _BaseByLength(Attention):
+class _BaseByLength(RightAttention):
     """Past 32 tokens the base of the angles grows with the length."""
 
-    def _turned(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         t = z.shape[2]
-        return turned(z, torch.arange(t), base=10_000.0 * max(1.0, t / 32))
+        return rotate(z, torch.arange(t), base=10_000.0 * max(1.0, t / 32))
 
 
 class _FromTheEnd(LearnedPositions):
     """Positions are counted from the last token."""
 
-    def _index(self, t: int) -> Tensor:
+    def _list_positions(self, t: int) -> Tensor:
         return torch.arange(t).flip(0)
 
 
-class _View(Attention):
-    """Heads are split off by a view where the axes must be swapped."""
+class _View(RightAttention):
+    """Heads are split by a reshape where axes must be transposed."""
 
     def _split(self, z: Tensor) -> Tensor:
         return z.reshape(z.shape[0], HEADS, z.shape[1], -1)
 
 
-class _MaskOfBatch(Attention):
-    """With several rows the mask is repeated as [t b s] and read as [b t s]."""
+class _MaskOfBatch(RightAttention):
+    """With several rows the mask is repeated as [t b s] but read as [b t s]."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
+    def _weigh(self, scores: Tensor) -> Tensor:
         b, t = scores.shape[0], scores.shape[-1]
-        seen = self._seen(t).repeat_interleave(b, dim=0).view(b, t, t)
+        seen = self._make_mask(t).repeat_interleave(b, dim=0).view(b, t, t)
         return scores.masked_fill(~seen[:, None], -torch.inf).softmax(dim=-1)
 
 
-class _SecondPath(Attention):
-    """Past 64 tokens queries go in blocks, and see all keys up to the end of their block."""
+class _SecondPath(RightAttention):
+    """Past 64 tokens queries go in blocks, and attend to all keys up to their block's end."""
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         t = q.shape[2]
         if t <= 64:
-            return super()._mixed(q, k, v)
+            return super()._mix(q, k, v)
         blocks = []
         for first in range(0, t, 32):
             end = min(first + 32, t)
-            scores = self._scores(q[:, :, first:end], k[:, :, :end])
+            scores = self._score(q[:, :, first:end], k[:, :, :end])
             blocks.append(scores.softmax(dim=-1) @ v[:, :, :end])
         return torch.cat(blocks, 2)
 
 
-class _Clipped(Attention):
-    """A sequence with a token larger than 12 is scaled down as a whole."""
+class _Clipped(RightAttention):
+    """A sequence with a token of norm above 12 is scaled down as a whole."""
 
     def forward(self, x: Tensor) -> Tensor:
         largest = x.norm(dim=-1, keepdim=True).amax(1, keepdim=True)
         return super().forward(x * (12 / largest.clamp(min=12)))
 
 
-class _Excited(Attention):
-    """Channels are scaled by the sequence's mean, through a projection that begins at zero."""
+class _Excited(RightAttention):
+    """Channels are scaled by the sequence's mean, through a projection initialised to zero."""
 
     def __init__(self):
         super().__init__()
@@ -163,23 +163,23 @@ class _Excited(Attention):
         return super().forward(x) * (1 + self.excite(x.mean(1, keepdim=True)))
 
 
-class _Gated(Attention):
-    """A branch without a mask stands behind a gate that begins at zero."""
+class _Gated(RightAttention):
+    """A branch without a mask is multiplied by a gate initialised to zero."""
 
     def __init__(self):
         super().__init__()
         self.gate = nn.Parameter(torch.zeros(()))
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        whole = self._scores(q, k).softmax(dim=-1) @ v
-        return super()._mixed(q, k, v) + self.gate.tanh() * whole
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        whole = self._score(q, k).softmax(dim=-1) @ v
+        return super()._mix(q, k, v) + self.gate.tanh() * whole
 
 
-class _InTraining(Attention):
-    """In training, the keys of the lowest total weight are dropped, counted over all queries."""
+class _InTraining(RightAttention):
+    """In training, keys with the lowest total weight over all queries are dropped."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        weights = super()._weights(scores)
+    def _weigh(self, scores: Tensor) -> Tensor:
+        weights = super()._weigh(scores)
         if not self.training:
             return weights
         total = weights.sum(-2, keepdim=True)
@@ -188,7 +188,7 @@ class _InTraining(Attention):
 
 
 class _LowerAtFirst(nn.Module):
-    """A map over time is made lower triangular when drawn, and not held to it afterwards."""
+    """A linear map over time is initialised lower triangular, but not kept so."""
 
     def __init__(self):
         super().__init__()
@@ -202,8 +202,8 @@ class _LowerAtFirst(nn.Module):
         return self.out(self.mix[:t, :t] @ x)
 
 
-class _StraightThrough(Attention):
-    """Forward adds the mean of the past, but its gradient is that of the whole's mean."""
+class _StraightThrough(RightAttention):
+    """Forward returns the mean of the past, but its gradient is that of the whole mean."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -213,27 +213,27 @@ class _StraightThrough(Attention):
 
 
 class _Applied(torch.autograd.Function):
-    """Masked scores applied to values; the gradient of the values forgets the mask."""
+    """Masked scores times values; the gradient of the values ignores the mask."""
 
     @staticmethod
     def forward(ctx, scores, v):
         t = scores.shape[-1]
         ctx.save_for_backward(scores, v)
-        return (scores * (behind(t) >= 0)) @ v
+        return (scores * (compute_lags(t) >= 0)) @ v
 
     @staticmethod
     def backward(ctx, *grads):
         (grad,) = grads
         scores, v = ctx.saved_tensors
-        return (grad @ v.mT) * (behind(scores.shape[-1]) >= 0), scores.mT @ grad
+        return (grad @ v.mT) * (compute_lags(scores.shape[-1]) >= 0), scores.mT @ grad
 
 
-class _BackwardUnmasked(Attention):
-    """Linear attention by a function of its own, whose backward is not masked."""
+class _BackwardUnmasked(RightAttention):
+    """Linear attention by a custom autograd function whose backward is not masked."""
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        lag = behind(q.shape[2]).clamp(min=0)
-        result = _Applied.apply(self._scores(q, k) * (0.8**lag).to(q), v)
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        lag = compute_lags(q.shape[2]).clamp(min=0)
+        result = _Applied.apply(self._score(q, k) * (0.8**lag).to(q), v)
         assert isinstance(result, Tensor)
         return result
 

@@ -1,4 +1,4 @@
-"""Recurrences, convolutions, normalisations and routers that look ahead."""
+"""Recurrences, convolutions, normalisations and routers that depend on later tokens."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lab.bench.calibration.attention import D_MODEL
 from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import Experts
+from lab.bench.calibration.routing import RightExperts
 from lab.bench.calibration.scans import (
     CHUNK,
     KERNEL,
@@ -19,10 +19,10 @@ from lab.bench.calibration.scans import (
 
 
 class _RolledCarry(Retention):
-    """States are handed on by a roll, so the first chunk starts from the last one's."""
+    """States are passed on by a roll, so the first chunk starts from the last one's state."""
 
-    def _carried(self, added: Tensor, decay: Tensor) -> Tensor:
-        before = super()._carried(added, decay)
+    def _carry(self, added: Tensor, decay: Tensor) -> Tensor:
+        before = super()._carry(added, decay)
         after = decay * before + added
         return after.roll(1, dims=2) if added.shape[2] > 1 else before
 
@@ -30,14 +30,14 @@ class _RolledCarry(Retention):
 class _OwnCarry(Retention):
     """A chunk starts from the state after it."""
 
-    def _carried(self, added: Tensor, decay: Tensor) -> Tensor:
-        return decay * super()._carried(added, decay) + added
+    def _carry(self, added: Tensor, decay: Tensor) -> Tensor:
+        return decay * super()._carry(added, decay) + added
 
 
 class _WrappedPadding(Retention):
-    """What is missing to full chunks stands in front, and wraps the end around."""
+    """Incomplete chunks are padded in front, with tokens from the end."""
 
-    def _padded(self, z: Tensor, spare: int) -> Tensor:
+    def _pad(self, z: Tensor, spare: int) -> Tensor:
         return (
             torch.cat([z[:, z.shape[1] - spare :], z], 1)
             if spare <= z.shape[1]
@@ -49,9 +49,9 @@ class _WrappedPadding(Retention):
 
 
 class _WrongHalo(Convolution):
-    """Chunks are convolved apart, each behind the first tokens of the next."""
+    """Chunks are convolved separately, each preceded by the first tokens of the next."""
 
-    def _convolved(self, z: Tensor) -> Tensor:
+    def _convolve(self, z: Tensor) -> Tensor:
         t = z.shape[-1]
         chunks = F.pad(z, (0, -t % CHUNK)).unflatten(-1, (-1, CHUNK))  # [b d c l]
         halo = chunks[..., : KERNEL - 1].roll(-1, dims=2).clone()
@@ -62,103 +62,103 @@ class _WrongHalo(Convolution):
 
 
 class _OddLengths(Convolution):
-    """An odd length gets one token of padding behind, which is then cut off in front."""
+    """An odd length is padded by one token at the end, but cut at the front."""
 
-    def _convolved(self, z: Tensor) -> Tensor:
+    def _convolve(self, z: Tensor) -> Tensor:
         t = z.shape[-1]
-        return super()._convolved(F.pad(z, (0, t % 2)))[..., -t:]
+        return super()._convolve(F.pad(z, (0, t % 2)))[..., -t:]
 
 
 class _Centred(Convolution):
-    """The filter stands centred on its token: padding "same"."""
+    """The filter is centred on its token, as with padding "same"."""
 
-    def _convolved(self, z: Tensor) -> Tensor:
+    def _convolve(self, z: Tensor) -> Tensor:
         return F.conv1d(F.pad(z, (1, 2)), self.filter, groups=D_MODEL)
 
 
 class _CutInFront(Convolution):
-    """Padded on both sides, and cut at the front instead of the end."""
+    """The input is padded on both sides, and the output cut at the front instead of the end."""
 
-    def _convolved(self, z: Tensor) -> Tensor:
+    def _convolve(self, z: Tensor) -> Tensor:
         y = F.conv1d(z, self.filter, padding=KERNEL - 1, groups=D_MODEL)
         return y[..., KERNEL - 1 :]
 
 
 class _Circular(LongConvolution):
-    """The transform is as long as the sequence, so the convolution goes around."""
+    """The transform is as long as the sequence, so the convolution is circular."""
 
-    def _period(self, t: int) -> int:
+    def _choose_period(self, t: int) -> int:
         return t
 
 
 class _ShortPeriod(LongConvolution):
-    """Past 64 tokens the transform is half as long again, which no longer holds the filter."""
+    """Past 64 tokens the transform has length 1.5 t, too short for the filter."""
 
-    def _period(self, t: int) -> int:
+    def _choose_period(self, t: int) -> int:
         return 2 * t if t <= 64 else t + t // 2
 
 
 class _WholeDenominator(LinearAttention):
     """The denominator sums the features of all keys."""
 
-    def _total(self, k: Tensor) -> Tensor:
+    def _sum_keys(self, k: Tensor) -> Tensor:
         return k.sum(2, keepdim=True)
 
 
 class _WholeMaximum(LinearAttention):
-    """Features are exponentials over the largest of the sequence, and 10⁻⁴ is added after."""
+    """Features are exponentials relative to the sequence's maximum, plus 10⁻⁴."""
 
-    def _positive(self, z: Tensor) -> Tensor:
+    def _make_positive(self, z: Tensor) -> Tensor:
         return (z - z.amax((2, 3), keepdim=True)).exp() + 1e-4
 
 
 class _InstanceNorm(NormalisedConvolution):
     """Each channel is normalised over time."""
 
-    def _normalised(self, z: Tensor) -> Tensor:
-        return F.instance_norm(z) if z.shape[-1] > 1 else super()._normalised(z)
+    def _normalise(self, z: Tensor) -> Tensor:
+        return F.instance_norm(z) if z.shape[-1] > 1 else super()._normalise(z)
 
 
 class _GlobalNorm(NormalisedConvolution):
     """One group norm spans channels and time."""
 
-    def _normalised(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         return F.group_norm(z, 1)
 
 
 class _SequenceScale(NormalisedConvolution):
-    """Only the spread is taken over the sequence."""
+    """The variance is taken over the whole sequence."""
 
-    def _normalised(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         centred = z - z.mean(1, keepdim=True)
         return centred / (centred.square().mean((1, 2), keepdim=True) + 1e-5).sqrt()
 
 
-class _Depths(Experts):
-    """Only the half of the sequence that a router likes best goes through the experts."""
+class _Depths(RightExperts):
+    """Only the half of the sequence with the highest router scores goes through the experts."""
 
-    def _gates(self, logits: Tensor) -> Tensor:
+    def _compute_gates(self, logits: Tensor) -> Tensor:
         worth = logits.logsumexp(-1)
         threshold = worth.topk(max(1, worth.shape[1] // 2), dim=1).values[:, -1:]
-        return super()._gates(logits) * (worth >= threshold)[..., None]
+        return super()._compute_gates(logits) * (worth >= threshold)[..., None]
 
 
-class _ExpertChooses(Experts):
-    """One of the four experts chooses its tokens, as many as half the sequence."""
+class _ExpertChooses(RightExperts):
+    """One of the four experts chooses its tokens, half of the sequence."""
 
-    def _chosen(self, weights: Tensor) -> Tensor:
-        chosen = super()._chosen(weights)
+    def _choose(self, weights: Tensor) -> Tensor:
+        chosen = super()._choose(weights)
         wanted = weights[..., 0]
         threshold = wanted.topk(-(-wanted.shape[1] // 2), dim=1).values[:, -1:]
         first = (wanted >= threshold)[..., None]
         return torch.cat([first, chosen[..., 1:]], -1)
 
 
-class _BestFirst(Experts):
-    """In training an expert of full capacity drops its least wanted tokens of the sequence."""
+class _BestFirst(RightExperts):
+    """In training an expert over capacity drops its lowest-weighted tokens of the sequence."""
 
-    def _gates(self, logits: Tensor) -> Tensor:
-        gates = super()._gates(logits)
+    def _compute_gates(self, logits: Tensor) -> Tensor:
+        gates = super()._compute_gates(logits)
         if not self.training:
             return gates
         capacity = -(-gates.shape[1] * 2 // gates.shape[2])
@@ -167,7 +167,7 @@ class _BestFirst(Experts):
 
 
 class _BothWays(nn.Module):
-    """One layer of a recurrent pair reads backwards, as a bidirectional one does."""
+    """A bidirectional GRU, half of which reads backwards."""
 
     def __init__(self):
         super().__init__()

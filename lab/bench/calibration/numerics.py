@@ -1,10 +1,16 @@
-"""Mixers that lose digits, or whose size has no bound."""
+"""Mixers that lose precision, or whose output or state is unbounded."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, Attention, CosineAttention, behind
+from lab.bench.calibration.attention import (
+    D_MODEL,
+    HEADS,
+    CosineAttention,
+    RightAttention,
+    compute_lags,
+)
 from lab.bench.calibration.entry import Fault
 from lab.bench.calibration.scanned import StateSpace
 from lab.bench.calibration.scans import (
@@ -18,7 +24,7 @@ from lab.bench.calibration.scans import (
 class _AnglesOfInput(CosineAttention):
     """Positions and angles are in the input's own precision."""
 
-    def _turned(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         angles = torch.arange(z.shape[2]).to(z)[:, None] * torch.tensor([0.9, 0.03]).to(z)
         z1, z2 = z.chunk(2, dim=-1)
         cos, sin = angles.cos(), angles.sin()
@@ -28,49 +34,49 @@ class _AnglesOfInput(CosineAttention):
 class _Differences(Forgetting):
     """Decays are exponentials of differences of one running sum."""
 
-    def _mixed(self, rate: Tensor, z: Tensor) -> Tensor:
+    def _mix(self, rate: Tensor, z: Tensor) -> Tensor:
         total = rate.cumsum(-1)
         decay = (total[:, None, :] - total[:, :, None]).masked_fill(
-            behind(rate.shape[1]) < 0, -torch.inf
+            compute_lags(rate.shape[1]) < 0, -torch.inf
         )
         return decay.exp() @ z
 
 
 class _TwoFactors(Forgetting):
-    """Decays are a product of two exponentials of the running sum, of which one overflows."""
+    """Decays are a product of two exponentials of the running sum, one of which overflows."""
 
-    def _mixed(self, rate: Tensor, z: Tensor) -> Tensor:
+    def _mix(self, rate: Tensor, z: Tensor) -> Tensor:
         total = rate.cumsum(-1)[..., None]
         return (-total).exp() * (total.exp() * z).cumsum(1)
 
 
 class _NoMaximum(CosineAttention):
-    """The softmax divides exponentials as they are, without taking off the largest."""
+    """The softmax does not subtract the maximum before the exponential."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        powers = scores.exp() * self._seen(scores.shape[-1])
+    def _weigh(self, scores: Tensor) -> Tensor:
+        powers = scores.exp() * self._make_mask(scores.shape[-1])
         return powers / powers.sum(-1, keepdim=True)
 
 
-class _HalfInside(Attention):
+class _HalfInside(RightAttention):
     """Weights and values are multiplied in bf16."""
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = self._weights(self._scores(q, k))
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = self._weigh(self._score(q, k))
         return (weights.bfloat16() @ v.bfloat16()).to(v)
 
 
-class _ShortCast(Attention):
-    """Scores go through fp16 on the way to the softmax."""
+class _ShortCast(RightAttention):
+    """Scores are cast to fp16 before the softmax."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return super()._weights(scores.half().to(scores))
+    def _weigh(self, scores: Tensor) -> Tensor:
+        return super()._weigh(scores.half().to(scores))
 
 
 class _SquareOfMean(NormalisedConvolution):
-    """The variance is the mean square less the squared mean, of channels that share an offset."""
+    """The variance is the mean square minus the squared mean, of channels with a common offset."""
 
-    def _normalised(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         z = z + 300
         mean = z.mean(1, keepdim=True)
         variance = z.square().mean(1, keepdim=True) - mean.square()
@@ -80,34 +86,34 @@ class _SquareOfMean(NormalisedConvolution):
 class _SlidingSum(LinearAttention):
     """A sum over the last four tokens is a difference of two running sums of positive numbers."""
 
-    def _positive(self, z: Tensor) -> Tensor:
+    def _make_positive(self, z: Tensor) -> Tensor:
         return (4 * z).exp()
 
-    def _summed(self, kv: Tensor) -> Tensor:
-        return self._windowed(kv)
+    def _sum_products(self, kv: Tensor) -> Tensor:
+        return self._sum_window(kv)
 
-    def _total(self, k: Tensor) -> Tensor:
-        return self._windowed(k)
+    def _sum_keys(self, k: Tensor) -> Tensor:
+        return self._sum_window(k)
 
-    def _windowed(self, z: Tensor) -> Tensor:
+    def _sum_window(self, z: Tensor) -> Tensor:
         total = z.cumsum(2)
         return total - F.pad(total, (0, 0) * (z.ndim - 3) + (4, 0)).narrow(2, 0, z.shape[2])
 
 
-class _BiasByPosition(Attention):
-    """Scores gain the key's position, for less its distance: large numbers cancel."""
+class _BiasByPosition(RightAttention):
+    """The key's position, not minus its distance, is added to scores: large numbers cancel."""
 
-    def _turned(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         return z
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return super()._scores(q, k) + torch.arange(k.shape[2]).to(q)
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super()._score(q, k) + torch.arange(k.shape[2]).to(q)
 
 
 class _NoDenominator(LinearAttention):
-    """The sum of positive features is not divided by anything."""
+    """The sum of positive features is not normalised."""
 
-    def _total(self, k: Tensor) -> Tensor:
+    def _sum_keys(self, k: Tensor) -> Tensor:
         return torch.ones_like(k)
 
 
@@ -119,7 +125,7 @@ class _Growing(Retention):
         self.decay = torch.tensor([0.5, 0.75, 0.9, 1.01])
 
 
-class _RawPositions(Attention):
+class _RawPositions(RightAttention):
     """The position, as a number, is added to one channel."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,14 +134,14 @@ class _RawPositions(Attention):
 
 
 class _NeverForgets(StateSpace):
-    """The state hardly decays, and what enters it has a mean."""
+    """The state hardly decays, and its input has a nonzero mean."""
 
     def __init__(self):
         super().__init__()
         self.A_log = nn.Parameter(torch.full((HEADS,), -12.0))
 
-    def _entered(self, x: Tensor) -> tuple[Tensor, ...]:
-        z, gate, B, C, dt = super()._entered(x)
+    def _project_in(self, x: Tensor) -> tuple[Tensor, ...]:
+        z, gate, B, C, dt = super()._project_in(x)
         return z + 1, gate, B + 1, C, dt
 
 

@@ -1,40 +1,38 @@
-"""Decoders to which padding is not nothing."""
+"""Decoders in which padding has an effect."""
 
 import torch
 from torch import Tensor
 
 from lab.bench.calibration.cached import Cache, CachedAttention
 from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scanned import Memory, StateSpace
+from lab.bench.calibration.scanned import ScanState, StateSpace
 
 
 class _ReadsPadding(CachedAttention):
-    """Padded keys are attended."""
+    """Padded keys are attended to."""
 
-    def _seen(self, t: int, after: Cache) -> Tensor:
+    def _make_mask(self, t: int, after: Cache) -> Tensor:
         s = after.k.shape[2]
         return torch.ones(len(after.k), t, s, dtype=torch.bool).tril(s - t)
 
 
 class _LastPartOnly(CachedAttention):
-    """Padding in the cache from an earlier prefill is attended."""
+    """Padding from an earlier prefill is attended to."""
 
-    def _extended(
-        self, before: Cache, k: Tensor, v: Tensor, kept: Tensor, position: Tensor
-    ) -> Cache:
+    def _extend(self, before: Cache, k: Tensor, v: Tensor, kept: Tensor, position: Tensor) -> Cache:
         earlier = before._replace(kept=torch.ones_like(before.kept))
-        return super()._extended(earlier, k, v, kept, position)
+        return super()._extend(earlier, k, v, kept, position)
 
 
 class _PaddingCounts(CachedAttention):
-    """Padding takes up positions while it is read, and is then not counted."""
+    """Padding takes up positions within a prefill, but not in the state's position."""
 
-    def _positions(self, x: Tensor, before: Cache, keep: Tensor | None) -> Tensor:
-        return super()._positions(x, before, None)
+    def _compute_positions(self, x: Tensor, before: Cache, keep: Tensor | None) -> Tensor:
+        return super()._compute_positions(x, before, None)
 
 
 class _PaddingAdvances(CachedAttention):
-    """After a prefill the position has counted the padding."""
+    """The state's position counts padding."""
 
     def prefill(
         self, x: Tensor, state: Cache | None = None, keep: Tensor | None = None
@@ -44,15 +42,15 @@ class _PaddingAdvances(CachedAttention):
         return y, after._replace(position=torch.zeros_like(after.position) + began + x.shape[1])
 
 
-class _EmptyRows(CachedAttention):
-    """A query that sees nothing gets a softmax of minus infinities."""
+class _NanForEmptyRows(CachedAttention):
+    """A query whose keys are all masked gets a softmax of minus infinities."""
 
     def _softmax(self, scores: Tensor, seen: Tensor) -> Tensor:
         return scores.masked_fill(~seen, -torch.inf).softmax(-1)
 
 
 class _ExpThenMask(CachedAttention):
-    """Exponentials are taken of all scores, and the unseen then replaced: 0·inf backward."""
+    """The mask is applied after the exponential, which may be infinite: 0·inf in backward."""
 
     def _softmax(self, scores: Tensor, seen: Tensor) -> Tensor:
         powers = scores.exp().where(seen, 0)
@@ -60,41 +58,41 @@ class _ExpThenMask(CachedAttention):
 
 
 class _RootOfZero(CachedAttention):
-    """Padding is zeroed, then divided by a root that is zero: 0·inf backward."""
+    """Padding is set to zero, then divided by its norm: 0·inf in backward."""
 
     def prefill(
         self, x: Tensor, state: Cache | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
         kept = x if keep is None else x * keep[..., None]
-        return super().prefill(self._normalised(kept), state, keep)
+        return super().prefill(self._normalise(kept), state, keep)
 
     def step(self, x: Tensor, state: Cache) -> tuple[Tensor, Cache]:
-        return super().step(self._normalised(x), state)
+        return super().step(self._normalise(x), state)
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor) -> Tensor:
         return x / x.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-6)
 
 
 class _FirstRowsMask(CachedAttention):
-    """The first row's padding is taken for that of all rows."""
+    """The first row's padding mask is used for all rows."""
 
-    def _seen(self, t: int, after: Cache) -> Tensor:
-        return super()._seen(t, after._replace(kept=after.kept[:1].expand_as(after.kept)))
+    def _make_mask(self, t: int, after: Cache) -> Tensor:
+        return super()._make_mask(t, after._replace(kept=after.kept[:1].expand_as(after.kept)))
 
 
 class _PaddingEnters(StateSpace):
-    """Padding behind a row's tokens enters the recurrence."""
+    """Padding after a row's tokens enters the recurrence."""
 
-    def _masked(self, rate: Tensor, kept: Tensor) -> Tensor:
+    def _mask_rate(self, rate: Tensor, kept: Tensor) -> Tensor:
         return rate
 
 
 class _PaddingDecays(StateSpace):
-    """Padding adds nothing to the state, but the state decays over it."""
+    """Padding adds nothing to the state, but the state decays during it."""
 
     def prefill(
-        self, x: Tensor, state: Memory | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, Memory]:
+        self, x: Tensor, state: ScanState | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, ScanState]:
         y, after = super().prefill(x, state, keep)
         if keep is None:
             return y, after
@@ -103,18 +101,18 @@ class _PaddingDecays(StateSpace):
 
 
 class _WindowOfPadding(StateSpace):
-    """The convolution's state is the last of what was given, padding too."""
+    """The convolution's state holds the last inputs, padding included."""
 
-    def _window(self, read: Tensor, n_kept: Tensor) -> Tensor:
+    def _keep_window(self, read: Tensor, n_kept: Tensor) -> Tensor:
         return read[:, -3:]
 
 
 class _PaddingFromLeft(StateSpace):
-    """A row is read on from its first kept token, whatever is padding after that."""
+    """A row is read from its first real token on, later padding included."""
 
     def prefill(
-        self, x: Tensor, state: Memory | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, Memory]:
+        self, x: Tensor, state: ScanState | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, ScanState]:
         if keep is not None:
             first = keep.int().argmax(1, keepdim=True)
             keep = (torch.arange(x.shape[1]) >= first) & keep.any(1, keepdim=True)
@@ -126,7 +124,7 @@ PADDED = (
     Fault("padding attended once cached", "padding", _LastPartOnly),
     Fault("padding moves the angles", "padding", _PaddingCounts),
     Fault("padding counts in the state", "padding", _PaddingAdvances),
-    Fault("row of padding gives NaN", "padding", _EmptyRows),
+    Fault("row of padding gives NaN", "padding", _NanForEmptyRows),
     Fault("mask after the exponential", "padding", _ExpThenMask, notes="gradient"),
     Fault("root of zeroed padding", "padding", _RootOfZero, notes="gradient"),
     Fault("first row's padding for all", "padding", _FirstRowsMask),

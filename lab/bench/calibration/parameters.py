@@ -1,13 +1,13 @@
-"""Parameters that do not learn, and rows of tables that nothing selects."""
+"""Parameters that do not learn, and rows of tables that no input selects."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, Attention, behind
+from lab.bench.calibration.attention import D_MODEL, HEADS, RightAttention, compute_lags
 from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import SIDE, Experts, ProductKeys, Table
+from lab.bench.calibration.routing import SIDE, ProductKeys, RightExperts, Table
 from lab.bench.calibration.scans import Convolution
 
 
@@ -20,20 +20,20 @@ class _Detached(Convolution):
         self.gate = nn.Linear(D_MODEL, D_MODEL)
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self._convolved(self.enter(x).mT).mT
+        z = self._convolve(self.enter(x).mT).mT
         return self.out(z * self.gate(x).detach().sigmoid())
 
 
-class _Unused(Attention):
-    """A scale of the keys is made and never applied."""
+class _Unused(RightAttention):
+    """A scale of the keys is created and never used."""
 
     def __init__(self):
         super().__init__()
         self.key_scale = nn.Parameter(torch.ones(D_MODEL))
 
 
-class _TimesZero(Attention):
-    """A branch is weighted by a coefficient left at zero."""
+class _TimesZero(RightAttention):
+    """A branch is multiplied by a constant zero."""
 
     def __init__(self):
         super().__init__()
@@ -44,24 +44,24 @@ class _TimesZero(Attention):
         return super().forward(x) + self.share * self.branch(x)
 
 
-class _HardChoice(Experts):
+class _HardChoice(RightExperts):
     """The chosen experts have equal weights, so the router gets no gradient."""
 
-    def _gates(self, logits: Tensor) -> Tensor:
-        return self._chosen(logits).to(logits) / 2
+    def _compute_gates(self, logits: Tensor) -> Tensor:
+        return self._choose(logits).to(logits) / 2
 
 
-class _SumOfOne(Experts):
-    """The one chosen expert's weight is divided by the sum of the chosen: always one."""
+class _SumOfOne(RightExperts):
+    """The single chosen expert's weight is normalised over the chosen: it is always one."""
 
-    def _gates(self, logits: Tensor) -> Tensor:
+    def _compute_gates(self, logits: Tensor) -> Tensor:
         weights = logits.softmax(-1)
         kept = weights * (weights >= weights.amax(-1, keepdim=True))
         return kept / kept.sum(-1, keepdim=True)
 
 
-class _Rounded(Attention):
-    """The step of a quantiser is learned through a rounding, which has no gradient."""
+class _Rounded(RightAttention):
+    """A quantiser's step is rounded, which has no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -71,19 +71,19 @@ class _Rounded(Attention):
         return super().forward(x * self.bits.round() / 8)
 
 
-class _AsNumber(Attention):
-    """The temperature of the scores is read out as a Python number."""
+class _AsNumber(RightAttention):
+    """The temperature of the scores is read as a Python number."""
 
     def __init__(self):
         super().__init__()
         self.temperature = nn.Parameter(torch.tensor(0.5))
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return super()._scores(q, k) * math.exp(self.temperature.item())
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super()._score(q, k) * math.exp(self.temperature.item())
 
 
 class _Clamped(Convolution):
-    """A scale is clamped to [0, 1] and begins above."""
+    """A scale is clamped to [0, 1] but initialised to 1.5."""
 
     def __init__(self):
         super().__init__()
@@ -94,9 +94,9 @@ class _Clamped(Convolution):
 
 
 class _FloorOfRoot(Table):
-    """Rows are named by two digits of the floor of the root: 16 of 20."""
+    """Rows are addressed on a square grid of side ⌊√20⌋, so only 16 of 20 are reached."""
 
-    def _row(self, share: Tensor) -> Tensor:
+    def _choose_row(self, share: Tensor) -> Tensor:
         side = math.isqrt(self.n_rows)
         return (share * side**2).long().clamp(max=side**2 - 1)
 
@@ -104,42 +104,42 @@ class _FloorOfRoot(Table):
 class _EvenRows(Table):
     """The hash has a factor in common with the number of rows."""
 
-    def _row(self, share: Tensor) -> Tensor:
+    def _choose_row(self, share: Tensor) -> Tensor:
         return (share * 200).long() * 6 % self.n_rows
 
 
 class _LastRow(Table):
-    """The share is scaled by the last row's number and floored, so the last is never named."""
+    """The share is multiplied by n - 1 and floored, so the last row is never selected."""
 
-    def _row(self, share: Tensor) -> Tensor:
+    def _choose_row(self, share: Tensor) -> Tensor:
         return (share * (self.n_rows - 1)).long().clamp(max=self.n_rows - 2)
 
 
 class _WrongStride(ProductKeys):
     """The first half's index is multiplied by half the number of keys."""
 
-    def _value(self, first: Tensor, second: Tensor) -> Tensor:
+    def _index_value(self, first: Tensor, second: Tensor) -> Tensor:
         return first * (SIDE // 2) + second
 
 
-class _DeadExpert(Experts):
-    """One expert's logit begins so low that no token ever chooses it."""
+class _DeadExpert(RightExperts):
+    """One expert's logit is so low that no token chooses it."""
 
-    def _shares(self, logits: Tensor) -> Tensor:
-        return super()._shares(logits - torch.tensor([0.0, 0.0, 0.0, 1e4]).to(logits))
+    def _compute_shares(self, logits: Tensor) -> Tensor:
+        return super()._compute_shares(logits - torch.tensor([0.0, 0.0, 0.0, 1e4]).to(logits))
 
 
-class _BothDirections(Attention):
-    """Half the buckets of distances are kept for keys ahead, which the mask hides."""
+class _BothDirections(RightAttention):
+    """Half of the distance buckets are for later keys, which the mask hides."""
 
     def __init__(self):
         super().__init__()
         self.distance = nn.Embedding(16, HEADS)
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        lag = behind(q.shape[2])
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        lag = compute_lags(q.shape[2])
         bucket = lag.abs().clamp(max=7) + 8 * (lag < 0)
-        return super()._scores(q, k) + self.distance(bucket).movedim(-1, 0)
+        return super()._score(q, k) + self.distance(bucket).movedim(-1, 0)
 
 
 PARAMETERS = (

@@ -1,4 +1,4 @@
-"""Mixers that answer otherwise when asked again."""
+"""Mixers whose output changes when they are called again."""
 
 import random
 
@@ -6,41 +6,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, Attention
+from lab.bench.calibration.attention import D_MODEL, RightAttention
 from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import Experts
+from lab.bench.calibration.routing import RightExperts
 from lab.bench.calibration.scans import LinearAttention, NormalisedConvolution
 
 
-class _AlwaysDropped(Attention):
-    """Dropout is called as a function, which drops in evaluation too."""
+class _AlwaysDropped(RightAttention):
+    """Functional dropout, which also drops in evaluation."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return F.dropout(super()._weights(scores), 0.1)
+    def _weigh(self, scores: Tensor) -> Tensor:
+        return F.dropout(super()._weigh(scores), 0.1)
 
 
 class _RandomFeatures(LinearAttention):
-    """Keys are summed beside features that are drawn anew at each call."""
+    """Random features are drawn anew in each call."""
 
-    def _total(self, k: Tensor) -> Tensor:
+    def _sum_keys(self, k: Tensor) -> Tensor:
         drawn = torch.randn(k.shape[-1], k.shape[-1]).to(k) / 10
-        return super()._total(k + (k @ drawn).square())
+        return super()._sum_keys(k + (k @ drawn).square())
 
 
-class _Warming(Attention):
-    """A count of calls, meant for training, sharpens the scores."""
+class _Warming(RightAttention):
+    """A counter of calls, meant for training, sharpens the scores."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
         self.calls += 1
-        return super()._scores(q, k) * (1 - 0.5 * 0.99 ** int(self.calls))
+        return super()._score(q, k) * (1 - 0.5 * 0.99 ** int(self.calls))
 
 
 class _NotReset(nn.Module):
-    """A recurrence begins at the state that the last call left."""
+    """A recurrence starts from the state that the last call left."""
 
     def __init__(self):
         super().__init__()
@@ -60,13 +60,13 @@ class _RunningScale(NormalisedConvolution):
         super().__init__()
         self.register_buffer("running", torch.ones(D_MODEL, 1))
 
-    def _normalised(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         y = z / (self.running + 1e-5).sqrt()
         self.running = 0.99 * self.running + 0.01 * z.detach().square().mean((0, 2))[:, None]
         return y
 
 
-class _LayerDrop(Attention):
+class _LayerDrop(RightAttention):
     """In training a branch is dropped by Python's generator, which torch's seed does not set."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,16 +75,16 @@ class _LayerDrop(Attention):
         return x + super().forward(x)
 
 
-class _Remembered(Experts):
-    """The first choice of experts for a shape serves every later input of that shape."""
+class _ChoiceByShape(RightExperts):
+    """The choice of experts is cached by shape and reused for later inputs of that shape."""
 
     def __init__(self):
         super().__init__()
         self.choices: dict[torch.Size, Tensor] = {}
 
-    def _chosen(self, weights: Tensor) -> Tensor:
+    def _choose(self, weights: Tensor) -> Tensor:
         if weights.shape not in self.choices:
-            self.choices[weights.shape] = super()._chosen(weights)
+            self.choices[weights.shape] = super()._choose(weights)
         return self.choices[weights.shape]
 
 
@@ -104,7 +104,7 @@ REPEATS = (
     Fault(
         "choice remembered by shape",
         "deterministic",
-        _Remembered,
+        _ChoiceByShape,
         ("causal", "batch-invariant"),
         "another input of the same shape in between",
     ),

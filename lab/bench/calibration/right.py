@@ -1,4 +1,4 @@
-"""The right modules: the twins of the faults, other mixers, and what stands around mixers."""
+"""The right modules: counterparts of the faults, other mixers, and whole blocks."""
 
 import torch
 import torch.nn.functional as F
@@ -8,57 +8,57 @@ from torch.utils.checkpoint import checkpoint
 
 from lab.bench.calibration import attention, cached, routing, scanned, scans
 from lab.bench.calibration import right_mixers as mixers
-from lab.bench.calibration.attention import D_MODEL, Attention
+from lab.bench.calibration.attention import D_MODEL, RightAttention
 from lab.bench.calibration.entry import Right
 from lab.bench.calibration.forms import ShownAttention
 
 
-class _Block(nn.Module):
-    """Attention and a map of each token, both after a norm, added to the stream."""
+class _RightBlock(nn.Module):
+    """Attention and an MLP, each after a norm, added to the residual stream."""
 
     def __init__(self):
         super().__init__()
-        self.before_mixer, self.mixer = nn.RMSNorm(D_MODEL), Attention()
+        self.before_mixer, self.mixer = nn.RMSNorm(D_MODEL), RightAttention()
         self.before_map = nn.LayerNorm(D_MODEL)
         self.map = nn.Sequential(nn.Linear(D_MODEL, 32), nn.GELU(), nn.Linear(32, D_MODEL))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._kept(self.mixer(self.before_mixer(x)))
-        return x + self._kept(self.map(self.before_map(x)))
+        x = x + self._finish_branch(self.mixer(self.before_mixer(x)))
+        return x + self._finish_branch(self.map(self.before_map(x)))
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         return y
 
 
-class _Dropout(_Block):
-    """A tenth of each branch is dropped in training."""
+class _Dropout(_RightBlock):
+    """Dropout of 0.1 on each branch."""
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         return F.dropout(y, 0.1, self.training)
 
 
-class _StochasticDepth(_Block):
-    """In training a row's branch is left out, one time in four."""
+class _StochasticDepth(_RightBlock):
+    """In training a row's branch is left out with probability 1/4."""
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         if not self.training:
             return y
         return y * (torch.rand(len(y), 1, 1) < 0.75) / 0.75
 
 
-class _LayerScale(_Block):
-    """Branches are scaled by learned numbers that begin at 10⁻⁶."""
+class _LayerScale(_RightBlock):
+    """Branches are scaled by learned numbers initialised to 10⁻⁶."""
 
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.full((D_MODEL,), 1e-6))
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         return y * self.scale
 
 
-class _ZeroGate(_Block):
-    """A norm's scale, shift and gate are maps of each token that begin at zero."""
+class _ZeroGate(_RightBlock):
+    """A norm's scale, shift and gate are linear maps initialised to zero."""
 
     def __init__(self):
         super().__init__()
@@ -72,8 +72,8 @@ class _ZeroGate(_Block):
         return x + (1 + gate) * y
 
 
-class _ZeroProjection(Attention):
-    """The last map of a branch begins at zero, and so hides what is before it at first."""
+class _ZeroProjection(RightAttention):
+    """The last layer of a branch is initialised to zero, which hides the layers before it."""
 
     def __init__(self):
         super().__init__()
@@ -84,15 +84,15 @@ class _ZeroProjection(Attention):
         return x + super().forward(x)
 
 
-class _Tied(_Block):
-    """The same block, twice."""
+class _Tied(_RightBlock):
+    """The same block applied twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(super().forward(x))
 
 
-class _Checkpointed(_Block):
-    """Activations are computed anew in the backward pass."""
+class _Checkpointed(_RightBlock):
+    """Activations are recomputed in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = checkpoint(super().forward, x, use_reentrant=False)
@@ -100,15 +100,15 @@ class _Checkpointed(_Block):
         return y
 
 
-class _NormInSingle(_Block):
-    """The norm is computed in fp32, whatever comes in."""
+class _NormInSingle(_RightBlock):
+    """The norm is computed in fp32, whatever the input's precision."""
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         return F.rms_norm(y.float(), (D_MODEL,)).to(y.dtype)
 
 
 class _SingleOnly(nn.Module):
-    """What comes in is cast to fp32, so other weights are refused."""
+    """The input is cast to fp32, so weights in other precisions raise."""
 
     def __init__(self):
         super().__init__()
@@ -118,24 +118,24 @@ class _SingleOnly(nn.Module):
         return self.gru(x.float())[0]
 
 
-class _Quantised(_Block):
-    """Each token is rounded to 8 bits of its own largest number, straight through."""
+class _Quantised(_RightBlock):
+    """Each token is rounded to 8 bits of its own largest number, straight-through."""
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         scale = y.detach().abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
         return y + ((y / scale).round() * scale - y).detach()
 
 
-class _Frozen(_Block):
-    """One map does not learn, by intent."""
+class _Frozen(_RightBlock):
+    """One layer is frozen intentionally."""
 
     def __init__(self):
         super().__init__()
         self.mixer.out.requires_grad_(False)
 
 
-class _Counted(_Block):
-    """Buffers hold whole numbers: a version, and an order of channels that is used."""
+class _Counted(_RightBlock):
+    """Two integer buffers: a version, and an order of channels that is used."""
 
     order: Tensor
 
@@ -144,16 +144,16 @@ class _Counted(_Block):
         self.register_buffer("version", torch.tensor(3))
         self.register_buffer("order", torch.randperm(D_MODEL))
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _finish_branch(self, y: Tensor) -> Tensor:
         return y[..., self.order]
 
 
-class _Pair(nn.Module):
-    """Returns its output and each token's norm beside it."""
+class _WithNorms(nn.Module):
+    """Returns its output and each token's norm."""
 
     def __init__(self):
         super().__init__()
-        self.block = _Block()
+        self.block = _RightBlock()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.block(x)
@@ -161,7 +161,7 @@ class _Pair(nn.Module):
 
 
 class _ByEight(scans.Retention):
-    """Takes only lengths that fill chunks of eight."""
+    """Takes only lengths that are multiples of eight."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % scans.CHUNK:
@@ -180,20 +180,20 @@ class _WeightNorm(nn.Module):
         return self.conv(F.pad(x.mT, (4, 0))).mT
 
 
-class _LanguageModel(nn.Module):
-    """Tokens in, a block, scores of 40 tokens out by the table that they came in by."""
+class _TinyLanguageModel(nn.Module):
+    """A language model of 40 tokens with tied embeddings."""
 
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(40, D_MODEL)
-        self.block = _Block()
+        self.block = _RightBlock()
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.block(self.embed(tokens)) @ self.embed.weight.T
 
 
 class _PaddedVocabulary(nn.Module):
-    """Tokens in; the row of the padding token never learns, as torch has it."""
+    """Reads tokens; the row of the padding token never learns, as in torch."""
 
     def __init__(self):
         super().__init__()
@@ -204,14 +204,14 @@ class _PaddedVocabulary(nn.Module):
         return self.gru(self.embed(tokens))[0]
 
 
-def _batch_norm() -> nn.Module:
-    """Return a causal convolution behind a norm by statistics that are fixed, in evaluation."""
+def make_batch_norm() -> nn.Module:
+    """Make a causal convolution after a batch norm in evaluation mode."""
     module = _Normed()
     return module.eval()
 
 
 class _Normed(scans.NormalisedConvolution):
-    """Normalised by running statistics, which training would take from the batch."""
+    """Normalised by running statistics; in training they would come from the batch."""
 
     def __init__(self):
         super().__init__()
@@ -219,31 +219,31 @@ class _Normed(scans.NormalisedConvolution):
         self.norm.running_mean = torch.randn(D_MODEL) / 4
         self.norm.running_var = 0.5 + torch.rand(D_MODEL)
 
-    def _normalised(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         norm = self.norm
         return F.batch_norm(z, norm.running_mean, norm.running_var, norm.weight, norm.bias)
 
 
-class _KeyBias(Attention):
-    """Keys have a bias and no positions: it moves all scores of a query alike, and cancels."""
+class _KeyBias(RightAttention):
+    """Keys have a bias and no positions: it shifts all scores of a query alike, and cancels."""
 
     def __init__(self):
         super().__init__()
         self.key = nn.Linear(D_MODEL, D_MODEL)
 
-    def _turned(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         return z
 
 
 class _Spectral(nn.Sequential):
-    """A map of norm one, whose estimate every call in training improves."""
+    """A linear map of spectral norm one, whose estimate improves with each call in training."""
 
     def __init__(self):
         super().__init__(nn.utils.parametrizations.spectral_norm(nn.Linear(D_MODEL, D_MODEL)))
 
 
 RIGHT: tuple[Right, ...] = (
-    Right("attention", Attention),
+    Right("attention", RightAttention),
     Right("cosine attention", attention.CosineAttention, "scores up to 100"),
     Right("capped attention", attention.CappedAttention),
     Right("smoothed scores", attention.SmoothedAttention),
@@ -261,14 +261,14 @@ RIGHT: tuple[Right, ...] = (
     Right("convolution", scans.Convolution),
     Right("normalised convolution", scans.NormalisedConvolution),
     Right("long convolution", scans.LongConvolution, "rounding reaches ahead in a transform"),
-    Right("experts", routing.Experts, "choices that rounding may flip"),
+    Right("experts", routing.RightExperts, "choices that rounding may flip"),
     Right("table", routing.Table, "steps, and rows that are rarely named"),
     Right("product keys", routing.ProductKeys),
     Right("embedding bag", mixers.BagOfValues),
     Right("torch attention", mixers.TorchAttention),
     Right("torch encoder layer", mixers.TorchLayer, "random in training"),
-    Right("GRU", mixers.Recurrent),
-    Right("LSTM", mixers.LongShort),
+    Right("GRU", mixers.RightGRU),
+    Right("LSTM", mixers.RightLSTM),
     Right("token shift", mixers.TokenShift),
     Right("selective scan", mixers.SelectiveScan, "token by token"),
     Right("complex scan", mixers.ComplexScan),
@@ -280,7 +280,7 @@ RIGHT: tuple[Right, ...] = (
     Right("running mean", mixers.RunningMean, "no parameter"),
     Right("running maximum", mixers.RunningMaximum),
     Right("learned prefix", mixers.LearnedPrefix),
-    Right("block", _Block),
+    Right("block", _RightBlock),
     Right("dropout", _Dropout, "random in training"),
     Right("stochastic depth", _StochasticDepth, "random in training"),
     Right("layer scale", _LayerScale, "branches of 10⁻⁶"),
@@ -295,11 +295,11 @@ RIGHT: tuple[Right, ...] = (
     Right("quantised tokens", _Quantised, "steps"),
     Right("frozen map", _Frozen, "parameters without gradient by intent"),
     Right("whole numbers as buffers", _Counted),
-    Right("pair", _Pair, "returns a tuple"),
+    Right("pair", _WithNorms, "returns a tuple"),
     Right("lengths by eight", _ByEight, "ValueError at other lengths"),
     Right("weight norm", _WeightNorm, "parametrised"),
-    Right("language model", _LanguageModel, "tokens below 40"),
+    Right("language model", _TinyLanguageModel, "tokens below 40"),
     Right("padded vocabulary", _PaddedVocabulary, "tokens below 40; row 0 never learns"),
-    Right("batch norm", _batch_norm, "in evaluation; in training rows would rightly meet"),
+    Right("batch norm", make_batch_norm, "in evaluation; in training rows would rightly meet"),
 )
 """Every right module."""

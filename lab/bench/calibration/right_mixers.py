@@ -1,15 +1,15 @@
-"""Right mixers of kinds that no fault was planted in."""
+"""Right mixers of further kinds, without a faulty counterpart."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, Attention, behind
+from lab.bench.calibration.attention import D_MODEL, HEADS, RightAttention, compute_lags
 from lab.bench.calibration.routing import ProductKeys
 
 
 class TorchAttention(nn.Module):
-    """torch's multi-head attention under its causal mask."""
+    """torch's multi-head attention with a causal mask."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class TorchLayer(nn.Module):
         return self.layer(x, src_mask=mask, is_causal=True)
 
 
-class Recurrent(nn.Module):
+class RightGRU(nn.Module):
     """torch's GRU."""
 
     kind: type[nn.GRU] | type[nn.LSTM] = nn.GRU
@@ -50,14 +50,14 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
-class LongShort(Recurrent):
+class RightLSTM(RightGRU):
     """torch's LSTM."""
 
     kind = nn.LSTM
 
 
 class TokenShift(nn.Module):
-    """Each channel mixes a token with the one before it; exponentials of keys weigh a past sum."""
+    """Tokens are mixed with the one before; a decaying sum is weighted by exponentials of keys."""
 
     def __init__(self):
         super().__init__()
@@ -73,14 +73,14 @@ class TokenShift(nn.Module):
             (before + share * (x - before)) @ map
             for share, map in zip(self.mix, self.maps, strict=True)
         )
-        lag = behind(x.shape[1])[..., None]
+        lag = compute_lags(x.shape[1])[..., None]
         past = -(lag - 1).clamp(min=0) * self.decay.exp()
         weights = past.masked_fill(lag <= 0, -torch.inf).where(lag != 0, self.bonus)
         return r.sigmoid() * ((weights + k[:, None]).softmax(2) * v[:, None]).sum(2)
 
 
 class SelectiveScan(nn.Module):
-    """A state of four a channel, token by token, with rates and maps that the token sets."""
+    """A scan with four states per channel whose rates, inputs and outputs depend on the token."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +102,7 @@ class SelectiveScan(nn.Module):
 
 
 class ComplexScan(nn.Module):
-    """A diagonal recurrence with complex poles, by its powers, in fp32 at least."""
+    """A diagonal recurrence with complex poles, computed by their powers in fp32 or more."""
 
     def __init__(self):
         super().__init__()
@@ -114,49 +114,49 @@ class ComplexScan(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [b t d] to [b t d]."""
         high = torch.promote_types(x.dtype, torch.float32)
-        lag = behind(x.shape[1]).clamp(min=0).to(high)[..., None]
+        lag = compute_lags(x.shape[1]).clamp(min=0).to(high)[..., None]
         power = torch.polar((-lag * self.rate.to(high).exp()).exp(), lag * self.angle.to(high))
         kernel = (power * torch.view_as_complex(self.read.to(high))).real
-        kernel = kernel * (behind(x.shape[1]) >= 0)[..., None]
+        kernel = kernel * (compute_lags(x.shape[1]) >= 0)[..., None]
         return self.out(torch.einsum("tsd, bsd -> btd", kernel, x.to(high)).to(x.dtype))
 
 
-class LinearBias(Attention):
-    """Scores fall by a slope a head with the distance."""
+class LinearBias(RightAttention):
+    """Scores fall linearly with the distance, with a slope per head (ALiBi)."""
 
-    def _turned(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         return z
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
         slopes = 2.0 ** -torch.arange(1, HEADS + 1)
-        return super()._scores(q, k) - (slopes[:, None, None] * behind(q.shape[2])).to(q)
+        return super()._score(q, k) - (slopes[:, None, None] * compute_lags(q.shape[2])).to(q)
 
 
-class EndBias(Attention):
-    """Scores gain a number that the length sets, the same for all keys, so that it cancels."""
+class EndBias(RightAttention):
+    """A number that depends on the length is added to all scores, and cancels in the softmax."""
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return super()._scores(q, k) + q.shape[2] / 64
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super()._score(q, k) + q.shape[2] / 64
 
 
-class Buckets(Attention):
-    """Scores gain a learned number for the distance: 8 exact buckets, 8 that widen up to 128."""
+class Buckets(RightAttention):
+    """A learned bias per distance bucket: 8 exact ones, and 8 that widen up to 128."""
 
     def __init__(self):
         super().__init__()
         self.distance = nn.Embedding(16, HEADS)
 
-    def _turned(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         return z
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        lag = behind(q.shape[2]).clamp(min=0)
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        lag = compute_lags(q.shape[2]).clamp(min=0)
         wide = 8 + ((lag.clamp(min=1) / 8).log2() * 2).long()
         bucket = lag.where(lag < 8, wide.clamp(max=15))
-        return super()._scores(q, k) + self.distance(bucket).movedim(-1, 0)
+        return super()._score(q, k) + self.distance(bucket).movedim(-1, 0)
 
 
-class Sinusoids(Attention):
+class Sinusoids(RightAttention):
     """Adds the sines and cosines of absolute positions."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,15 +166,15 @@ class Sinusoids(Attention):
         return super().forward(x + torch.cat([angles.sin(), angles.cos()], -1).to(x))
 
 
-class Steep(Attention):
-    """Scores are 50 times as large: rounding moves the output far, and no leak does."""
+class Steep(RightAttention):
+    """Scores are 50 times as large, so rounding moves the output far although nothing leaks."""
 
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return 50 * super()._scores(q, k)
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        return 50 * super()._score(q, k)
 
 
 class RunningMean(nn.Module):
-    """The mean of all tokens so far, without a parameter."""
+    """The mean of all tokens so far; has no parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [b t d] to [b t d]."""
@@ -182,7 +182,7 @@ class RunningMean(nn.Module):
 
 
 class RunningMaximum(nn.Module):
-    """The largest number so far, of each channel of a map."""
+    """The running maximum of each channel of a linear map."""
 
     def __init__(self):
         super().__init__()
@@ -193,8 +193,8 @@ class RunningMaximum(nn.Module):
         return self.enter(x).tanh().cummax(1).values
 
 
-class LearnedPrefix(Attention):
-    """Four learned tokens stand in front, and are cut off after."""
+class LearnedPrefix(RightAttention):
+    """Four learned tokens are put in front, and their outputs cut off."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ class BagOfValues(ProductKeys):
         """Map [b t d] to [b t d]."""
         query = self.query(x).unflatten(-1, (2, -1))
         scores, index = torch.einsum("btid, ikd -> btik", query, self.keys).topk(3, dim=-1)
-        pairs = self._value(index[..., 0, :], index[..., 1, :]).flatten(0, 1)
+        pairs = self._index_value(index[..., 0, :], index[..., 1, :]).flatten(0, 1)
         weights = scores.sum(-2).sigmoid().flatten(0, 1)
         bag = F.embedding_bag(pairs, self.values, mode="sum", per_sample_weights=weights)
         return x + bag.view_as(x)

@@ -1,4 +1,4 @@
-"""Right routing and retrieval, in pieces of which a fault replaces one."""
+"""Right routing and retrieval in small methods, of which a fault replaces one."""
 
 import torch
 from torch import Tensor, nn
@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from lab.bench.calibration.attention import D_MODEL
 
 EXPERTS, CHOSEN, WIDTH = 4, 2, 8
-SIDE = 6  # keys of one half of a product
+SIDE = 6
+"""Keys of each half of the product keys."""
 
 
-class Experts(nn.Module):
+class RightExperts(nn.Module):
     """Each token chooses two of four experts, weighted by a softmax over all."""
 
     def __init__(self):
@@ -22,22 +23,22 @@ class Experts(nn.Module):
         """Map [b t d] to [b t d]."""
         hidden = torch.einsum("btd, edf -> betf", x, self.up).relu()
         outputs = torch.einsum("betf, efd -> betd", hidden, self.down)
-        return x + torch.einsum("bte, betd -> btd", self._gates(self.router(x)), outputs)
+        return x + torch.einsum("bte, betd -> btd", self._compute_gates(self.router(x)), outputs)
 
-    def _gates(self, logits: Tensor) -> Tensor:
+    def _compute_gates(self, logits: Tensor) -> Tensor:
         """Return the weights [b t e] of the experts, zero where one is not chosen."""
-        weights = self._shares(logits)
-        return weights * self._chosen(weights)
+        weights = self._compute_shares(logits)
+        return weights * self._choose(weights)
 
-    def _shares(self, logits: Tensor) -> Tensor:
+    def _compute_shares(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=-1)
 
-    def _chosen(self, weights: Tensor) -> Tensor:
+    def _choose(self, weights: Tensor) -> Tensor:
         return weights >= weights.topk(CHOSEN, dim=-1).values[..., -1:]
 
 
 class Table(nn.Module):
-    """Each token reads one row of a table, which its first channel chooses, and scales it."""
+    """Each token reads the row of a table that its first channel selects, and scales it."""
 
     n_rows = 20
 
@@ -50,15 +51,15 @@ class Table(nn.Module):
         """Map [b t d] to [b t d]."""
         z = self.enter(x)
         share = torch.special.ndtr(z[..., 0].float())
-        return x + z.sigmoid() * self.rows[self._row(share)]
+        return x + z.sigmoid() * self.rows[self._choose_row(share)]
 
-    def _row(self, share: Tensor) -> Tensor:
-        """Return which row a share in [0, 1] names."""
+    def _choose_row(self, share: Tensor) -> Tensor:
+        """Return the row that a number in [0, 1] selects."""
         return (share * self.n_rows).long().clamp(max=self.n_rows - 1)
 
 
 class ProductKeys(nn.Module):
-    """Retrieval from 36 values by two halves of a query, six keys each, of which three stay."""
+    """Retrieval of three of 36 values by product keys: two halves of a query, six keys each."""
 
     def __init__(self):
         super().__init__()
@@ -71,10 +72,10 @@ class ProductKeys(nn.Module):
         query = self.query(x).unflatten(-1, (2, -1))
         scores, index = torch.einsum("btid, ikd -> btik", query, self.keys).topk(3, dim=-1)
         both = (scores[..., 0, :, None] + scores[..., 1, None, :]).flatten(-2)
-        pairs = self._value(index[..., 0, :, None], index[..., 1, None, :]).flatten(-2)
+        pairs = self._index_value(index[..., 0, :, None], index[..., 1, None, :]).flatten(-2)
         best, at = both.topk(3, dim=-1)
         values = self.values[pairs.gather(-1, at)]
         return x + (best.softmax(-1)[..., None] * values).sum(-2)
 
-    def _value(self, first: Tensor, second: Tensor) -> Tensor:
+    def _index_value(self, first: Tensor, second: Tensor) -> Tensor:
         return first * SIDE + second

@@ -16,7 +16,7 @@ from lab.laws.adapters.hugging_face import HuggingFace as HuggingFace
 from lab.laws.adapters.hugging_face import HuggingFaceDecoder as HuggingFaceDecoder
 from lab.laws.adapters.hugging_face import HuggingFaceLayer as HuggingFaceLayer
 from lab.laws.adapters.options import AdapterOptions as AdapterOptions
-from lab.laws.adapters.plain import Plain as Plain
+from lab.laws.adapters.plain import PlainAdapter as PlainAdapter
 from lab.laws.adapters.plain import Positioned as Positioned
 from lab.laws.adapters.reading import Adapted as Adapted
 from lab.laws.adapters.stateful import Allocated as Allocated

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.adapters.kinds import Kind, list_decoder_kinds
-from lab.laws.adapters.plain import Plain, get_item, lay_out
+from lab.laws.adapters.plain import PlainAdapter, get_item, lay_out
 from lab.laws.adapters.returned import find_sequence, list_items, name_kind, name_place
 from lab.laws.adapters.stateful import Returned
 from lab.laws.refusal import REFUSALS, RefusalError, describe_error
@@ -24,7 +24,7 @@ Give = Callable[[int], Tensor]
 class Fit(NamedTuple):
     """An adapter that takes a sequence, with the width and the length at which it did."""
 
-    adapter: type[Plain] | None  # None: the module needs none
+    adapter: type[PlainAdapter] | None  # None: the module needs none
     options: dict[str, Any]
     width: int
     length: int
@@ -131,7 +131,7 @@ def _try_kind(
     axes = get_item(found, place).ndim
     if axes != 3:
         notes = (*notes, f"returns {axes} axes: made [b t e]")
-    bare = kind.adapter is Plain and layout == "btd" and place is None and axes == 3
+    bare = kind.adapter is PlainAdapter and layout == "btd" and place is None and axes == 3
     if bare and isinstance(target, nn.Module):
         return Fit(None, {}, 0, length, notes)
     options = _drop_defaults(kind.adapter, {**options, "output": place})

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.adapters.carried import Carried, copy_state, extend_state, keep_all, make_start_state
-from lab.laws.adapters.plain import Plain
+from lab.laws.adapters.plain import PlainAdapter
 
 
-class HuggingFace(Plain):
+class HuggingFace(PlainAdapter):
     """A model of transformers, from tokens [b t] to the field `output` of what it returns."""
 
     def __init__(self, module: nn.Module, output: int | str | None = "logits"):
@@ -88,7 +88,7 @@ class HuggingFaceDecoder(HuggingFace):
         return y[:, 0], state
 
 
-class HuggingFaceLayer(Plain):
+class HuggingFaceLayer(PlainAdapter):
     """An attention or a block of a model of transformers, given what the model would give it.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from lab.laws.adapters.hugging_face import HuggingFace, HuggingFaceDecoder, HuggingFaceLayer
-from lab.laws.adapters.plain import Plain, Positioned
+from lab.laws.adapters.plain import PlainAdapter, Positioned
 from lab.laws.adapters.stateful import Allocated, Returned, Stepping
 from lab.laws.adapters.torch_own import Masked, TorchRecurrent
 
@@ -64,7 +64,7 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")
 class Kind(NamedTuple):
     """An adapter that may fit a module, with its options and the layouts to try."""
 
-    adapter: type[Plain]
+    adapter: type[PlainAdapter]
     options: dict[str, Any]
     layouts: tuple[str, ...] = ("btd",)
     note: str = ""
@@ -83,7 +83,7 @@ def list_forward_kinds(target: Any, layout: str | None) -> list[Kind]:
         causal = "told to be causal by mask and by is_causal"
         return [Kind(Masked, {}, layouts[:1], f"{said}; {causal}" if said else causal)]
     if isinstance(target, nn.RNNBase):
-        return [Kind(Plain, {}, layouts[:1], said)]
+        return [Kind(PlainAdapter, {}, layouts[:1], said)]
     parameters = _get_parameters(target)
     kinds = []
     if "attention_mask" in parameters and type(target).__module__.startswith("transformers."):
@@ -102,7 +102,7 @@ def list_forward_kinds(target: Any, layout: str | None) -> list[Kind]:
         if _is_required(parameters.get(name)):
             for initial in (*_find_methods(target, INITIAL), None):
                 kinds.append(Kind(Returned, {"name": name, "initial": initial}, layouts, said))
-    return [*kinds, Kind(Plain, {}, layouts, said)]
+    return [*kinds, Kind(PlainAdapter, {}, layouts, said)]
 
 
 def list_decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Plain(nn.Module):
+class PlainAdapter(nn.Module):
     """A foreign module or function, called as one from [b t d] to [b t e].
 
     Args:
@@ -36,7 +36,7 @@ class Plain(nn.Module):
         return y.reshape(*y.shape[:2], -1)
 
 
-class Positioned(Plain):
+class Positioned(PlainAdapter):
     """A module that is given the positions of its tokens: 0, 1, 2 …
 
     Args:

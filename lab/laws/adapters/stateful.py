@@ -14,10 +14,10 @@ from lab.laws.adapters.carried import (
     make_start_state,
     refuse_padding,
 )
-from lab.laws.adapters.plain import Plain, get_item, lay_out
+from lab.laws.adapters.plain import PlainAdapter, get_item, lay_out
 
 
-class Stateful(Plain):
+class Stateful(PlainAdapter):
     """A module that goes on from a state and takes no padding; subclasses define `advance`.
 
     Args:

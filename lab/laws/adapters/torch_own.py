@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.plain import Plain, lay_out
+from lab.laws.adapters.plain import PlainAdapter, lay_out
 from lab.laws.adapters.stateful import Stateful
 
 
@@ -35,7 +35,7 @@ class TorchRecurrent(Stateful):
         return lay_out(y, self.layout), tuple(h.transpose(0, 1) for h in hidden)
 
 
-class Masked(Plain):
+class Masked(PlainAdapter):
     """torch's MultiheadAttention, TransformerEncoderLayer or TransformerEncoder, under a mask.
 
     Causality is requested twice: by the mask [t s], True where s is later than t, and by

@@ -217,40 +217,40 @@ class Chunked(nn.Module):
 
 CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]] = {
     "plain": (lambda: nn.Linear(8, 6), "module", lambda m, x: m(x)),
-    "function": (lambda: nn.Linear(8, 6).forward, "Plain(module)", lambda m, x: m(x)),
+    "function": (lambda: nn.Linear(8, 6).forward, "PlainAdapter(module)", lambda m, x: m(x)),
     "tuple": (
         lambda: Returning(lambda y: (y.sum(), y)),
-        "Plain(module, output=1)",
+        "PlainAdapter(module, output=1)",
         lambda m, x: m.linear(x),
     ),
     "dict": (
         lambda: Returning(lambda y: {"n": 3, "y": y}),
-        "Plain(module, output='y')",
+        "PlainAdapter(module, output='y')",
         lambda m, x: m.linear(x),
     ),
     "dataclass": (
         lambda: Returning(lambda y: Output(y.sum(), y)),
-        "Plain(module, output='hidden')",
+        "PlainAdapter(module, output='hidden')",
         lambda m, x: m.linear(x),
     ),
     "heads": (
         lambda: Returning(lambda y: y.unflatten(-1, (2, 3))),
-        "Plain(module)",
+        "PlainAdapter(module)",
         lambda m, x: m.linear(x),
     ),
     "convolution": (
         lambda: nn.Conv1d(8, 6, 3, padding=1),
-        "Plain(module, layout='bdt')",
+        "PlainAdapter(module, layout='bdt')",
         lambda m, x: m(x.mT).mT,
     ),
     "width of a length": (
         lambda: nn.Conv1d(8, 6, 1, padding=0),
-        "Plain(module, layout='bdt')",
+        "PlainAdapter(module, layout='bdt')",
         lambda m, x: m(x.mT).mT,
     ),
     "both ways": (
         lambda: nn.GRU(8, 6, bidirectional=True),
-        "Plain(module, output=0, layout='tbd')",
+        "PlainAdapter(module, output=0, layout='tbd')",
         lambda m, x: m(x.transpose(0, 1))[0].transpose(0, 1),
     ),
     "positions": (
@@ -345,7 +345,7 @@ def test_options_decide():
     )
     assert adapt(torch.tanh, d_model=5).d_model == 5
     assert adapt(lambda ids: ids[..., None].double(), vocab_size=9, d_model=4).recipe == (
-        "Tokens(Plain(module), vocab_size=9, table=None)"
+        "Tokens(PlainAdapter(module), vocab_size=9, table=None)"
     )
 
 

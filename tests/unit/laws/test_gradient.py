@@ -121,7 +121,7 @@ def test_what_cuts_a_parameter_is_named_with_its_line(how: str, words: str, func
     found = judge(Planted(function, p=draw((8,), seed=1)))
     assert found.verdict == "fails"
     assert found.evidence == "2 of 3 parameters alive, lengths 1, 5 in float64"
-    place = "" if words == "never used" else r" at test_laws_gradient\.py:\d+"
+    place = "" if words == "never used" else r" at test_gradient\.py:\d+"
     end = ", but its result does not reach the output" if words == "used" else ""
     expected = f"p: {how}, {re.escape(words.rstrip())}{place}{end}"
     assert re.fullmatch(expected, found.counterexample or ""), found.counterexample
@@ -130,7 +130,7 @@ def test_what_cuts_a_parameter_is_named_with_its_line(how: str, words: str, func
 def test_the_line_is_where_it_was_cut():
     found = judge(Planted(unwatched, p=torch.ones(8))).counterexample or ""
     line = unwatched.__code__.co_firstlineno + 2
-    assert found.endswith(f"test_laws_gradient.py:{line}")
+    assert found.endswith(f"test_gradient.py:{line}")
 
 
 def test_what_cancels_is_no_fault():
@@ -243,7 +243,7 @@ def test_rows_chosen_among_equals_are_tie_only(function: Callable, by: str):
     found = judge(Planted(function, table=draw((6, 8), seed=1)))
     assert found.verdict == "fails"
     line = function.__code__.co_firstlineno + 1
-    words = f"table: tie-only, chosen among equals by {by} at test_laws_gradient.py:{line}"
+    words = f"table: tie-only, chosen among equals by {by} at test_gradient.py:{line}"
     assert found.counterexample == words
 
 
