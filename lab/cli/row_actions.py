@@ -1,4 +1,4 @@
-"""What is done with a task's rows: shown, audited, or exported."""
+"""Show, audit or export the rows of a task."""
 
 import json
 from dataclasses import asdict
@@ -24,7 +24,7 @@ def show_rows(
     figure: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the first rows of a split, and draw them where a figure is asked for."""
+    """Print the first rows of a split, and draw them into a file if one is given."""
     if figure is not None:
         _draw(task, split, seed, count, figure)
     if as_json:
@@ -37,16 +37,16 @@ def show_rows(
     else:
         from rich.console import Console
 
-        from lab.cli.tables.rows import show
+        from lab.cli.tables.rows import print_rows
 
         console = Console(highlight=False, markup=False)
-        show(console, task, split=split, seed=seed, count=count, whole=whole)
+        print_rows(console, task, split=split, seed=seed, count=count, whole=whole)
     if figure is not None:
         typer.echo(f"figure: {figure}", err=as_json)
 
 
 def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
-    """Draw the rows into a file."""
+    """Draw rows into a file."""
     from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
     from analysis.rows.layout import lay_out
@@ -64,7 +64,7 @@ def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
 def audit_rows(
     task: "Task", split: str, seed: int, *, sizes: dict[str, int], as_json: bool
 ) -> None:
-    """Print what rules and models set by hand reach; exit with 1 where the oracle is not sound."""
+    """Print what predictors and models set by hand reach; exit with 1 if the oracle is unsound."""
     from lab.constructions import ladder
     from lab.suite.audit import audit
 
@@ -93,13 +93,13 @@ def audit_rows(
     else:
         from rich.console import Console
 
-        from lab.cli.tables.audit import audit_table, ladder_table
+        from lab.cli.tables.audit import build_audit_table, build_ladder_table
 
         console = Console(markup=False, highlight=False)
-        title = f"{task.name}: accuracy of rules, {split}, seed {seed}"
-        console.print(audit_table(found, title))
+        title = f"{task.name}: accuracy of predictors, {split}, seed {seed}"
+        console.print(build_audit_table(found, title))
         if rungs:
-            console.print(ladder_table(rungs))
+            console.print(build_ladder_table(rungs))
     if not found.sound:
         less = "no better than a shortcut" if task.stochastic else "not always right"
         raise refuse(f"{task.name}: its oracle is {less}", 1)
@@ -108,11 +108,13 @@ def audit_rows(
 def export_rows(
     task: "Task", split: str, seed: int, rows: int, path: Path, *, as_json: bool
 ) -> None:
-    """Write the first rows of a split, and how to make them again."""
+    """Write the first rows of a split to a file, with the recipe that makes them again."""
     from lab.files import explain_write_errors
     from lab.suite.parquet import Recipe, export
 
     with report_failures(), report_usage_errors(), explain_write_errors(path):
         export(Recipe(task, split, seed, rows), path)
-    said = {"path": str(path), "rows": rows, "bytes": path.stat().st_size}
-    typer.echo(json.dumps(said) if as_json else f"{path}: {rows:,} rows, {said['bytes']:,} bytes")
+    summary = {"path": str(path), "rows": rows, "bytes": path.stat().st_size}
+    typer.echo(
+        json.dumps(summary) if as_json else f"{path}: {rows:,} rows, {summary['bytes']:,} bytes"
+    )

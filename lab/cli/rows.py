@@ -1,4 +1,4 @@
-"""`lab TASK --show | --audit | --export`: what is asked of a task's rows, without training."""
+"""`lab TASK --show | --audit | --export`: look at the rows of a task without training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
         bool | None,
         typer.Option(
             "--audit",
-            help="Score chance, the shortcuts, the oracle, and models set by hand.",
+            help="Score chance, the shortcuts, the oracle, and models with weights set by hand.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -44,33 +44,33 @@ OPTIONS: dict[str, Any] = {
         Path | None,
         typer.Option(
             metavar="FILE.parquet",
-            help="Write rows, and how to make them again.",
+            help="Write rows to a file, with the recipe that makes them again.",
             rich_help_panel=PANEL,
         ),
     ],
     "rows": Annotated[
         int | None,
-        typer.Option(metavar="N", help="How many are exported.", rich_help_panel=PANEL),
+        typer.Option(metavar="N", help="Number of rows to export.", rich_help_panel=PANEL),
     ],
     "split": Annotated[
         str | None,
         typer.Option(
-            help="Whose rows.", show_default="train; test to audit", rich_help_panel=PANEL
+            help="Split of the rows.", show_default="train; test to audit", rich_help_panel=PANEL
         ),
     ],
 }
-"""Of every task's command, beside those it trains with; None stands for "not given"."""
+"""Options of every task's command besides those for training; None stands for "not given"."""
 
 
-def asked(given: dict[str, Any], training: dict[str, Any]) -> Action | None:
-    """Return what is to be done with rows, or None where a model is to be trained.
+def choose_action(given: dict[str, Any], training: dict[str, Any]) -> Action | None:
+    """Return what to do with rows, or None if a model is to be trained.
 
     Args:
         given: values of `OPTIONS`.
-        training: values of options that only make sense in training, by flag.
+        training: values of options that only apply to training, by flag.
 
     Raises:
-        ValueError: for options that contradict each other, or numbers out of their bounds.
+        ValueError: for options that contradict each other, or numbers out of bounds.
     """
     actions: list[Action] = [a for a in ("show", "audit", "export") if given[a] is not None]
     if len(actions) > 1:
@@ -103,15 +103,15 @@ def act(
     sizes: dict[str, int],
     as_json: bool,
 ) -> None:
-    """Do what is asked with a task's rows.
+    """Show, audit or export a task's rows.
 
     Args:
-        action: from `asked`.
-        task: whose rows.
-        seed: of the rows.
+        action: which of the three.
+        task: the task that generates the rows.
+        seed: the seed of the rows.
         given: values of `OPTIONS`.
-        sizes: d_model and n_heads of the models set by hand, where given.
-        as_json: print JSON alone.
+        sizes: d_model and n_heads of the models set by hand, if given.
+        as_json: print only JSON.
     """
     split = given["split"] or ("test" if action == "audit" else "train")
     with report_failures():

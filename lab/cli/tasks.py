@@ -10,16 +10,16 @@ import typer
 def tasks(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """List the tasks: what each separates, sizes, chance, and what a row costs here and now."""
-    from lab.suite.survey import surveyed
+    """List the tasks: what each separates, its sizes, chance, and the time a row takes here."""
+    from lab.suite.survey import survey_tasks
 
     if as_json:
-        for entry in surveyed():
+        for entry in survey_tasks():
             typer.echo(json.dumps(asdict(entry), ensure_ascii=False))
         return
     from rich.console import Console
 
-    from lab.cli.tables.suite import suite_table
+    from lab.cli.tables.suite import build_suite_table
 
     console = Console(markup=False, highlight=False)
-    console.print(suite_table(list(surveyed()), console.width))
+    console.print(build_suite_table(list(survey_tasks()), console.width))

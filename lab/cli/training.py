@@ -125,7 +125,7 @@ def _build_trainer(name: str) -> Callable[..., None]:
                 for f in fields(part)
                 if f.name not in ROWS_DEPEND_ON
             }
-            action = rows.asked(looking, {"out": out, "eval": evaluations, **training})
+            action = rows.choose_action(looking, {"out": out, "eval": evaluations, **training})
         if action is None:
             _train(name, chosen, out, as_json, evaluations)
             return

@@ -1,1 +1,1 @@
-"""The task suite as a whole: its table, its audit, its export."""
+"""The task suite as a whole: a survey, an audit, an export of rows."""

@@ -1,4 +1,4 @@
-"""Rows of a task as a Parquet file that says how to make them again."""
+"""Rows of a task as a Parquet file, with the recipe that makes them again."""
 
 import json
 import os
@@ -18,22 +18,22 @@ from tasks.base import MAX_ROWS, Batch, Task, count_rows
 
 SUFFIX = ".parquet"
 KEY = "wonderful-lab"
-"""Under which the file's key–value metadata hold the recipe, a JSON object."""
+"""Key of the file's metadata under which the recipe is stored, a JSON object."""
 TOKENS_A_PART = 2**18
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an exported file's rows are, and so all it takes to make them again.
+    """All it takes to make the rows of an exported file again.
 
     Attributes:
-        task: with its options.
-        split: whose rows they are.
-        seed: of the rows.
-        rows: how many, from row 0.
+        task: the task that generates the rows.
+        split: the split of the rows.
+        seed: the seed of the rows.
+        rows: number of rows, from row 0 on.
 
     Raises:
-        ValueError: for a number of rows out of its bounds, or a split that the task has not.
+        ValueError: for a number of rows out of bounds, or a split that the task does not have.
     """
 
     task: Task
@@ -50,11 +50,11 @@ class Recipe:
 
     @property
     def rows_a_part(self) -> int:
-        """Rows that are made, and written, together."""
+        """Number of rows that are made and written together."""
         return count_rows(TOKENS_A_PART, self.task.seq_len, most=self.rows)
 
-    def parts(self) -> Iterator[tuple[int, Batch]]:
-        """Make the rows, part by part; yields each part's first row number and its rows."""
+    def generate(self) -> Iterator[tuple[int, Batch]]:
+        """Generate the rows part by part: yield the number of a part's first row, and its rows."""
         for start in range(0, self.rows, self.rows_a_part):
             size = min(self.rows_a_part, self.rows - start)
             batch = self.task.batch(split=self.split, start=start, size=size, seed=self.seed)
@@ -72,66 +72,67 @@ class Recipe:
 
 
 def export(recipe: Recipe, path: Path) -> None:
-    """Write a recipe's rows, under a temporary name that is then renamed.
+    """Write a recipe's rows to a file: under a temporary name first, which is then renamed.
 
     Columns: row (int64); inputs, targets, roles (lists of int64, as long as a row); and each of
-    the task's links (lists, nested where a link has more axes). Memory does not grow with the rows.
+    the task's links (lists, nested where a link has more axes). Memory use does not depend on the
+    number of rows.
 
     Raises:
-        ValueError: for a path that does not end in .parquet, is taken, or is in no folder.
+        ValueError: for a path that does not end in .parquet, exists, or is in no folder.
         OSError: when the file cannot be written.
     """
     if path.suffix != SUFFIX:
         raise ValueError(f"export={path}: must end in {SUFFIX}")
     if path.exists():
-        raise ValueError(f"export={path}: exists, and is left as it is")
+        raise ValueError(f"export={path}: already exists; choose another")
     if not path.parent.is_dir():
-        raise ValueError(f"export={path}: there is no folder {path.parent}")
+        raise ValueError(f"export={path}: the folder {path.parent} does not exist")
     temporary = path.with_name(f".{path.name}.writing")
     try:
-        # Beside this thread, so that Ctrl-C is raised here, and once; with it the writing ends too.
+        # In another thread, so that Ctrl-C is raised here, and only once; it also ends the writing.
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(_written, recipe, temporary).result()
+            pool.submit(_write, recipe, temporary).result()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return what an exported file's rows are.
+    """Read the recipe of an exported file.
 
     Raises:
-        ValueError: for a file that is no export, whose recipe is damaged, or whose task is not
-            known here.
+        ValueError: for a file that is no export, or whose recipe is damaged or names an unknown
+            task.
         OSError: when the file cannot be read.
     """
     try:
         text = pl.read_parquet_metadata(path).get(KEY)
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: is no Parquet file: {shorten_message(error)}") from error
+        raise ValueError(f"{path}: not a Parquet file: {shorten_message(error)}") from error
     if text is None:
         raise ValueError(f"{path}: was not written by `lab TASK --export`")
     try:
-        said = json.loads(text)
+        stored = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: its recipe is no JSON: {shorten_message(error)}") from error
+        raise ValueError(f"{path}: its recipe is not JSON: {shorten_message(error)}") from error
     kinds = {"task": dict, "split": str, "seed": int, "rows": int}
     for name, kind in kinds.items():
-        if not isinstance(said, dict) or type(said.get(name)) is not kind:
-            raise ValueError(f"{path}: its recipe has no {name}, or none of type {kind.__name__}")
+        if not isinstance(stored, dict) or type(stored.get(name)) is not kind:
+            raise ValueError(f"{path}: its recipe has no {name} of type {kind.__name__}")
     try:
-        task = restore(said["task"])
-    # What is damaged may be anything; each task holds its options to their bounds, not to types.
+        task = restore(stored["task"])
+    # A damaged description may hold anything, which a task need not notice as a ValueError.
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its task is not known: {shorten_message(error)}") from error
     try:
-        return Recipe(task, said["split"], said["seed"], said["rows"])
+        return Recipe(task, stored["split"], stored["seed"], stored["rows"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _written(recipe: Recipe, path: Path) -> None:
-    """Write a Parquet file, a row group a part."""
+def _write(recipe: Recipe, path: Path) -> None:
+    """Write a Parquet file, one row group for each part."""
     first = recipe.task.batch(split=recipe.split, size=1, seed=recipe.seed)
 
     def source(
@@ -140,11 +141,11 @@ def _written(recipe: Recipe, path: Path) -> None:
         n_rows: int | None,
         batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
-        # A sink asks for all there is.
-        for start, batch in recipe.parts():
-            yield _frame(start, batch)
+        # A sink always asks for everything.
+        for start, batch in recipe.generate():
+            yield _build_frame(start, batch)
 
-    said = {
+    stored = {
         "task": recipe.task.describe(),
         "split": recipe.split,
         "seed": recipe.seed,
@@ -154,19 +155,19 @@ def _written(recipe: Recipe, path: Path) -> None:
         "python": recipe.python(),
     }
     try:
-        register_io_source(source, schema=_frame(0, first).schema).sink_parquet(
+        register_io_source(source, schema=_build_frame(0, first).schema).sink_parquet(
             path,
-            # Polars' own choice would hold a hundred thousand rows at once.
+            # By default Polars would hold a hundred thousand rows at once.
             row_group_size=recipe.rows_a_part,
-            metadata={KEY: json.dumps(said, ensure_ascii=False)},
+            metadata={KEY: json.dumps(stored, ensure_ascii=False)},
             sync_on_close="all",
         )
     except pl.exceptions.ComputeError as error:
-        # Polars says more about itself than about the disk.
+        # Before what the disk said, the message has a line about Polars itself.
         raise OSError(shorten_message(error).rpartition("IO error: ")[2]) from error
 
 
-def _frame(start: int, batch: Batch) -> pl.DataFrame:
+def _build_frame(start: int, batch: Batch) -> pl.DataFrame:
     """Return rows, numbered from `start`, as a table."""
     tensors = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
     columns: dict[str, Any] = {"row": pl.arange(start, start + len(batch.inputs), eager=True)}

@@ -1,4 +1,4 @@
-"""The suite at a glance: what each task separates, how large it is, and what a row costs."""
+"""A survey of the suite: what each task separates, its size, and the time that a row takes."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tasks import TASKS
 from tasks.base import IGNORE, Task
 
 ROWS = 64
-"""Rows of a batch that is timed."""
+"""Rows of each batch that is timed."""
 BATCHES = 5
 
 
@@ -21,7 +21,7 @@ class Size:
 
     Attributes:
         seq_len: tokens a row.
-        vocab_size: tokens that there are.
+        vocab_size: number of different tokens.
     """
 
     seq_len: int
@@ -30,18 +30,18 @@ class Size:
 
 @dataclass(frozen=True)
 class Entry:
-    """A task as it comes, without an option given.
+    """A task at its defaults.
 
     Attributes:
-        name: of its command.
-        separates: what it tells apart.
-        size: at the defaults.
-        scored: positions a row that count, the mean over a batch.
+        name: also of its command.
+        separates: what the task tells apart.
+        size: rows and vocabulary.
+        scored: scored positions a row, the mean over a batch.
         chance: accuracy of a uniform guess over the legal answers, in [0, 1].
-        microseconds: what a row costs on this machine now, the median of a few batches.
+        microseconds: time a row takes on this machine, the median of a few batches.
         presets: sizes by name.
-        grows: options that lengthening scales while a model is trained; none: it does not grow.
-        grows_from: tokens a row that training starts with at the defaults.
+        grows: options that lengthening scales; none if the task does not grow.
+        grows_from: tokens a row at which training starts.
         why_fixed: why the task does not grow; empty where it does.
     """
 
@@ -57,30 +57,32 @@ class Entry:
     why_fixed: str
 
 
-def surveyed() -> Iterator[Entry]:
-    """Look at every task of the suite, and time it."""
+def survey_tasks() -> Iterator[Entry]:
+    """Yield every task of the suite, timed."""
     for kind in TASKS.values():
         task = kind()
         yield Entry(
             name=task.name,
             separates=task.separates,
-            size=_size(task),
+            size=_measure_size(task),
             scored=(task.batch(size=ROWS).targets != IGNORE).sum().item() / ROWS,
             chance=task.chance,
-            microseconds=_microseconds(task),
-            presets={name: _size(kind(**preset.options)) for name, preset in kind.presets.items()},
+            microseconds=_time_row(task),
+            presets={
+                name: _measure_size(kind(**preset.options)) for name, preset in kind.presets.items()
+            },
             grows=task.grows,
             grows_from=list_stages(task, TrainConfig(lengthen=True))[0].task.seq_len,
             why_fixed=task.why_fixed,
         )
 
 
-def _size(task: Task) -> Size:
+def _measure_size(task: Task) -> Size:
     return Size(task.seq_len, task.vocab_size)
 
 
-def _microseconds(task: Task) -> float:
-    """Return the time a row takes, links left out as in training."""
+def _time_row(task: Task) -> float:
+    """Return the time in microseconds that a row takes, without links, as in training."""
     times = []
     for i in range(BATCHES + 1):
         began = time.perf_counter()

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from lab.cli import app
-from lab.cli.rows import OPTIONS, asked
+from lab.cli.rows import OPTIONS, choose_action
 from lab.suite.parquet import read_recipe
 from tasks import TASKS
 from tasks.base import accuracy
@@ -192,9 +192,9 @@ def test_what_only_training_takes_is_refused_beside_rows(action):
         given["rows"] = 3
     training = {"out": None, "learning-rate": 7.0, "model": "nosuch:X"}
     with pytest.raises(ValueError, match=f"^--learning-rate with --{action}: nothing is trained$"):
-        asked(given, training)
-    assert asked(given, dict.fromkeys(training)) == action
-    assert asked(dict.fromkeys(OPTIONS), training) is None
+        choose_action(given, training)
+    assert choose_action(given, dict.fromkeys(training)) == action
+    assert choose_action(dict.fromkeys(OPTIONS), training) is None
 
 
 def test_rows_are_exported_with_their_recipe(tmp_path):
@@ -208,7 +208,7 @@ def test_rows_are_exported_with_their_recipe(tmp_path):
         recipe.task.batch(split="test", size=9, seed=7).inputs.tolist()
     )
     again = lab(f"mqar {SMALL} --export {path} --rows 9")
-    assert "exists, and is left as it is" in one_line(again)
+    assert "already exists" in one_line(again)
 
 
 def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
@@ -247,7 +247,7 @@ def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
         ("--export x.parquet", "--export: needs --rows N"),
         ("--export x.parquet --rows 0", "rows=0: must be in 1"),
         ("--export x.csv --rows 2", "export=x.csv: must end in .parquet"),
-        ("--export nowhere/x.parquet --rows 2", "there is no folder nowhere"),
+        ("--export nowhere/x.parquet --rows 2", "the folder nowhere does not exist"),
     ],
 )
 def test_what_contradicts_itself_is_one_clear_line(tmp_path, monkeypatch, options, words):

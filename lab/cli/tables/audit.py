@@ -1,4 +1,4 @@
-"""What accuracy on a task is to be read beside, in a terminal."""
+"""The accuracies that a model's is compared with, in a terminal."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from lab.constructions import Rung
 from lab.suite.audit import Audit
 
 
-def audit_table(found: Audit, title: str) -> Table:
-    """Return the rules of a task, best first, each but chance with its 95 % interval."""
+def build_audit_table(found: Audit, title: str) -> Table:
+    """Build a table of the predictors of a task, best first, with 95 % intervals but for chance."""
     caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
     table = Table(title=title, title_justify="left", caption=caption)
     for name in ("", "accuracy", "95 %"):
@@ -20,8 +20,8 @@ def audit_table(found: Audit, title: str) -> Table:
     return table
 
 
-def ladder_table(rungs: Sequence[Rung]) -> Table:
-    """Return which mixers solve a task with weights set by hand, those alike together."""
+def build_ladder_table(rungs: Sequence[Rung]) -> Table:
+    """Build a table of what each mixer reaches with weights set by hand, equal ones together."""
     table = Table.grid(padding=(0, 2))
     table.title, table.title_justify = "weights set by hand", "left"
     table.add_column(no_wrap=True)

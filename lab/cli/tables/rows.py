@@ -1,4 +1,4 @@
-"""Rows of a task in a terminal: a cell a token, coloured by role, the target under it."""
+"""Rows of a task in a terminal: one cell a token, coloured by role, with the target below it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,30 +11,32 @@ from tasks.base import IGNORE, Batch, Task
 from tasks.mixture import Mixture
 
 EDGE = 64
-"""Positions shown of a folded row's begin, and of where its answers end."""
+"""Positions of a folded row that are shown at its beginning, and again where its answers end."""
 STRIDE = 4
-"""A line holds a multiple of so many cells where it can, so that positions are easy to count."""
+"""Lines hold a multiple of this many cells where they can, so that positions are easy to count."""
 SPACE = "␣"
 
 
-def show(console: Console, task: Task, *, split: str, seed: int, count: int, whole: bool) -> None:
+def print_rows(
+    console: Console, task: Task, *, split: str, seed: int, count: int, whole: bool
+) -> None:
     """Print the first rows of a split.
 
-    Without colours a line of letters names the roles.
+    Where the console has no colours, a line of letters below each block names the roles.
 
     Args:
-        console: as wide as its terminal.
-        task: whose rows.
-        split: of them.
-        seed: of the rows.
-        count: how many.
-        whole: print long rows without folding them in the middle.
+        console: where to print.
+        task: the task that generates the rows.
+        split: the split that they belong to.
+        seed: the seed of the rows.
+        count: number of rows.
+        whole: print long rows in full instead of leaving out their middle.
     """
     coloured = console.is_terminal and console.color_system is not None and not console.no_color
 
     options = ", ".join(f"{k}={v}" for k, v in task.options.items() if v is not None)
     console.print(Text(f"{task.name}: {options}"))
-    console.print(_legend(task.role_names, coloured))
+    console.print(_format_legend(task.role_names, coloured))
     for number in range(count):
         batch = task.batch(split=split, start=number, size=1, seed=seed)
         (part,), setting = task.list_tasks(batch), ""
@@ -45,12 +47,12 @@ def show(console: Console, task: Task, *, split: str, seed: int, count: int, who
         scored = int((batch.targets != IGNORE).sum())
         about = f"row {number} of {split}, seed {seed}: {part.seq_len:,} tokens, {scored:,} scored"
         console.print(Text(about + setting))
-        for line in _lines(part, batch, console.width, coloured, whole):
+        for line in _format_row(part, batch, console.width, coloured, whole):
             console.print(line, soft_wrap=True)
 
 
-def letters(names: Sequence[str]) -> list[str]:
-    """Return a letter for each name, of its own where it has one left, no two alike."""
+def choose_letters(names: Sequence[str]) -> list[str]:
+    """Return a different letter for each name, one that occurs in the name where possible."""
     found: list[str] = []
     for name in names:
         own = [*filter(str.isalpha, name.lower()), *"abcdefghijklmnopqrstuvwxyz"]
@@ -58,39 +60,41 @@ def letters(names: Sequence[str]) -> list[str]:
     return found
 
 
-def visible(text: str) -> str:
-    """Return a token's text with something to see for spaces and control characters."""
+def escape(text: str) -> str:
+    """Return a token's text with visible signs for spaces and control characters."""
     return "".join(SPACE if c == " " else c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _legend(names: Sequence[str], coloured: bool) -> Text:
+def _format_legend(names: Sequence[str], coloured: bool) -> Text:
     legend = Text("roles:")
     if coloured:
         for name, colour in zip(names, color_roles(names), strict=True):
             legend.append(" ").append(f" {name} ", style=f"{choose_ink(colour)} on {colour}")
         return legend.append("; → targets")
-    for letter, name in zip(letters(names), names, strict=True):
+    for letter, name in zip(choose_letters(names), names, strict=True):
         legend.append(f" {letter} {name},")
     return legend.append(" below; → targets")
 
 
-def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) -> Iterator[Text]:
-    """Yield the lines of the one row of a batch: blocks of tokens, targets and roles."""
+def _format_row(
+    task: Task, batch: Batch, width: int, coloured: bool, whole: bool
+) -> Iterator[Text]:
+    """Yield the lines for a batch of one row: blocks of tokens, targets and roles."""
     t = task.seq_len
     inputs, targets, roles = (x[0].tolist() for x in (batch.inputs, batch.targets, batch.roles))
-    pieces = [(0, t)] if whole or t <= 2 * EDGE else _folded(targets)
+    pieces = [(0, t)] if whole or t <= 2 * EDGE else _find_shown(targets)
     places = [i for first, end in pieces for i in range(first, end)]
-    tokens = {i: visible(task.format_token(inputs[i])) for i in places}
-    answers = {i: visible(task.format_token(targets[i])) for i in places if targets[i] != IGNORE}
+    tokens = {i: escape(task.format_token(inputs[i])) for i in places}
+    answers = {i: escape(task.format_token(targets[i])) for i in places if targets[i] != IGNORE}
     cell = max(map(cell_len, (*tokens.values(), *answers.values())))
     margin = len(str(t - 1))
     count = max(1, (width - margin - 1) // (cell + 1))
     count -= count % STRIDE if count > STRIDE else 0
-    colours, names = color_roles(task.role_names), letters(task.role_names)
+    colours, names = color_roles(task.role_names), choose_letters(task.role_names)
     shown = 0
     for first, end in pieces:
         if first > shown:
-            yield _hidden(targets[shown:first])
+            yield _describe_hidden(targets[shown:first])
         shown = end
         for start in range(first, end, count):
             block = range(start, min(start + count, end))
@@ -98,36 +102,38 @@ def _lines(task: Task, batch: Batch, width: int, coloured: bool, whole: bool) ->
             for i in block:
                 colour = colours[roles[i]]
                 style = f"{choose_ink(colour)} on {colour}" if coloured else ""
-                line.append(" ").append(_right(tokens[i], cell), style=style)
+                line.append(" ").append(_align_right(tokens[i], cell), style=style)
             yield line
             if any(i in answers for i in block):
-                yield _plain("→".rjust(margin) + "│", [answers.get(i, "") for i in block], cell)
+                yield _format_line(
+                    "→".rjust(margin) + "│", [answers.get(i, "") for i in block], cell
+                )
             if not coloured:
-                yield _plain(" " * margin + "│", [names[roles[i]] for i in block], cell)
+                yield _format_line(" " * margin + "│", [names[roles[i]] for i in block], cell)
 
     if shown < t:
-        yield _hidden(targets[shown:])
+        yield _describe_hidden(targets[shown:])
 
 
-def _folded(targets: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the two stretches of a long row that are shown: its begin, and where answers end."""
+def _find_shown(targets: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the two spans of a long row that are shown: its beginning, and where answers end."""
     t = len(targets)
     answered = max(i for i, target in enumerate(targets) if target != IGNORE) + 1
     end = t if t - answered < EDGE else max(answered, 2 * EDGE)
     return [(0, EDGE), (end - EDGE, end)]
 
 
-def _hidden(targets: Sequence[int]) -> Text:
-    """Say how many positions are left out."""
+def _describe_hidden(targets: Sequence[int]) -> Text:
+    """Describe how many positions are left out."""
     scored = sum(target != IGNORE for target in targets)
-    said = f", {scored:,} of them scored" if scored else ""
-    return Text(f"… {len(targets):,} more{said} …")
+    of_them = f", {scored:,} of them scored" if scored else ""
+    return Text(f"… {len(targets):,} more{of_them} …")
 
 
-def _plain(label: str, cells: Sequence[str], width: int) -> Text:
-    return Text("".join([label, *(f" {_right(cell, width)}" for cell in cells)]).rstrip())
+def _format_line(label: str, cells: Sequence[str], width: int) -> Text:
+    return Text("".join([label, *(f" {_align_right(cell, width)}" for cell in cells)]).rstrip())
 
 
-def _right(text: str, width: int) -> str:
-    """Return text at the right of so many columns, of which some characters take two."""
+def _align_right(text: str, width: int) -> str:
+    """Align text to the right of a number of columns; some characters take two."""
     return " " * (width - cell_len(text)) + text

@@ -9,11 +9,11 @@ from rich.text import Text
 from lab.suite.survey import Entry, Size
 
 ROOM_FOR_A_LINE = 136
-"""Columns of a terminal from which a task of the suite fits a line."""
+"""Columns that a terminal needs to show each task on one line."""
 
 
-def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
-    """Return the suite: a line a task where there is room, else what it separates above."""
+def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
+    """Build the table of the suite: one line a task where there is room, else several."""
     numbers = (
         "scored",
         "chance",
@@ -30,16 +30,16 @@ def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
         for name in numbers:
             table.add_column(name, justify="right", no_wrap=True)
         for entry in entries:
-            table.add_row(entry.name, entry.separates, *_numbers(entry))
+            table.add_row(entry.name, entry.separates, *_format_numbers(entry))
         fixed = [f"— {e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
         start = (
-            "starts at: tokens a row that training starts with, before it goes on to longer ones."
+            "starts at: tokens a row at which training starts, before it goes on to longer rows."
         )
         return Group(table, Text("\n".join(["", start, *fixed])))
     parts: list[RenderableType] = []
     for entry in entries:
         parts.append(Text(f"{entry.name}: {entry.separates}"))
-        scored, chance, cost, size, start, small, published = _numbers(entry)
+        scored, chance, cost, size, start, small, published = _format_numbers(entry)
         parts.append(Text(f"    {size} (small {small}, published {published})"))
         grows = ", ".join(entry.grows)
         grown = f"grows from {start} tokens ({grows})" if grows else f"fixed: {entry.why_fixed}"
@@ -49,17 +49,17 @@ def suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _numbers(entry: Entry) -> tuple[str, ...]:
+def _format_numbers(entry: Entry) -> tuple[str, ...]:
     return (
         f"{entry.scored:,.0f}" if entry.scored == int(entry.scored) else f"{entry.scored:,.1f}",
         f"{entry.chance:.2g}",
         f"{entry.microseconds:,.0f}" if entry.microseconds >= 10 else f"{entry.microseconds:.1f}",
-        _said(entry.size),
+        _format_size(entry.size),
         f"{entry.grows_from:,}" if entry.grows else "—",
-        _said(entry.presets["small"]),
-        _said(entry.presets["published"]),
+        _format_size(entry.presets["small"]),
+        _format_size(entry.presets["published"]),
     )
 
 
-def _said(size: Size) -> str:
+def _format_size(size: Size) -> str:
     return f"{size.seq_len:,} × {size.vocab_size:,}"

@@ -113,7 +113,7 @@ def test_a_mixer_without_matrix_is_named_and_left_out():
 
 @torch.no_grad()
 def test_recall_is_the_loop_over_queries_of_the_probe_split():
-    task = replace(TASK, seq_len=32, vocab_size=64)
+    task = MQAR(seq_len=32, n_pairs=4, vocab_size=64)
     model = build("AM", vocab_size=64, d_model=16).eval()
     # Random weights are right by luck alone: a head of few tokens makes luck common.
     model.head.weight = nn.Parameter(model.head.weight.clone())

@@ -44,7 +44,7 @@ def test_the_recipe_makes_the_files_rows_again(tmp_path, monkeypatch, task):
     assert table["row"].to_list() == list(range(10))
     whole = columns(task.batch(split="test", size=10, seed=3))
     assert table.columns == ["row", *whole]
-    again = [columns(batch) for _, batch in recipe.parts()]
+    again = [columns(batch) for _, batch in recipe.generate()]
     said_again = [columns(batch) for batch in made["batches"]]
     assert len(said_again) == len(again) == 3
     for name, tensor in whole.items():
@@ -74,7 +74,7 @@ def test_links_of_more_axes_become_nested_lists(tmp_path, monkeypatch):
 def test_rows_are_made_part_by_part(monkeypatch):
     monkeypatch.setattr("lab.suite.parquet.TOKENS_A_PART", 64)
     recipe = Recipe(TASKS["induction"](seq_len=16), "train", seed=0, rows=11)
-    assert [(start, len(batch.inputs)) for start, batch in recipe.parts()] == [
+    assert [(start, len(batch.inputs)) for start, batch in recipe.generate()] == [
         *((0, 4), (4, 4), (8, 3)),
     ]
 
@@ -83,8 +83,8 @@ def test_rows_are_made_part_by_part(monkeypatch):
     ("name", "words"),
     [
         ("rows.csv", r"must end in \.parquet"),
-        ("taken.parquet", "exists, and is left as it is"),
-        ("nowhere/rows.parquet", "there is no folder"),
+        ("taken.parquet", "already exists"),
+        ("nowhere/rows.parquet", "folder .*nowhere does not exist"),
     ],
 )
 def test_paths_that_cannot_be_are_named_and_nothing_is_written(tmp_path, name, words):
@@ -115,7 +115,7 @@ def test_row_counts_out_of_bounds_are_named(rows):
 def test_what_is_no_export_is_named(tmp_path):
     path = tmp_path / "other.parquet"
     path.write_text("not a table")
-    with pytest.raises(ValueError, match="is no Parquet file"):
+    with pytest.raises(ValueError, match="not a Parquet file"):
         read_recipe(path)
     pl.DataFrame({"a": [1]}).write_parquet(path)
     with pytest.raises(ValueError, match="was not written by"):
@@ -134,15 +134,15 @@ GOOD = {"task": TASKS["induction"]().describe(), "split": "train", "seed": 0, "r
 @pytest.mark.parametrize(
     ("damaged", "words"),
     [
-        ("{", "its recipe is no JSON"),
+        ("{", "its recipe is not JSON"),
         (json.dumps([GOOD]), "has no task"),
-        (json.dumps(GOOD | {"task": ["induction"]}), "has no task, or none of type dict"),
+        (json.dumps(GOOD | {"task": ["induction"]}), "has no task of type dict"),
         (json.dumps({name: GOOD[name] for name in ("task", "seed", "rows")}), "has no split"),
-        (json.dumps(GOOD | {"split": 1}), "has no split, or none of type str"),
+        (json.dumps(GOOD | {"split": 1}), "has no split of type str"),
         (json.dumps(GOOD | {"split": "probe"}), "split='probe': induction has"),
-        (json.dumps(GOOD | {"seed": "0"}), "has no seed, or none of type int"),
-        (json.dumps(GOOD | {"rows": 2.0}), "has no rows, or none of type int"),
-        (json.dumps(GOOD | {"rows": True}), "has no rows, or none of type int"),
+        (json.dumps(GOOD | {"seed": "0"}), "has no seed of type int"),
+        (json.dumps(GOOD | {"rows": 2.0}), "has no rows of type int"),
+        (json.dumps(GOOD | {"rows": True}), "has no rows of type int"),
         (json.dumps(GOOD | {"rows": 0}), "rows=0: must be in"),
         (json.dumps(GOOD | {"task": {}}), "its task is not known"),
         (json.dumps(GOOD | {"task": {"name": []}}), "its task is not known"),
