@@ -1,4 +1,4 @@
-"""Which experts every token takes, with what weights, and how narrowly: read off a model.
+"""Which experts each token chooses, with what weights, and by what margin over the next one.
 
 n tokens, row after row    h retrieval heads    k experts a head    e experts
 """
@@ -21,26 +21,26 @@ from lab.ops.product_keys import product_topk
 from tasks.base import Batch, count_rows
 
 TOKENS_AT_ONCE = 4096
-"""Tokens of a forward pass, so that scores of many experts do not fill the memory."""
+"""Most tokens of a forward pass, so that the scores of many experts fit into memory."""
 ROUNDING = 4
-"""Units in the last place of the largest score within which two scores count as one."""
+"""Two scores tie if they differ by at most this many units in the last place of the largest."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What the tokens of a batch chose in one layer.
+class ExpertChoices:
+    """What the tokens of a batch choose in one layer.
 
     Attributes:
         layer: index of the block.
         kind: the layer's class.
-        n_experts: how many there are to choose from.
-        indices: int32, of the experts; those of a head and token are distinct. A routed mixture
-            has one head.
-        weights: what each expert's output is multiplied by, any sign.
+        n_experts: how many there are.
+        indices: int32, of the chosen experts; distinct for each head and token. A routed mixture
+            counts as one head.
+        weights: factors of the experts' outputs, any sign.
         margins: between the k-th and the (k + 1)-th best score, in standard deviations of all
             experts' scores for this token and head (of log p for a router), ≥ 0; NaN where k is
             all experts.
-        tied: whether the two are equal but for rounding, so that order of storage decides.
+        tied: whether the two are equal up to rounding, so that the order of storage decides.
     """
 
     layer: int
@@ -53,25 +53,25 @@ class Chosen:
 
 
 @torch.no_grad()
-def chosen_experts(model: LanguageModel, batch: Batch) -> list[Chosen]:
-    """Return what the tokens of a batch choose in every layer that has experts; hooks act.
+def record_choices(model: LanguageModel, batch: Batch) -> list[ExpertChoices]:
+    """Record what the tokens of a batch choose in every layer with experts; hooks in place act.
 
     Raises:
         NotApplicableError: for a model without experts.
     """
-    layers = expert_layers(model)
+    layers = find_expert_layers(model)
     parts: dict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
 
     def look(tensor: Tensor, point: HookPoint) -> None:
         name, layer = point.name.split(".")[-1], int(point.name.split(".")[1])
         if name.endswith("_scores"):
-            margins, tied = narrowness(layers[layer], tensor.float())
+            margins, tied = measure_margins(layers[layer], tensor.float())
             parts[layer, "margins"].append(margins.cpu().numpy())
             parts[layer, "tied"].append(tied.cpu().numpy())
         elif name == "hook_expert_indices":
-            parts[layer, "indices"].append(_by_token(tensor).int().cpu().numpy())
+            parts[layer, "indices"].append(_flatten_tokens(tensor).int().cpu().numpy())
         else:
-            parts[layer, "weights"].append(_by_token(tensor).float().cpu().numpy())
+            parts[layer, "weights"].append(_flatten_tokens(tensor).float().cpu().numpy())
 
     wanted = [
         f"blocks.{layer}.mlp.hook_{name}"
@@ -88,7 +88,7 @@ def chosen_experts(model: LanguageModel, batch: Batch) -> list[Chosen]:
         for start in range(0, rows, size):
             score(model, batch[start : start + size], "fp32")
     return [
-        Chosen(
+        ExpertChoices(
             layer,
             type(module).__name__,
             module.n_experts if isinstance(module, RoutedMoE) else len(module.down),
@@ -101,8 +101,8 @@ def chosen_experts(model: LanguageModel, batch: Batch) -> list[Chosen]:
     ]
 
 
-def expert_layers(model: LanguageModel) -> dict[int, RetrievedExperts | RoutedMoE]:
-    """Return the state transforms that choose among experts, by block.
+def find_expert_layers(model: LanguageModel) -> dict[int, RetrievedExperts | RoutedMoE]:
+    """Find the state transforms that choose among experts, by index of the block.
 
     Raises:
         NotApplicableError: when there are none.
@@ -118,17 +118,17 @@ def expert_layers(model: LanguageModel) -> dict[int, RetrievedExperts | RoutedMo
     return found
 
 
-def narrowness(
+def measure_margins(
     module: RetrievedExperts | RoutedMoE, scores: Float[Tensor, "*b s"]
 ) -> tuple[Float[Tensor, "n h"], Bool[Tensor, "n h"]]:
-    """Return `Chosen.margins` and `Chosen.tied` of what a layer scores.
+    """Return `ExpertChoices.margins` and `ExpertChoices.tied` for the scores of a layer.
 
     Args:
         module: the layer.
-        scores: [b t h rows+columns] of retrieval; p, [b t e], of a router.
+        scores: [b t h rows+columns] for retrieval; the probabilities, [b t e], for a router.
     """
     if isinstance(module, RoutedMoE):
-        # log p is the logit but for a constant, which neither margin nor spread sees.
+        # log p is the logit up to a constant, which changes neither margins nor their spread.
         logits = scores.clamp(min=torch.finfo(scores.dtype).tiny).log()[..., None, :]
         best = logits.topk(min(module.k + 1, module.n_experts), dim=-1).values
         variance, largest = logits.var(-1, correction=0), logits.abs().amax(-1)
@@ -147,7 +147,7 @@ def narrowness(
     return margins.flatten(0, 1), tied.flatten(0, 1)
 
 
-def _by_token(chosen: Tensor) -> Tensor:
-    """Return [n h k] from [b t h k], or from a router's [b t k]."""
+def _flatten_tokens(chosen: Tensor) -> Tensor:
+    """Reshape [b t h k], or [b t k] of a router, to [n h k]."""
     heads = chosen if chosen.ndim == 4 else chosen[:, :, None]
     return heads.flatten(0, 1)

@@ -1,28 +1,29 @@
-"""What becomes of a model's answers without some experts of a layer, and without any."""
+"""What deleting experts changes in a model's answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
+import plotly.graph_objects as go
 from jaxtyping import Bool
 from torch import Tensor
 
-from analysis.experts.deletion import Site
+from analysis.experts.sites import Site
 from analysis.statistics.intervals import bootstrap
 
-NEAR = 5
-"""A twin is drawn among so many whose number of choices is nearest."""
+SLIGHT = 0.01
+"""Change of loss that is negligible, nats: the right answers' probability changes by 1 %."""
 
 
 @dataclass(frozen=True)
-class Change:
+class AnswerChange:
     """What a deletion changes, means over the scored positions with 95 % intervals over rows.
 
     Attributes:
-        loss: of the loss, nats; above 0 it was needed.
+        loss: change of the loss, nats; above 0 if the experts were needed.
         loss_interval: its ends; NaN for a single row.
-        accuracy: of the accuracy, a share; below 0 it was needed.
+        accuracy: change of the accuracy, a share; below 0 if the experts were needed.
         accuracy_interval: likewise.
     """
 
@@ -31,168 +32,37 @@ class Change:
     accuracy: float
     accuracy_interval: tuple[float, float]
 
+    @property
+    def harmful(self) -> bool:
+        """Whether the deletion certainly raises the loss, and by more than a negligible amount."""
+        return self.loss_interval[0] > 0 and self.loss >= SLIGHT
 
-@dataclass(frozen=True)
-class Deletion:
-    """An expert without which the model was run.
+    @property
+    def negligible(self) -> bool:
+        """Whether the deletion certainly changes the loss by no more than a negligible amount."""
+        low, high = self.loss_interval
+        return low >= -SLIGHT and high <= SLIGHT
 
-    Attributes:
-        place: its row and column key.
-        twin: whether it is a placebo: chosen about as often as one of the most loaded.
-        choices: its share of the layer's choices.
-        load: its share of Σ |w|.
-        change: what became of the answers.
-    """
+    def describe(self) -> str:
+        """Say how loss and accuracy change."""
+        low, high = (100 * end for end in self.accuracy_interval)
+        points = f"{100 * self.accuracy:+.1f} [{low:+.1f}, {high:+.1f}] points"
+        return f"{self.describe_loss()} and the accuracy by {points}"
 
-    place: tuple[int, int]
-    twin: bool
-    choices: float
-    load: float
-    change: Change
-
-
-@dataclass(frozen=True)
-class RoleDeletion:
-    """Deletions at the tokens of one role alone.
-
-    Attributes:
-        role: its name.
-        tokens: how many there are.
-        everything: all the layer's experts deleted there.
-        one: its most loaded expert deleted there.
-    """
-
-    role: str
-    tokens: int
-    everything: Change
-    one: Change
+    def describe_loss(self) -> str:
+        """Say how the loss changes."""
+        low, high = map(format_change, self.loss_interval)
+        return f"changes the loss by {format_change(self.loss)} [{low}, {high}] nats"
 
 
-@dataclass(frozen=True)
-class LayerKnockout:
-    """A layer without some experts, and without any.
-
-    Attributes:
-        layer: index of the block.
-        kind: the layer's class.
-        n_experts: rows of its tables.
-        rows: of the batch, on which it was tried.
-        scored: positions behind each mean.
-        loss: with all experts, nats.
-        accuracy: with all experts.
-        deletions: single experts, the most harmful first.
-        everything: all experts deleted.
-        by_answer: the same over the scored positions of each role, by its name.
-        by_role: deletions at the tokens of one role.
-        unused: experts that no token chose.
-        unused_change: largest change of the layer's output when these are set to zero; 0 unless
-            something reads them.
-    """
-
-    layer: int
-    kind: str
-    n_experts: int
-    rows: int
-    scored: int
-    loss: float
-    accuracy: float
-    deletions: tuple[Deletion, ...]
-    everything: Change
-    by_answer: dict[str, Change]
-    by_role: tuple[RoleDeletion, ...]
-    unused: int
-    unused_change: float
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Which tokens need the experts: `LayerKnockout.by_role` of all layers that were tried.
-
-    Attributes:
-        layers: those layers.
-    """
-
-    layers: tuple[LayerKnockout, ...]
-
-
-def layer_knockout(
-    site: Site, role_names: Sequence[str], rng: np.random.Generator, n_experts: int = 8
-) -> LayerKnockout:
-    """Return what a layer does without its most loaded experts, their twins, and all of them.
-
-    Args:
-        site: the layer at work.
-        role_names: the task's.
-        rng: draws twins, and resamples rows.
-        n_experts: of the most loaded, and of the twins; fewer where fewer are used.
-    """
-    loaded = [int(e) for e in np.argsort(-site.loads, kind="stable") if site.counts[e]]
-    loaded = loaded[:n_experts]
-    choices, columns = site.counts / site.counts.sum(), site.module.shape[1]
-    load = site.loads / max(site.loads.sum(), np.finfo(np.float64).tiny)
-    deletions = [
-        Deletion(
-            place=(expert // columns, expert % columns),
-            twin=twin,
-            choices=float(choices[expert]),
-            load=float(load[expert]),
-            change=_changes(site, site.choosing(expert), rng)[""],
-        )
-        for twin, experts in ((False, loaded), (True, _twins(site, loaded, rng)))
-        for expert in experts
-    ]
-    everywhere = torch.ones_like(site.indices, dtype=torch.bool)
-    by_answer = _changes(site, everywhere, rng, role_names)
-    by_role = []
-    for i, role in enumerate(role_names):
-        where = site.batch.roles == i
-        if where.any():
-            at = where[..., None, None]
-            by_role.append(
-                RoleDeletion(
-                    role=role,
-                    tokens=int(where.sum()),
-                    everything=_changes(site, everywhere & at, rng)[""],
-                    one=_changes(site, site.choosing(loaded[0], role=i), rng)[""],
-                )
-            )
-    return LayerKnockout(
-        layer=site.layer,
-        kind=type(site.module).__name__,
-        n_experts=site.n_experts,
-        rows=len(site.indices),
-        scored=len(site.whole.losses),
-        loss=site.whole.losses.mean().item(),
-        accuracy=site.clean.accuracy,
-        deletions=tuple(sorted(deletions, key=lambda deletion: -deletion.change.loss)),
-        everything=by_answer.pop(""),
-        by_answer=by_answer,
-        by_role=tuple(by_role),
-        unused=int((site.counts == 0).sum()),
-        unused_change=site.unused_change(),
-    )
-
-
-def _twins(site: Site, loaded: list[int], rng: np.random.Generator) -> list[int]:
-    """Return for each of the most loaded another used expert, chosen about as often."""
-    left = [int(e) for e in np.flatnonzero(site.counts) if e not in loaded]
-    twins = []
-    for expert in loaded[: len(left)]:
-        # Ties are common among rarely chosen ones: what comes first is left to chance.
-        rng.shuffle(left)
-        left.sort(key=lambda other: abs(int(site.counts[other]) - int(site.counts[expert])))
-        twins.append(left.pop(int(rng.integers(min(NEAR, len(left))))))
-    return twins
-
-
-def _changes(
+def measure_changes(
     site: Site,
     deleted: Bool[Tensor, "b t h k"],
     rng: np.random.Generator,
     role_names: Sequence[str] = (),
-) -> dict[str, Change]:
-    """Return what a deletion changes over all scored positions, "", and over each role's."""
-    outcome = site.without(deleted)
+) -> dict[str, AnswerChange]:
+    """Measure what a deletion changes: over all scored positions, "", and over each role's."""
+    outcome = site.delete(deleted)
     loss = (outcome.losses - site.whole.losses).double().cpu().numpy()
     right = (outcome.right.int() - site.whole.right.int()).double().cpu().numpy()
     rows = site.clean.rows.cpu().numpy()
@@ -201,11 +71,44 @@ def _changes(
     parts |= {role: roles == i for i, role in enumerate(role_names) if (roles == i).any()}
 
     def mean(values: np.ndarray, part: np.ndarray) -> tuple[float, tuple[float, float]]:
-        # A row's sum and number stand for its positions: rows are resampled whole.
+        # Rows are resampled whole: each by the sum and the number of its positions.
         sums = np.bincount(rows[part], values[part])
         sizes = np.bincount(rows[part])
         by_row = np.stack([sums, sizes], axis=1)[sizes > 0]
-        interval = bootstrap(by_row, rng, statistic=lambda fig: np.divide(*fig.sum(0)))
+        interval = bootstrap(by_row, rng, statistic=lambda drawn: np.divide(*drawn.sum(0)))
         return float(values[part].mean()), interval
 
-    return {name: Change(*mean(loss, part), *mean(right, part)) for name, part in parts.items()}
+    return {
+        name: AnswerChange(*mean(loss, part), *mean(right, part)) for name, part in parts.items()
+    }
+
+
+def format_change(value: float) -> str:
+    """Return a change of loss as text, with two decimals or two digits."""
+    return f"{value:+.2f}" if abs(value) >= 0.1 else f"{value:+.2g}"
+
+
+def add_changes(
+    fig: go.Figure,
+    y: Sequence[str | float],
+    changes: Sequence[AnswerChange],
+    look: dict[str, Any],
+) -> None:
+    """Add a dot with a whisker for each change of loss."""
+    loss = np.array([change.loss for change in changes])
+    ends = np.array([change.loss_interval for change in changes]).reshape(-1, 2)
+    fig.add_scatter(
+        x=loss,
+        y=y,
+        mode="markers",
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": np.nan_to_num(ends[:, 1] - loss),
+            "arrayminus": np.nan_to_num(loss - ends[:, 0]),
+            "thickness": 1.3,
+            "width": 3,
+        },
+        hovertemplate="%{customdata}: %{x:+.3g} nats<extra></extra>",
+        **look,
+    )

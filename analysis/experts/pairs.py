@@ -1,6 +1,6 @@
-"""Which experts the same token chooses: every pair, counted, against independence.
+"""Pairs of experts that the same token chooses, and what independent choices would make of them.
 
-Pairs are counted as they occur: a table of experts by experts would not fit a million of them.
+Only pairs that occur are stored: a table of all pairs of a million experts would not fit.
 
     n tokens    s choices a token makes, all retrieval heads together    p pairs that occur
 """
@@ -12,20 +12,20 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from analysis.base import NotApplicableError
-from analysis.experts.choices import chosen_experts
+from analysis.experts.choices import record_choices
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import LanguageModel
 from tasks.base import Batch
 
 BOUND = 0.5
-"""Overlap from which two experts count as bound together."""
+"""Overlap from which on two experts count as bound together."""
 EDGES = np.linspace(-4, 10, 141)
-"""Of the bins of PMI, nats."""
+"""Edges of the bins of PMI, nats."""
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What the tokens of a batch chose in a layer with product keys.
+class PairedChoices:
+    """What the tokens of a batch choose in a layer with product keys, to be paired.
 
     Attributes:
         layer: index of the block.
@@ -33,7 +33,7 @@ class Choices:
         shape: row keys and column keys; expert = row · columns + column.
         zero_keys: whether all keys are zero, so that all scores tie.
         experts: of each token, those of all retrieval heads side by side.
-        ids: of the tokens, each one's input.
+        ids: input token ids.
     """
 
     layer: int
@@ -43,45 +43,47 @@ class Choices:
     experts: Int[np.ndarray, "n s"]
     ids: Int[np.ndarray, " n"]
 
-    def sample(self, most: int, rng: np.random.Generator) -> "Choices":
-        """Return the choices of at most so many tokens, at least one, drawn without replacement."""
+    def sample(self, most: int, rng: np.random.Generator) -> "PairedChoices":
+        """Draw the choices of at most `most` tokens, but of one at least, without replacement."""
         most = max(1, most)
         if len(self.experts) <= most:
             return self
-        fig = rng.choice(len(self.experts), most, replace=False)
-        return replace(self, experts=self.experts[fig], ids=self.ids[fig])
+        kept = rng.choice(len(self.experts), most, replace=False)
+        return replace(self, experts=self.experts[kept], ids=self.ids[kept])
 
 
-def choices(model: LanguageModel, batch: Batch) -> list[Choices]:
-    """Return what every layer with product-key experts chooses on a batch, by layer.
+def collect_choices(model: LanguageModel, batch: Batch) -> list[PairedChoices]:
+    """Collect what a batch chooses in each layer with product-key experts.
 
     Raises:
         NotApplicableError: for a model without such a layer.
     """
     found, ids = [], batch.inputs.flatten().cpu().numpy()
-    for chosen in chosen_experts(model, batch):
+    for chosen in record_choices(model, batch):
         module = model.blocks[chosen.layer].mlp
         if isinstance(module, RetrievedExperts):
             rows, columns = module.shape
             keys = (module.row_keys, module.column_keys)
             tied = not any(bool(key.any()) for key in keys)
             experts = chosen.indices.reshape(len(chosen.indices), -1)
-            found.append(Choices(chosen.layer, chosen.kind, (rows, columns), tied, experts, ids))
+            found.append(
+                PairedChoices(chosen.layer, chosen.kind, (rows, columns), tied, experts, ids)
+            )
     if not found:
         raise NotApplicableError("no block retrieves experts by product keys")
     return found
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The pairs of different experts that at least one token chose together.
+class ExpertPairs:
+    """The pairs of different experts that at least one token chooses together.
 
     Attributes:
         first: the lower expert of each pair.
         second: the higher one.
-        both: tokens that chose both, ≥ 1.
-        alone: tokens that chose each of the two.
-        tokens: how many there were.
+        both: tokens that choose both, ≥ 1.
+        alone: tokens that choose each of the two.
+        tokens: how many there are.
     """
 
     first: Int[np.ndarray, " p"]
@@ -102,15 +104,15 @@ class Pairs:
 
     @property
     def overlap(self) -> Float[np.ndarray, " p"]:
-        """Jaccard index: tokens that chose both, of those that chose either, in (0, 1]."""
+        """Jaccard index: share of the tokens with either expert that choose both, in (0, 1]."""
         return self.both / (self.alone.sum(1) - self.both)
 
     @property
     def mean_pmi(self) -> float:
-        """The mean over co-occurrences, so that rare pairs weigh little; NaN without any."""
+        """The mean over co-occurrences, so that rare pairs weigh little; NaN without pairs."""
         return float(np.average(self.pmi, weights=self.both)) if len(self.both) else math.nan
 
-    def aligned(self, columns: int) -> float:
+    def share_aligned(self, columns: int) -> float:
         """Return the share of co-occurrences with a row key or a column key in common."""
         (row, column), (other_row, other_column) = (
             np.divmod(expert, columns) for expert in (self.first, self.second)
@@ -118,31 +120,31 @@ class Pairs:
         same = (row == other_row) | (column == other_column)
         return float(self.both[same].sum() / max(1, self.both.sum()))
 
-    def heights(self) -> Float[np.ndarray, " bins"]:
-        """Return the share of co-occurrences in each bin of PMI, `EDGES`; none is left out."""
+    def bin_pmi(self) -> Float[np.ndarray, " bins"]:
+        """Return the share of co-occurrences in each bin of PMI; the outer bins take the rest."""
         inside = np.clip(self.pmi, EDGES[0], np.nextafter(EDGES[-1], 0))
         return np.histogram(inside, EDGES, weights=self.both)[0] / max(1, self.both.sum())
 
 
-def count_pairs(chosen: Int[np.ndarray, "n s"]) -> Pairs:
-    """Count all pairs of different experts that a token chose; chosen twice counts once."""
+def count_pairs(chosen: Int[np.ndarray, "n s"]) -> ExpertPairs:
+    """Count the tokens that choose each pair of different experts."""
     experts = np.sort(chosen, axis=1)
     fresh = np.ones(experts.shape, dtype=bool)
     fresh[:, 1:] = experts[:, 1:] != experts[:, :-1]
     names, alone = np.unique(experts[fresh], return_counts=True)
-    # Places among the experts that occur keep the keys of pairs far from overflow.
+    # Number only the experts that occur, so that the keys of pairs do not overflow.
     place = np.searchsorted(names, experts)
     i, j = np.triu_indices(experts.shape[1], 1)
     keys = (place[:, i] * len(names) + place[:, j])[fresh[:, i] & fresh[:, j]]
     if len(names) ** 2 <= len(keys):
-        # A table of all pairs is no larger than the keys, and counted sooner than they are sorted.
+        # A table of all pairs is no larger than the keys, and faster than sorting them.
         table = np.bincount(keys)
         pairs = np.flatnonzero(table)
         both = table[pairs]
     else:
         pairs, both = np.unique(keys, return_counts=True)
     first, second = np.divmod(pairs, len(names))
-    return Pairs(
+    return ExpertPairs(
         first=names[first],
         second=names[second],
         both=both,
@@ -151,11 +153,11 @@ def count_pairs(chosen: Int[np.ndarray, "n s"]) -> Pairs:
     )
 
 
-def exchanged(ids: Int[np.ndarray, " n"], rng: np.random.Generator) -> Int[np.ndarray, " n"]:
-    """Return for each token another to take its place: the ids change places, whole.
+def exchange_ids(ids: Int[np.ndarray, " n"], rng: np.random.Generator) -> Int[np.ndarray, " n"]:
+    """Return for each token the index of a token to replace it: token ids are permuted as a whole.
 
     All tokens of an id get tokens of one other id, drawn with replacement. Tokens of one id choose
-    much alike, so that n shuffled tokens would pass for n independent ones.
+    much alike; if tokens were shuffled singly, they would look like independent ones.
     """
     known, kind, size = np.unique(ids, return_inverse=True, return_counts=True)
     order = np.argsort(kind, kind="stable")
@@ -163,19 +165,20 @@ def exchanged(ids: Int[np.ndarray, " n"], rng: np.random.Generator) -> Int[np.nd
     return order[(np.cumsum(size) - size)[new] + rng.integers(size[new])]
 
 
-def shuffled(found: Choices, rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the choices with each of the s given by another token id, each by itself.
+def shuffle_choices(found: PairedChoices, rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
+    """Take each of the s choices of a token from another token id, independently.
 
-    Experts keep about the loads they have; together with whom they are chosen is left to chance.
+    Experts keep about the same loads; which ones are chosen together is left to chance.
     """
-    slots = [slot[exchanged(found.ids, rng)] for slot in found.experts.T]
+    slots = [slot[exchange_ids(found.ids, rng)] for slot in found.experts.T]
     return np.stack(slots, axis=1)
 
 
-def coalition(pairs: Pairs) -> Int[np.ndarray, " members"]:
-    """Return the largest set of experts that overlaps of at least one half hold together.
+def find_coalition(pairs: ExpertPairs) -> Int[np.ndarray, " members"]:
+    """Find the largest set of experts connected by pairs whose overlap is at least one half.
 
-    Members are joined by chains of such pairs, ascending; empty where no pair overlaps so much.
+    Returns:
+        its members, ascending; empty where no pair overlaps so much.
     """
     edges = pairs.overlap >= BOUND
     ends = np.stack([pairs.first[edges], pairs.second[edges]])

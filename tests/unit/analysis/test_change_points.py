@@ -1,6 +1,5 @@
 """Planted changes are found where they were planted, and noise is none."""
 
-import functools
 import math
 
 import numpy as np
@@ -8,24 +7,11 @@ import pytest
 
 from analysis.statistics.change_points import (
     Change,
-    estimate_noise_bound,
     find_change_point,
     moves,
     weigh_steps,
 )
-
-STEPS = np.array([0, *sorted({round(2 ** (k / 2)) for k in range(21)})])
-"""0, then the powers of √2 up to 1,024."""
-PLACE = np.log2(1.0 + STEPS)
-
-
-def bound(steps=STEPS) -> float:
-    return _bound(tuple(steps.tolist()))
-
-
-@functools.cache
-def _bound(steps: tuple[int, ...]) -> float:
-    return estimate_noise_bound(np.array(steps), np.random.default_rng(0))
+from tests.planted_runs import PLACE, STEPS, bound, walks
 
 
 def change(values, steps=STEPS, resampled=None) -> Change | None:
@@ -95,14 +81,6 @@ def test_noise_and_walks_have_no_change(n):
         alarms = sum(find_change_point(steps, 0.5 + one, level) is not None for one in null)
         # 1 % of 1,000 is 10 ± 3, and the bound itself is a quantile of 2,000; as much again.
         assert alarms <= 25
-
-
-def walks(rng, count: int, steps=STEPS, size: float = 1.0) -> np.ndarray:
-    """Random walks along log₂(1 + step)."""
-    strides = rng.normal(size=(count, len(steps))) * np.sqrt(
-        np.diff(np.log2(1.0 + steps), prepend=0)
-    )
-    return size * strides.cumsum(-1)
 
 
 @pytest.mark.parametrize("n", [6, 11, 16, 21])

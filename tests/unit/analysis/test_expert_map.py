@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts import key_map as expert_map
-from analysis.experts.coactivation import co_activation, layer_pairs
-from analysis.experts.key_map import LoadMap, describe, draw, load_map, measure
+from analysis.experts import load_map
+from analysis.experts.co_activation import measure_co_activation
+from analysis.experts.key_map import describe, measure
+from analysis.experts.layer_pairs import measure_pairs
+from analysis.experts.load_map import LoadMap, map_load
 from analysis.experts.pairs import (
-    Choices,
-    choices,
-    coalition,
+    PairedChoices,
+    collect_choices,
     count_pairs,
-    exchanged,
-    shuffled,
+    exchange_ids,
+    find_coalition,
+    shuffle_choices,
 )
 from analysis.record import to_plain
 from lab.layers.retrieval import RetrievedExperts
@@ -45,17 +47,17 @@ def of(
     shape: tuple[int, int] = (4, 8),
     layer: int = 0,
     ids: np.ndarray | None = None,
-) -> Choices:
+) -> PairedChoices:
     """Return choices, each of a token of its own unless ids tell."""
     own = np.arange(len(experts)) if ids is None else ids
-    return Choices(layer, "CDMoE", shape, zero_keys=False, experts=experts, ids=own)
+    return PairedChoices(layer, "CDMoE", shape, zero_keys=False, experts=experts, ids=own)
 
 
-def of_ids(seed: int, slots: int, n_ids: int = 200, tokens: int = 4000) -> Choices:
+def of_ids(seed: int, slots: int, n_ids: int = 200, tokens: int = 4000) -> PairedChoices:
     """Return choices that follow from the id alone, with row and column drawn apart for each."""
-    fig = np.random.default_rng(seed)
-    ids = fig.integers(n_ids, size=tokens)
-    scores = fig.normal(size=(n_ids, 12, 1)) + fig.normal(size=(n_ids, 1, 12))
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(n_ids, size=tokens)
+    scores = rng.normal(size=(n_ids, 12, 1)) + rng.normal(size=(n_ids, 1, 12))
     experts = np.argsort(-scores.reshape(n_ids, -1), axis=1)[:, :slots]
     return of(experts[ids], (12, 12), ids=ids)
 
@@ -93,11 +95,11 @@ def test_the_map_counts_every_choice():
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8)])
 def test_row_and_column_that_are_drawn_apart_share_nothing(shape):
-    found = load_map(of(rng().integers(shape[0] * shape[1], size=(3000, 2)), shape), rng())
+    found = map_load(of(rng().integers(shape[0] * shape[1], size=(3000, 2)), shape), rng())
     assert found.information <= found.null
     # Miller and Madow take the bias, (rows − 1)(columns − 1) / 2N, off: what is left is noise.
     assert abs(found.corrected) < found.information
-    assert "does not show beyond the chance of 3,000 token ids" in describe(found).says
+    assert "no better than by chance with 3,000 token ids" in describe(found).says
 
 
 @pytest.mark.parametrize("slots", [1, 4])
@@ -105,8 +107,8 @@ def test_few_token_ids_are_not_said_to_tie_row_and_column(slots):
     """Their rows and columns are independent: the claim may be made of 1 in 40, here of 2 in 20."""
     told = []
     for seed in range(20):
-        found = load_map(of_ids(seed, slots, tokens=1000), rng())
-        told.append("does not show" not in describe(found).says)
+        found = map_load(of_ids(seed, slots, tokens=1000), rng())
+        told.append("no better than by chance" not in describe(found).says)
         assert found.information > 0.05
         assert found.ids <= 200
     assert sum(told) <= 2
@@ -114,7 +116,7 @@ def test_few_token_ids_are_not_said_to_tie_row_and_column(slots):
 
 def test_ids_change_places_whole():
     ids = rng().integers(30, size=500)
-    source = exchanged(ids, rng())
+    source = exchange_ids(ids, rng())
     pairs = {(int(old), int(new)) for old, new in zip(ids, ids[source], strict=True)}
     assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
     # Of one id's tokens not always the same one comes.
@@ -123,18 +125,18 @@ def test_ids_change_places_whole():
 
 def test_a_row_that_decides_the_column_tells_all_of_it():
     diagonal = np.tile(np.arange(4) * 5, 100)[:, None]
-    found = load_map(of(diagonal, (4, 4)), rng())
+    found = map_load(of(diagonal, (4, 4)), rng())
     assert found.information == pytest.approx(math.log(4))
     assert found.most == pytest.approx(math.log(4))
     assert found.null < 0.1
-    assert "the row key tells of the column key, I(row; column) = 1.386" in describe(found).says
+    assert "the row key predicts the column key, I(row; column) = 1.386" in describe(found).says
 
 
 def test_relabelled_keys_permute_the_map_and_leave_the_numbers():
     experts = rng().integers(32, size=(500, 4)) // 3
     rows, columns = rng().permutation(4), rng().permutation(8)
     renamed = rows[experts // 8] * 8 + columns[experts % 8]
-    before, after = load_map(of(experts), rng()), load_map(of(renamed), rng())
+    before, after = map_load(of(experts), rng()), map_load(of(renamed), rng())
     np.testing.assert_array_equal(after.counts[rows][:, columns], before.counts)
     assert after.information == pytest.approx(before.information)
     assert after.corrected == pytest.approx(before.corrected)
@@ -155,9 +157,9 @@ def test_zero_keys_make_the_map_a_set_of_points():
 def test_a_dead_expert_is_an_empty_cell_and_no_other():
     experts = rng().integers(31, size=(2000, 4))
     experts[experts >= 13] += 1
-    found = load_map(of(experts), rng())
+    found = map_load(of(experts), rng())
     assert found.used == 31
-    cells = cells_of(draw(found))
+    cells = cells_of(found.draw())
     assert np.argwhere(np.isnan(cells)).tolist() == [[13 // 8, 13 % 8]]
     assert describe(found).says.startswith("31 of 32 experts are chosen at all")
 
@@ -165,7 +167,7 @@ def test_a_dead_expert_is_an_empty_cell_and_no_other():
 @pytest.mark.parametrize(("shape", "pool"), [((4, 6), 2), ((5, 7), 3), ((4, 4), 1)])
 def test_cells_of_a_large_map_are_means_of_blocks(shape, pool):
     load = rng().random(shape)
-    found = expert_map._means(load, pool)
+    found = load_map.average_blocks(load, pool)
     assert found.shape == (-(-shape[0] // pool), -(-shape[1] // pool))
     for i, j in np.ndindex(found.shape):
         block = load[i * pool : (i + 1) * pool, j * pool : (j + 1) * pool]
@@ -173,9 +175,9 @@ def test_cells_of_a_large_map_are_means_of_blocks(shape, pool):
 
 
 def test_a_large_map_is_pooled(monkeypatch):
-    monkeypatch.setattr(expert_map, "SIDE", 4)
-    found = load_map(of(rng().integers(32, size=(200, 4))), rng())
-    assert cells_of(draw(found)).shape == (2, 4)
+    monkeypatch.setattr(load_map, "SIDE", 4)
+    found = map_load(of(rng().integers(32, size=(200, 4))), rng())
+    assert cells_of(found.draw()).shape == (2, 4)
     assert "means of 2 × 2" in describe(found).title
 
 
@@ -214,7 +216,7 @@ def test_a_million_experts_need_no_table_of_pairs():
 
 def test_shuffling_keeps_loads_and_breaks_rows():
     chosen = random_choices(300, 4, 32)
-    found = shuffled(of(chosen), rng())
+    found = shuffle_choices(of(chosen), rng())
     # With an id for every token it is a permutation.
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(chosen, axis=0))
     assert (found != chosen).any(axis=0).all()
@@ -224,24 +226,24 @@ def test_few_token_ids_are_not_said_to_bind_experts():
     """Experts of an id are drawn apart: the claim may be made of 1 in 20, here of 2 in 20."""
     told = 0
     for seed in range(20):
-        fig = np.random.default_rng(seed)
-        experts, ids = fig.integers(144, size=(100, 4)), fig.integers(100, size=1000)
+        draws = np.random.default_rng(seed)
+        experts, ids = draws.integers(144, size=(100, 4)), draws.integers(100, size=1000)
         found = [of(experts[ids], (12, 12), layer, ids) for layer in range(2)]
-        says = describe(co_activation(found, fig)).says
+        says = describe(measure_co_activation(found, draws)).says
         told += not says.startswith("No pair of experts is seen to act together")
     assert told <= 2
 
 
 def test_independent_experts_have_no_pmi_beyond_the_shuffles():
     chosen = rng().integers(32, size=(4000, 4))
-    found = layer_pairs(of(chosen), rng())
+    found = measure_pairs(of(chosen), rng())
     # Four slots of 32 experts: a slot that one expert has is taken from the others.
     alone, neither = 1 - (31 / 32) ** 4, (30 / 32) ** 4
     both = 2 * alone - 1 + neither
     # Counts of about 45 a pair: their noise adds 1/90 to the mean over co-occurrences.
     assert found.null.mean() == pytest.approx(math.log(both / alone**2), abs=0.03)
     assert found.mean_pmi == pytest.approx(found.null.mean(), abs=0.005)
-    words = describe(co_activation([of(chosen)], rng()))
+    words = describe(measure_co_activation([of(chosen)], rng()))
     assert words.says.startswith("No pair of experts is seen to act together in layer 0")
 
 
@@ -249,23 +251,23 @@ def test_a_planted_pair_is_found_and_named():
     chosen = rng().integers(30, size=(4000, 4))
     partners = rng().random(4000) < 0.1
     chosen[partners, 0], chosen[partners, 1] = 30, 31
-    found = layer_pairs(of(chosen), rng())
+    found = measure_pairs(of(chosen), rng())
     assert (found.top[0].first, found.top[0].second) == ((3, 6), (3, 7))
     assert found.top[0].both == partners.sum()
     assert found.top[0].pmi == pytest.approx(math.log(4000 / partners.sum()))
     assert found.coalition.tolist() == [30, 31]
-    assert found.excess > co_activation([of(chosen)], rng()).chance
-    words = describe(co_activation([of(chosen)], rng()))
+    assert found.excess > measure_co_activation([of(chosen)], rng()).chance
+    words = describe(measure_co_activation([of(chosen)], rng()))
     assert words.says.startswith("Experts are chosen together in layer 0")
     assert f"(3, 6) and (3, 7) {partners.sum()} times" in words.reading
 
 
 def test_tokens_that_all_choose_alike_tell_nothing_of_each_other():
     chosen = np.tile([1, 5, 9, 13], (100, 1))
-    found = layer_pairs(of(chosen), rng())
+    found = measure_pairs(of(chosen), rng())
     assert found.mean_pmi == 0
     assert found.coalition.tolist() == [1, 5, 9, 13]
-    assert describe(co_activation([of(chosen)], rng())).says.startswith(
+    assert describe(measure_co_activation([of(chosen)], rng())).says.startswith(
         "No pair of experts is seen to act together"
     )
 
@@ -288,7 +290,7 @@ def test_a_coalition_is_a_connected_set_of_overlapping_experts():
             reached |= new
         best = max(best, reached, key=len)
     assert len(best) >= 3
-    assert set(coalition(pairs).tolist()) == best
+    assert set(find_coalition(pairs).tolist()) == best
 
 
 def test_shares_of_common_keys_and_heights_count_co_occurrences():
@@ -296,14 +298,14 @@ def test_shares_of_common_keys_and_heights_count_co_occurrences():
     pairs = count_pairs(chosen)
     together = [pair for row in chosen.tolist() for pair in combinations(sorted(row), 2)]
     aligned = [a // 8 == b // 8 or a % 8 == b % 8 for a, b in together]
-    assert pairs.aligned(8) == pytest.approx(np.mean(aligned))
-    assert pairs.heights().sum() == pytest.approx(1)
+    assert pairs.share_aligned(8) == pytest.approx(np.mean(aligned))
+    assert pairs.bin_pmi().sum() == pytest.approx(1)
 
 
 def test_one_choice_a_token_has_no_pairs():
-    found = co_activation([of(rng().integers(32, size=(50, 1)))], rng())
+    found = measure_co_activation([of(rng().integers(32, size=(50, 1)))], rng())
     assert describe(found).says == "No token chooses two different experts: there are no pairs."
-    assert draw(found) is None
+    assert found.draw() is None
 
 
 def test_few_tokens_are_drawn_where_there_are_many():
@@ -311,14 +313,14 @@ def test_few_tokens_are_drawn_where_there_are_many():
     assert found.sample(1000, rng()).experts.shape == (100, 1)
     assert found.sample(7, rng()).experts.shape == (7, 1)
     assert found.sample(0, rng()).experts.shape == (1, 1)
-    assert layer_pairs(of(random_choices(500, 4, 32)), rng(), budget=60).tokens == 10
+    assert measure_pairs(of(random_choices(500, 4, 32)), rng(), budget=60).tokens == 10
 
 
 def test_every_figure_and_number_of_a_model():
     results = measure(subject(options={"P.n_experts": 32, "E.n_experts": 24, "E.k": 3}))
     assert len(results) == 3
     for result in results:
-        words, fig = describe(result), draw(result)
+        words, fig = describe(result), result.draw()
         assert fig is not None
         assert words.says
         assert words.says in words.alt
@@ -340,6 +342,6 @@ def test_a_hook_in_place_acts():
     with torch.no_grad():
         module.row_keys.zero_()
         module.column_keys.zero_()
-    layer = choices(found.model, found.batch)[1]
+    layer = collect_choices(found.model, found.batch)[1]
     assert layer.zero_keys
     assert (layer.experts == layer.experts[0]).all()

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts.choices import Chosen
-from analysis.experts.roles import Preferences, describe, draw, measure, preference, preferences
+from analysis.experts.choices import ExpertChoices
+from analysis.experts.roles import (
+    RolePreferences,
+    describe,
+    measure,
+    measure_layer,
+    measure_preferences,
+)
 from analysis.record import to_plain
 from lab.models import build
 from tasks.mqar import MQAR
@@ -20,8 +26,8 @@ ROLES = np.random.default_rng(0).integers(4, size=600)
 BASE = np.bincount(ROLES) / len(ROLES)
 
 
-def chosen(indices: np.ndarray, n_experts: int = 12) -> Chosen:
-    return Chosen(
+def chosen(indices: np.ndarray, n_experts: int = 12) -> ExpertChoices:
+    return ExpertChoices(
         layer=2,
         kind="PEER",
         n_experts=n_experts,
@@ -32,8 +38,8 @@ def chosen(indices: np.ndarray, n_experts: int = 12) -> Chosen:
     )
 
 
-def of(*layers: np.ndarray, names=("key", "value", "query", "filler"), seed=0) -> Preferences:
-    return preferences([chosen(indices) for indices in layers], ROLES, names, seed)
+def of(*layers: np.ndarray, names=("key", "value", "query", "filler"), seed=0) -> RolePreferences:
+    return measure_preferences([chosen(indices) for indices in layers], ROLES, names, seed)
 
 
 def test_a_planted_expert_of_each_role_tells_all_of_it():
@@ -87,7 +93,7 @@ def test_what_experts_tell_is_the_loop_and_adds_up():
     rng = np.random.default_rng(2)
     indices = np.where(rng.random((600, 2, 3)) < 0.4, ROLES[:, None, None], 0)
     indices += 4 * rng.integers(3, size=indices.shape)
-    found = preference(chosen(indices), ROLES, 4, shown=12, seed=0)
+    found = measure_layer(chosen(indices), ROLES, 4, shown=12, seed=0)
     assert found.told.sum() == pytest.approx(found.information)
     assert (np.diff(found.told) <= 0).all()
     for expert, told, load, shares in zip(
@@ -116,7 +122,7 @@ def test_a_sample_of_many_tokens_tells_the_same(monkeypatch):
 
 def test_names_of_roles_are_escaped_in_the_figure():
     result = of(np.zeros((600, 1, 1), np.int64), names=("<b>", "a&b", "query", "filler"))
-    names = [trace["name"] for trace in draw(result).to_dict()["data"]]
+    names = [trace["name"] for trace in result.draw().to_dict()["data"]]
     assert names == ["&lt;b&gt;", "a&amp;b", "query", "filler"]
 
 
@@ -126,7 +132,7 @@ def test_a_model_has_a_figure_and_words(stack, layers):
     (result,) = measure(Subject(TASK, model, TASK.batch(split="test", size=8)))
     json.dumps(to_plain(result), allow_nan=False)
     assert len(result.layers) == layers
-    bars: list[Any] = list(draw(result).select_traces())
+    bars: list[Any] = list(result.draw().select_traces())
     total = sum(np.asarray(bar.x, dtype=float) for bar in bars)
     # fp32 shares.
     np.testing.assert_allclose(total, 1, atol=1e-6)

@@ -7,16 +7,13 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts import training as expert_training
-from analysis.experts.choices import Chosen, expert_layers
+from analysis.experts.choices import ExpertChoices, find_expert_layers
 from analysis.experts.training import (
     Course,
     describe,
-    draw,
     measure,
-    membership,
-    saturation,
-    thinned,
+    measure_membership,
+    measure_saturation,
 )
 from analysis.record import to_plain
 from lab.config import ModelConfig, TrainConfig
@@ -43,7 +40,7 @@ def subject(of: Run) -> Subject:
 def test_zero_keys_are_a_collapse_at_step_0_and_keys_end_it(tmp_path):
     made = run(tmp_path, **{"E.key_init": "zeros"})
     model = made.build()
-    (module,) = expert_layers(model).values()
+    (module,) = find_expert_layers(model).values()
     assert isinstance(module, RetrievedExperts)
     for seed, keys in enumerate((module.row_keys, module.column_keys)):
         torch.nn.init.normal_(keys, generator=torch.Generator().manual_seed(seed))
@@ -59,7 +56,7 @@ def test_zero_keys_are_a_collapse_at_step_0_and_keys_end_it(tmp_path):
     assert course.saturation[0, 0] < 0.5
     assert course.saturation_uniform.tolist() == [3 / 42]
     says = describe(course).says
-    assert says.startswith("At step 0 nearly every token takes the same experts in every layer.")
+    assert says.startswith("At step 0 nearly every token chooses the same experts in every layer.")
     assert "from step 10 on at least half" in says
 
 
@@ -76,7 +73,7 @@ def test_random_weights_are_as_alike_as_random_choices(tmp_path):
     words = describe(course)
     assert "same experts" not in words.says
     json.dumps(to_plain(course), allow_nan=False)
-    levels = [trace for trace in draw(course).to_dict()["data"] if trace["name"] == "layer 1"]
+    levels = [trace for trace in course.draw().to_dict()["data"] if trace["name"] == "layer 1"]
     assert len(levels) == 5
     assert (course.membership[:, -1] == 1).all()
     assert (course.membership[:, 0] < 0.5).all()
@@ -135,40 +132,32 @@ def test_standing_experts_that_are_few_or_by_chance_are_no_coalition(standing, u
 
 
 def test_membership_is_of_the_most_loaded():
-    def leading(first: int) -> Chosen:
+    def leading(first: int) -> ExpertChoices:
         indices = np.full((20, 1, 2), first, np.int32) + np.arange(2, dtype=np.int32)
         indices[0] = [8, 9]
         ones = np.ones((20, 1, 2))
-        return Chosen(0, "CDMoE", 10, indices, ones, ones[..., 0], ones[..., 0] < 0)
+        return ExpertChoices(0, "CDMoE", 10, indices, ones, ones[..., 0], ones[..., 0] < 0)
 
-    assert membership(leading(1), leading(1)) == 1
-    assert membership(leading(1), leading(2)) == pytest.approx(1 / 3)
-    assert membership(leading(1), leading(3)) == 0
+    assert measure_membership(leading(1), leading(1)) == 1
+    assert measure_membership(leading(1), leading(2)) == pytest.approx(1 / 3)
+    assert measure_membership(leading(1), leading(3)) == 0
 
 
 def test_saturation_is_the_loop():
     rng = np.random.default_rng(0)
 
-    def fig() -> Chosen:
+    def pick() -> ExpertChoices:
         indices = rng.random((20, 2, 9)).argsort(-1)[..., :4].astype(np.int32)
         ones = np.ones((20, 2, 4))
-        return Chosen(0, "CDMoE", 9, indices, ones, ones[..., 0], ones[..., 0] < 0)
+        return ExpertChoices(0, "CDMoE", 9, indices, ones, ones[..., 0], ones[..., 0] < 0)
 
-    now, last = fig(), fig()
+    now, last = pick(), pick()
     shares = [
         len(set(a.tolist()) & set(b.tolist())) / 4
         for a, b in zip(now.indices.reshape(-1, 4), last.indices.reshape(-1, 4), strict=True)
     ]
-    assert saturation(now, last) == pytest.approx(np.mean(shares))
-    assert saturation(now, now) == 1
-
-
-@pytest.mark.parametrize("count", [1, 2, 23, 24, 25, 400])
-def test_few_steps_are_looked_at_the_ends_among_them(count):
-    steps = [3 * i for i in range(count)]
-    kept = thinned(steps)
-    assert len(kept) == len(set(kept)) == min(count, expert_training.STEPS)
-    assert (kept[0], kept[-1]) == (steps[0], steps[-1])
+    assert measure_saturation(now, last) == pytest.approx(np.mean(shares))
+    assert measure_saturation(now, now) == 1
 
 
 def test_where_there_is_no_course(tmp_path):

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts.choices import Chosen, chosen_experts, expert_layers
-from analysis.experts.evenness import Ranked, Spread, load, standing_null
-from analysis.experts.load import Comparison, Loads, comparison, describe, draw, faces, measure
+from analysis.experts import describe, measure
+from analysis.experts.choices import ExpertChoices, find_expert_layers, record_choices
+from analysis.experts.load import Ranked, measure_load
+from analysis.experts.load_by_rank import LoadByRank, assign_faces
+from analysis.experts.load_comparison import LoadComparison, compare_loads
+from analysis.experts.spread import Spread, bound_standing
 from analysis.record import to_plain
 from lab.layers.printed.cdmoe import FloorSquareCDMoE
 from lab.layers.retrieval import RetrievedExperts
@@ -35,11 +38,11 @@ def subject(stack: str, **options) -> Subject:
     return Subject(TASK, model(stack, **options), BATCH)
 
 
-def random_choices(tokens: int, heads: int, k: int, n_experts: int, seed: int = 0) -> Chosen:
+def random_choices(tokens: int, heads: int, k: int, n_experts: int, seed: int = 0) -> ExpertChoices:
     """Uniform choices: each head and token draws k distinct experts."""
     rng = np.random.default_rng(seed)
     scores = rng.random((tokens, heads, n_experts))
-    return Chosen(
+    return ExpertChoices(
         layer=0,
         kind="CDMoE",
         n_experts=n_experts,
@@ -53,8 +56,8 @@ def random_choices(tokens: int, heads: int, k: int, n_experts: int, seed: int = 
 @pytest.mark.parametrize("stack", ["AE", "AP", "AR", "AX"])
 def test_choices_are_those_of_a_loop_over_all_experts(stack):
     lm = model(stack)
-    (chosen,) = chosen_experts(lm, BATCH)
-    (module,) = expert_layers(lm).values()
+    (chosen,) = record_choices(lm, BATCH)
+    (module,) = find_expert_layers(lm).values()
     cache = lm.run_with_cache(BATCH.inputs)[1]
     prefix = "blocks.0.mlp.hook_"
     shape = chosen.indices.shape
@@ -85,11 +88,11 @@ def test_choices_are_those_of_a_loop_over_all_experts(stack):
 
 
 def test_with_all_experts_chosen_there_is_no_next_one():
-    (chosen,) = chosen_experts(model("AR", **{"R.n_experts": 2, "R.k": 2}), BATCH)
+    (chosen,) = record_choices(model("AR", **{"R.n_experts": 2, "R.k": 2}), BATCH)
     assert np.isnan(chosen.margins).all()
     assert not chosen.tied.any()
     words = [describe(result) for result in measure(subject("AR", **{"R.n_experts": 2}))]
-    assert "leads the next" not in words[1].says
+    assert "leads the next one" not in words[1].says
     assert "nan" not in "".join(f"{w.says}{w.alt}" for w in words)
 
 
@@ -104,7 +107,7 @@ def test_load_is_the_loop_over_choices():
     # Favour a few, so that nothing is at its expected value.
     few = rng.random(50) < 0.5
     chosen.indices[few, 0] = [0, 1, 2, 3]
-    found = load(chosen, seed=0)
+    found = measure_load(chosen, seed=0)
     counts, weighted, served = [0] * 20, [0.0] * 20, [0] * 20
     twice, jaccard = 0, []
     for token in range(50):
@@ -137,7 +140,7 @@ def test_load_is_the_loop_over_choices():
 @pytest.mark.parametrize(("heads", "k", "n_experts"), [(4, 8, 64), (1, 2, 4), (2, 1, 300)])
 def test_uniform_choice_is_its_own_null(heads, k, n_experts):
     """The stated chance values against choices that are uniform, each to its sampling error."""
-    found = load(random_choices(400, heads, k, n_experts), seed=5)
+    found = measure_load(random_choices(400, heads, k, n_experts), seed=5)
     draws = 400 * heads
     assert found.uniform.used == pytest.approx(1 - (1 - k / n_experts) ** draws)
     error = 4 / math.sqrt(draws * k)
@@ -160,12 +163,15 @@ def test_uniform_choice_is_its_own_null(heads, k, n_experts):
 )
 def test_standing_experts_of_random_choice_are_its_null(heads, k, n_experts, tokens):
     """Also where few experts leave random choice hardly anything else."""
-    found = [load(random_choices(tokens, heads, k, n_experts, seed), seed=0) for seed in range(60)]
+    found = [
+        measure_load(random_choices(tokens, heads, k, n_experts, seed), seed=0)
+        for seed in range(60)
+    ]
     shares = np.array([one.standing_share for one in found])
     error = 4 * shares.std() / math.sqrt(60) + 1e-3
     assert shares.mean() == pytest.approx(found[0].standing_uniform, abs=error)
     assert not any(one.stands_out or one.collapsed for one in found)
-    says = describe(comparison(found[:2])).says
+    says = describe(compare_loads(found[:2])).says
     assert "random choice: none" not in says
     assert "hold no more than by chance" in says
 
@@ -175,13 +181,13 @@ def test_a_null_of_standing_experts_is_a_binomial_tail():
     for served in range(18, 21):
         ways = math.comb(20, served) * q**served * (1 - q) ** (20 - served)
         most += ways * served / (20 * q)
-    assert standing_null(6, 3, 2, 20, seed=0)[0] == pytest.approx(most)
-    assert standing_null(4, 1, 4, 20, seed=0) == (1.0, 1.0)
-    assert standing_null(1024, 8, 4, 2048, seed=0) == (pytest.approx(0, abs=1e-12), 0.0)
+    assert bound_standing(6, 3, 2, 20, seed=0)[0] == pytest.approx(most)
+    assert bound_standing(4, 1, 4, 20, seed=0) == (1.0, 1.0)
+    assert bound_standing(1024, 8, 4, 2048, seed=0) == (pytest.approx(0, abs=1e-12), 0.0)
 
 
 def test_with_one_choice_a_token_usage_is_the_multinomial_null():
-    found = load(random_choices(70, 1, 1, 40), seed=0)
+    found = measure_load(random_choices(70, 1, 1, 40), seed=0)
     assert found.uniform.used == pytest.approx(1 - (1 - 1 / 40) ** 70)
     assert math.isnan(found.twice)
     assert math.isnan(found.overlap)
@@ -191,8 +197,8 @@ def test_numbers_of_experts_do_not_matter():
     chosen = random_choices(60, 2, 3, 30)
     chosen.indices[:20] %= 7
     names = np.random.default_rng(1).permutation(30).astype(np.int32)
-    moved = load(replace(chosen, indices=names[chosen.indices]), seed=0)
-    for name, value in vars(load(chosen, seed=0)).items():
+    moved = measure_load(replace(chosen, indices=names[chosen.indices]), seed=0)
+    for name, value in vars(measure_load(chosen, seed=0)).items():
         if isinstance(value, Spread):
             for part, number in vars(value).items():
                 assert vars(getattr(moved, name))[part] == pytest.approx(number)
@@ -204,11 +210,11 @@ def test_a_planted_dead_expert_is_found():
     chosen = random_choices(500, 2, 2, 16)
     # Expert 5's choices go to its neighbour, unless that would choose it twice.
     alive = np.where(chosen.indices == 5, 6, chosen.indices)
-    found = load(replace(chosen, indices=alive.astype(np.int32)), seed=0)
+    found = measure_load(replace(chosen, indices=alive.astype(np.int32)), seed=0)
     assert found.choices.used == 15 / 16
     assert found.uniform.used == pytest.approx(1)
     assert found.ranked.choices[-1] == 0
-    line: Any = next(draw(Loads((found,))).select_traces({"name": "layer 0"}))
+    line: Any = next(LoadByRank((found,)).draw().select_traces({"name": "layer 0"}))
     assert max(line.x) == 15
 
 
@@ -217,21 +223,21 @@ def test_experts_that_no_key_reaches_are_never_used():
     torch.manual_seed(0)
     layer = FloorSquareCDMoE(16, n_experts=42, k=3)
     lm.blocks[0].mlp = layer
-    (chosen,) = chosen_experts(lm, BATCH)
+    (chosen,) = record_choices(lm, BATCH)
     assert chosen.n_experts == 42
-    assert load(chosen, seed=0).choices.used <= 36 / 42
+    assert measure_load(chosen, seed=0).choices.used <= 36 / 42
 
 
 def test_zero_keys_are_a_tie_and_a_collapse():
     loads, comparison = measure(subject("AE*2", **{"E.key_init": "zeros"}))
-    assert isinstance(loads, Loads)
-    assert isinstance(comparison, Comparison)
+    assert isinstance(loads, LoadByRank)
+    assert isinstance(comparison, LoadComparison)
     for one in loads.layers:
         assert one.collapsed
         assert (one.tied, one.margin, one.overlap, one.standing) == (1, 0, 1, 3)
         assert one.choices.effective == pytest.approx(3)
     says = describe(loads).says
-    assert "Collapsed: in layers 0 and 1" in says
+    assert "Collapsed: in layers 0, 1" in says
     assert "100.0 %" in says
     assert "a tie decides 100.0 % of layer 0's choices" in describe(comparison).says
 
@@ -239,7 +245,7 @@ def test_zero_keys_are_a_tie_and_a_collapse():
 @pytest.mark.parametrize("stack", ["AE*2", "AP", "AR", "AX"])
 def test_an_untrained_layer_is_not_called_collapsed(stack):
     loads, comparison = measure(subject(stack))
-    assert isinstance(loads, Loads)
+    assert isinstance(loads, LoadByRank)
     for one in loads.layers:
         assert not one.collapsed
         assert one.tied < 0.01
@@ -255,23 +261,23 @@ def test_a_planted_coalition_is_found():
     rng = np.random.default_rng(2)
     faithful = rng.random(400) < 0.95
     chosen.indices[faithful, 0] = [57, 58, 59]
-    found = load(chosen, seed=0)
+    found = measure_load(chosen, seed=0)
     assert found.standing == 3
     assert 0.45 < found.standing_share < 0.55
     assert not found.collapsed
     chosen.indices[faithful, 1] = [57, 58, 59]
-    assert load(chosen, seed=0).collapsed
-    both = tuple(replace(load(chosen, seed=0), layer=layer) for layer in (0, 4))
-    assert "Collapsed: in layers 0 and 4" in describe(Loads(both)).says
+    assert measure_load(chosen, seed=0).collapsed
+    both = tuple(replace(measure_load(chosen, seed=0), layer=layer) for layer in (0, 4))
+    assert "Collapsed: in layers 0, 4" in describe(LoadByRank(both)).says
 
 
 def test_weights_that_are_all_zero_have_no_spread():
     chosen = random_choices(50, 2, 3, 20)
-    found = load(replace(chosen, weights=np.zeros_like(chosen.weights)), seed=0)
+    found = measure_load(replace(chosen, weights=np.zeros_like(chosen.weights)), seed=0)
     assert math.isnan(found.weighted.effective)
     assert not math.isnan(found.choices.effective)
-    assert "nan" not in describe(Loads((found,))).says
-    assert draw(Loads((found,))).to_dict()["data"]
+    assert "nan" not in describe(LoadByRank((found,))).says
+    assert LoadByRank((found,)).draw().to_dict()["data"]
 
 
 @pytest.mark.parametrize("stack", ["AE", "AR", "AE AP AM AX", "NX*9"])
@@ -281,22 +287,22 @@ def test_every_result_is_json_words_and_a_figure(stack):
         assert "ranked" not in str(to_plain(result))
         words = describe(result)
         assert "nan" not in f"{words.says}{words.alt}"
-        fig = draw(result)
+        fig = result.draw()
         assert fig is not None
         assert len((fig.to_json() or "").encode()) < 200_000
 
 
 def test_of_many_layers_four_stand_out():
-    looks = faces([1, *range(3, 12)])
+    looks = assign_faces([1, *range(3, 12)])
     assert [layer for layer, face in looks.items() if face.symbol] == [1, 5, 8, 11]
     assert len({face.color for face in looks.values()}) == 5
-    assert all(face.symbol for face in faces([2, 7]).values())
+    assert all(face.symbol for face in assign_faces([2, 7]).values())
 
 
 def test_hooks_act_on_what_is_measured():
     lm = model("AE")
-    (module,) = expert_layers(lm).values()
+    (module,) = find_expert_layers(lm).values()
     assert isinstance(module, RetrievedExperts)
     with lm.hooks([("blocks.0.mlp.hook_subkey_scores", lambda scores, _: scores * 0)]):
-        (chosen,) = chosen_experts(lm, BATCH)
-    assert load(chosen, seed=0).collapsed
+        (chosen,) = record_choices(lm, BATCH)
+    assert measure_load(chosen, seed=0).collapsed

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from analysis.experts.answers_held import answers_held
+from analysis.experts.held_answers import measure_held_answers
 from analysis.links import find_links, find_pairs, has_pairs
 from analysis.mechanism.swapped_keys import couples, solved
 from lab.models import build
@@ -62,6 +62,6 @@ def test_answers_of_one_fact_are_counted_where_facts_are_linked():
     batch = task.batch(size=4)
     options = {"E.n_experts": 16, "E.k": 2}
     model = build("AE", vocab_size=32, d_model=16, options=options).eval()
-    found = answers_held(model, batch, 0, np.random.default_rng(0))
+    found = measure_held_answers(model, batch, 0, np.random.default_rng(0))
     assert found.kind_of == "fact"
     assert found.asked == int((batch.targets != -100).sum())

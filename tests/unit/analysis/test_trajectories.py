@@ -7,44 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.base import Subject
 from analysis.mixing import collect_mixers
 from analysis.run import trajectories
 from analysis.run.quantities import choose_stretches
 from analysis.run.trajectories import choose_steps, follow, take_few_rows
-from lab.config import ModelConfig, TrainConfig
-from lab.training import history
 from lab.training.runs import Run
 from tasks.base import Batch, Task
-from tasks.mqar import MQAR
-
-STEPS = np.array([0, *sorted({round(2 ** (k / 2)) for k in range(21)})])
-"""0, then the powers of √2 up to 1,024."""
-
-
-def planted(path, stack="AM AM", steps=(1, 4, 16, 64, 256), *, seed=0, options=None) -> Run:
-    """A run folder without training: the same initial weights at every step."""
-    model = ModelConfig(stack=stack, d_model=16, n_heads=2, options=options or {})
-    run = Run(path, MQAR(seq_len=16, vocab_size=32), model, TrainConfig(seed=seed))
-    run.claim()
-    for step in steps:
-        history.save(run.path, step, run.build())
-    return run
-
-
-def edit(run: Run, first: int, name: str, how) -> None:
-    """Change a weight at a step and all that come after."""
-    for step in run.list_steps():
-        if step >= first:
-            model = run.load_model(step)
-            with torch.no_grad():
-                weight = model.get_parameter(name)
-                weight.copy_(how(weight))
-            history.save(run.path, step, model)
-
-
-def subject(run: Run, rows: int = 6) -> Subject:
-    return Subject.of(run, step=0, rows=rows)
+from tests.planted_runs import STEPS, edit, planted, subject
 
 
 def series(run: Run, quantity: str, layer: int | None = None):

@@ -1,8 +1,8 @@
 """What a model answers without some of its experts.
 
-An expert adds w_e up_e to the residual stream wherever it is chosen, so a deletion is that much
-less behind its block, and only later blocks run again, on the rows that it touches. CDMoE and
-PEER; φ, which all tokens share, stays.
+An expert adds w_e up_e to the residual stream wherever it is chosen. A deletion subtracts that
+behind the block, and only later blocks run again, on the rows that it changes. This works for
+CDMoE and PEER; φ, which all tokens share, stays.
 
     n choices that are deleted    q scored positions of the batch
 """
@@ -29,10 +29,10 @@ from tasks.base import Batch
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the scored positions of a batch come to.
+    """Loss and answer at each scored position of a batch.
 
     Attributes:
-        losses: cross-entropy of each, nats.
+        losses: cross-entropy, nats.
         right: whether the answer is the target.
     """
 
@@ -42,7 +42,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Site:
-    """A layer with product-key experts, at work on a batch.
+    """A layer with product-key experts, and its activations on a batch.
 
     Attributes:
         model: the model.
@@ -50,7 +50,7 @@ class Site:
         layer: index of the block.
         module: the layer.
         indices: of the experts chosen.
-        weights: what each one's up is multiplied by.
+        weights: the factor of each one's `up`.
         before: the residual stream that the layer's norm reads.
         after: the residual stream behind the block.
         clean: what the model answers with all experts.
@@ -73,7 +73,7 @@ class Site:
 
     @cached_property
     def whole(self) -> Outcome:
-        """What the scored positions come to with all experts."""
+        """Loss and answers with all experts."""
         with torch.no_grad():
             return Outcome(self.clean.losses, self.clean.right)
 
@@ -89,10 +89,10 @@ class Site:
         return torch.bincount(self.indices.flatten(), size, self.n_experts).cpu().numpy()
 
     @torch.no_grad()
-    def without(self, deleted: Bool[Tensor, "b t h k"]) -> Outcome:
-        """Return what the scored positions come to when these choices have weight 0.
+    def delete(self, deleted: Bool[Tensor, "b t h k"]) -> Outcome:
+        """Return loss and answers when these choices have weight 0.
 
-        Rows in which nothing is deleted keep what they had, to the bit.
+        Rows in which nothing is deleted keep theirs, to the bit.
         """
         touched = deleted.flatten(1).any(1)
         rows = touched.nonzero()[:, 0]
@@ -102,9 +102,9 @@ class Site:
             self.weights[rows] * deleted[rows], self.module.up, self.indices[rows], "gather"
         )
         again = touched[self.clean.rows]
-        # Of the rows that run again, which is a position's?
+        # The index of each position's row among the rows that run again.
         place = (touched.cumsum(0) - 1)[self.clean.rows[again]]
-        hidden = self._onwards(self.after[rows] - gone, rows)
+        hidden = self._run_later_blocks(self.after[rows] - gone, rows)
         found = Scored(
             rows=place,
             positions=self.clean.positions[again],
@@ -117,10 +117,10 @@ class Site:
         return Outcome(losses, right)
 
     @torch.no_grad()
-    def unused_change(self) -> float:
-        """Return how far the layer's output moves at most when experts nobody chooses are zero.
+    def measure_unused(self) -> float:
+        """Return the largest change of the layer's output when unused experts are zero.
 
-        Exactly 0, unless something reads them.
+        It is exactly 0, unless something reads them.
         """
         norm = self.model.blocks[self.layer].norm_mlp
         assert isinstance(norm, nn.Module)
@@ -130,10 +130,10 @@ class Site:
         changed = functional_call(self.module, tables, (z,)) - self.module(z)
         return changed.abs().max().item()
 
-    def choosing(
+    def select(
         self, expert: int, role: int | None = None, rows: Int[Tensor, " r"] | None = None
     ) -> Bool[Tensor, "b t h k"]:
-        """Return where an expert is chosen: by tokens of a role, in some rows, or by all."""
+        """Return where an expert is chosen, by all tokens or those of one role or some rows."""
         chosen = self.indices == expert
         if role is not None:
             chosen = chosen & (self.batch.roles == role)[..., None, None]
@@ -143,16 +143,16 @@ class Site:
             chosen = chosen & kept[:, None, None, None]
         return chosen
 
-    def attribution(self) -> Float[Tensor, "b t h k"]:
-        """Return how much the loss of its row would rise without each choice, to first order.
+    def attribute(self) -> Float[Tensor, "b t h k"]:
+        """Return how much the loss of a row would rise without each choice, to first order.
 
             −w_e up_e · ∂L/∂y,  L the sum of a row's losses, y the residual stream behind the block
 
-        nats; exact where L is linear in y between y and y − w_e up_e.
+        In nats; exact if L is linear between y and y − w_e up_e.
         """
         with torch.enable_grad():
             after = self.after.detach().requires_grad_()
-            hidden = self._onwards(after, torch.arange(len(after), device=after.device))
+            hidden = self._run_later_blocks(after, torch.arange(len(after), device=after.device))
             hidden = hidden[self.clean.rows, self.clean.positions]
             total = Scored(
                 self.clean.rows, self.clean.positions, self.clean.targets, hidden, self.clean.head
@@ -162,18 +162,18 @@ class Site:
             along = expert_scores(gradient, self.module.up, self.indices, "gather")
         return -self.weights * along
 
-    def _onwards(
+    def _run_later_blocks(
         self, x: Float[Tensor, "r t d"], rows: Int[Tensor, " r"]
     ) -> Float[Tensor, "r t d"]:
-        """Return the last hidden states of some rows, from behind the block."""
+        """Run the later blocks on some rows, and return the last hidden states."""
         with tell_oracle_masks(self.model, self.batch, rows):
             for block in self.model.blocks[self.layer + 1 :]:
                 x = block(x)
         return self.model.norm_final(x)
 
 
-def retrieving(model: LanguageModel) -> dict[int, RetrievedExperts]:
-    """Return the layers with product-key experts, by block.
+def find_retrieval_layers(model: LanguageModel) -> dict[int, RetrievedExperts]:
+    """Find the layers with product-key experts, by index of the block.
 
     Raises:
         NotApplicableError: when there are none.
@@ -189,19 +189,21 @@ def retrieving(model: LanguageModel) -> dict[int, RetrievedExperts]:
 
 
 @torch.no_grad()
-def sites(model: LanguageModel, batch: Batch, layers: Collection[int] | None = None) -> list[Site]:
-    """Return layers with product-key experts at work on a batch, first to last.
+def build_sites(
+    model: LanguageModel, batch: Batch, layers: Collection[int] | None = None
+) -> list[Site]:
+    """Run a model on a batch, and return its layers with product-key experts in order.
 
     Args:
         model: a language model.
         batch: rows of any task.
-        layers: which blocks; None takes all that have such experts.
+        layers: which blocks; None for all that have such experts.
 
     Raises:
         NotApplicableError: for a model without such a layer.
         ValueError: for a block without such experts.
     """
-    modules = retrieving(model)
+    modules = find_retrieval_layers(model)
     for layer in layers or ():
         if layer not in modules:
             known = ", ".join(map(str, modules))

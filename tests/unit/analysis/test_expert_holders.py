@@ -1,0 +1,164 @@
+"""Holders are found where each expert holds one fact, and by loops over all experts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.experts.held_answers import measure_held_answers
+from analysis.experts.holders import _shortlist, draw_answers, find_holders
+from analysis.experts.knockout import describe
+from analysis.experts.sites import build_sites, find_retrieval_layers
+from analysis.interventions import knock_out_experts, transplant_experts
+from analysis.scoring import scored
+from lab.models import build
+from tests.expert_models import FACTS, N, memory, small
+
+
+@pytest.mark.parametrize("shortlist", [1, 4, None])
+def test_the_holder_of_each_fact_is_found(shortlist):
+    model, batch = memory()
+    found = find_holders(model, batch, 0, shortlist=shortlist)
+    np.testing.assert_array_equal(found.experts, batch.inputs[found.rows, found.positions])
+    assert (found.seconds == 0).all()
+    assert (found.effects > 1).all()
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_holders_are_the_loop_over_all_experts(layer):
+    model, batch = small()
+    clean = scored(model, batch)
+    changes = []
+    for expert in range(len(find_retrieval_layers(model)[layer].down)):
+        with knock_out_experts(model, layer, [expert]):
+            changes.append((scored(model, batch).losses - clean.losses).detach().numpy())
+    found = find_holders(model, batch, layer, shortlist=None)
+    order = np.sort(changes, axis=0)
+    np.testing.assert_allclose(found.effects, np.maximum(order[-1], 0), atol=1e-5)
+    np.testing.assert_allclose(found.seconds, np.maximum(order[-2], 0), atol=1e-5)
+    clear = order[-1] - np.maximum(order[-2], 0) > 1e-4
+    assert clear.any()
+    np.testing.assert_array_equal(found.experts[clear], np.argmax(changes, axis=0)[clear])
+    # Whoever is on the shortlist has the effect that the exact rerun gives it.
+    listed = find_holders(model, batch, layer, shortlist=1)
+    for i in np.flatnonzero(listed.experts >= 0):
+        assert listed.effects[i] == pytest.approx(changes[listed.experts[i]][i], abs=1e-5)
+    # Four answers a row.
+    assert (listed.tried == 4).all()
+    assert (listed.effects <= found.effects + 1e-5).all()
+
+
+def test_a_shortlist_has_the_largest_attribution_of_the_row():
+    model, batch = small()
+    site = build_sites(model, batch)[0]
+    harm = np.zeros((len(batch.inputs), site.n_experts))
+    attribution = site.attribute()
+    for place in np.ndindex(*attribution.shape):
+        harm[place[0], int(site.indices[place])] += attribution[place].item()
+    for row in range(len(batch.inputs)):
+        used = np.unique(site.indices[row].numpy())
+        expected = {int(e) for e in used[np.argsort(-harm[row, used])[:4]]}
+        rows, experts = _shortlist(site, 1)
+        assert set(experts[rows == row].tolist()) == expected
+
+
+def test_a_transplanted_expert_brings_its_fact_and_no_other():
+    source, batch = memory()
+    target, _ = memory()
+    asked = batch.inputs.flatten()
+    with torch.no_grad():
+        find_retrieval_layers(target)[0].up.zero_()
+    assert not scored(target, batch).right.any()
+    for expert in (0, 7, 15):
+        with transplant_experts(source, target, 0, [expert]):
+            assert (scored(target, batch).right == (asked == expert)).all()
+            known = find_holders(target, batch, 0, shortlist=None)
+            assert set(known.experts[asked == expert]) == {expert}
+            assert set(known.experts[asked != expert]) == {-1}
+    assert not scored(target, batch).right.any()
+
+
+def test_the_expert_of_every_answer_is_named():
+    model, batch = memory()
+    found = measure_held_answers(model, batch, 0, np.random.default_rng(0))
+    assert (found.asked, found.held, found.rivals, found.lost) == (96, 96, 0, 96)
+    assert found.holders == N
+    for one in found.top:
+        expert = one.place[0] * 4 + one.place[1]
+        assert one.targets == ((int(FACTS[expert]), 6),)
+        assert one.answers == 6
+    # Six rows ask each token once: 15 pairs of each of 16 answers, of 96 · 95 / 2.
+    assert found.same == 1
+    assert found.any_two == pytest.approx(16 * 15 / (96 * 95 / 2))
+    says = describe(found).says
+    assert says.startswith("One expert holds 96 of 96 answers (100.0 %) in layer 0")
+    assert "the same expert in 100.0 % of cases (any two: 5.3 %)" in says
+    texts = [annotation["text"] for annotation in found.draw().to_dict()["layout"]["annotations"]]
+    assert f"6: {found.top[0].targets[0][0]} × 6" in texts
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["idle", "two experts for every answer"])
+def test_no_expert_holds_what_none_or_several_do(shared):
+    model, batch = memory()
+    layer = find_retrieval_layers(model)[0]
+    with torch.no_grad():
+        if not shared:
+            layer.up.zero_()
+        else:
+            # Twins: each token takes its own expert and the next column's, which answers alike.
+            other = build(
+                "NP",
+                vocab_size=N,
+                d_model=N,
+                options={
+                    "P.n_experts": N,
+                    "P.n_retrieval_heads": 2,
+                    "P.k": 1,
+                    "P.d_retrieval": 8,
+                },
+                tied=False,
+            ).eval()
+            twins = find_retrieval_layers(other)[0]
+            for name, table in model.state_dict().items():
+                if other.state_dict()[name].shape == table.shape:
+                    other.state_dict()[name].copy_(table)
+            for key in (twins.row_keys, twins.column_keys):
+                key.copy_(torch.eye(4))
+            twins.query.weight.zero_()
+            for token in range(N):
+                for head, column in enumerate((token % 4, (token + 1) % 4)):
+                    twins.query.weight[4 * head + token // 4, token] = 1
+                    twins.query.weight[8 + 4 * head + column, token] = 1
+            for expert in range(N):
+                row = expert // 4 * 4
+                before = row + (expert - 1) % 4
+                twins.down[expert, row : row + 4] = 1
+                twins.up[expert] = 2 * torch.eye(N)[FACTS[[expert, before]]].sum(0)
+            model = other
+            # A token that is its neighbour's answer speaks for that one.
+            rows = torch.arange(N).view(4, 4)
+            near = torch.stack([rows.roll(1, 1), rows.roll(-1, 1)]).view(2, N)
+            clear = (FACTS[near] != torch.arange(N)).all(0)[batch.inputs]
+            batch = replace(batch, targets=batch.targets.where(clear, -100))
+    found = measure_held_answers(model, batch, 0, np.random.default_rng(0), most=40)
+    assert (found.asked, found.held) == (40, 0)
+    assert describe(found).says.startswith("No single expert matters: one holds 0 of 40 answers")
+    assert np.isnan(found.same)
+    assert found.draw().data
+
+
+def test_a_random_model_has_no_holders():
+    model, batch = small()
+    found = measure_held_answers(model, batch, 0, np.random.default_rng(0))
+    assert found.held <= 1
+    assert describe(found).says.startswith("No single expert matters")
+
+
+def test_few_answers_are_drawn_where_there_are_many():
+    _, batch = memory()
+    some = draw_answers(batch, 10, np.random.default_rng(0))
+    kept = some.targets != -100
+    assert kept.sum() == 10
+    assert (some.targets[kept] == batch.targets[kept]).all()
+    assert draw_answers(batch, 96, np.random.default_rng(0)) is batch
