@@ -7,6 +7,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.run import baselines, curves
 from analysis.run.curves import Curve, describe
 from lab.config import ModelConfig, TrainConfig
+from lab.training.metrics import Metrics
 from lab.training.runs import Run
 from tasks.mqar import MQAR
 
@@ -22,7 +23,7 @@ def rows():
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(curves, "POINTS", 10)
-    monkeypatch.setattr(Run, "metrics", lambda run: rows())
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), 16))
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     batch = run.task.batch(size=1)
     scores = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
@@ -71,7 +72,7 @@ def test_one_evaluation_is_no_journey():
 
 def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     grown = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
-    monkeypatch.setattr(Run, "metrics", lambda run: grown)
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown), 16))
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     monkeypatch.setattr(baselines, "score_baselines", lambda run: {"chance": 0.01, "oracle": 1.0})
     loss, accuracy = curves.measure(Subject(run.task, run.build(), run.task.batch(size=1), run=run))

@@ -137,8 +137,8 @@ def test_the_steps_of_a_long_history_are_thinned_but_not_around_the_jump(tmp_pat
     jump = list(range(500, 540, 4))
     kept = sorted({0, *STEPS.tolist(), *jump, *range(541, 700, 8), 1024})
     rows = [{"step": s, "accuracy": float(np.clip((s - 500) / 40, 0, 1))} for s in range(1, 1025)]
-    monkeypatch.setattr(Run, "steps", lambda run: kept)
-    monkeypatch.setattr(Run, "metrics", lambda run: rows)
+    monkeypatch.setattr(Run, "list_steps", lambda run: kept)
+    monkeypatch.setattr(Run, "read_metrics", lambda run: rows)
     chosen = choose_steps(run)
     assert len(chosen) == trajectories.MOST_STEPS < len(kept)
     assert {0, 1024} <= set(chosen.tolist()) <= set(kept)
