@@ -1,4 +1,4 @@
-"""What a run is, apart from its task: frozen configurations, whose fields are the CLI's options."""
+"""The configurations of model, training and machine; their fields are command-line options."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ PAPER_EPOCHS = 64
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
 LAB_TEST_TOKENS = 2**21
-"""Of the test split, which of longer rows has fewer: one evaluation costs minutes else."""
+"""Most tokens of the test split, so that an evaluation on long rows does not take minutes."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
-"""Learning rate of a table of up to 256 tokens, and the most that a larger one's grows to."""
+"""Learning rate of a table of up to 256 tokens, and the largest rate of a larger table."""
 
 
 def option(default: Any, help: str, shown: str | None = None) -> Any:
-    """Return a dataclass field that carries its text, and its default's, for the command line."""
+    """Return a dataclass field with its help text and how the command line shows its default."""
     return field(default=default, metadata={"help": help, "shown": shown})
 
 
@@ -47,7 +47,7 @@ class _Config:
 
 
 def _check_choices(config: object) -> None:
-    """Hold every field that names its choices to them."""
+    """Check the fields that have a fixed set of choices."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if get_origin(hint) is Literal and value not in get_args(hint):
@@ -72,8 +72,10 @@ class ModelConfig(_Config):
         metadata={"help": "a layer's option: S.d_state=64 for a letter, 1.A.mask=soft for a layer"},
     )
     tied: bool = option(True, "read the logits off the embedding table")
-    train_embedding: bool = option(True, "train the embedding table, or keep it as drawn")
-    embedding_std: float = option(1.0, "standard deviation the embedding table is drawn with")
+    train_embedding: bool = option(
+        True, "train the embedding table, or keep its random initial values"
+    )
+    embedding_std: float = option(1.0, "standard deviation of the initial embedding table")
 
     logit_scale: float = option(1.0, "fixed factor on the logits", "1/√d_model")
 
@@ -96,40 +98,46 @@ class ModelConfig(_Config):
 class TrainConfig(_Config):
     """How a model is trained. Nothing here depends on the machine (see `Runtime`)."""
 
-    protocol: Literal["lab", "paper"] = option("lab", "where the defaults below come from")
+    protocol: Literal["lab", "paper"] = option(
+        "lab", "which defaults to use: this lab's or the paper's"
+    )
     seed: int = option(0, "seed of the rows and of the initial weights")
     init: Literal["random", "oracle"] = option(
-        "random", "initial weights: drawn, or set by hand to solve the task where a way is known"
+        "random", "initial weights: random, or a construction, set by hand to solve the task"
     )
-    optimizer: Literal["muon", "adamw"] = option("muon", "muon: on matrices, AdamW on the rest")
+    optimizer: Literal["muon", "adamw"] = option(
+        "muon", "muon uses Muon for matrices and AdamW for the rest"
+    )
     learning_rate: float = option(3e-3, "peak learning rate")
     table_learning_rate: float | None = option(
-        None, "rate of embedding and head while rows are shortest", "3e-3 · √(V/256), ≤ 2e-2"
+        None,
+        "learning rate of embedding and head while rows are shortest",
+        "3e-3 · √(V/256), ≤ 2e-2",
     )
-    schedule: Literal["constant", "cosine"] = option("constant", "after the warm-up")
+    schedule: Literal["constant", "cosine"] = option("constant", "learning rate after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices")
     clip_norm: float = option(1.0, "largest norm of the whole gradient")
     batch_size: int = option(64, "rows a step", f"{LAB_TOKENS_A_STEP} tokens")
-    max_steps: int = option(20_000, "steps at most")
+    max_steps: int = option(20_000, "most training steps")
     lengthen: bool = option(
-        False, "start with short rows, go on to longer ones", "on; off in --protocol paper"
+        False, "start with short rows and lengthen them", "on; off in --protocol paper"
     )
     start_len: int | None = option(
-        None, "tokens of the first rows; divides seq_len", "halves of seq_len, down to 8 or more"
+        None,
+        "tokens of the first rows; must divide seq_len",
+        "halves of seq_len, down to 8 or more",
     )
-    lengthen_at: float = option(0.99, "validation accuracy at which rows get longer")
-    stage_steps: int = option(5_000, "steps that a row length short of seq_len may take")
-    train_rows: int | None = option(None, "rows of the training set; none: every row is new")
+    lengthen_at: float = option(0.99, "validation accuracy at which rows are lengthened")
+    stage_steps: int = option(5_000, "most steps at each row length below seq_len")
+    train_rows: int | None = option(None, "rows of the training set; without it every row is new")
     test_rows: int = option(1024, "rows of the test split", "1024, of 2²¹ tokens at most")
     eval_every: int = option(
         100, "steps between evaluations on validation rows", f"{LAB_EVAL_EVERY}"
     )
-    early_stop: bool = option(True, "stop when validation and then test reach --solved-at")
+    early_stop: bool = option(True, "stop when validation and then test accuracy reach --solved-at")
     solved_at: float = option(0.99, "accuracy that counts as solved")
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "auto: the faster of both, measured"
-    )
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto measures which is faster")
 
     def __post_init__(self):
         _check_choices(self)
@@ -157,12 +165,14 @@ class TrainConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime(_Config):
-    """Where and how long a run computes; may change from one resume to the next."""
+    """Where and how long a run computes; may change when a run is resumed."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     max_minutes: float | None = option(None, "stop, resumably, after this many minutes")
     checkpoint_every: int = option(200, "steps between checkpoints")
-    history: bool = option(True, "keep the weights of some 30 to 50 steps: how training went")
+    history: bool = option(
+        True, "keep the weights of about 30 to 50 steps, to analyse how training went"
+    )
 
     def __post_init__(self):
         _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "≥ 1")
@@ -173,7 +183,7 @@ class Runtime(_Config):
 def get_protocol_defaults(
     protocol: str, seq_len: int, vocab_size: int, d_model: int
 ) -> dict[str, Any]:
-    """Return what a protocol sets: fields of `ModelConfig` and `TrainConfig` by name.
+    """Return the defaults that a protocol sets: fields of `ModelConfig` and `TrainConfig` by name.
 
     `lab` is this project's own (LOG.md says how it was found). `paper` is the paper's hard MQAR:
     65,536 tokens a step, 64 epochs of 2^18 rows, AdamW with decay 0.01, 10 % warm-up, cosine to a
@@ -184,7 +194,7 @@ def get_protocol_defaults(
     as the code it builds on does. It states no clipping and no early stop; the lab's stay.
 
     Raises:
-        ValueError: when the paper states nothing for this width or length.
+        ValueError: when the paper states no value for this width or length.
     """
     if protocol == "lab":
         return {
@@ -219,6 +229,6 @@ def get_protocol_defaults(
 
 
 def _table_learning_rate(vocab_size: int) -> float:
-    """Return the lab's rate for a table: a token that is rarely seen has to learn more from it."""
+    """Return the lab's rate for a table: the more tokens, the rarer each, the larger its steps."""
     small, most = LAB_TABLE_LEARNING_RATES
     return min(most, small * max(1.0, vocab_size / 256) ** 0.5)

@@ -1,13 +1,13 @@
-"""Where to compute."""
+"""Choosing the device to compute on."""
 
 import torch
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device a user names; "auto" takes CUDA where there is any.
+    """Return the device that a user names; "auto" means CUDA if there is any, else the CPU.
 
     Raises:
-        ValueError: for an unknown name, or a device this machine does not have.
+        ValueError: for an unknown name, or a device that this machine does not have.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Writing files that are whole or not there, and reading them with answers a user can act on."""
+"""Writing files so that they are whole or absent; reading them with errors a user can act on."""
 
 import fcntl
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-"""Of the run folder; a newer one is refused."""
+"""Format of the run folder; a newer one is refused."""
 
 
 class RunError(Exception):
@@ -18,7 +18,7 @@ class RunError(Exception):
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Turn the system's refusal to write below a folder into a `RunError` that names it."""
+    """Raise a `RunError` that names the folder when the system refuses to write below it."""
     try:
         yield
     except OSError as error:
@@ -27,10 +27,10 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone.
+    """Lock a folder, so that no other process trains in it.
 
     Raises:
-        RunError: when another process holds it.
+        RunError: when another process has locked it.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -66,7 +66,8 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        RunError: `otherwise` and the reason, when the file is missing, unreadable or no object.
+        RunError: with the text `otherwise` and the reason, when the file is missing, unreadable,
+            or holds no object.
     """
     try:
         content = json.loads(path.read_text())
@@ -78,6 +79,6 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
 
 
 def shorten_message(error: Exception) -> str:
-    """Return an error's text in one line of at most 300 characters; torch's have many."""
+    """Shorten an error's text, of many lines in torch, to one line of at most 300 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else f"{text[:299]}…"

@@ -1,4 +1,4 @@
-"""How sure a share is: Wilson's 95 % interval, of trials that are independent or come in rows."""
+"""Wilson's 95 % interval of a share, for trials that are independent or clustered in rows."""
 
 import math
 
@@ -20,15 +20,15 @@ def wilson(share: float, count: int | float) -> tuple[float, float]:
     middle = share + square / 2
     half = Z95 * math.sqrt(share * (1 - share) / count + square / (4 * count))
     low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
-    # Rounding may leave the share itself out, where it is 0 or 1.
+    # Rounding might exclude the share itself when it is 0 or 1.
     return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
 def clustered_wilson(right: Int[Tensor, " b"], scored: Int[Tensor, " b"]) -> tuple[float, float]:
-    """Return the 95 % interval of the share of right answers, which come in rows.
+    """Return the 95 % interval of the share of right answers that are clustered in rows.
 
-    Wilson's, on as many answers as independent ones would tell as much, since those of one row may
-    be right or wrong together. Where all or none are right it takes them as independent.
+    Answers of one row may be right or wrong together, so this is Wilson's for the effective
+    number of independent answers. If all or none are right, it takes them as independent.
 
     Args:
         right: right answers of each row.

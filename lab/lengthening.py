@@ -1,8 +1,8 @@
 """Lengthening: training starts with short rows and goes on to longer ones, up to those asked for.
 
-At the length of the paper's hardest recall, 2,048 tokens, a model sees no more than a plateau for
-hours. In rows of a few tokens the same weights leave it in minutes, and what they learn there
-carries over: each longer row takes a few dozen steps (LOG.md has the measurements).
+On rows of 2,048 tokens, the paper's hardest recall, the loss stays on a plateau for hours. On rows
+of a few tokens the same model leaves it in minutes, and what it learns there carries over: each
+longer row takes a few dozen steps (LOG.md has the measurements).
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lab.config import TrainConfig
 from tasks.base import Task
 
 SHORTEST = 8
-"""Tokens of the shortest row that training starts with, unless told otherwise."""
+"""Tokens of the shortest row that training starts with, unless the user gives another."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,8 @@ class Stage:
 
     Attributes:
         task: what is trained on.
-        batch_size: rows a step; times the row length it is the same in every stage, but for
-            rounding down.
-        max_steps: steps after which the stage, if it is not learned by then, ends the run.
+        batch_size: rows a step, such that every stage has the same tokens a step, rounded down.
+        max_steps: steps after which the run ends if the stage is not learned by then.
     """
 
     task: Task
@@ -31,14 +30,14 @@ class Stage:
 
 
 def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
-    """Return the parts of training, shortest rows first; the last is the task itself.
+    """Return the stages of training, shortest rows first; the last is the task itself.
 
-    Each stage's rows are twice as long as those before, or as long as the task's at most.
+    The rows of each stage are twice as long as those before, but never longer than the task's.
 
     Raises:
-        ValueError: for a start length that does not divide the row's, that the task has no rows
-            of, or that is given for a task that does not grow; for a threshold that chance
-            reaches; or for training rows that do not come round in whole steps.
+        ValueError: for a start length that does not divide the row length, that the task has no
+            rows of, or that is given for a task that does not grow; for a threshold that chance
+            reaches; or for a training set that is no multiple of the rows a step.
     """
     lengths = _list_lengths(task, config)
     parts = [task.resize(length) for length in lengths[:-1]]
@@ -54,9 +53,9 @@ def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
 
 
 def explain_start_length(task: Task, config: TrainConfig) -> str:
-    """Return why a run that lengthens its rows does not start with half the rows it starts with.
+    """Return why the first rows of a run that lengthens them are not half as long.
 
-    Empty where it starts with about `SHORTEST` tokens, or with the length that it was given.
+    The text is empty if they have about `SHORTEST` tokens, or the length that the user gave.
     """
     first = _list_lengths(task, config)[0]
     if not config.lengthen or config.start_len is not None or first < 2 * SHORTEST:
@@ -94,7 +93,7 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
 
 
 def _find_default_start(task: Task) -> int:
-    """Return the shortest length ≥ SHORTEST that the row's halves lead to within its bounds."""
+    """Halve the row length as long as it is at least `SHORTEST` and the task has such rows."""
     length = task.seq_len
     while length % 2 == 0 and length // 2 >= SHORTEST:
         try:

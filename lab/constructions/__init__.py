@@ -1,7 +1,8 @@
 """Weights set by hand that solve a task, and for mixers that cannot, the reason.
 
-A ceiling, a unit test and a warm start: what they reach the mixer can represent, so a model that
-falls short of it did not learn. `construct` sets them; `ladder` tries every mixer and mask.
+A construction shows what a mixer can represent: a trained model that reaches less did not learn it.
+It is a ceiling, a unit test and a warm start. `construct` sets the weights; `ladder` tries every
+mixer and mask.
 """
 
 from lab.constructions.cannot import CannotError

@@ -1,15 +1,15 @@
-"""The refusal of the oracles: what cannot be, and what has not been built."""
+"""The error of a construction that is impossible, or that nobody has built."""
 
 from typing import Literal
 
 
 class CannotError(ValueError):
-    """No weights were set: a model of this configuration cannot solve the task, or nobody built it.
+    """There is no construction: the model cannot solve the task, or nobody has built one for it.
 
     Attributes:
-        reason: one sentence, without the verdict.
-        proven: whether the reason holds for every setting of the weights; False where it is of
-            this construction alone, and another might do.
+        reason: one clause, without the verdict.
+        proven: whether the reason holds for all weights. False where it holds for this construction
+            only, so that another one might work.
     """
 
     def __init__(self, reason: str, *, proven: bool = False):
@@ -24,5 +24,5 @@ class CannotError(ValueError):
 
     @property
     def verdict(self) -> Literal["cannot", "not built"]:
-        """The reason's weight in two words."""
+        """What the reason holds for: all weights ("cannot"), or this construction ("not built")."""
         return "cannot" if self.proven else "not built"

@@ -1,4 +1,4 @@
-"""How much a recurrent state can hold: what no setting of weights gets around."""
+"""How much a recurrent state can hold: a bound that applies to all weights."""
 
 import math
 
@@ -7,22 +7,22 @@ from lab.layers.ssd import SSD
 from lab.models.language_model import Block, LanguageModel
 
 BITS = 32
-"""Of a number in fp32."""
+"""Bits of a number in fp32."""
 
 
 def check_bits(model: LanguageModel, wanted: float, what: str) -> None:
-    """Hold the states of a stack of SSD alone to telling apart what a row may ask for.
+    """Check that the states of a stack of SSD layers can distinguish all answers of a row.
 
-    All that a later token knows of earlier ones passes through them; so 2^held states answer at
-    most that many different ways.
+    A later token knows of earlier ones only what the states hold, so states of n bits lead to at
+    most 2ⁿ different answers.
 
     Args:
-        model: with any mixers; others than SSD know all tokens, and nothing is held against them.
+        model: with any mixers. Only stacks of SSD alone are checked: other mixers see all tokens.
         wanted: log₂ of how many answers to the same questions there are.
-        what: they are, for the message.
+        what: the name of these answers, for the message.
 
     Raises:
-        CannotError: where the states are too small, or there is no mixer at all.
+        CannotError: when the states are too small, or there is no mixer at all.
     """
     held = 0
     for block in model.blocks:
@@ -36,15 +36,15 @@ def check_bits(model: LanguageModel, wanted: float, what: str) -> None:
         if ssd.conv is not None:
             held += ssd.conv.weight.shape[0] * (ssd.conv.width - 1)
     if not held:
-        raise CannotError("no mixer in the stack: a position knows of no other", proven=True)
+        raise CannotError("no mixer in the stack: no position sees another", proven=True)
     if held * BITS < wanted:
         raise CannotError(
             f"the states hold {held} numbers of {BITS} bits, and {what} take {wanted:.0f} bits; "
-            "a larger d_state would do",
+            "a larger d_state would work",
             proven=True,
         )
 
 
 def count_arrangement_bits(n: int, k: int) -> float:
-    """Return log₂ of how many ways there are to pick k of n things in order."""
+    """Return log₂ of the number of ordered choices of k out of n things."""
     return (math.lgamma(n + 1) - math.lgamma(n - k + 1)) / math.log(2)

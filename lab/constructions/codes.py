@@ -1,4 +1,4 @@
-"""Token codes: unit vectors as far from one another as their width allows."""
+"""Token codes: unit vectors that are as different as their width allows."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 MANY = 1024
-"""Codes up to which spreading them costs less than a second; more stay as drawn."""
+"""Most codes that are spread, which takes less than a second; more stay random."""
 STEPS = 150
 
 
@@ -16,9 +16,9 @@ class Cosines(NamedTuple):
     """How alike codes are.
 
     Attributes:
-        own: the least of a code with itself: 1, or less where something came between the two.
-        highest: the largest of two codes, 0 at least.
-        lowest: the smallest of two codes, 0 at most.
+        own: the least cosine of a code with itself: 1, or less where one of the two was rotated.
+        highest: the largest cosine of two codes, at least 0.
+        lowest: the smallest cosine of two codes, at most 0.
     """
 
     own: float
@@ -28,11 +28,11 @@ class Cosines(NamedTuple):
 
 @lru_cache(maxsize=32)
 def spread(count: int, width: int) -> Float64[Tensor, "count width"]:
-    """Return `count` unit vectors of `width` channels, always the same ones; not to be changed.
+    """Return `count` unit vectors of `width` channels, always the same ones. Do not change them.
 
-    The axes where they suffice. Else vectors drawn at random that then repel one another, each
-    step the most alike the most, opposites too: the largest |cosine| comes near Welch's bound,
-    √((count − width) / (width (count − 1))), below which no vectors are.
+    These are the axes if there are enough. Else they start random and repel one another, the most
+    similar and the most opposite ones the most, until the largest |cosine| is near Welch's bound,
+    √((count − width) / (width (count − 1))), the least that is possible.
     """
     if count <= width:
         return torch.eye(count, width, dtype=torch.float64)
@@ -47,7 +47,7 @@ def spread(count: int, width: int) -> Float64[Tensor, "count width"]:
         largest = alike.abs().max().item()
         if largest < least:
             best, least = codes, largest
-        # Sharper and sharper: in the end only the nearest neighbours push.
+        # The softmax gets sharper, so that in the end only the nearest neighbours push.
         push = (10 * (1 + 40 * step / STEPS) * alike.abs()).softmax(1) * alike.sign()
         codes = codes - 0.1 * (push @ codes)
         codes = codes / codes.norm(dim=1, keepdim=True)
@@ -56,12 +56,12 @@ def spread(count: int, width: int) -> Float64[Tensor, "count width"]:
 
 @lru_cache(maxsize=32)
 def compare_spread_codes(count: int, width: int) -> Cosines:
-    """Return how alike the codes of `spread` are."""
+    """Return the cosines among the codes of `spread`."""
     return compare(spread(count, width), spread(count, width))
 
 
 def compare(codes: Float64[Tensor, "count a"], others: Float64[Tensor, "count a"]) -> Cosines:
-    """Return the products of codes with what became of them, by blocks of rows."""
+    """Return the cosines of codes with `others`, their rotated versions; computed in blocks."""
     own = (codes * others).sum(1).min().item()
     highest = lowest = 0.0
     for start in range(0, len(codes), MANY):
@@ -73,7 +73,7 @@ def compare(codes: Float64[Tensor, "count a"], others: Float64[Tensor, "count a"
 
 
 def welch(count: int, width: int) -> float:
-    """Return Welch's bound: among `count` unit vectors some two have at least this |cosine|."""
+    """Return Welch's bound: of any `count` unit vectors, two have at least this |cosine|."""
     if count <= width:
         return 0.0
     return ((count - width) / (width * (count - 1))) ** 0.5

@@ -1,4 +1,4 @@
-"""Write beside each token the key of the token before it, or of a token so many before."""
+"""Copy into each token the key of the token before it, or of a token at a fixed distance."""
 
 import math
 
@@ -12,17 +12,17 @@ from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 
 FADE = 4.0
-"""Nats that a gathering state loses a token: the one before the last weighs e^−4 beside it."""
+"""Nats that a gathering state loses per token: the second to last weighs e^−4 of the last."""
 FADE_WITHOUT_SKIP = 3.0
-"""The same where nothing takes the own token off, which weighs e^FADE: less, so that less of it
-stands in a norm's divisor."""
+"""The same without a skip that subtracts the own token, which weighs e^FADE. It is less, so that
+the own token contributes less to the norm's divisor."""
 
 
 def gather(mixer: Attention | SSD, residual: Residual, seq_len: int) -> float:
-    """Gather the previous token's key; return how much of a token's own key comes along.
+    """Gather the previous token's key; return how much of the token's own key is added to it.
 
     Raises:
-        CannotError: where the mixer cannot tell the previous token, or carries too little.
+        CannotError: when the mixer cannot single out the previous token, or carries too little.
     """
     if isinstance(mixer, Attention):
         look_back(mixer, residual, residual.key, residual.gathered, 1, seq_len)
@@ -40,20 +40,23 @@ def look_back(
     seq_len: int,
     amount: float = 1.0,
 ) -> None:
-    """Copy what stands `offset` tokens before, found by the rotation alone.
+    """Copy channels from `offset` tokens earlier, which the rotation alone singles out.
 
     Queries and keys are constant, so the score at distance l is g² Σ_m cos θ_m (l − offset) over
-    the fastest pairs m: largest at l = offset. Positions before `offset` copy some other token.
+    the fastest pairs m, which is largest at l = offset. Positions before `offset` copy some other
+    token.
     """
     if attention.position != "rope":
         raise CannotError(
             "position=none: without rotation one layer reads its past as a set, in no order; "
-            "what a second may tell from means over ever longer pasts is left open; "
-            "position=rope would do"
+            "whether a second layer could recover the order from means over ever longer pasts "
+            "is left open; position=rope would work"
         )
     channels = find_channels(attention)
     pairs, margin = _choose_fastest(channels, offset, seq_len)
-    score = heads.find_needed_score(margin, seq_len, f"to look {offset} back by {channels.what}")
+    score = heads.find_needed_score(
+        margin, seq_len, f"to look {offset} tokens back by {channels.what}"
+    )
     heads.check_open(attention, seq_len)
     constant = residual.scale_by_norm(0)
     gain = (score * channels.width**0.5 / pairs) ** 0.5 / constant
@@ -71,7 +74,7 @@ def look_back(
 
 
 def _choose_fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int, float]:
-    """Return how many of the fastest pairs single out a distance best, and by how much."""
+    """Return how many of the fastest pairs single out a distance best, and by what margin."""
     lags = torch.arange(seq_len, dtype=torch.float64)
     theta = torch.tensor([channels.theta(m) for m in range(channels.width // 2)]).double()
     cosines = ((lags[:, None] - offset) * theta).cos().cumsum(1)
@@ -83,14 +86,14 @@ def _choose_fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int,
 
 @torch.no_grad()
 def _fade(ssd: SSD, residual: Residual) -> float:
-    """Gather by a state that fades fast, the own token taken off by the skip."""
+    """Gather by a state that fades fast; the skip subtracts the own token."""
     if ssd.norm_weight is not None:
-        raise CannotError("S.gate=norm in a layer that gathers; none or silu would do")
+        raise CannotError("S.gate=norm in a layer that gathers; none or silu would work")
     if ssd.position == "none":
         raise CannotError(
             "S.position=none: without decay, rotation or convolution one layer sums its past in "
-            "no order; what deeper stacks may count is left open; "
-            "position=rope, decay or conv would do"
+            "no order; whether deeper stacks could count is left open; "
+            "position=rope, decay or conv would work"
         )
     constant = residual.scale_by_norm(0)
     gate = states.open_gate(ssd, constant)
@@ -101,7 +104,7 @@ def _fade(ssd: SSD, residual: Residual) -> float:
     if ssd.position == "conv":
         return _shift(ssd, residual)
     channels = find_channels(ssd)
-    # On the slowest pair, turned so that a distance of one is where it peaks.
+    # On the slowest pair, rotated so that its product is largest at a distance of one.
     m = channels.width // 2 - 1
     theta = channels.theta(m)
     first, second = channels.pair(m) if ssd.position == "rope" else (0, 0)
@@ -118,7 +121,7 @@ def _fade(ssd: SSD, residual: Residual) -> float:
         )
     own = size * math.cos(theta)
     if residual.gathered == residual.key:
-        # An answer has no key of its own, and all that has one does not read.
+        # Answers have no key of their own, and tokens with a key do not read.
         for place in {first, second}:
             _read_if_answer(ssd, place, residual)
         if ssd.D is not None:
@@ -132,7 +135,7 @@ def _fade(ssd: SSD, residual: Residual) -> float:
 
 @torch.no_grad()
 def _read_if_answer(ssd: SSD, place: int, residual: Residual) -> None:
-    """Let C be what it was for tokens of the higher kind, and zero for those of the lower."""
+    """Keep C for tokens of the higher kind, and make it zero for those of the lower kind."""
     high, low = residual.kind.max().item(), residual.kind.min().item()
     for row in states.list_rows(ssd, place):
         whole = ssd.C_proj.weight[row, CONSTANT].item()
@@ -141,13 +144,13 @@ def _read_if_answer(ssd: SSD, place: int, residual: Residual) -> None:
 
 
 def _sum_weights(ssd: SSD) -> float:
-    """Return what the weights of all tokens before add up to, of which the last has weight one."""
+    """Return the sum of the weights of all earlier tokens, of which the last has weight one."""
     fade = FADE if ssd.D is not None else FADE_WITHOUT_SKIP
     return 1 / (1 - math.exp(-fade))
 
 
 def _shift(ssd: SSD, residual: Residual) -> float:
-    """Gather by the convolution: values are one token late, and the state hands them on."""
+    """Gather by the convolution, which delays values by one token; the state passes them on."""
     states.shift_values(ssd, 1)
     states.keep_time(ssd, residual.scale_by_norm(0), 12.0)
     states.clear(ssd)

@@ -1,4 +1,4 @@
-"""What the hand-set heads of attention share: values that carry channels, and scores."""
+"""Setting the weights of attention heads: values that carry channels, and scores."""
 
 import math
 
@@ -11,13 +11,13 @@ from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import LiteralMask, SoftMask
 
 LEAD = 7.0
-"""Nats by which the right key leads all others together: they weigh e^−7 = .001 at most."""
+"""Nats by which the right key leads all others together, so they weigh at most e^−7 = .001."""
 LARGEST_SCORE = 8000.0
-"""A larger one rounds by more than .001 in fp32, and wants weights out of proportion."""
+"""A larger score rounds by more than .001 in fp32, and needs very large weights."""
 
 
 def count_room(attention: Attention) -> int:
-    """Return how many channels a layer's values carry at most."""
+    """Return the most channels that a layer's values can carry."""
     if isinstance(attention.v, nn.Linear):
         return attention.v.out_features
     return attention.out.in_features
@@ -25,10 +25,10 @@ def count_room(attention: Attention) -> int:
 
 @torch.no_grad()
 def carry(attention: Attention, source: slice, into: slice, amount: float) -> list[int]:
-    """Let values be the channels `source`, put out into others; return the query heads that do.
+    """Make the values the channels `source`, output into `into`; return the query heads that do so.
 
-    Values of inner functions are made alike: all rows equal, so that it does not matter which
-    a token retrieves.
+    All value rows of an inner function become equal, so that it does not matter which ones a token
+    retrieves.
     """
     channels = list(range(source.start, source.stop))
     targets = list(range(into.start, into.stop))
@@ -40,7 +40,7 @@ def carry(attention: Attention, source: slice, into: slice, amount: float) -> li
         places = channels
     if isinstance(attention, InnerFunctionAttention):
         _make_alike(attention)
-    # A value channel belongs to a head of keys, which the first of its query heads reads.
+    # A value channel belongs to a key head; the first of its query heads reads it.
     share = attention.n_heads // attention.n_kv_heads
     width = attention.out.in_features // attention.n_heads
     columns = [place // width * share * width + place % width for place in places]
@@ -50,7 +50,7 @@ def carry(attention: Attention, source: slice, into: slice, amount: float) -> li
 
 def _make_alike(attention: InnerFunctionAttention) -> None:
     n_values, k = len(attention.value_rows), attention.n_chosen
-    # Nearly equal scores, so that the weights are known; not zero, so that keys get gradient.
+    # Nearly equal scores give known weights; zero would give keys no gradient.
     attention.value_query.weight.mul_(0.01)
     total = {"softmax": k / n_values, "sigmoid": k / 2}.get(attention.retrieval, k)
     attention.value_rows.fill_(1 / total)
@@ -58,7 +58,7 @@ def _make_alike(attention: InnerFunctionAttention) -> None:
 
 @torch.no_grad()
 def clear(attention: Attention, heads: list[int]) -> None:
-    """Zero the queries and keys of some query heads, to be written anew."""
+    """Set the queries and keys of some query heads to zero, before scores are added."""
     width = attention.q.out_features // attention.n_heads
     share = attention.n_heads // attention.n_kv_heads
     for head in heads:
@@ -75,12 +75,12 @@ def add_score(
     query: tuple[int, float],
     key: tuple[int, float],
 ) -> None:
-    """Add a product to the scores: a channel of the query's stream times one of the key's.
+    """Add to the scores a product of one channel of the query's stream and one of the key's.
 
     Args:
         attention: whose weights are set.
         heads: query heads.
-        place: channel of the head in which the two meet.
+        place: channel of the head that holds the two factors.
         query: channel of the stream that the query reads, and its weight.
         key: likewise the key's.
     """
@@ -92,25 +92,25 @@ def add_score(
 
 
 def find_needed_score(margin: float, seq_len: int, what: str, hint: str = "") -> float:
-    """Return the scale at which scores that differ by `margin` leave the right key alone.
+    """Return the scale of scores at which the right key, ahead by `margin`, gets all the weight.
 
     Raises:
-        CannotError: where fp32 or the weights would not bear it.
+        CannotError: when that takes larger scores than `LARGEST_SCORE`.
     """
     lead = math.log(seq_len) + LEAD
     if margin <= 0 or lead / margin > LARGEST_SCORE:
         raise CannotError(
             f"{what}: the right key leads by {max(margin, 0):.2g} of a score's scale, and over "
-            f"seq_len={seq_len} keys must by {lead:.3g}; scores above {LARGEST_SCORE:g} "
-            f"are refused{hint}"
+            f"seq_len={seq_len} keys it must lead by {lead:.3g}; scores above "
+            f"{LARGEST_SCORE:g} are refused{hint}"
         )
     return lead / margin
 
 
 def check_open(attention: Attention, seq_len: int) -> None:
-    """Hold a mask to hiding nothing that is wanted: it stays as built, its table ones or A zero.
+    """Check that a mask hides no key that is needed; its own weights stay as they are initialised.
 
-    An oracle mask keeps what is wanted, which scores highest among all keys anyhow.
+    `mask=oracle` keeps the keys that are needed, so it never stands in the way.
 
     Raises:
         CannotError: for a table that is too short, or a window.
@@ -123,5 +123,5 @@ def check_open(attention: Attention, seq_len: int) -> None:
     if attention.window is not None and attention.window < seq_len:
         raise CannotError(
             f"window={attention.window}: an open mask ranks keys by position alone and hides "
-            f"{seq_len - attention.window} of {seq_len}; window={seq_len} or none would do"
+            f"{seq_len - attention.window} of {seq_len}; window={seq_len} or none would work"
         )

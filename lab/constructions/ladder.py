@@ -1,4 +1,4 @@
-"""The ladder: every mixer with every mask, and whether weights set by hand solve the task."""
+"""The ladder: every mixer with every mask, and whether its construction solves the task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ NAMES = {"A": "attention", "I": "inner function attention"}
 BLOCKS = 2
 TOKENS_AT_ONCE = 4096
 SOLVED = 0.99
-"""Accuracy that counts as solved, as it does for a run; less than 1 where SSD reads a sum."""
+"""Accuracy that counts as solved, as for a run; below 1 because SSD, reading a sum, misses some."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One mixer, with what its oracle reaches.
+    """One mixer, with what its construction reaches.
 
     Attributes:
         mixer: in words.
@@ -33,7 +33,7 @@ class Rung:
         verdict: "cannot" holds for all weights, "not built" for this construction; "no such model"
             where the options allow none.
         accuracy: on the test rows; None where no weights were set.
-        because: one sentence: the bound, the refusal, or how many answers the accuracy is of.
+        because: one clause: the bound, why nothing is built, or how many rows the accuracy is of.
     """
 
     mixer: str
@@ -56,7 +56,7 @@ def ladder(
     """Return a rung for each mixer and mask or position, in a fixed order.
 
     Args:
-        task: any; of those without an oracle the ladder is empty.
+        task: any; for a task that has no constructions the ladder is empty.
         d_model: width of the models.
         n_heads: heads of their mixers.
         transform: letter of their state transforms.
@@ -92,10 +92,10 @@ def _list_steps(transform: str) -> list[tuple[str, str, dict[str, str]]]:
 def rung(
     task: Task, config: ModelConfig, *, mixer: str, test_rows: int = 64, seed: int = 0
 ) -> Rung:
-    """Return what weights set by hand reach in one configuration.
+    """Return what the construction of one configuration reaches.
 
     Args:
-        task: one of those with an oracle.
+        task: one of `BUILT`.
         config: of the model.
         mixer: what to call it.
         test_rows: rows of the test split to evaluate on.

@@ -13,7 +13,7 @@ from lab.models.language_model import Block, LanguageModel
 
 
 def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
-    """Let the last attention that can bring the token `length` before.
+    """Let the last attention layer that can do so copy the token `length` positions earlier.
 
     Args:
         model: whose weights are set.
@@ -22,7 +22,7 @@ def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
         bits: log₂ of how many strings there are.
 
     Raises:
-        CannotError: where none singles that distance out, or there is only SSD.
+        CannotError: when none singles that distance out, or there is only SSD.
     """
     mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
     attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
@@ -59,7 +59,7 @@ def _bring(model: LanguageModel, attention: Attention, length: int, seq_len: int
 
 
 def _refuse_delay(model: LanguageModel, length: int) -> CannotError:
-    """Return what a delay asks of a state."""
+    """Return the refusal for a stack without attention."""
     ranks = [
         block.mixer.B_proj.out_features // block.mixer.n_groups * block.mixer.n_heads
         for block in model.blocks
@@ -68,5 +68,5 @@ def _refuse_delay(model: LanguageModel, length: int) -> CannotError:
     return CannotError(
         f"to delay by {length} tokens takes a matrix of rank {length}, and one SSD has at most "
         f"{max(ranks)} = n_heads · d_state beyond its convolution; rotations of fixed "
-        "wavelengths make no sharp delay; attention would do"
+        "wavelengths make no sharp delay; attention would work"
     )

@@ -1,4 +1,4 @@
-"""Look up by content: bring the answer from where the own key was gathered."""
+"""Look up by content: fetch the answer from the position that gathered the own key."""
 
 import math
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from lab.layers.mask import has_oracle_mask
 from lab.layers.ssd import SSD
 
 KIND_WEIGHT = 0.4
-"""What being an answer counts for beside a key that matches: neither alone is enough."""
+"""Weight in the score of being an answer, where a matching key has 1: it takes both to win."""
 OWN_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7)
-"""What an own key may take off a gathered one, where all tokens are keys: the first token of a row
-gathers itself, and must not look like what follows itself."""
+"""Weights to try for the own key, subtracted from a gathered one where all tokens are keys: the
+first token of a row gathers itself, and must not look like its own successor."""
 EARLY_ANGLE = 0.8
-"""Radians that the pair which prefers the earliest turns by over a row: its sine still grows."""
+"""Most radians over a row of the pair that prefers the earliest: its sine must still grow there."""
 ON = 15.0
-"""What a one-hot key is before the convolution's SiLU; the others are −15 or less."""
+"""Value of a one-hot key before the convolution's SiLU; for other keys it is −15 or less."""
 HEAVIEST_KIND = 1.3
-"""More than a norm's divisor changes with what was gathered."""
+"""A factor larger than any change of the norm's divisor by what was gathered."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Lookup:
         n_keys: how many keys there are.
         width: channels of their codes, those of `spread`.
         seq_len: T.
-        writes: other pairs of a key and an answer behind it, in a row, at most; one that is
-            written twice counts four times, as its square does.
-        earliest: "never", "query" where of several that match the first is right, "kind" where
-            tokens of kind 1 ask for the first of all positions.
+        writes: most other pairs of a key and its answer in a row; a pair that is written twice
+            counts four times, as its square does.
+        earliest: "query" where the first of several matches is right, "kind" where tokens of kind 1
+            ask for the first of all positions, else "never".
         reach: tokens before a query among which the earliest is sought.
-        own: how much of its own key a token has gathered beside the previous one's.
+        own: how much of its own key a token has gathered in addition to the previous token's.
     """
 
     n_keys: int
@@ -54,19 +54,19 @@ class Lookup:
 
     @property
     def added(self) -> float:
-        """Squared units gathered at most."""
+        """The most squared units that gathering adds."""
         return (1 + self.own) ** 2
 
 
 def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
-    """Bring the answer next to the gathered key that the own key equals.
+    """Fetch the answer at the position whose gathered key equals the own key.
 
     Returns:
         The noise in the answer's lead over others (`SuperposedMemory.compute_noise`); 0 for
             attention.
 
     Raises:
-        CannotError: where keys or positions cannot be told apart well enough.
+        CannotError: when keys or positions cannot be distinguished well enough.
     """
     if isinstance(mixer, Attention):
         _attend(mixer, residual, lookup)
@@ -75,7 +75,7 @@ def match(mixer: Attention | SSD, residual: Residual, lookup: Lookup) -> float:
 
 
 def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
-    """Let queries be keys, keys be what was gathered, and values be answers."""
+    """Make queries the own keys, keys the gathered ones, and values the answers."""
     channels = find_channels(attention)
     places = channels.choose_places(lookup.width, lookup.seq_len, 1)
     own, high, low = channels.compare_codes(lookup.n_keys, lookup.width, places, lookup.seq_len)
@@ -94,13 +94,13 @@ def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
     hint = "" if channels.layout is None else "; position=none for that block leaves all of them"
     score = heads.find_needed_score(margin, lookup.seq_len, what, hint)
     pair, early = 0, 0.0
-    # An oracle mask hides what comes later than the pairs.
-    told = has_oracle_mask(attention)
-    earliest = "never" if told and lookup.earliest == "query" else lookup.earliest
+    # The mask "oracle" hides what comes later than the pairs.
+    hidden = has_oracle_mask(attention)
+    earliest = "never" if hidden and lookup.earliest == "query" else lookup.earliest
     if earliest != "never":
         pair, early = _choose_early_pair(channels, lookup)
         if earliest == "query":
-            # Content must outweigh whatever position says.
+            # Content must outweigh position.
             score += early * HEAVIEST_KIND / margin
     heads.check_open(attention, lookup.seq_len)
 
@@ -128,20 +128,20 @@ def _attend(attention: Attention, residual: Residual, lookup: Lookup) -> None:
         first, second = channels.pair(pair)
         asks = CONSTANT if earliest == "query" else KIND
         gain = (early * channels.width**0.5 / (target * query)) ** 0.5
-        # sin θl, of a query and a key a quarter turn apart.
+        # The product is sin θl: query and key are a quarter turn apart.
         heads.add_score(attention, used, first, (asks, gain), (CONSTANT, 0.0))
         heads.add_score(attention, used, second, (CONSTANT, 0.0), (CONSTANT, gain))
 
 
 def _choose_early_pair(channels: Channels, lookup: Lookup) -> tuple[int, float]:
-    """Return the pair by whose sine the earliest key leads, and the scale that this takes.
+    """Return the pair whose sine makes the earliest key lead, and the scale that this takes.
 
     Raises:
-        CannotError: without rotation, or where it takes more than fp32 bears.
+        CannotError: without rotation, or when the scale is too large for fp32.
     """
     what = "to prefer the earliest of several keys"
     if channels.layout is None:
-        raise CannotError(f"A.position=none: {what} without rotation; rope would do")
+        raise CannotError(f"A.position=none: {what} without rotation; rope would work")
     places = set(channels.choose_places(lookup.width, lookup.seq_len, 1))
     pairs = [
         m
@@ -158,7 +158,7 @@ def _choose_early_pair(channels: Channels, lookup: Lookup) -> tuple[int, float]:
 
 @torch.no_grad()
 def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
-    """Let B be what was gathered, C the key and x the answer, and nothing fade."""
+    """Make B the gathered key, C the own key and x the answer, and let nothing fade."""
     if ssd.position == "conv":
         raise CannotError("S.position=conv in a layer that reads what another gathered")
     opening = lookup.earliest == "kind"
@@ -172,12 +172,12 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
     places = channels.choose_slowest(a + opening, lookup.seq_len)
     noise = _bound_noise(channels, places[:a], residual, lookup)
     shared = residual.key == residual.answer
-    # A query has gathered its own key, if own ones come along, and else nothing that counts, but
+    # A query has gathered its own key, if those are added, and else nothing that matters, except
     # where all tokens are keys.
     target = residual.scale_by_norm(1 + SEEN**2 * opening)
     query = target if shared else residual.scale_by_norm(lookup.own**2)
     gate = states.open_gate(ssd, query)
-    # Half a percent lost over the whole row.
+    # Half a percent is lost over the whole row.
     states.keep_time(ssd, target, 0.005 / lookup.seq_len)
     states.clear(ssd)
     for i, place in enumerate(places[:a]):
@@ -202,7 +202,7 @@ def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
     if opening:
         _open(ssd, residual, places[a], target)
     if ssd.D is not None:
-        # What a token is, where that stands among answers, goes.
+        # Subtract the own token where its code stands among answers.
         ssd.D.fill_(-1 / ANSWER_SIZE if shared else 0)
     return noise
 
@@ -213,7 +213,7 @@ def _bound_noise(
     """Return `SuperposedMemory.compute_noise`; 0 where other writes cannot hide an answer.
 
     Raises:
-        CannotError: where they often do.
+        CannotError: when other writes often hide an answer.
     """
     n, a = lookup.n_keys, lookup.width
     own, high, low = channels.compare_codes(n, a, places, lookup.seq_len)
@@ -230,13 +230,13 @@ def _bound_noise(
         f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels and {n_answers} answers in "
         f"{b} are so alike that what other tokens wrote would hide up to {share:.0%} of the "
         f"answers. S.position=conv makes keys one-hot; d_model={2 + 2 * width} with "
-        f"d_state={width} and S.position=decay would do"
+        f"d_state={width} and S.position=decay would work"
     )
 
 
 @torch.no_grad()
 def _open(ssd: SSD, residual: Residual, place: int, target: float) -> None:
-    """Let the marker read what the first token wrote: both stand out in `KIND` from all others."""
+    """Let the marker read what the first token wrote; both differ from all others in `KIND`."""
     kind = residual.kind.max().item()
     first, marker = (
         residual.scale_by_norm(0),
@@ -252,11 +252,10 @@ def _open(ssd: SSD, residual: Residual, place: int, target: float) -> None:
 
 @torch.no_grad()
 def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
-    """Do it all in one layer with a convolution: B is the previous token's key, one-hot.
+    """Gather and match in one layer with a convolution: B is the previous token's key, one-hot.
 
-    The SiLU behind the convolution is a threshold: on for the own code, and 3e-7
-    of that for others.
-    So keys need a channel of the state each, and not of the stream.
+    The SiLU after the convolution is a threshold: other codes reach 3e-7 of what the own code
+    reaches. So each key needs a channel of the state, but not of the stream.
     """
     states.check_taps(ssd, 1)
     n_keys, d_state = lookup.n_keys, ssd.B_proj.out_features // ssd.n_groups
@@ -264,7 +263,7 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
     if n_keys + opening > d_state:
         raise CannotError(
             f"S.d_state={d_state}: {n_keys + opening} one-hot keys need as many channels; "
-            f"d_state={n_keys + opening} would do"
+            f"d_state={n_keys + opening} would work"
         )
     if lookup.earliest == "query":
         raise CannotError(
@@ -298,7 +297,7 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
         taps[own] = 0
         taps[own, previous] = 1
         if opening:
-            # Off wherever a token stands before, on at the start; and read by the kind that asks.
+            # On for the first token of a row alone, and read by the tokens that ask for it.
             row, both = start + n_keys, 2 * ON / amplitude
             ssd.B_proj.weight[row, CONSTANT] = -both
             taps[row] = 0

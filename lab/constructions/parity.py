@@ -1,6 +1,6 @@
-"""Parity at every prefix, the word problem of Z2: an SSD counts, and an MLP bends the count.
+"""Parity of every prefix, the word problem of Z2: an SSD counts, an MLP maps the count to parity.
 
-Exact in fp32. bf16 rounds counts above 2⁸ to even numbers, and sums of bends sooner.
+Exact in fp32. bf16 rounds counts above 2⁸ to even numbers, and the MLP's sums sooner.
 """
 
 import torch
@@ -24,19 +24,20 @@ from lab.layers.ssd import SSD
 from lab.models.language_model import Block, LanguageModel
 
 COUNT = 5
-"""The channel of the count, behind the constant, the kind, two tokens' own channels, the answer."""
+"""Channel of the count, after the constant, the kind, the two tokens' channels and the answer."""
 TOLERANCE = 0.1
-"""By how much a count may fall short at the end of a row."""
+"""Most that a count may fall short at the end of a row."""
 STEEP = 10.0
-"""A hidden unit's input a whole number from its kink: there SiLU and GELU are ReLU but for 5e-4."""
+"""Input of a hidden unit at a count of one above its kink; there SiLU and GELU differ from ReLU by
+less than 5e-4."""
 
 
 def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
     """Set the weights.
 
     Raises:
-        CannotError: for other groups, softmax attention alone, and rows longer than the MLP or
-            the state's rotation bears.
+        CannotError: for other groups, for softmax attention alone, and for rows too long for the
+            MLP or the state's rotation.
     """
     check_bits(model, 1.0, "the products of a prefix")
     ssds = _find_ssds(model)
@@ -50,7 +51,7 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
     if seq_len + 1 > mlp.up.out_features:
         raise CannotError(
             f"d_ff={mlp.up.out_features}: parity of counts up to seq_len={seq_len} bends at each "
-            f"of them, so takes d_ff ≥ {seq_len + 1} here"
+            f"of them, which takes d_ff ≥ {seq_len + 1} here"
         )
     residual = Residual(
         d_model=width,
@@ -82,7 +83,7 @@ def _find_ssds(model: LanguageModel) -> list[SSD]:
     """Return the SSDs of the stack.
 
     Raises:
-        CannotError: where there is none, whatever the group.
+        CannotError: when there is none, whatever the group.
     """
     ssds = [block.mixer for block in model.blocks if isinstance(block, Block)]
     ssds = [mixer for mixer in ssds if isinstance(mixer, SSD)]
@@ -90,17 +91,17 @@ def _find_ssds(model: LanguageModel) -> list[SSD]:
         raise CannotError(
             "on a row of equal tokens softmax attention averages equal values, at any depth "
             "and under any mask or rotation, so all positions answer alike, and the powers of an "
-            "element, parities say, do not; an SSD would do for Z2",
+            "element, parities say, do not; an SSD would work for Z2",
             proven=True,
         )
     return ssds
 
 
 def _find_mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
-    """Return the first MLP that reads what an SSD put out.
+    """Return the first MLP that reads the output of an SSD.
 
     Raises:
-        CannotError: where there is none.
+        CannotError: when there is none.
     """
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     first = next(i for i, block in enumerate(blocks) if block.mixer is ssd)
@@ -111,13 +112,13 @@ def _find_mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
         raise CannotError(
             "no MLP behind the SSD: decays are positive and flip no sign, so that at "
             "finite precision no such model has parity at every length (Sarrof et al. 2024; "
-            "Grazzi et al. 2024), and up to a length only by bending a count; SM would do"
+            "Grazzi et al. 2024), and up to a length only by bending a count; SM would work"
         )
     return mlp
 
 
 def _find_mlp(transform: nn.Module | None) -> MLP | None:
-    """Return the MLP that every token passes in a state transform, where there is one."""
+    """Return the MLP of a state transform that every token passes, if it has one."""
     if isinstance(transform, MLP):
         return transform
     if isinstance(transform, CDMoE):
@@ -129,16 +130,16 @@ def _find_mlp(transform: nn.Module | None) -> MLP | None:
 
 @torch.no_grad()
 def _count(ssd: SSD, residual: Residual, seq_len: int) -> None:
-    """Add up the ones so far, a T-th each, so that the norm's divisor hardly changes."""
+    """Sum the ones so far, each as 1/T, so that the norm's divisor hardly changes."""
     if ssd.norm_weight is not None:
-        raise CannotError("S.gate=norm: the norm divides the count out; none or silu would do")
+        raise CannotError("S.gate=norm: the norm divides the count out; none or silu would work")
     channels = find_channels(ssd)
     m = channels.width // 2 - 1
     lost = seq_len * (channels.theta(m) * seq_len) ** 2 / 6
     if lost > TOLERANCE:
         raise CannotError(
             f"seq_len={seq_len}: the slowest pair of {channels.what} turns so far that {lost:.2g} "
-            "ones of a row are lost; position=none, decay or conv, or a larger rope_base, would do"
+            "ones of a row are lost; position=none, decay, conv or a larger rope_base would work"
         )
     constant = residual.scale_by_norm(0)
     gate = states.open_gate(ssd, constant)
@@ -148,7 +149,7 @@ def _count(ssd: SSD, residual: Residual, seq_len: int) -> None:
     one = slice(residual.key.start + 1, residual.key.start + 2)
     amount = 1 / (gate * seq_len)
     if ssd.conv is not None:
-        # Exactly: half a percent too much a token would be one too many after two hundred.
+        # Exact SiLU: an error of half a percent per token would be one too many after two hundred.
         small = states.SMALL * constant
         amount *= small / 2 / states.silu(small)
     states.carry(ssd, one, slice(COUNT, COUNT + 1), "count", amount)
@@ -163,10 +164,10 @@ def _count(ssd: SSD, residual: Residual, seq_len: int) -> None:
 
 @torch.no_grad()
 def _bend(mlp: MLP, residual: Residual, seq_len: int) -> None:
-    """Make −1 of even counts and 1 of odd ones: a line that bends at each whole number.
+    """Map even counts to −1 and odd ones to 1, by a line that bends at each whole number.
 
-    Hidden unit i is ReLU(N − k), k = i − 1; one of k = −1 starts the line. The norm's divisor
-    scales all of them alike.
+    Hidden unit i is ReLU(N − k) with k = i − 1; the one of k = −1 starts the line. The norm's
+    divisor scales all of them alike.
     """
     least = residual.scale_by_norm(1)
     gain = STEEP / least

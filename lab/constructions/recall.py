@@ -26,15 +26,15 @@ from lab.layers.ssd import SSD
 from lab.models.language_model import Block, LanguageModel
 
 MOST_KEYS = 8192
-"""More, and comparing all pairs of codes takes minutes."""
+"""With more keys, comparing all pairs of codes takes minutes."""
 ANSWER_ROOM = 16
-"""Channels in which hundreds of answers differ well, where keys take all they can."""
+"""Channels in which hundreds of answers differ well enough, so that keys may have the rest."""
 KIND_SIZE = 0.5
-"""In the channel that tells answers, +, from other tokens, −."""
+"""Value in the kind's channel: + for answers, − for other tokens."""
 SUMMED_SHARE = 0.5
-"""Of the stream, for keys, which stand in it once, where a sum is read: its noise is least so."""
+"""Share of the stream for keys that stand in it once, where a sum is read: it minimises noise."""
 KEYS_SHARE = 0.3
-"""Of the stream, for keys, which stand in it twice, where they and answers want more than all."""
+"""Share of the stream for keys that stand in it twice, where it is too small for all codes."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ def solve(model: LanguageModel, recall: Recall) -> None:
     """Set the weights: in two layers, or in one SSD that convolves.
 
     Raises:
-        CannotError: with the first of the reasons that every pair of layers gave.
+        CannotError: when every pair of layers fails; the message is that of the first.
     """
     if recall.n_keys > MOST_KEYS:
         raise CannotError(
-            f"{recall.n_keys} keys: to compare the codes of more than {MOST_KEYS} takes minutes"
+            f"{recall.n_keys} keys: comparing the codes of more than {MOST_KEYS} takes minutes"
         )
     check_bits(model, recall.bits, "the answers of a row")
     mixers = [
@@ -116,8 +116,8 @@ def _solve_in_two(
 ) -> None:
     """Gather in one mixer, match in a later one.
 
-    Where both are SSD, a key gathered shares the channels of a token's own if only answers gather,
-    which are no keys; and the first token of a row is told by having gathered nothing.
+    Where both are SSD and only answers gather, which are no keys, a gathered key shares the
+    channels of a token's own. The first token of a row is recognised by having gathered nothing.
     """
     memory = isinstance(first, SSD) and first.position != "conv" and isinstance(second, SSD)
     marks = memory and recall.opening is not None
@@ -126,7 +126,7 @@ def _solve_in_two(
             "what the marker asks for, by an SSD whose keys attention or a convolution gathered"
         )
     room = min(_count_room(first), _count_room(second)) - marks
-    # Said here, a rotation too fast is not taken for a stream too narrow.
+    # Checked first, so that a rotation too fast is not reported as a stream too narrow.
     find_channels(second).choose_places(
         min(2, recall.n_keys), recall.seq_len, _count_reserved(second)
     )
@@ -137,7 +137,7 @@ def _solve_in_two(
     own = gather(first, residual, recall.seq_len)
     if recall.shared and own:
         raise CannotError(
-            "S.skip=false where every token is a key: its own comes along with the one before"
+            "S.skip=false where every token is a key: its own is gathered with the one before"
         )
     lookup = _build_lookup(recall, residual, own)
     noise = match(second, residual, lookup)
@@ -162,7 +162,7 @@ def _build_lookup(recall: Recall, residual: Residual, own: float) -> Lookup:
 
 def _finish(model: LanguageModel, residual: Residual, lookup: Lookup, noise: float) -> None:
     write_tokens(model, residual)
-    # The own token's code, if it is an answer, stands beside the answer too.
+    # The token's own code, if it is an answer, is in the stream with the answer too.
     others = residual.energy + lookup.added
     size = ANSWER_SIZE - (residual.key == residual.answer)
     read_answers(model, residual, size, others, noise)
@@ -187,7 +187,7 @@ def _count_reserved(mixer: Attention | SSD) -> int:
 def _lay_out(
     recall: Recall, model: LanguageModel, still: int, room: int, beside: bool, share: float
 ) -> Residual:
-    """Give channels to the constant, the kind, keys and answers.
+    """Assign channels to the constant, the kind, keys and answers.
 
     Args:
         recall: what a row asks for.
@@ -195,10 +195,10 @@ def _lay_out(
         still: channels that hold a key's code where it is looked up.
         room: channels that every layer carries.
         beside: whether keys stand in the stream twice, their own and the one gathered.
-        share: of the stream, for keys once, where they and answers want more than all.
+        share: of the stream, for one copy of the keys, where it is too small for all codes.
 
     Raises:
-        CannotError: where not even a few channels are left for a code.
+        CannotError: when less than a few channels are left for a code.
     """
     d = model.embed.weight.shape[1]
     times = 2 if beside else 1
@@ -212,11 +212,11 @@ def _lay_out(
             a = recall.n_keys
         b = min(recall.n_answers, room, d - 2 - times * a)
         a = min(widest, (d - 2 - b) // times)
-    # A code of few channels has no margin, but for as few tokens.
+    # A code of one channel has no margin, unless there is one token.
     if a < min(2, recall.n_keys) or b < min(2, recall.n_answers):
         raise CannotError(
             f"d_model={d}: leaves {max(a, 0)} channels for {recall.n_keys} keys and {max(b, 0)} "
-            f"for {recall.n_answers} answers; a larger d_model, or fewer heads, would do"
+            f"for {recall.n_answers} answers; a larger d_model, or fewer heads, would work"
         )
     keys = look_up_codes(spread(recall.n_keys, a), recall.key)
     answers = keys if recall.shared else look_up_codes(spread(recall.n_answers, b), recall.answer)
@@ -242,8 +242,8 @@ def _lay_out(
 def describe_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> Recall:
     """Return what mqar asks: keys are the lower half, answers the upper.
 
-    A filler that repeats a key is a decoy. Where all slots hold queries it stands before a query,
-    which is no answer. In empty slots it may stand before another filler that is one: there the
+    A filler that repeats a key is a decoy. If all slots hold queries, what follows it is a query,
+    which is no answer. In empty slots another filler that is an answer may follow it; then the
     earliest match is right.
     """
     half, token = vocab_size // 2, torch.arange(vocab_size)
@@ -263,7 +263,7 @@ def describe_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> 
 
 
 def describe_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
-    """Return what induction asks: the trigger is the only key, all others are answers."""
+    """Return what induction asks: the trigger is the only key, all other tokens are answers."""
     token = torch.arange(vocab_size)
     key = torch.full_like(token, -1)
     key[trigger] = 0
@@ -280,7 +280,7 @@ def describe_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
 def describe_string(
     seq_len: int, vocab_size: int, longest: int, marker: int, opens: bool
 ) -> Recall:
-    """Return what copying asks where no token recurs: every token but the marker is both.
+    """Return what copying asks if no token recurs: all tokens but the marker are keys and answers.
 
     Args:
         seq_len: T.
@@ -296,9 +296,9 @@ def describe_string(
         answer=number,
         shared=True,
         seq_len=seq_len,
-        # A copy is written as it is said, and then each pair has twice the weight.
+        # A copy is written while it is answered, so that each pair then has twice the weight.
         writes=4 * longest if opens else 2 * longest,
-        # A key in a lookup is a question itself; what follows one key is all that surely differs.
+        # In a lookup the key is the question, so only the answer to one key may differ.
         bits=count_arrangement_bits(vocab_size - 1, longest)
         if opens
         else math.log2(vocab_size - longest),
@@ -309,10 +309,10 @@ def describe_string(
 
 
 def combine(recalls: list[Recall]) -> Recall:
-    """Return what covers rows of several lengths.
+    """Return one description that covers rows of several settings.
 
     Raises:
-        CannotError: where they do not agree on what a token is.
+        CannotError: when they disagree on which tokens are keys or answers.
     """
     first = recalls[0]
     for other in recalls[1:]:

@@ -1,4 +1,4 @@
-"""The residual stream: who owns which channels, how tokens enter it and how answers leave it."""
+"""The residual stream: what each channel holds, how tokens enter and how answers leave."""
 
 from dataclasses import dataclass
 
@@ -17,16 +17,16 @@ from lab.layers.ssd import SSD
 from lab.models.language_model import Block, LanguageModel
 
 CONSTANT, KIND = 0, 1
-"""The first two channels: one that all tokens share, so that a norm's divisor is known, and one
-that tells two kinds of tokens apart."""
+"""The first two channels: one is equal for all tokens, so that a norm's divisor is known, and one
+distinguishes two kinds of tokens."""
 SEEN = 0.5
-"""What a token loses in `KIND` where tokens are to know that one stands before them."""
+"""What every token but a row's first loses in `KIND`, where the first must be recognised."""
 ANSWER_SIZE = 4.0
-"""An answer's length beside a token's code of length one."""
+"""Length of a fetched answer, where a token's code has length one."""
 LOSS = 0.005
-"""Nats that the right answers cost: little, and yet not nothing, so that there is gradient."""
+"""Loss of right answers in nats: small, but not zero, so that there is a gradient."""
 SAMPLE = 32
-"""Answers that the loss is reckoned for."""
+"""Answers for which the loss is computed."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Residual:
 
     @property
     def unit(self) -> float:
-        """What one stands for in the residual stream."""
+        """Length in the residual stream of a code of length one."""
         return (self.d_model / self.energy) ** 0.5
 
     def scale_by_norm(self, added: int | float) -> float:
-        """Return what a norm makes of one unit where `added` more squared units joined a token."""
+        """Return what one unit becomes in a norm when a token has `added` more squared units."""
         return (self.d_model / (self.energy + added)) ** 0.5
 
     def build_table(self) -> Float64[Tensor, "v d"]:
@@ -90,7 +90,7 @@ def look_up_codes(codes: Float64[Tensor, "n a"], of: Int64[Tensor, " v"]) -> Flo
 
 @torch.no_grad()
 def silence(model: LanguageModel) -> None:
-    """Let every layer add exactly nothing, by its last map alone: gradient still reaches that.
+    """Let every layer add exactly zero, by its last linear map alone, which still gets gradient.
 
     Raises:
         CannotError: for a layer of the user's own.
@@ -110,7 +110,7 @@ def _list_last_maps(layer: nn.Module) -> list[Tensor]:
     if isinstance(layer, MLP):
         return [layer.down.weight]
     if isinstance(layer, CDMoE):
-        # In form two the experts read φ(x), which is then zero, and so is what they add.
+        # In form two the experts read φ(x), which is then zero, so they add zero.
         shared = layer.cross_domain.down.weight
         return [shared] if layer.form == "two" else [shared, layer.up]
     if isinstance(layer, PEER):
@@ -134,14 +134,14 @@ def write_tokens(model: LanguageModel, residual: Residual) -> None:
 def read_answers(
     model: LanguageModel, residual: Residual, size: float, others: float, noise: float = 0.0
 ) -> None:
-    """Let the last norm pass answers alone, by a gain at which it costs `LOSS`.
+    """Let the last norm pass answers alone, with a gain at which the loss is `LOSS`.
 
     Args:
         model: whose last norm is set.
         residual: where answers stand.
         size: an answer's length in units.
-        others: squared units that the rest of the stream has beside it, at most.
-        noise: beside its lead over other answers, a standard deviation.
+        others: most squared units in the rest of the stream.
+        noise: standard deviation of the answer's lead over other answers.
     """
     amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
     model.norm_final.weight.zero_()
@@ -150,9 +150,9 @@ def read_answers(
 
 
 def _find_scale(residual: Residual, noise: float) -> float:
-    """Return what multiplies cosines of answers so that the mean loss of an answer is `LOSS`.
+    """Return the factor on the cosines of answers at which the mean loss is `LOSS`.
 
-    As noise raises some other answers more than it lowers the rest, all are raised by it.
+    Noise counts as raising all other answers: raising some matters more than lowering others.
     """
     answers = residual.answers
     some = answers[answers.norm(dim=1) > 0][:SAMPLE]

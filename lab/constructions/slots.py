@@ -1,4 +1,4 @@
-"""Where codes stand in a rotated vector, so that position hardly turns them."""
+"""Which channels of a rotated vector hold codes, so that rotation hardly changes them."""
 
 import math
 from functools import lru_cache
@@ -14,15 +14,15 @@ from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 
 NEARLY_STILL = 0.35
-"""Radians over a whole row up to which both channels of a pair hold code: they mix by its sine."""
+"""Most radians over a row at which both channels of a pair hold code; they mix by its sine."""
 DISTANCES = 9
-"""At how many distances codes are compared: in between they turn by a fraction of that."""
+"""Number of distances at which codes are compared."""
 SLOW = 1.0
-"""Radians up to which one channel of a pair does: it fades to cos 1 = .54, and mixes with none."""
+"""Most radians at which one channel of a pair holds code; it fades to cos 1 = .54."""
 
 
 class Channels(NamedTuple):
-    """Channels of a vector that is rotated to its position, or not: the slowest first.
+    """Channels of a vector that may be rotated to its position.
 
     Attributes:
         width: of the vector.
@@ -37,7 +37,7 @@ class Channels(NamedTuple):
     what: str
 
     def theta(self, pair: int) -> float:
-        """Return the radians that a pair turns by from one position to the next."""
+        """Return the radians by which a pair rotates from one position to the next."""
         return 0.0 if self.layout is None else self.base ** (-2 * pair / self.width)
 
     def pair(self, m: int) -> tuple[int, int]:
@@ -46,10 +46,10 @@ class Channels(NamedTuple):
         return (2 * m, 2 * m + 1) if self.layout == "interleaved" else (m, m + half)
 
     def list_still(self, seq_len: int, reserved: int = 0) -> list[list[int]]:
-        """Return the ways to place codes: both channels of very slow pairs, or one of slow ones.
+        """Return the choices of channels: one of each slow pair, or both of each very slow pair.
 
         Args:
-            seq_len: tokens over which they shall not turn.
+            seq_len: tokens over which the channels must hardly rotate.
             reserved: how many of the slowest pairs are left out.
         """
         if self.layout is None:
@@ -63,7 +63,7 @@ class Channels(NamedTuple):
         """Return `count` channels for a code, one of a pair where there are enough.
 
         Raises:
-            CannotError: where too many of them turn too fast.
+            CannotError: when too few channels are slow enough.
         """
         ways = self.list_still(seq_len, reserved)
         for way in ways:
@@ -72,14 +72,14 @@ class Channels(NamedTuple):
         most = max(map(len, ways))
         raise CannotError(
             f"seq_len={seq_len}: {self.what} has {most} channels slow enough for content, "
-            f"{count} are needed; position=none for that block or a larger rope_base would do"
+            f"{count} are needed; position=none for that block or a larger rope_base would work"
         )
 
     def choose_slowest(self, count: int, seq_len: int) -> tuple[int, ...]:
         """Return `count` channels for a code, both of a pair where there are enough.
 
         Raises:
-            CannotError: where too many of them turn too fast.
+            CannotError: when too few channels are slow enough.
         """
         *_, both = self.list_still(seq_len)
         return tuple(both[:count]) if len(both) >= count else self.choose_places(count, seq_len)
@@ -91,7 +91,7 @@ class Channels(NamedTuple):
     def compare_codes(
         self, count: int, width: int, places: tuple[int, ...], seq_len: int
     ) -> Cosines:
-        """Return how alike codes are to queries, at any distance in a row."""
+        """Return the cosines of codes, as a query sees them at any distance in a row."""
         if self.layout is None:
             return compare_spread_codes(count, width)
         return _compare_turned(self, count, width, places, seq_len)
@@ -99,7 +99,7 @@ class Channels(NamedTuple):
     def turn(
         self, codes: Float64[Tensor, "count width"], places: tuple[int, ...], lag: float
     ) -> Float64[Tensor, "count width"]:
-        """Return what a query sees of codes that stand `lag` tokens before it."""
+        """Return codes as a query sees them `lag` tokens later."""
         whole = codes.new_zeros(len(codes), self.width)
         whole[:, list(places)] = codes
         seen = whole.clone()

@@ -1,4 +1,4 @@
-"""From a task and a configuration to a model whose weights solve it."""
+"""Construct a model whose weights solve a task."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,11 @@ from tasks.word_problem import WordProblem
 def construct(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
     """Return the configuration's model with weights that answer every scored position right.
 
-    SSD without a convolution reads a sum. With more keys than channels, what other tokens wrote
-    hides a right answer now and then (`lab.constructions.interference`).
+    SSD without a convolution reads a sum: with more keys than channels, other writes now and then
+    hide a right answer (`lab.constructions.interference`).
 
-    Layers that are not needed add exactly zero, by their last linear map alone; the rest stays as
-    drawn, so that gradient flows on. The head's scale makes the loss small and no smaller.
+    Layers that are not needed add exactly zero, by their last linear map alone. Their other weights
+    stay random, so that there is gradient. The scale of the head makes the loss small, not zero.
 
     Args:
         task: one of `BUILT`.
@@ -37,7 +37,7 @@ def construct(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
         seed: of the weights that are not set.
 
     Raises:
-        CannotError: where this configuration cannot, or no construction is built.
+        CannotError: when this configuration cannot solve the task, or no construction is built.
         ValueError: for a task of another name, or a configuration that no model is of.
     """
     check_known(task)
@@ -47,25 +47,25 @@ def construct(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
 
 
 def check_known(task: Task) -> None:
-    """Hold a task to those whose solution is known.
+    """Check that there are constructions for a task.
 
     Raises:
         ValueError: for a task of another name.
     """
     if task.name not in BUILT:
-        raise ValueError(f"task={task.name}: no oracle is built, known: {', '.join(BUILT)}")
+        raise ValueError(f"task={task.name}: no construction is built, known: {', '.join(BUILT)}")
 
 
 @torch.no_grad()
 def set_by_hand(model: LanguageModel, task: Task) -> None:
-    """Set the weights of a model as it was drawn, as `construct` does.
+    """Set the weights of a randomly initialised model, as `construct` does.
 
     Args:
         model: of the task's vocabulary.
         task: one of `BUILT`.
 
     Raises:
-        CannotError: where this model cannot, or no construction is built.
+        CannotError: when this model cannot solve the task, or no construction is built.
     """
     silence(model)
     _check_oracle_mask(model, task)
@@ -73,7 +73,7 @@ def set_by_hand(model: LanguageModel, task: Task) -> None:
 
 
 def _check_oracle_mask(model: LanguageModel, task: Task) -> None:
-    """Hold an oracle mask to tasks whose links tell what to keep."""
+    """Check that the task's links tell a mask "oracle" which keys to keep."""
     if has_oracle_mask(model) and not {"key_pos", "value_pos"} <= task.batch(size=1).links.keys():
         raise CannotError(
             f"mask=oracle: {task.name} stores no pairs that it could keep", proven=True
@@ -91,10 +91,10 @@ def _induction(model: LanguageModel, parts: Sequence[Induction]) -> None:
 
 
 def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
-    """Look back a fixed distance where there is one, else look up the token before.
+    """Look back a fixed distance if there is one, else look up the token before.
 
     Raises:
-        CannotError: where one token does not tell the place, or the key stands before the string.
+        CannotError: when one token does not determine the place, or the key precedes the string.
     """
     lengths = {part.longest for part in parts} | {part.least for part in parts}
     modes = {part.mode for part in parts}
@@ -105,15 +105,15 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
     if "prefix" in modes:
         raise CannotError(
             "mode=prefix: the marker must first find the key's end and then its place "
-            "in the string, a gather more than two layers have; mode=copy or suffix would do"
+            "in the string, a gather more than two layers have; mode=copy or suffix would work"
         )
     if any(part.repeats for part in parts):
         part = parts[-1]
         share = 1 - (1 - 1 / (part.vocab_size - 1)) ** (part.longest - 1)
         raise CannotError(
             f"repeats=true with strings of {min(lengths)} … {max(lengths)} tokens: "
-            f"{share:.0%} of the longest's tokens recur in it, and to tell them apart by n tokens "
-            "takes n gathers; repeats=false, or shortest = longest, would do"
+            f"{share:.0%} of the longest's tokens recur in it, and to distinguish them by n tokens "
+            "takes n gathers; repeats=false, or shortest = longest, would work"
         )
     opens = "copy" in modes
     wanted = [
@@ -123,7 +123,7 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
 
 
 def _count_bits(part: Copy) -> float:
-    """Return log₂ of how many strings of the greatest length there are."""
+    """Return log₂ of the number of strings of the greatest length."""
     symbols = part.vocab_size - 1
     if part.repeats:
         return part.longest * math.log2(symbols)
@@ -140,4 +140,4 @@ BUILT: Mapping[str, Callable[[LanguageModel, Sequence[Any]], None]] = {
     "copy": _copy,
     "word_problem": _word_problem,
 }
-"""Task → what sets the weights of a model that is to solve its parts."""
+"""Task → function that sets the weights of a model so that it solves the parts of the task."""

@@ -1,4 +1,4 @@
-"""What the hand-set states of SSD share: values that carry channels, a steady clock, B and C."""
+"""Setting the weights of SSD states: values that carry channels, constant steps, B and C."""
 
 import math
 
@@ -10,11 +10,11 @@ from lab.constructions.residual import ANSWER_SIZE, CONSTANT, Residual
 from lab.layers.ssd import SSD
 
 GATE = 2.0
-"""What opens a gate, before its SiLU."""
+"""Input of an open gate, before its SiLU."""
 SMALL = 0.02
-"""What values are scaled to before a convolution's SiLU, which is z/2 for small z."""
+"""Scale of values before a convolution's SiLU, which is z/2 for small z."""
 STEP = math.log(math.e - 1)
-"""What a softplus makes one of: every token's dt."""
+"""Input at which softplus is one, the dt of every token."""
 
 
 def silu(z: float) -> float:
@@ -23,16 +23,16 @@ def silu(z: float) -> float:
 
 
 def count_room(ssd: SSD) -> int:
-    """Return how many channels a layer's values carry at most."""
+    """Return the most channels that a layer's values can carry."""
     return ssd.x_proj.out_features
 
 
 @torch.no_grad()
 def carry(ssd: SSD, source: slice, into: slice, what: str, amount: float = 1.0) -> None:
-    """Let values be the channels `source`, put out into others, times what passed on the way.
+    """Make the values the channels `source`, output into `into` with a factor `amount`.
 
     Raises:
-        CannotError: where values are too narrow.
+        CannotError: when values are too narrow.
     """
     channels = list(range(source.start, source.stop))
     if len(channels) > count_room(ssd):
@@ -41,7 +41,7 @@ def carry(ssd: SSD, source: slice, into: slice, what: str, amount: float = 1.0) 
         )
     places = list(range(len(channels)))
     if ssd.norm_weight is not None:
-        # What other channels hold would share the norm.
+        # Other channels would contribute to the norm.
         ssd.x_proj.weight.zero_()
         ssd.norm_weight.fill_(1)
         if ssd.conv is not None:
@@ -59,7 +59,7 @@ def carry(ssd: SSD, source: slice, into: slice, what: str, amount: float = 1.0) 
 
 @torch.no_grad()
 def carry_one(ssd: SSD, source: int, into: int, place: int, amount: float) -> None:
-    """Let one more value be a channel of the stream, in a layer that does not convolve."""
+    """Make one more value a channel of the stream, in a layer without a convolution."""
     ssd.x_proj.weight[place] = 0
     ssd.x_proj.weight[place, source] = 1.0
     ssd.out_proj.weight[into, place] = amount
@@ -67,7 +67,7 @@ def carry_one(ssd: SSD, source: int, into: int, place: int, amount: float) -> No
 
 @torch.no_grad()
 def open_gate(ssd: SSD, constant: float) -> float:
-    """Let the gate be the same for every token, as long as the constant stands at `constant`."""
+    """Make the gate equal for all tokens and return it; `constant` is their constant channel."""
     if ssd.z_proj is None:
         return 1.0
     ssd.z_proj.weight.zero_()
@@ -76,7 +76,7 @@ def open_gate(ssd: SSD, constant: float) -> float:
 
 
 def find_normed_amount(ssd: SSD, residual: Residual) -> float:
-    """Return what makes an answer of a gated norm's output, whose parts have length √width each.
+    """Return the factor that makes a gated norm's output, of length √width, an answer.
 
     Raises:
         CannotError: for several parts.
@@ -91,10 +91,10 @@ def find_normed_amount(ssd: SSD, residual: Residual) -> float:
 
 @torch.no_grad()
 def shift_values(ssd: SSD, tokens: int) -> None:
-    """Let values be those of the token so many before.
+    """Delay the values by some tokens.
 
     Raises:
-        CannotError: for a convolution that does not reach there.
+        CannotError: for a convolution that does not reach back so far.
     """
     assert ssd.conv is not None
     check_taps(ssd, tokens)
@@ -104,16 +104,16 @@ def shift_values(ssd: SSD, tokens: int) -> None:
 
 
 def check_taps(ssd: SSD, tokens: int) -> None:
-    """Hold a convolution to reaching so many tokens back.
+    """Check that a convolution reaches back far enough.
 
     Raises:
-        CannotError: where it does not.
+        CannotError: when it does not.
     """
     assert ssd.conv is not None
     if ssd.conv.width <= tokens:
         raise CannotError(
             f"S.conv_width={ssd.conv.width}: the convolution sees no token before; "
-            f"conv_width={tokens + 1} would do",
+            f"conv_width={tokens + 1} would work",
             proven=True,
         )
 
@@ -132,7 +132,7 @@ def keep_time(ssd: SSD, constant: float, fade: float) -> None:
 
 @torch.no_grad()
 def clear(ssd: SSD) -> None:
-    """Zero B and C, to be written anew."""
+    """Set B and C to zero, before scores are added."""
     for weight in (ssd.B_proj.weight, ssd.C_proj.weight):
         weight.zero_()
     if ssd.conv is not None:
@@ -151,14 +151,14 @@ def add_score(ssd: SSD, place: int, read: tuple[int, float], write: tuple[int, f
 
 
 def list_rows(ssd: SSD, place: int) -> list[int]:
-    """Return the rows of B and C that are one channel of each group's state."""
+    """Return the rows of B and C for one channel of each group's state."""
     width = ssd.B_proj.out_features // ssd.n_groups
     return [group * width + place for group in range(ssd.n_groups)]
 
 
 @torch.no_grad()
 def add_constant_score(ssd: SSD) -> None:
-    """Let B and C be one in the first channel of the state, through the convolution's bias."""
+    """Make B and C one in the first channel of the state, by the convolution's bias."""
     assert ssd.conv is not None
     one = 1.2784645  # SiLU(z) = 1
     for bias in (get_write_part(ssd, ssd.conv.bias), get_read_part(ssd, ssd.conv.bias)):

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder a step, renamed into place when whole; digests tell a changed one."""
+"""Checkpoints: one folder a step, renamed into place when complete; digests reveal changes."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ def list_checkpoints(run: Path) -> dict[int, Path]:
 
 
 def save(run: Path, state: TrainingState) -> None:
-    """Write the checkpoint of `state`, then drop the one before it; a no-op when it is there.
+    """Write the checkpoint of `state` unless it exists, then delete the one before it.
 
     Raises:
         DivergedError: when a weight is not finite; the checkpoint before it is still there.
@@ -68,12 +68,12 @@ def save(run: Path, state: TrainingState) -> None:
 
 
 def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
-    """Bring `state`, fresh from `lab.training.fit.start`, to a checkpoint; returns it.
+    """Load a checkpoint into `state`, fresh from `lab.training.fit.start`, and return it.
 
     Args:
         home: the checkpoint's folder.
         state: changed in place.
-        batch_size: rows a step, from which a checkpoint older than lengthening counts its rows.
+        batch_size: rows a step; for checkpoints from before lengthening, which do not count rows.
 
     Raises:
         RunError: when the checkpoint is truncated, tampered with, or of another model.
@@ -94,7 +94,7 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         if type(counters[name]) is not int or counters[name] < 0:
             raise RunError(f"checkpoint {home}: state.json has no count as {name}; {AGAIN}")
     if counters["stage_step"] > counters["step"] or counters["rows"] > MAX_ROWS:
-        raise RunError(f"checkpoint {home}: the counts in state.json cannot be; {AGAIN}")
+        raise RunError(f"checkpoint {home}: the counts in state.json are impossible; {AGAIN}")
     weights, moments = (_read(home, name, content) for name in FILES)
     try:
         state.model.load_state_dict(weights)

@@ -21,11 +21,11 @@ from tasks.mixture import Mixture
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
 VALIDATION_STEPS = 4
-"""Validation rows are as many as so many training steps have: a twentieth of the time or so."""
+"""Training steps that have as many rows as a validation; it takes about a twentieth of the time."""
 
 
 class DivergedError(Exception):
-    """Training left the path: the loss or the gradient is not finite, or the loss exploded."""
+    """Training diverged: the loss or the gradient is not finite, or the loss exploded."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Row:
         step: steps taken so far, this one included.
         seq_len: tokens of the task's rows in this stage of training.
         loss: mean cross-entropy of the batch at scored positions, nats.
-        accuracy: share of the batch's scored positions answered right.
+        accuracy: share of the batch's scored positions with the right answer.
         learning_rate: of this step.
         grad_norm: Euclidean norm of the whole gradient before clipping.
-        seconds: that the step took, evaluation apart.
-        validation_loss: on rows held out at this length, when this step was evaluated.
+        seconds: time of the step, without evaluation.
+        validation_loss: on held-out rows of this length, if this step was evaluated.
         validation_accuracy: likewise.
-        test_loss: on the fixed test split, when validation says that the task may be solved, or
-            after the last step.
+        test_loss: on the test split, if validation suggests that the task is solved, and after the
+            last step.
         test_accuracy: likewise.
     """
 
@@ -62,17 +62,17 @@ class Row:
 
 @dataclass
 class TrainingState:
-    """All that training changes.
+    """Everything that training changes.
 
     Attributes:
         model: whose weights are trained.
         optimizers: by name.
         step: steps taken.
         rows: training rows seen.
-        stage: which of `lab.lengthening.list_stages` comes next.
-        stage_step: steps that had been taken when it began.
+        stage: index of the current stage among `lab.lengthening.list_stages`.
+        stage_step: steps taken before it began.
         first_loss: of the first step, nats.
-        precision: that "auto" chose for this run; empty before.
+        precision: what "auto" chose for this run; empty before.
     """
 
     model: LanguageModel
@@ -86,12 +86,12 @@ class TrainingState:
 
 
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
-    """Return the state before the first step, with the optimisers the configuration names.
+    """Return the state before the first step, with the optimisers of the configuration.
 
-    Muon takes the weights of the blocks' linear layers (its step is scaled to AdamW's, so that
-    one learning rate serves both); AdamW takes tables, keys, head, gains, and everything else,
-    the embedding and the head at `table_learning_rate` in the first stage. Weight decay is applied
-    to tensors of two dimensions or more.
+    Muon updates the weights of the blocks' linear layers; its step is scaled to AdamW's, so that
+    one learning rate serves both. AdamW updates everything else. In the first stage the embedding
+    and the head learn at `table_learning_rate`. Weight decay applies to tensors of two dimensions
+    or more.
     """
     linear = {id(m.weight) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
     ends = {id(model.embed.weight), id(model.head.weight)}
@@ -139,12 +139,12 @@ def compute_learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -> Iterator[Row]:
-    """Train to the end, one `Row` a step; between rows `state` is whole.
+    """Train to the end, yielding one `Row` a step; then `state` is complete and can be saved.
 
-    A stage ends when its rows are learned, and the next has longer ones (`lab.lengthening`).
-    Training ends after the last step, or when a shorter stage has used its own steps up.
+    A stage ends when its rows are learned; the next one has longer rows (`lab.lengthening`).
+    Training ends after the last step, or when a shorter stage has taken its most steps.
 
-    Rows of the task are numbered in the order of training, so a state alone says where to go on.
+    Rows of the task are numbered in the order of training, so a state alone tells the next row.
 
     Args:
         task: where rows come from.
@@ -154,7 +154,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
 
     Raises:
         ValueError: as `check`.
-        DivergedError: before a step that would make weights non-finite is taken.
+        DivergedError: before taking a step that would make weights non-finite.
     """
     check(task, config)
     model = state.model
@@ -177,7 +177,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
             device=device,
         )
         if lengths_vary:
-            batch = batch.trim()  # the model is causal: what follows the last answer is unread
+            batch = batch.trim()  # the model is causal: nothing reads what follows the last answer
         with _seed_step(config.seed, step, device):
             with collect_balance_losses(model) as imbalances:
                 hidden, weight, targets = score(model, batch, precision)
@@ -188,7 +188,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
         _raise_if_diverged(state, step, value, grad_norm, task.vocab_size)
         for optimizer in state.optimizers.values():
             for group in optimizer.param_groups:
-                # Tables are learned in the first stage; at that rate longer rows would stay noisy.
+                # Tables are learned in the first stage; their rate would keep longer rows noisy.
                 group["lr"] = rate * (group.get("rate", 1.0) if state.stage == 0 else 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -209,7 +209,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
                 state.stage, state.stage_step = state.stage + 1, step
-                if config.train_rows is not None:  # its steps begin at whole multiples
+                if config.train_rows is not None:  # a batch begins at a multiple of its size
                     size = parts[state.stage].batch_size
                     state.rows = -(-state.rows // size) * size
         yield row
@@ -218,7 +218,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
 def _evaluate(
     row: Row, stage: Stage, model: LanguageModel, config: TrainConfig, *, last: bool
 ) -> Row:
-    """Evaluate on validation rows, and on the test split where that may end the run."""
+    """Evaluate on validation rows, and on the test split if that may end the run."""
     rows = min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
     found = evaluate(
         stage.task,
@@ -246,8 +246,8 @@ def check(task: Task, config: TrainConfig) -> None:
     """Validate a task together with its training options.
 
     Raises:
-        ValueError: for a schedule over rows that come again: it would go back with them; or as
-            `lab.lengthening.list_stages`.
+        ValueError: for a schedule over a training set that repeats, which would repeat the
+            schedule; or as `lab.lengthening.list_stages`.
     """
     for name, values in task.options.items():
         if isinstance(values, Schedule) and config.train_rows is not None:
@@ -259,7 +259,7 @@ def check(task: Task, config: TrainConfig) -> None:
 
 
 def find_first_row(config: TrainConfig, seen: int) -> int:
-    """Return the number of the next training row after so many."""
+    """Return the number of the next training row, after `seen` rows."""
     return seen if config.train_rows is None else seen % config.train_rows
 
 

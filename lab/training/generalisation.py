@@ -1,4 +1,4 @@
-"""Settings that a run was not trained on: how far what it learned reaches."""
+"""Evaluating a run in settings that it was not trained on."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from lab.training.runs import Run, RunError
 from tasks.base import Task, count_rows
 
 TOKENS = 2**19
-"""Tokens that a setting is looked at with, at most, but for its fewest rows."""
+"""Most tokens that a setting is evaluated on, unless the fewest rows have more."""
 FEWEST_ROWS = 16
 
 
@@ -25,8 +25,8 @@ def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple
     """Return (option, value, task) for each value of each option, the rest as trained.
 
     Raises:
-        ValueError: for an unknown option, a value out of its bounds, or a setting with tokens that
-            the model has no embedding for.
+        ValueError: for an unknown option, a value out of bounds, or a setting with more tokens
+            than the model has embeddings.
     """
     found = []
     for option, values in settings.items():
@@ -42,9 +42,9 @@ def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple
 
 
 def list_default_settings(run: Run) -> dict[str, list[Any]]:
-    """Return the settings that the task names for itself, those that this run's options allow.
+    """Return the settings that the task suggests, as far as this run's options allow them.
 
-    The value trained on comes first, where there is one.
+    The value trained on comes first, if there is a single one.
     """
     allowed: dict[str, list[Any]] = {}
     for option, values in run.task.evaluations.items():
@@ -61,19 +61,19 @@ def evaluate_settings(
     run: Run,
     settings: Mapping[str, Sequence[Any]],
     device: str = "auto",
-    told: Callable[[str], None] = lambda text: None,
+    on_setting: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """Evaluate a run's newest weights at settings, and keep what was found in result.json.
+    """Evaluate a run's newest weights in other settings, and write the results to result.json.
 
-    Settings that were evaluated after the same step are not evaluated again, and one that is named
-    twice is evaluated once. Each entry has option, value, step, accuracy, interval (95 %), loss in
-    nats, rows, scored, chance and seconds; or error, where the model cannot take the setting.
+    A setting that was already evaluated after the same step, or that is named twice, is not
+    evaluated again. Each entry has option, value, step, accuracy, interval (95 %), loss in
+    nats, rows, scored, chance and seconds; or error, if the model cannot take the setting.
 
     Args:
         run: with a result.
         settings: values by option.
         device: where to compute.
-        told: called with what is being evaluated.
+        on_setting: called with the name of each setting before its evaluation.
 
     Raises:
         RunError: when there is no result or no checkpoint, or either cannot be read or written.
@@ -101,7 +101,7 @@ def evaluate_settings(
             model = run.load_state(choose_device(device), step).model
             for option, value in missing:
                 given, task = wanted[option, value]
-                told(f"{option}={given}")
+                on_setting(f"{option}={given}")
                 about = {"option": option, "value": given, "step": step}
                 entries[option, value] = about | _evaluate_setting(run, task, model)
                 run.write_result({**result, "evaluations": list(entries.values())})
@@ -109,7 +109,7 @@ def evaluate_settings(
 
 
 def undo_json(value: Any) -> Any:
-    """Return an option's value as it was before JSON: a mixture's list was a tuple."""
+    """Return an option's value as it was before JSON made a list of a mixture's tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -130,9 +130,9 @@ def _evaluate_setting(run: Run, task: Task, model: LanguageModel) -> dict[str, A
 
 @torch.no_grad()
 def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
-    """Return why the model cannot take a task's rows, if one shows that it cannot.
+    """Return why the model cannot take a task's rows, found by trying one; None if it can.
 
-    A learned table is shorter than the row, say. What goes wrong while rows are made is raised.
+    A learned table may be shorter than the row, say. Errors in making the rows are raised.
     """
     device = next(model.parameters()).device
     row = task.batch(split="test", size=1, seed=run.train.seed, device=device)

@@ -1,8 +1,8 @@
-"""Weights kept along the way, so that analysis can see how a run came to what it learned.
+"""Weights kept during training, so that analysis can see how a run learned.
 
     history/step-N.safetensors    the model's weights after N steps; step 0 is drawn from the seed
 
-They are not for resuming: a checkpoint has the optimiser's state too (`lab.training.checkpoint`).
+They cannot resume a run, since that also takes the optimiser's state (`lab.training.checkpoint`).
 """
 
 from pathlib import Path
@@ -14,19 +14,19 @@ from lab.files import RunError, shorten_message, write
 from lab.models import LanguageModel
 
 POWERS = frozenset(round(2 ** (k / 2)) for k in range(128))
-"""Steps after which weights are always kept: the powers of √2, to whole steps."""
+"""Steps after which weights are always kept: the powers of √2, rounded."""
 RISE = 1 / 16
-"""How far the running accuracy climbs from one kept step to the next; there are 16 such at most."""
+"""Rise of the running accuracy from one kept step to the next, so there are at most 16 such."""
 MEMORY = 0.9
-"""What the running accuracy keeps of itself at a step: it follows within some ten steps."""
+"""Decay of the running accuracy per step: it follows within about ten steps."""
 
 
 class Pace:
-    """Says after which steps weights are kept: powers of √2, and more of them during a jump.
+    """Decides after which steps weights are kept: powers of √2, and more during a jump.
 
-    A jump is a climb of the running mean of the training accuracy beyond all it was before, so
-    that a noisy accuracy does not fill the disk. It must be told of every step, of those before a
-    resume too: then what is kept does not depend on interruptions.
+    A jump is a rise of the running mean of the training accuracy above its highest value so far, so
+    a noisy accuracy does not fill the disk. `update` must be called for every step, including those
+    before a resume, so that interruptions do not change which weights are kept.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Pace:
         self._highest = 0.0
 
     def update(self, step: int, accuracy: float) -> bool:
-        """Return whether the weights after this step are to be kept."""
+        """Take in a step; return whether the weights after it are to be kept."""
         old = accuracy if self._running is None else self._running
         self._running = MEMORY * old + (1 - MEMORY) * accuracy
         if self._running < self._highest + RISE and step not in POWERS:
@@ -53,7 +53,7 @@ def list_weights(run: Path) -> dict[int, Path]:
 
 
 def save(run: Path, step: int, model: LanguageModel) -> None:
-    """Write the weights after a step, unless one is not finite: of such there is nothing to learn.
+    """Write the weights after a step, unless one is not finite.
 
     Raises:
         OSError: when they cannot be written; nothing half-written stays.
@@ -67,7 +67,7 @@ def save(run: Path, step: int, model: LanguageModel) -> None:
 
 
 def restore(file: Path, model: LanguageModel) -> LanguageModel:
-    """Give a model the weights in a file; returns it.
+    """Load the weights in a file into a model and return it.
 
     Raises:
         RunError: when they are missing, truncated, or of another model.
@@ -84,7 +84,7 @@ def restore(file: Path, model: LanguageModel) -> LanguageModel:
 
 
 def rewind(run: Path, step: int) -> None:
-    """Drop what is kept of later steps: they will be taken again.
+    """Delete the weights of later steps, which will be taken again.
 
     Raises:
         OSError: when a file cannot be removed.

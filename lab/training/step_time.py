@@ -1,7 +1,7 @@
-"""How long a training step takes on this machine, in which precision: measured, then remembered.
+"""Measuring how long a training step takes on this machine in each precision; results are cached.
 
-A processor's flags do not tell whether bf16 pays. Some that advertise bf16 products run them at
-half the speed of fp32 (LOG.md has both kinds), so a run times its own step in each.
+A processor's flags do not tell whether bf16 is faster: some that advertise bf16 products run them
+at half the speed of fp32 (LOG.md has both kinds). So a run times its own step in each precision.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from lab.training.runs import Run
 from tasks.base import Batch
 
 SECONDS = 1.0
-"""Measuring goes on for about as long, but at least once through every case."""
+"""About how long to measure; every case is measured at least once."""
 WORTHWHILE = 0.97
-"""bf16 is chosen where its steps take at most this share of fp32's: else fp32, being exact."""
+"""bf16 is chosen if its steps take at most this share of the time of fp32, which is exact."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """What a training step was measured to take, without its optimizer's share.
+    """The measured time of a training step, without its optimizer.
 
     Attributes:
         precision: "fp32" or "bf16".
@@ -46,19 +46,19 @@ class StepTime:
 
     @property
     def plausible(self) -> bool:
-        """Whether it can have been measured."""
+        """Whether these values can come from a measurement."""
         times = (self.first, self.last)
         return self.precision in ("fp32", "bf16") and all(0 < t < math.inf for t in times)
 
 
 def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> StepTime:
-    """Return how long a run's steps take in a precision, "auto" being the faster one.
+    """Return how long a run's steps take in a precision; "auto" is the faster one.
 
-    What was measured is kept in the user's cache folder, by processor, torch, threads and run.
+    The measurement is cached in the user's cache folder, by processor, torch, threads and run.
 
     Args:
-        run: whose model is built anew to be timed.
-        parts: of training.
+        run: the run; its model is built again to be timed.
+        parts: the stages of training.
         device: where to compute.
         precision: "fp32", "bf16" or "auto".
     """
@@ -74,12 +74,12 @@ def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: s
         memory.parent.mkdir(parents=True, exist_ok=True)
         write(memory, json.dumps(known, indent=1))
     except OSError:
-        pass  # A home that cannot be written costs a second at the next start, no more.
+        pass  # Without a cache the next start measures again, for a second.
     return found
 
 
 def get_cache_file() -> Path:
-    """Return where measured times are kept."""
+    """Return the file of the cached times."""
     return Path(platformdirs.user_cache_dir("wonderful-lab")) / "step_time.json"
 
 
@@ -92,7 +92,7 @@ def find_fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
     best = {precision: [float("inf")] * len(parts) for precision in choices}
     began, rounds = time.perf_counter(), 0
-    # The first round warms up: allocation, kernels chosen, caches filled.
+    # The first round warms up: it allocates memory, chooses kernels and fills caches.
     while rounds < 2 or time.perf_counter() - began < SECONDS:
         for precision, times in best.items():
             for i, batch in enumerate(batches):
@@ -108,7 +108,7 @@ def find_fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence
 
 
 def list_precisions(device: torch.device) -> tuple[str, ...]:
-    """Return the precisions that the device has products in, "fp32" first."""
+    """Return the precisions in which the device can multiply, "fp32" first."""
     if device.type == "cuda":
         has = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -117,7 +117,7 @@ def list_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def _time_step(model: LanguageModel, batch: Batch, precision: str) -> float:
-    """Return how long a forward and backward pass takes."""
+    """Return the seconds of a forward and backward pass."""
     began = time.perf_counter()
     with torch.random.fork_rng():
         hidden, weight, targets = score(model, batch, precision)
@@ -129,18 +129,18 @@ def _time_step(model: LanguageModel, batch: Batch, precision: str) -> float:
 
 
 def _digest_setting(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> str:
-    """Return a digest of what a step's time depends on."""
+    """Return a digest of everything that a step's time depends on."""
     processor = (
         _describe_processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
     )
     sizes = [(part.task.describe(), part.batch_size) for part in (parts[0], parts[-1])]
     threads, model = torch.get_num_threads(), run.model.to_dict()
-    told = [processor, torch.__version__, threads, precision, sizes, model]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    facts = [processor, torch.__version__, threads, precision, sizes, model]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _describe_processor() -> str:
-    """Return the processor's name and what bf16 it offers: one name is sold in several kinds."""
+    """Return the processor's name and its bf16 features, which one name may differ in."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -153,7 +153,7 @@ def _describe_processor() -> str:
 
 
 def _read_times(file: Path) -> dict[str, dict]:
-    """Return what was measured before; nothing where it cannot be read."""
+    """Return the cached times; none if the file cannot be read."""
     try:
         known = json.loads(file.read_text())
         found = {

@@ -1,7 +1,7 @@
-"""Why did a run fail? It cannot, position forbids, rate, not enough rows, or it has not begun.
+"""Why did a run fail? `diagnose` looks for one kind of failure after the other.
 
-`diagnose` looks for one kind of failure after the other, each in a module of its own, and takes the
-first that the evidence speaks for.
+In this order: the model cannot solve the task; rotary positions prevent it; the learning rate is
+wrong; it needs more rows; it has not begun to recall. The first with evidence is the diagnosis.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,17 +26,17 @@ def diagnose(
     accuracy: float | None,
     by_hand: Mapping[str, Any] | None,
 ) -> Diagnosis | None:
-    """Return why a run ended unsolved; None where it is solved, or nothing says when it is.
+    """Return why a run ended unsolved; None if it is solved, or if the task cannot be solved fully.
 
-    It trains codes for some seconds, and copies of the model for some steps, a tenth of the run's
-    own at most; the state stays as it is.
+    This trains codes for some seconds, and copies of the model for at most a tenth of the run's
+    steps. The state does not change.
 
     Args:
         run: the run, whose metrics are complete.
         state: its last.
         stopped: "solved", "budget" or "diverged".
         accuracy: on the test split; None if it diverged.
-        by_hand: verdict and reason of weights set by hand; None where no way is built.
+        by_hand: verdict and reason of the construction; None for a task that has none.
     """
     if (
         run.task.stochastic
@@ -57,7 +57,7 @@ def diagnose(
 
 
 def _list_looks(failed: FailedRun) -> Iterator[tuple[Kind, Callable[[], Look]]]:
-    """Yield the kinds with what looks for them, in the order in which they are to be believed."""
+    """Yield each kind of failure with the function that looks for it, most convincing first."""
     yield "cannot", lambda: _look_for_proof(failed)
     if failed.stopped == "diverged":
         yield "outside the learning-rate window", lambda: rates.look(failed)
@@ -70,11 +70,11 @@ def _list_looks(failed: FailedRun) -> Iterator[tuple[Kind, Callable[[], Look]]]:
 
 
 def _look_for_proof(failed: FailedRun) -> Look:
-    """Say whether a theorem or a bound on capacity rules the task out, at the stage's length."""
-    told = failed.by_hand
-    if told is None or told["verdict"] != "cannot":
+    """Look for a theorem or a bound on capacity that rules the task out at the stage's length."""
+    by_hand = failed.by_hand
+    if by_hand is None or by_hand["verdict"] != "cannot":
         return Look(False, "")
-    because = told["because"]
+    because = by_hand["because"]
     if not failed.full_length:
         model: ModelConfig = failed.run.model
         shorter = rung(failed.stage.task, model, mixer=model.stack, test_rows=1)

@@ -1,4 +1,4 @@
-"""What the last model answers on held-out rows, beside rules that need no recall."""
+"""What the last model answers on held-out rows, compared with rules that need no recall."""
 
 import math
 import statistics
@@ -16,13 +16,13 @@ from tasks.base import IGNORE, count_rows
 
 ROWS, RULE_ROWS = 128, 256
 FEWEST_ROWS = 30
-"""Of which a mean is said: its interval is a normal one."""
+"""Fewest rows whose mean is reported, since its interval assumes a normal distribution."""
 TOKENS = 2**17
-"""Of the rows that are looked at, at most, but for a batch."""
+"""Most tokens of these rows, unless one batch has more."""
 WITHOUT_RECALL = frozenset(
     ("chance", "bigram", "context value", "last token", "last value", "majority", "position only")
 )
-"""Rules that need not find what belongs to a query; tasks name them."""
+"""Shortcuts, by the names that tasks give them, that do not look up what belongs to a query."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Answers:
     Attributes:
         accuracy: share of scored positions answered right.
         interval: 95 %, over rows.
-        outranks: how often the right answer has a larger logit than another answer of the row, ties
-            counting half: .5 where nothing is known. None where rows have one answer each.
+        outranks: how often the right answer has a larger logit than another answer of the row; ties
+            count half, so guessing gives .5. None if rows have one answer each.
         outranks_interval: 95 %, over rows.
-        rule: the best rule that needs no recall.
+        rule: the best of the rules that need no recall.
         plateau: its accuracy.
     """
 
@@ -48,7 +48,7 @@ class Answers:
 
 
 def collect_answers(failed: FailedRun) -> Answers:
-    """Return what the last model answers."""
+    """Answer validation rows of the last stage with the last model."""
     stage, seed, model = failed.stage, failed.run.train.seed, failed.state.model
     device = next(model.parameters()).device
     rows = max(stage.batch_size, count_rows(TOKENS, stage.task.seq_len, most=ROWS))
@@ -96,7 +96,7 @@ def _measure_outranking(hidden: Tensor, head: Tensor, targets: Tensor) -> float 
 
 
 def _average(shares: list[float]) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the mean of rows, and its 95 % interval."""
+    """Return the mean over rows and its 95 % interval."""
     if len(shares) < FEWEST_ROWS:
         return None, None
     mean = statistics.fmean(shares)

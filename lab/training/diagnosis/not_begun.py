@@ -1,4 +1,4 @@
-"""Has recall not begun? Accuracy stands where rules without recall stand; is there progress yet?"""
+"""Has recall not begun? Then accuracy is that of rules without recall; does the loss still fall?"""
 
 import math
 
@@ -8,11 +8,11 @@ from lab.training.diagnosis.answers import Answers
 from lab.training.diagnosis.failed_run import FailedRun, Look
 
 PARTS = 20
-"""Of the stage's later half; the slope is fitted to their mean losses, as steps depend."""
+"""Parts of the stage's later half; the slope is fitted to their means, as steps are dependent."""
 
 
 def look(failed: FailedRun, found: Answers) -> Look:
-    """Say whether the model answers no better than the best rule that needs no recall."""
+    """Look whether the model answers no better than the best rule that needs no recall."""
     low, high = found.interval
     evidence = {
         "accuracy": found.accuracy,

@@ -1,8 +1,8 @@
-"""Is the run outside the window of learning rates that work? Other rates are tried, two ways.
+"""Is the run outside the window of learning rates that work? Other rates are tried in two ways.
 
-From the last weights, a few steps at each rate show whether the run's own rate is all that holds
-the loss up. A rate that was too high all along leaves weights from which no rate recovers so soon;
-so each other rate also begins afresh, and is held against where the whole run got.
+A few steps from the last weights show whether another rate lowers the loss at once. A rate that was
+too high from the start leaves weights that recover slowly, so each other rate also starts from the
+initial weights, and its loss is compared with that of the whole run.
 """
 
 import math
@@ -24,19 +24,19 @@ from lab.training.fit import (
 from tasks.base import Schedule
 
 FACTORS = (0.1, 1 / 3, 3.0)
-"""Other rates that are tried, as multiples of the run's own."""
+"""The other rates, as multiples of the run's own."""
 STEPS, FEWEST = 40, 20
 """Steps at each rate from the last weights, at most and at least; their second half is compared."""
 FEWEST_AFRESH = 100
 """Steps at each rate from the first weights, at least."""
 SHARE, SECONDS = 0.1, 60.0
-"""What all these steps may take: of the run's own steps, and by their time."""
+"""Limits for all these steps: a share of the run's own steps, and their time."""
 NATS, ERRORS = 0.1, 3.0
 """Another rate is clearly better if its loss is lower by both, in nats and in standard errors."""
 
 
 def look(failed: FailedRun) -> Look:
-    """Say whether the run diverged, or another learning rate is clearly better."""
+    """Look whether the run diverged, or another learning rate is clearly better."""
     run, state = failed.run, failed.state
     rate = compute_learning_rate(run.train, state.step + 1)
     if failed.stopped == "diverged":
@@ -56,7 +56,7 @@ def look(failed: FailedRun) -> Look:
     afresh = (spent - steps * rates) // len(FACTORS)
     if found.claims or afresh < max(FEWEST_AFRESH, 2 * run.train.warmup_steps):
         return found
-    # A later stage was reached at the run's own rate; rows of a schedule get harder as they go.
+    # The run's own rate has reached a later stage, or a schedule has made its rows harder.
     if state.stage or any(isinstance(values, Schedule) for values in run.task.options.values()):
         return found
     return _try_afresh(failed, afresh, found)
@@ -91,7 +91,7 @@ def _try_from_last(failed: FailedRun, rate: float, steps: int) -> Look:
 
 
 def _try_afresh(failed: FailedRun, steps: int, before: Look) -> Look:
-    """Compare where other rates get in a few steps from the first weights with the run's last."""
+    """Compare the loss of a few steps from the initial weights with the run's last loss."""
     peak, half = failed.run.train.learning_rate, steps // 2
     own = [row["loss"] for row in failed.rows[-half:]]
     evidence = {**before.evidence, "steps afresh": steps, "last loss": statistics.fmean(own)}
@@ -116,7 +116,7 @@ def _try_afresh(failed: FailedRun, steps: int, before: Look) -> Look:
 
 
 def _train_at_rate(failed: FailedRun, state: TrainingState, rate: float, steps: int) -> list[float]:
-    """Return the losses of further steps at a rate; where they diverge, the bound for that."""
+    """Return the losses of further steps at a rate; after divergence, the bound that defines it."""
     train, stop = failed.run.train, state.step + steps + 1
     config = replace(
         train,
@@ -128,7 +128,7 @@ def _train_at_rate(failed: FailedRun, state: TrainingState, rate: float, steps: 
         stage_steps=train.stage_steps + stop,
         eval_every=stop + 1,
     )
-    # As --learning-rate does, leave the tables' own rate where it is.
+    # Like --learning-rate, leave the rate of the tables unchanged.
     for optimizer in state.optimizers.values():
         for group in optimizer.param_groups:
             if "rate" in group:
@@ -144,7 +144,7 @@ def _train_at_rate(failed: FailedRun, state: TrainingState, rate: float, steps: 
 
 
 def _copy_state(failed: FailedRun, *, first: bool = False) -> TrainingState:
-    """Return a state of its own with the run's last weights and moments, or its first ones."""
+    """Return a new state with the run's last weights and moments, or with its initial ones."""
     state = failed.state
     device = next(state.model.parameters()).device
     copy = start(failed.run.build().to(device), failed.run.train)
@@ -157,7 +157,7 @@ def _copy_state(failed: FailedRun, *, first: bool = False) -> TrainingState:
 
 
 def _keep_if_clear(gain: float, error: float) -> float:
-    """Return a gain that is clear, else 0."""
+    """Return a gain if it is clear, else 0."""
     return gain if gain > max(NATS, ERRORS * error) else 0.0
 
 
@@ -167,6 +167,6 @@ def _compute_standard_error(values: Sequence[float]) -> float:
 
 
 def _note(evidence: dict, what: str, rate: float, gain: float, error: float) -> None:
-    """Enter a gain and its error."""
+    """Add a gain and its error to the evidence."""
     evidence[f"{what} at {rate:.3g}"] = gain
     evidence[f"{what} at {rate:.3g}, standard error"] = error

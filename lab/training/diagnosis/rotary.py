@@ -1,12 +1,12 @@
-"""Do the rotary positions forbid it? Codes are trained for matching alone, at the task's distances.
+"""Do rotary positions prevent recall? Codes are trained for matching at the task's distances.
 
-Recall by content needs a layer in which a query's code matches its key's over any distance that the
-task has. Where every layer rotates all channels that it matches in, fast rotations blur the match.
-How far is measured: a free code for each key and query, turned as the layers turn theirs, trained
-for nothing but this match. It is an empirical bound: better codes may exist, but a model has to
-find its own from words of a task, beside everything else.
+Recall by content needs a layer in which a query's code matches its key's over any distance in the
+task. If every layer rotates all channels that it matches in, fast rotations blur the match. To
+measure how much, free codes for keys and queries are rotated as the layers do and trained for
+nothing but this match. It is an empirical bound: better codes may exist, but a model has to learn
+its own from tokens, together with everything else.
 
-Axis letters of this file, beside the package's: q asked query, k stored key, w channel.
+Axis letters of this file, in addition to the package's: q asked query, k stored key, w channel.
 """
 
 import time
@@ -26,13 +26,13 @@ from tasks.base import Task
 from tasks.mixture import Mixture
 
 STEPS, SECONDS = 400, 12.0
-"""Of training codes, at most; seconds of this processor."""
+"""Most steps of training codes, and most seconds of processor time."""
 RATE = 0.1
 SCORES = 2**17
-"""Products of a query and a key in a batch, at most."""
+"""Most products of a query and a key in a batch."""
 FRESH_BATCHES = 8
 MARGIN = 0.1
-"""What codes reach must be this far below the goal, to say that positions forbid it."""
+"""How far below the goal the codes must stay, to conclude that positions prevent recall."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rotation:
 
 
 def look(failed: FailedRun, accuracy: float | None) -> Look:
-    """Say whether codes trained for matching alone fall short of the goal, as the run did.
+    """Look whether codes trained for matching alone fall short of the goal, as the run did.
 
     Args:
         failed: the run.
@@ -80,7 +80,7 @@ def look(failed: FailedRun, accuracy: float | None) -> Look:
 
 
 def list_rotations(model: LanguageModel) -> list[Rotation]:
-    """Return how the model's layers rotate; empty where one mixes tokens without rotation."""
+    """Return how the model's layers rotate; empty if one of them mixes tokens without rotation."""
     found = []
     for block in model.blocks:
         mixer = block.mixer if isinstance(block, Block) else None
@@ -98,7 +98,7 @@ Places = Callable[[str, int, int], tuple[Tensor, Tensor]]
 
 
 def _find_places(task: Task) -> Places | None:
-    """Return where a task's queries and keys stand, if it asks for keys stored once in a row."""
+    """Return the positions of a task's queries and keys, if each key is stored once in a row."""
     batch = task.batch(size=8)
     if isinstance(task, Mixture) or not {"query_pos", "key_pos"} <= batch.links.keys():
         return None
@@ -127,11 +127,11 @@ def measure_reach(turned: list[Rotation], places: Places, goal: float) -> dict |
     Args:
         turned: how channels are rotated.
         places: of the task.
-        goal: accuracy beyond which nothing is to be shown.
+        goal: accuracy at which training stops.
 
     Returns:
         reached, its 95 % interval, the gain of the last quarter of training over the one before,
-        steps, and scored queries; None where time ran out.
+        steps, and scored queries; None if time ran out.
     """
     n_keys = places("train", 0, 1)[0].shape[1]
     rows = max(1, min(64, SCORES // n_keys**2))

@@ -1,4 +1,4 @@
-"""Is it under way? Accuracy on validation rows rises, and tells how many rows are still needed."""
+"""Is the run under way? If validation accuracy rises, extrapolate how many rows it still needs."""
 
 import numpy as np
 
@@ -6,21 +6,21 @@ from lab.training.diagnosis.answers import Answers
 from lab.training.diagnosis.failed_run import FailedRun, Look
 
 FEWEST = 10
-"""Evaluations that a rise is read from, at least."""
+"""Fewest evaluations from which a rise is estimated."""
 RISE, SPREADS = 0.02, 4.0
-"""Over those evaluations, at least: in accuracy, and in its spread about the fit. Successive
-evaluations are of nearly the same weights, so that their scatter alone looks like a drift."""
+"""Least rise over those evaluations, in accuracy and in multiples of its spread about the fit.
+Successive evaluations have nearly the same weights, so their scatter alone looks like a drift."""
 RESAMPLES, PERCENTILES = 1000, (2.5, 97.5)
 FARTHEST = 1000
-"""Times the rows seen: an extrapolation goes no farther."""
+"""Limit of the extrapolation, as a multiple of the rows seen."""
 
 
 def look(failed: FailedRun, found: Answers) -> Look:
-    """Say whether accuracy rises, and is above what needs no recall.
+    """Look whether accuracy rises, and is above that of rules that need no recall.
 
-    The logit of the accuracy is fitted by a line in the logarithm of the stage's rows, over its
-    later half (or over as many evaluations as it takes). The interval is of fits to evaluations
-    drawn with replacement.
+    A line in the logarithm of the stage's rows is fitted to the logit of the accuracy, over the
+    later half of the stage or the last `FEWEST` evaluations. Its interval is a bootstrap over
+    evaluations.
     """
     seen = failed.evaluations
     if len(seen) < FEWEST:
@@ -69,14 +69,14 @@ def look(failed: FailedRun, found: Answers) -> Look:
 
 def _fit(rows: np.ndarray, accuracy: np.ndarray) -> tuple[float, float]:
     """Return slope and level of the accuracy's logit over log rows."""
-    # What no finite number of answers tells from 0 or 1 has no logit.
+    # 0 and 1 have no logit, and finitely many answers cannot tell values near them apart.
     kept = np.clip(accuracy, 1e-3, 1 - 1e-3)
     slope, level = np.polyfit(np.log(rows), np.log(kept / (1 - kept)), 1)
     return float(slope), float(level)
 
 
 def _extrapolate(slope: float, level: float, goal: float, seen: float) -> float:
-    """Return how many rows after those seen reach the goal, at most FARTHEST times as many."""
+    """Return how many more rows reach the goal, at most `FARTHEST` times those seen."""
     if slope <= 0:
         return FARTHEST * seen
     kept = min(goal, 1 - 1e-3)

@@ -1,4 +1,4 @@
-"""The ladder of oracles, and oracles as a start for training."""
+"""The ladder of constructions, and constructions as a start for training."""
 
 import pytest
 import torch
@@ -58,13 +58,13 @@ def test_what_is_no_layer_is_a_rung_and_what_is_no_stack_an_error():
         ladder(TRIGGER, n_heads=5)
 
 
-def test_a_task_without_oracle_has_an_empty_ladder():
+def test_a_task_without_constructions_has_an_empty_ladder():
     task = FlipFlop()
     assert ladder(task) == []
-    with pytest.raises(ValueError, match="task=flip_flop: no oracle is built, known: mqar, "):
+    with pytest.raises(ValueError, match="task=flip_flop: no construction is built, known: mqar, "):
         construct(task, ModelConfig())
 
-    with pytest.raises(ValueError, match="task=flip_flop: no oracle is built"):
+    with pytest.raises(ValueError, match="task=flip_flop: no construction is built"):
         rung(task, ModelConfig(), mixer="attention")
 
 
@@ -102,7 +102,7 @@ START = [
 
 
 @pytest.mark.parametrize(("task", "config"), START, ids=str)
-def test_an_oracle_stays_right_while_it_trains_at_the_default_rate(task, config):
+def test_a_construction_stays_right_while_it_trains_at_the_default_rate(task, config):
     training = TrainConfig(max_steps=5, eval_every=5, test_rows=64, batch_size=16)
     state = start(construct(task, config), training)
     before = {name: p.detach().clone() for name, p in state.model.named_parameters()}

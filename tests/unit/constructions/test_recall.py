@@ -25,7 +25,7 @@ CONV = {"S.position": "conv"}
 
 
 def make_construction(task: Task, stack: str = "AM*2", **given: object) -> LanguageModel:
-    """Return the task's oracle; what is no field of the model is one of its options."""
+    """Return the construction; names that are no field of the model are options of its layers."""
     sizes = {
         n: given.pop(n) for n in ("d_model", "n_heads", "tied", "train_embedding") if n in given
     }
@@ -191,7 +191,7 @@ def test_without_rotation_the_match_bears_any_length():
         (RECALL, {"n_heads": 16}, "a head of 4 channels .* slow enough", False),
         (RECALL, {"d_model": 4, "1.A.position": "none"}, "d_model=4: leaves 1 channels", False),
         (RECALL, {"stack": "SN", **CONV, "S__d_state": 64}, "S.d_state=64: 128 one-hot", False),
-        (RECALL, {"stack": "SN", **CONV, "S__conv_width": 1}, "conv_width=2 would do", True),
+        (RECALL, {"stack": "SN", **CONV, "S__conv_width": 1}, "conv_width=2 would work", True),
         (RECALL, {"stack": "SM*2", "S__gate": "norm"}, "not built: S.gate=norm in", False),
         (
             MQAR(seq_len=64, vocab_size=256, n_pairs=8),
