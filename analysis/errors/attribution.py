@@ -68,7 +68,7 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
         rivals = np.where(pairs >= 0, stored, seen)
         placebo = why.draw_other_values(batch, everyone, rng)
         reader, faded = reach.detect_decayed(model, batch, everyone, placebo, wrong, rivals)
-    rank, probability = _standing(found, wrong_at)
+    rank, probability = _rank_right_answers(found, wrong_at)
     cause = why.choose_causes(
         {
             DECOY: np.stack([why.detect_decoys(inputs, wrong, row) for row in answers]),
@@ -81,13 +81,13 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
         }
     )
     neighbours, by_chance = why.measure_neighbours(batch, wrong, pairs[0])
-    detectable = _detectable(model, has_pairs(batch), reader) if len(wrong) else []
+    detectable = _list_detectable(model, has_pairs(batch), reader) if len(wrong) else []
     ledger = Ledger(
         rows=len(inputs),
         scored=len(everyone),
         wrong=len(wrong),
         interval=wilson(len(wrong) / len(everyone), len(everyone)),
-        causes=tuple(_cause(name, cause, wrong) for name in detectable),
+        causes=tuple(_count_cause(name, cause, wrong) for name in detectable),
         pairs=has_pairs(batch),
         neighbours=neighbours,
         neighbours_interval=wilson(neighbours, int((pairs[0] >= 0).sum()))
@@ -98,11 +98,11 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
         reader=reader,
         rank=float(np.median(rank)) if len(rank) else math.nan,
     )
-    examples = _examples(cause[0], wrong, inputs, given, rank, probability)
+    examples = _choose_examples(cause[0], wrong, inputs, given, rank, probability)
     return ledger, Examples(examples)
 
 
-def _standing(
+def _rank_right_answers(
     found: Scored, at: Int[np.ndarray, " w"]
 ) -> tuple[Int[np.ndarray, " w"], Float[np.ndarray, " w"]]:
     """Return rank and probability of the right answers at some of the scored positions."""
@@ -117,7 +117,7 @@ def _standing(
     return np.concatenate(ranks), np.concatenate(probabilities)
 
 
-def _detectable(model: LanguageModel, pairs: bool, reader: reach.Reader | None) -> list[str]:
+def _list_detectable(model: LanguageModel, pairs: bool, reader: reach.Reader | None) -> list[str]:
     """Return the causes that can be detected on this task and model."""
     left_out = set()
     if not pairs:
@@ -129,7 +129,7 @@ def _detectable(model: LanguageModel, pairs: bool, reader: reach.Reader | None) 
     return [name for name in CAUSES if name not in left_out]
 
 
-def _cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Questions) -> Cause:
+def _count_cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Questions) -> Cause:
     index = CAUSES.index(name)
     mine = cause[0] == index
     distance = (wrong.positions - wrong.values)[mine & (wrong.values >= 0)]
@@ -143,7 +143,7 @@ def _cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Questions) -> Cause:
     )
 
 
-def _examples(
+def _choose_examples(
     cause: Int[np.ndarray, " w"],
     wrong: Questions,
     inputs: Int[np.ndarray, "b t"],

@@ -55,7 +55,7 @@ class Questions:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def blocks(self, width: int) -> Iterator[slice]:
+    def iterate_blocks(self, width: int) -> Iterator[slice]:
         """Yield slices so short that `width` entries a question fit into memory."""
         size = max(1, BLOCK_ENTRIES // max(1, width))
         yield from (slice(i, i + size) for i in range(0, len(self), size))
@@ -93,7 +93,7 @@ def detect_decoys(
     """
     found = np.zeros(len(questions), bool)
     place = np.arange(inputs.shape[1] - 1)
-    for part in questions.blocks(inputs.shape[1]):
+    for part in questions.iterate_blocks(inputs.shape[1]):
         some, row = questions[part], inputs[questions.rows[part]]
         key = row[np.arange(len(some)), some.positions]
         decoy = (row[:, :-1] == key[:, None]) & (place < some.positions[:, None])
@@ -108,7 +108,7 @@ def find_last_occurrences(
     """Return the last position of each answer up to its query; −1 where it does not occur."""
     found = np.full(len(questions), -1)
     place = np.arange(inputs.shape[1])
-    for part in questions.blocks(inputs.shape[1]):
+    for part in questions.iterate_blocks(inputs.shape[1]):
         some = questions[part]
         same = inputs[some.rows] == answers[part, None]
         same &= place <= some.positions[:, None]
@@ -126,7 +126,7 @@ def match_other_pairs(
     where = find_values(batch)
     tokens = np.take_along_axis(batch.inputs.cpu().numpy(), np.maximum(where, 0), 1)
     index = np.arange(where.shape[1])
-    for part in questions.blocks(where.shape[1]):
+    for part in questions.iterate_blocks(where.shape[1]):
         some = questions[part]
         same = tokens[some.rows] == answers[part, None]
         same &= (where[some.rows] >= 0) & (where[some.rows] < some.positions[:, None])
@@ -165,7 +165,7 @@ def draw_other_values(
     """Draw the position of another pair's stored value for each question; −1 if there is none."""
     values = find_values(batch)
     found = np.full(len(questions), -1)
-    for part in questions.blocks(values.shape[1]):
+    for part in questions.iterate_blocks(values.shape[1]):
         some = questions[part]
         where = values[some.rows]
         legal = (where >= 0) & (where < some.positions[:, None])

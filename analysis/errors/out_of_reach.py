@@ -52,7 +52,7 @@ def detect_masked(
     hidden = np.zeros(len(questions), bool)
 
     def look(bias: Tensor, point: HookPoint) -> None:
-        first = find_onsets(bias[:, :, 0], _attention(model, point).window).cpu().numpy()
+        first = find_onsets(bias[:, :, 0], _find_layer(model, point).window).cpu().numpy()
         for source in (questions.keys, questions.values):
             hidden[:] |= is_hidden(first, questions, source)
 
@@ -209,6 +209,6 @@ def list_mask_hooks(model: LanguageModel) -> list[str]:
     return name_mask_points(find_masked_layers(model))
 
 
-def _attention(model: LanguageModel, point: HookPoint) -> Attention:
+def _find_layer(model: LanguageModel, point: HookPoint) -> Attention:
     """Return the layer that a hook point of a mask belongs to."""
     return find_masked_layers(model)[int(point.name.split(".")[1])]

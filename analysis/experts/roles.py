@@ -1,4 +1,4 @@
-"""Which experts serve which role? What the choice of an expert tells about the token's role."""
+"""Which experts serve which role? What the choice of an expert reveals about the token's role."""
 
 import html
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ PATTERNS = ("", "/", "x", ".", "\\", "+", "-", "|")
 
 @dataclass(frozen=True)
 class LayerPreference:
-    """What the choices of one layer tell about roles; information in nats.
+    """What the choices of one layer reveal about roles; information in nats.
 
     Attributes:
         layer: index of the block.
@@ -41,7 +41,7 @@ class LayerPreference:
         corrected: the same with the correction of Miller and Madow, for independent choices.
         shuffled: mean of the plug-in value under shuffled roles.
         null: the plug-in value of each shuffle; all layers have the same shuffles.
-        experts: those that tell most, in descending order.
+        experts: those that reveal most, in descending order.
         told: p(e) KL(p(role | e) ‖ p(role)) of each, nats; these add up to `information` over
             all experts.
         load: p(e), its share of the choices.
@@ -71,14 +71,14 @@ class LayerPreference:
 
 @dataclass(frozen=True)
 class RolePreferences(Finding):
-    """What the choices of all layers tell about roles.
+    """What the choices of all layers reveal about roles.
 
     Attributes:
         role_names: the task's.
         roles: share of the tokens of each role.
         uncertainty: H(role), nats, the largest possible information.
-        p_value: of the layer that tells most, ≥ 0.01: how often any layer is as far beyond its mean
-            (`beyond`) under shuffled roles.
+        p_value: of the layer that reveals most, ≥ 0.01: how often any layer is as far beyond its
+            mean (`beyond`) under shuffled roles.
         layers: one entry for each layer that chooses among experts.
     """
 
@@ -89,7 +89,7 @@ class RolePreferences(Finding):
     layers: tuple[LayerPreference, ...]
 
     def describe(self) -> Words:
-        """Say what the most telling layer tells about roles, and by which expert."""
+        """Say how much the choices of the best layer reveal about roles, and by which expert."""
         best = max(self.layers, key=lambda one: float(one.beyond[0]))
         amount = (
             f"{_format_nats(best.information)} of {self.uncertainty:.2f} nats (shuffled roles: "
@@ -98,15 +98,15 @@ class RolePreferences(Finding):
         )
         if self.p_value > 0.05:
             says = (
-                "No layer's choice of experts tells the role of a token beyond chance; "
+                "No layer's choice of experts reveals the role of a token beyond chance; "
                 f"layer {best.layer} comes nearest with {amount}."
             )
         else:
             role = int(best.shares[0].argmax())
             share = percent(best.shares[0, role])
             says = (
-                f"One choice of an expert in layer {best.layer} tells {amount} of a token's role; "
-                f"the expert that tells most, {best.experts[0]}, makes {share} of its "
+                f"One choice of an expert in layer {best.layer} reveals {amount} of a token's "
+                f"role; the expert that reveals most, {best.experts[0]}, makes {share} of its "
                 f"choices at “{self.role_names[role]}” tokens, which are "
                 f"{percent(self.roles[role])} of all."
             )
@@ -120,12 +120,12 @@ class RolePreferences(Finding):
         alt += ", ".join(
             f"layer {one.layer} {one.information:.3f} ({one.shuffled:.3f})" for one in self.layers
         )
-        title = "Roles of the tokens that choose an expert, for the experts that tell most"
+        title = "Roles of the tokens that choose an expert, for the experts that reveal most"
         return Words(title, says, reading, alt + ".")
 
     def draw(self) -> go.Figure:
-        """Draw stacked bars of roles: all tokens on top, then the experts that tell most."""
-        # Of many layers, show those that tell most, in their order.
+        """Draw stacked bars of roles: all tokens on top, then the experts that reveal most."""
+        # Of many layers, show those that reveal most, in their order.
         by_told = sorted(self.layers, key=lambda one: -one.information)[: BARS // LEAST]
         layers = sorted(by_told, key=lambda one: one.layer)
         named = [
@@ -187,7 +187,7 @@ class RolePreferences(Finding):
 
 
 def measure(subject: Subject) -> list[RolePreferences]:
-    """Measure what each layer's choices tell about the roles of tokens.
+    """Measure what each layer's choices reveal about the roles of tokens.
 
     Raises:
         NotApplicableError: for a model without experts, or rows of a single role.
@@ -245,7 +245,7 @@ def measure_layer(
         chosen: the choices.
         roles: of the tokens.
         n_roles: how many roles there are.
-        shown: how many experts to name, those that tell most.
+        shown: how many experts to name, those that reveal most.
         seed: of the shuffles.
         tokens: those that are counted; None for all.
     """

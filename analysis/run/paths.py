@@ -64,7 +64,7 @@ class QuantityPath:
 
     @property
     def moved(self) -> bool:
-        """Whether that one moves, be it at no one time."""
+        """Whether that one moves, if only gradually."""
         return moves(self.lead.levels)
 
     def describe(self) -> str:
