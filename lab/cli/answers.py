@@ -1,4 +1,4 @@
-"""How commands answer: what went wrong in one line, with an exit code that says whose fault."""
+"""How commands report errors: one line, and an exit code that tells usage from other failures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import typer
 
 @contextmanager
 def report_failures() -> Iterator[None]:
-    """Answer an expected failure with one line: exit code 2 for usage, 1 otherwise."""
+    """Report an expected failure in one line: exit code 2 for wrong usage, 1 otherwise."""
     try:
         yield
     except Exception as error:
@@ -24,7 +24,7 @@ def report_failures() -> Iterator[None]:
 
 @contextmanager
 def report_usage_errors() -> Iterator[None]:
-    """Answer a bad value with one line and exit code 2."""
+    """Report a bad value in one line, with exit code 2."""
     try:
         yield
     except ValueError as error:
@@ -32,13 +32,13 @@ def report_usage_errors() -> Iterator[None]:
 
 
 def refuse(reason: object, code: int) -> typer.Exit:
-    """Say why in one line, and return the exit with this code."""
+    """Print the reason in one line, and return the exception that exits with a code."""
     typer.echo(f"Error: {reason}", err=True)
     return typer.Exit(code)
 
 
 def parse_assignments(texts: list[str]) -> dict[str, str]:
-    """Read ["S.d_state=64", …] as options by name."""
+    """Parse ["S.d_state=64", …] into options by name."""
     options: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -12,7 +12,9 @@ from lab.cli.answers import report_failures, report_usage_errors
 
 def train_cell(
     path: Annotated[Path, typer.Argument(help="The folder of a cell, with its cell.json.")],
-    max_minutes: Annotated[float | None, typer.Option(help="Stop, resumably, after these.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop after so many minutes; can be resumed.")
+    ] = None,
 ) -> None:
     """Train a cell to its end, from its checkpoint if there is one, and evaluate its lengths."""
     from lab.cli.training import describe_run
@@ -30,7 +32,7 @@ def train_cell(
         if result["signal"]:
             raise typer.Exit(1)
         if list(cell.lengths) == [run.task.seq_len]:
-            # Of its last weights, a run's result has the test accuracy.
+            # The run's result has the test accuracy of its last weights.
             validation = [row["accuracy"] for row in run.read_metrics().evaluations]
             only = {
                 "seq_len": run.task.seq_len,
@@ -44,7 +46,7 @@ def train_cell(
 
 
 if __name__ == "__main__":
-    # As `lab` does: --model MODULE:CLASS is looked for in the user's folder too.
+    # Like `lab`: --model MODULE:CLASS is also searched for in the user's folder.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.path.insert(0, os.getcwd())
     typer.run(train_cell)

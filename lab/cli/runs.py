@@ -1,4 +1,4 @@
-"""`lab runs`: what was trained."""
+"""`lab runs`: a table of the runs below a folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +9,9 @@ from lab.cli.answers import report_failures
 
 
 def runs(
-    root: Annotated[Path, typer.Argument(help="Where to look, folders below included.")] = Path(
-        "runs"
-    ),
+    root: Annotated[
+        Path, typer.Argument(help="The folder to search, including its subfolders.")
+    ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List the runs below a folder: what was trained and how it ended."""

@@ -40,7 +40,7 @@ def reproduce(
         ),
     ] = None,
 ) -> None:
-    """Reproduce a table or figure of the paper: its numbers beside ours, with a verdict."""
+    """Reproduce a table or figure of the paper: its numbers next to ours, with a verdict."""
     from analysis.studies import recall as results
     from lab.cli.tables.studies import build_recall_table
     from lab.studies import recall
@@ -94,7 +94,7 @@ def _print(table: Any) -> None:
 
 
 def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> None:
-    """Print the verdict, and save the figure where one is asked for."""
+    """Print the verdict, and save the figure if one is asked for."""
     typer.echo("\n".join(said))
     if file is None:
         return
@@ -113,7 +113,7 @@ def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> Non
 
 
 def _run(study: "Study", options: StudyOptions) -> Any:
-    """Run the cells that are left, unless they are only shown, and return the table."""
+    """Run the unfinished cells, unless the study is only shown, and return the table."""
     from lab.files import explain_write_errors, write
     from lab.studies.runner import run_cells
     from lab.studies.table import tabulate_cells
@@ -164,7 +164,7 @@ def _run(study: "Study", options: StudyOptions) -> Any:
 
 
 def describe_cell(folder: "CellFolder") -> str:
-    """Return in a few words how far a cell got."""
+    """Describe in a few words how far a cell got."""
     status, error = folder.find_status(), folder.read_error()
     text = status if error is None else f"{status}, {error}"
     lengths = ", ".join(

@@ -22,22 +22,26 @@ class StudyOptions:
         typer.Option(metavar="FACTOR=VALUE", help="Run only these cells; may be repeated."),
     ] = None
     seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = 3
-    precision: Annotated[str, typer.Option(help="Of all runs: fp32 or bf16.")] = "fp32"
-    workers: Annotated[int, typer.Option(help="Cells at a time, each with one thread.")] = 1
+    precision: Annotated[str, typer.Option(help="Precision of all runs: fp32 or bf16.")] = "fp32"
+    workers: Annotated[
+        int, typer.Option(help="Cells that run at the same time, each with one thread.")
+    ] = 1
     max_minutes: Annotated[
         float | None,
         typer.Option(help="Minutes that a cell may take in total.", show_default="no limit"),
     ] = None
     table: Annotated[
-        Path | None, typer.Option(help="Write the table here too, after every cell: .csv.")
+        Path | None, typer.Option(help="Also write the table to this .csv file, after every cell.")
     ] = None
-    figure: Annotated[Path | None, typer.Option(help="Draw the figure: .html, .png or .svg.")] = (
-        None
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the figure into this .html, .png or .svg file.")
+    ] = None
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show the results so far.")] = (
+        False
     )
-    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what there is.")] = False
 
     def validate(self) -> None:
-        """Check what does not depend on the study.
+        """Check the options that do not depend on the study.
 
         Raises:
             ValueError: naming the option, its value and its bound.

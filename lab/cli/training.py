@@ -26,11 +26,11 @@ TASK_PANEL = "Tasks: train a model on one"
 ROWS_DEPEND_ON = frozenset(
     ("seed", "protocol", "batch_size", "max_steps", "train_rows", "d_model", "n_heads")
 )
-"""Options of training that also say which rows there are, or how large a model set by hand is."""
+"""Training options that also determine the rows, or the size of a construction's model."""
 
 
 class LazyTasks(TyperGroup):
-    """A group that knows its tasks by name, and imports one (and torch) only to run it."""
+    """A command group that imports a task, and torch, only to run it."""
 
     listing = False
 
@@ -39,13 +39,13 @@ class LazyTasks(TyperGroup):
         return [*TASKS, *super().list_commands(ctx)]
 
     def get_command(self, ctx, cmd_name):
-        """Return a command; a task's is made now, without its options for a mere list."""
+        """Return a command; that of a task is built now, without options if it is only listed."""
         if cmd_name not in TASKS:
             return super().get_command(ctx, cmd_name)
         return _build_task_command(cmd_name, options=not self.listing)
 
     def format_help(self, ctx, formatter):
-        """Write the help, for which no task is imported."""
+        """Write the help, which imports no task."""
         self.listing = True
         try:
             super().format_help(ctx, formatter)
@@ -54,7 +54,7 @@ class LazyTasks(TyperGroup):
 
 
 def _build_task_command(name: str, *, options: bool) -> Any:
-    """Return the command of a task: every field of the configurations is an option of it."""
+    """Return the command of a task, with every field of the configurations as an option."""
     summary = _read_summary(TASKS.module(name))
     alone = typer.Typer(rich_markup_mode="rich" if options else None, add_completion=False)
     function = _build_trainer(name) if options else lambda: None
@@ -74,7 +74,7 @@ def _read_summary(module: str) -> str:
 
 
 def _build_trainer(name: str) -> Callable[..., None]:
-    """Return a function whose signature has every field of the task and of the configurations."""
+    """Return a function with every field of the task and the configurations in its signature."""
     task_class = TASKS[name]
     parts = {"Task": task_class, "Model": ModelConfig, "Training": TrainConfig, "Machine": Runtime}
     known = ", ".join(
@@ -85,15 +85,16 @@ def _build_trainer(name: str) -> Callable[..., None]:
         "out": Annotated[
             Path | None,
             typer.Option(
-                help="The run folder; the same again resumes.", show_default=f"runs/{name}-DIGEST"
+                help="The run folder; the same folder resumes the run.",
+                show_default=f"runs/{name}-DIGEST",
             ),
         ],
-        "as_json": Annotated[bool, typer.Option("--json", help="Print what was found, as JSON.")],
+        "as_json": Annotated[bool, typer.Option("--json", help="Print the result as JSON.")],
         "preset": Annotated[
             Literal["small", "published"] | None,
             typer.Option(
-                help="A size by name: small is learned in minutes, published is the literature's; "
-                "options given go before its own.",
+                help="A named size: small is learned in minutes, published is the literature's; "
+                "given options take precedence.",
                 rich_help_panel="Task",
             ),
         ],
@@ -102,7 +103,7 @@ def _build_trainer(name: str) -> Callable[..., None]:
             typer.Option(
                 "--eval",
                 metavar="OPTION=VALUE,…",
-                help="Evaluate what was learned at other values of a task's option.",
+                help="Also evaluate at other values of a task's option.",
                 show_default=known or False,
             ),
         ],
@@ -155,7 +156,7 @@ def _annotate_option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
     shown = field.metadata.get("shown") or default
     kind, flag, metavar = find_kind(hint), None, None
     if of_task and varies(hint):
-        # Several values or a schedule are text first.
+        # Several values, or a schedule, are read as text first.
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         metavar = "|".join(choices) if choices else f"<{kind.__name__}>,…"
         kind = str

@@ -1,4 +1,4 @@
-"""The paper's errata, run live: each printed reading shown to fail as said, the meant one to hold.
+"""The paper's errata, run live: the printed reading fails, the meant one holds.
 
     R rotation    S state space duality    D dynamic mask    I inner function
     C cross domain mixture of experts      T tables
@@ -6,7 +6,7 @@
 >>> for erratum in run(["C4"]):  # doctest: +SKIP
 ...     print(erratum.printed_evidence, "|", erratum.meant_evidence)
 
-Each row takes seconds at most, on a CPU, and gives the same numbers every time.
+Each row takes at most seconds on a CPU, and gives the same numbers every time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,11 +23,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "cdmoe": ("C1", "C2", "C3", "C4", "C5"),
     "tables": ("T1",),
 }
-"""Module of this package → the rows it holds, each a function named by its row."""
+"""Module of this package → its rows, each a function with the row's name."""
 
 
 def _run_row(file: str, row: str) -> Erratum:
-    # Imported here: listing the rows must not wait for torch.
+    # Imported here, so that listing the rows does not wait for torch.
     return getattr(import_module(f"{__name__}.{file}"), row.lower())()
 
 
@@ -38,9 +38,9 @@ ERRATA: dict[str, Callable[[], Erratum]] = {
 
 
 def run(rows: Iterable[str] | None = None) -> Iterator[Erratum]:
-    """Run some rows, or all, and yield each as it is done.
+    """Run some rows, or all, and yield each when it is done.
 
-    The paper's record is sound when `confirmed` is true of all: printed fails, meant holds.
+    The record of errata is right if `confirmed` is true for all: printed fails, meant holds.
 
     Raises:
         ValueError: at once, for an unknown row; lists the known.

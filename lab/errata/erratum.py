@@ -1,4 +1,4 @@
-"""What running an erratum gives."""
+"""The result of running an erratum."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,25 +7,25 @@ MINIATURE = (
     "the printed evidence is a miniature of the fault, written out in this row: only the meant "
     "side can turn with the lab's code"
 )
-"""Note of the rows whose printed reading raises an error of Python's or torch's own."""
+"""Note of the rows whose printed reading raises an error of Python or torch itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Erratum:
-    """One row: what is printed and what is meant, and what happened when both were run.
+    """One row: what is printed, what is meant, and what happened when both were run.
 
     Attributes:
         row: its name, a letter and a number.
         where: place in the paper, by its labels.
-        printed: what stands there.
+        printed: what the paper says there.
         meant: what was meant.
-        printed_evidence: what the printed reading did, with its number.
+        printed_evidence: what the printed reading did, with numbers.
         meant_evidence: what the meant one did.
-        printed_option: how to train the printed reading; None where it cannot run.
-        meant_option: how the lab offers the meant one.
-        fails: whether the printed reading failed as said.
+        printed_option: how to train the printed reading; None if it cannot run.
+        meant_option: how to train the meant one.
+        fails: whether the printed reading failed as described.
         holds: whether the meant one held.
-        note: what else there is to know.
+        note: further remarks.
     """
 
     row: str
@@ -42,15 +42,15 @@ class Erratum:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the row is as the table says: printed fails and meant holds."""
+        """Whether the printed reading fails and the meant one holds."""
         return self.fails and self.holds
 
 
 def catch_refusal(error: type[Exception], call: Callable[[], object]) -> str | None:
-    """Return the kind and message of the error that a call raises, None where it runs.
+    """Return the type and message of the error that a call raises, or None if it runs.
 
-    Of a message in several lines, the last that says something, up to a set that it shows: sets
-    print in another order each time.
+    Of a message in several lines, this is the last line that is not empty, without any set that it
+    shows, because the order of a printed set varies.
     """
     try:
         call()

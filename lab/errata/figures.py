@@ -1,4 +1,4 @@
-"""Figures printed in the paper's tables, for the sums that they should give."""
+"""Numbers printed in the paper's tables, to check their averages."""
 
 AVERAGES: dict[str, tuple[tuple[float, ...], float]] = {
     "Llama-320M": ((33.65, 8.86, 51.68, 71.42, 52.30, 37.02, 53.15), 43.99),

@@ -12,19 +12,19 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def draw_normal(*shape: int, seed: int = 0) -> Tensor:
-    """Return normal numbers in fp64 that depend on shape and seed alone."""
+    """Draw normal numbers in fp64 that depend on shape and seed alone."""
     return draw(shape, seed)
 
 
 def build_seeded(build: Callable[[], M], seed: int = 0) -> M:
-    """Return a layer in fp64 with the same weights each time; leaves the global generator."""
+    """Build a layer in fp64 with the same weights each time; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().double()
 
 
 def compute_gradients(module: nn.Module, x: Tensor) -> dict[str, float | None]:
-    """Return each parameter's largest gradient, None where no path leads to it."""
+    """Return each parameter's largest gradient, or None if no path leads to it."""
     names, parameters = zip(*module.named_parameters(), strict=True)
     y = module(x)
     grads = torch.autograd.grad(y, parameters, draw_normal(*y.shape, seed=1), allow_unused=True)
@@ -35,5 +35,5 @@ def compute_gradients(module: nn.Module, x: Tensor) -> dict[str, float | None]:
 
 
 def measure_gap(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two tensors, over the largest entry of the second."""
+    """Return the largest difference of two tensors, relative to the largest entry of the second."""
     return ((a - b).abs().max() / b.abs().max()).item()

@@ -4,7 +4,7 @@ from lab.errata.erratum import Erratum
 from lab.errata.figures import AVERAGES, CEVAL, CEVAL_AVERAGES
 
 ROUNDING = 0.01
-"""How far a printed average may be from the mean of printed scores: both are rounded to 0.01."""
+"""Most that a printed average may differ from the mean of the scores; both are rounded to 0.01."""
 
 
 def mean(scores: tuple[float, ...]) -> float:
@@ -22,7 +22,7 @@ def t1() -> Erratum:
     """Averages that are not those of their rows, and settings that disagree."""
     means = {name: mean(scores) for name, (scores, _) in AVERAGES.items()}
     off = {name: abs(means[name] - printed) for name, (_, printed) in AVERAGES.items()}
-    # The slack is for what decimals lose in binary.
+    # The slack allows for binary rounding of decimals.
     wrong = [name for name in off if off[name] > ROUNDING + 1e-9]
     worst = max(off, key=off.__getitem__)
     others = ", ".join(f"{n} {AVERAGES[n][1]} for {means[n]:.2f}" for n in wrong if n != worst)

@@ -1,10 +1,10 @@
 """The folder of a cell: what it is, its run, and how far it got.
 
 cell.json       factors, task, options, lengths
-spent.json      minutes it has had, and the error that ended it, if one did
+spent.json      minutes it has taken, and the error that ended it, if there is one
 log.txt         what its process printed
 run/            the run folder
-lengths.json    accuracy by row length
+lengths.json    accuracy at each row length
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from lab.studies.study import Cell
 from lab.training.runs import Run
 
 Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
-"""How far a cell got. "budget": all its steps, and not solved. "out of time": its minutes are up.
-"unfinished": it was interrupted, and goes on when the study is run again."""
+"""How far a cell got. "budget": it took all its steps and is not solved. "out of time": it used its
+minutes up. "unfinished": it was interrupted, and goes on when the study is run again."""
 ENDED = ("solved", "budget", "diverged")
 
 
@@ -37,11 +37,11 @@ class CellFolder:
 
     @property
     def log(self) -> Path:
-        """The file with what its process printed."""
+        """The file with the output of its process."""
         return self.path / "log.txt"
 
     def claim(self, cell: Cell) -> None:
-        """Make the folder this cell's, or find that it already is.
+        """Make the folder this cell's, or check that it already is.
 
         Raises:
             RunError: when it holds another cell, or cannot be written.
@@ -67,11 +67,11 @@ class CellFolder:
         Raises:
             RunError: when there is none.
         """
-        held = read_json(self.path / "cell.json", f"{self.path} is no folder of a cell")
+        held = read_json(self.path / "cell.json", f"{self.path} is not the folder of a cell")
         try:
             return Cell(held["factors"], held["task"], held["options"], tuple(held["lengths"]))
         except (KeyError, TypeError) as error:
-            raise RunError(f"{self.path}/cell.json is not a cell's: {error}") from error
+            raise RunError(f"{self.path}/cell.json does not describe a cell: {error}") from error
 
     def open_run(self) -> Run | None:
         """Return the run; None while there is none that can be read."""
@@ -80,15 +80,15 @@ class CellFolder:
         return None
 
     def read_minutes(self) -> float:
-        """Return the minutes that the cell has had."""
+        """Return the minutes that the cell has taken."""
         return float(self._read_progress().get("minutes", 0.0))
 
     def read_error(self) -> str | None:
-        """Return what ended it before its time, None if nothing did."""
+        """Return the error that ended it, or None."""
         return self._read_progress().get("error")
 
     def note(self, minutes: float, error: str | None) -> None:
-        """Add minutes, and note how the cell's process failed, or that it did not.
+        """Add minutes, and record the error of the cell's process, or None.
 
         Raises:
             RunError: when it cannot be written.
@@ -99,14 +99,14 @@ class CellFolder:
             )
 
     def read_lengths(self) -> list[dict[str, Any]]:
-        """Return what was evaluated by row length: seq_len, step, test and validation accuracy."""
+        """Return the evaluations by row length: seq_len, step, test and validation accuracy."""
         file = self.path / "lengths.json"
         if not file.exists():
             return []
         return read_json(file, f"{file}: cannot be read; remove it")["lengths"]
 
     def write_lengths(self, found: Sequence[Mapping[str, Any]]) -> None:
-        """Write what was evaluated by row length.
+        """Write the evaluations by row length.
 
         Raises:
             RunError: when it cannot be written.

@@ -9,14 +9,14 @@ from lab.models.evaluation import evaluate
 from lab.training.runs import Run
 
 VALIDATION_SHARE = 4
-"""Validation rows are so many times fewer than test rows: they only choose among settings."""
+"""Test rows per validation row: validation rows only choose among settings."""
 
 
 def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Return a run's accuracy on test and validation rows of each length.
 
-    Where a stage of training with rows of that length was followed by another, the weights are
-    those kept at its end; else they are the last ones.
+    If the stage of that length was followed by another, the weights are those kept at its end;
+    otherwise they are the last ones.
 
     Raises:
         ValueError: for a length that the task has no rows of.
@@ -51,6 +51,6 @@ def _accuracy(run: Run, model: LanguageModel, length: int, split: str, rows: int
 
 
 def find_stage_ends(run: Run) -> dict[int, int]:
-    """Return the steps taken when rows of a length were learned and longer ones followed."""
+    """Return, by row length, the step after which longer rows followed."""
     stages = run.read_metrics().stages
     return {stage.seq_len: longer.began for stage, longer in pairwise(stages)}

@@ -17,22 +17,22 @@ MIXERS: dict[str, dict[str, object]] = {
     "SSD, convolution": {"stack": "SM*2", "options": ["S.d_state=128", "S.position=conv"]},
     "literal mask": {"stack": "AM*2", "options": ["A.mask=literal"]},
 }
-"""Mixers by name, those that tell most first. SSD has the paper's state of 128 a channel."""
+"""Mixers by name, the most informative first. SSD has the paper's state of 128 per channel."""
 WIDTHS = (64, 32, 128, 256)
 """In the order in which they are run."""
 LENGTHS = tuple(sorted(PAPER_SEQ_LENS))
 TEST_ROWS = 256
-"""Of each length: at 64 queries a row and more, sampling leaves well below the figure's ±0.02."""
+"""Test rows of each length. With 64 or more queries a row, its error is well below ±0.02."""
 
 
 def build_study(
     *, seeds: int = 3, learning_rates: Sequence[float] = (), precision: str = "fp32"
 ) -> Study:
-    """Return the cells: one run lengthens its rows to 2,048 and fills a column of four lengths.
+    """Return the study; each run lengthens its rows to 2,048 tokens and gives all four lengths.
 
     Args:
         seeds: runs of each setting.
-        learning_rates: to try; none: the lab's own alone.
+        learning_rates: rates to try; if empty, the lab's own.
         precision: of every run, the same for all.
     """
     rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in learning_rates] or [{}]

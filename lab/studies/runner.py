@@ -1,4 +1,4 @@
-"""Running a study's cells, each in a process of its own with one thread."""
+"""Running the cells of a study, each in its own process with one thread."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ from lab.training.signals import catch_interrupts
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 POLL = 0.2
-"""Seconds between looks at a cell's process."""
+"""Seconds between checks of a cell's process."""
 TAIL = 20
-"""Lines of a process's output in which its error is looked for."""
+"""Last lines of a process's output that are searched for its error."""
 
 
 def run_cells(
@@ -32,19 +32,20 @@ def run_cells(
     on_begin: Callable[[Cell], None] = lambda cell: None,
     on_end: Callable[[Cell, CellFolder], None] = lambda cell, folder: None,
 ) -> signal.Signals | None:
-    """Run the cells that are not finished, in order; return the signal that stopped it, if any.
+    """Run the unfinished cells in order; return the signal that stopped this, if any.
 
-    A cell that fails is noted in its folder and stops no other; it is tried again next time.
-    SIGINT and SIGTERM reach the cells under way, which keep a checkpoint and go on next time.
+    The error of a cell that fails is written to its folder. Other cells go on, and the cell is
+    tried again next time. SIGINT and SIGTERM are passed to the running cells, which write a
+    checkpoint and go on next time.
 
     Args:
         study: the cells.
-        out: the folder of their folders.
-        command: of the process that trains a cell; it gets the folder, and `--max-minutes`.
+        out: the folder that holds the cells' folders.
+        command: the command that trains a cell; it gets the folder and `--max-minutes`.
         workers: cells at a time.
-        max_minutes: that a cell may take in all; None: no limit.
-        on_begin: told of a cell before it is trained.
-        on_end: told of every cell once it is known how far it got.
+        max_minutes: most minutes of a cell in total; None: no limit.
+        on_begin: called with a cell before it is trained.
+        on_end: called with every cell after it has run or was found finished.
 
     Raises:
         ValueError: for workers below 1, or minutes not above 0.
@@ -73,7 +74,7 @@ def run_cells(
             while not all(future.done() for future in waiting) and not interrupted():
                 time.sleep(POLL)
         finally:
-            # Also on a second signal, which is raised here: no process is left behind.
+            # Also on a second signal, which raises here: no process is left behind.
             stop.set()
         for future in waiting:
             future.result()
@@ -81,7 +82,7 @@ def run_cells(
 
 
 def is_finished(cell: Cell, folder: CellFolder, max_minutes: float | None) -> bool:
-    """Whether there is nothing left to do for a cell."""
+    """Whether a cell needs no more training or evaluation."""
     status = folder.find_status()
     if status not in (*ENDED, "out of time"):
         return False
@@ -99,13 +100,13 @@ def _train(
     max_minutes: float | None,
     stop: threading.Event,
 ) -> None:
-    """Train a cell in a process of its own, and note how that went."""
+    """Train a cell in its own process, and record its minutes and its error."""
     began = time.monotonic()
     try:
         folder.claim(cell)
         arguments = [*command, str(folder.path)]
         if max_minutes is not None:
-            # A cell out of minutes still has to be evaluated: some time is left for a step.
+            # A cell that is out of minutes must still be evaluated, which takes a step first.
             left = max(1e-3, max_minutes - folder.read_minutes())
             arguments += ["--max-minutes", str(left)]
         error = _call(arguments, folder.log, stop)
@@ -116,9 +117,9 @@ def _train(
 
 
 def _call(arguments: list[str], log: Path, stop: threading.Event) -> str | None:
-    """Run a process to its end; return its error, None if it has none or was stopped from here."""
+    """Run a process to its end; return its error, or None if it succeeded or was stopped here."""
     with open(log, "a") as output:
-        # In a session of its own: Ctrl-C in a terminal would else reach it twice, and kill it.
+        # In its own session, or else Ctrl-C in a terminal would reach it twice and kill it.
         process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What a study is: cells, each the options of one run, and what tells them apart."""
+"""A study: cells, each with the options of one run and the factors that distinguish it."""
 
 import re
 from collections import Counter
@@ -14,11 +14,11 @@ class Cell:
     """One run of a study.
 
     Attributes:
-        factors: what tells it from the other cells, by column of the table.
+        factors: the values that distinguish it from other cells, by column of the table.
         task: the task's name.
-        options: what `lab TASK` is given, by field name:
+        options: the options of `lab TASK`, by field name:
             `{"seq_len": 64, "options": ["A.mask=soft"]}`.
-        lengths: row lengths at which the test accuracy is wanted; the table has a row for each.
+        lengths: row lengths at which it is evaluated; the table has a row for each.
     """
 
     factors: Mapping[str, Factor]
@@ -44,15 +44,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """Cells in the order in which they are run: those that tell most come first.
+    """Cells in the order in which they are run, the most informative first.
 
     Attributes:
         name: of the study.
-        question: what it is to answer.
+        question: the question that it answers.
         cells: with the same factors, and no two alike.
 
     Raises:
-        ValueError: for cells whose factors have other names, or that would share a folder.
+        ValueError: for cells whose factors have different names, or that would share a folder.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Study:
             raise ValueError(f"{name}: names {times} cells, must name one")
 
     def select(self, chosen: Sequence[str]) -> "Study":
-        """Return the study of the cells with these values, each "factor=value".
+        """Return the study of the cells that have the given values, each "factor=value".
 
-        Of one factor, any of the values given; of several factors, all.
+        A cell must have one of the values given for each factor that is named.
 
         Raises:
             ValueError: for text of another form, an unknown factor, or one that no cell has.

@@ -1,4 +1,4 @@
-"""A study as one tidy table, read from its folders: a row for each cell and row length."""
+"""A study as one tidy table, read from its folders: one row for each cell and row length."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,21 +25,20 @@ MEASURED = {
     "parameters": pl.Int64,
     "error": pl.String,
 }
-"""The columns after the factors'.
+"""The columns after those of the factors.
 
-`solved` says whether validation rows of this length were answered as well as the run asks. Then
-`steps`, `rows` and `seconds` count training until that evaluation, that on shorter rows included.
-Else they count all training there was: the run was censored there. They are empty where nothing
-was run.
-`accuracy` is on test rows of this length, `validation` on validation rows.
+`solved` says whether the accuracy on validation rows of this length reached the run's threshold. If
+so, `steps`, `rows` and `seconds` count training up to that evaluation, including shorter rows. If
+not, they count all training, after which the run is censored. They are empty for a cell that was
+not run. `accuracy` is on test rows of this length, `validation` on validation rows.
 """
 
 
 def tabulate_cells(study: Study, out: Path) -> pl.DataFrame:
-    """Return one row a cell and row length, cells in their order; those not run are there too.
+    """Return a row for each cell and row length, in order, also for cells that were not run.
 
     Raises:
-        RunError: when a folder of a cell holds what cannot be read.
+        RunError: when a file of a cell cannot be read.
     """
     rows = [row for cell in study.cells for row in _list_rows(cell, CellFolder(out / cell.name))]
     factors = {
@@ -64,7 +63,7 @@ def _list_rows(cell: Cell, folder: CellFolder) -> Iterator[dict[str, Any]]:
 
 
 def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
-    """Return what a run's metrics and evaluations say, by row length."""
+    """Return the measured columns of a run by row length."""
     metrics = run.read_metrics()
     if not metrics:
         return {}

@@ -1,7 +1,7 @@
 """The trainability map: what shortens the first stage of training, one factor at a time.
 
-Before attention recalls anything it spends hundreds of steps on a plateau. Rows of one length, no
-lengthening: how many steps until 99 % of validation answers are right?
+Attention spends hundreds of steps on a plateau before it recalls anything. On rows of one length,
+how many steps does it take until 99 % of validation answers are right?
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ SETTING: dict[str, Any] = {
     "max_steps": MAX_STEPS,
     "eval_every": 10,
 }
-"""What all cells share, but for their own factor. K is a quarter of the row, 16 pairs."""
+"""Options of all cells, which their factor changes. Rows have 16 pairs, a quarter of the row."""
 
 
 def _use_variant(name: str, *options: str) -> dict[str, Any]:
@@ -60,15 +60,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "MLP twice as wide": {"options": ["M.d_ff=512"]},
     "weight decay 0.1": {"weight_decay": 0.1},
 }
-"""What a cell changes, by the factor's name. "recipe before" is that of the lab before it scaled
-logits by 1/√d and trained the table faster. Mixed pairs are also evaluated on mixed pairs."""
+"""Factor → the options that it changes. "recipe before" is the lab's before it scaled logits by
+1/√d and trained the table faster. Runs on mixed pairs are also evaluated on mixed pairs."""
 BASELINE_SEEDS = 6
-"""The baseline, against which every factor is tested, has so many times as many seeds: with three
-against eighteen, a factor whose runs are all faster stands out of thirty; with three each, none."""
+"""Seeds of the baseline for each seed of a factor. With three against eighteen runs, a factor whose
+runs are all faster is significant among thirty factors; with three against three, none can be."""
 
 
 def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:
-    """Return the cells: every factor with the first seed, then with the next.
+    """Return the study: every factor with the first seed, then with the next.
 
     Args:
         seeds: runs of each factor.

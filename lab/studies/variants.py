@@ -1,7 +1,7 @@
-"""Attention with one thing changed, for the trainability map: `--model lab.studies.variants:CLASS`.
+"""Attention with one change each, for the trainability map: `--model lab.studies.variants:CLASS`.
 
-The first three are attention in all else, decoding included. The last two look at earlier tokens'
-projections, which attention's state does not carry: they read whole sequences only.
+The first three are subclasses of attention and can decode. The last two use projections of earlier
+tokens, which attention's state does not hold, so they read whole sequences only.
 """
 
 import torch
@@ -24,10 +24,10 @@ class PartialRotary(Attention):
     Args:
         d_model: width of the residual stream.
         n_heads: heads.
-        share: of a head's channels, in (0, 1]; they are rotated as a head so wide would be.
+        share: of a head's channels, in (0, 1]; they are rotated like a head of that width.
 
     Raises:
-        ValueError: for a share that is no even number of channels above 0.
+        ValueError: for a share that is not an even number of channels above 0.
 
     Source: GPT-NeoX, `rotary_pct`.
     """
@@ -57,11 +57,11 @@ class PartialRotary(Attention):
 
 
 class NormedAttention(Attention):
-    """Attention on q / rms(q) ⊙ g and k / rms(k) ⊙ g', normed before they are rotated (QK-norm).
+    """Attention on q / rms(q) ⊙ g and k / rms(k) ⊙ g', normalised before rotation (QK-norm).
 
     Args:
         d_model: width of the residual stream.
-        n_heads: heads; each has the same gains.
+        n_heads: heads, which share the gains.
 
     Source: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters".
         Departs: RMSNorm in place of LayerNorm, as Qwen3 and OLMo 2 have it.
@@ -87,7 +87,7 @@ class NormedAttention(Attention):
 
 
 class NearIdentityAttention(Attention):
-    """Attention whose values and output start near the identity, so that V·O copies what it reads.
+    """Attention whose values and output start near the identity, so that it copies what it reads.
 
     Args:
         d_model: width of the residual stream.
@@ -105,8 +105,8 @@ class NearIdentityAttention(Attention):
 class ShiftedKeys(nn.Module):
     """Attention whose keys take half of their channels from the token before.
 
-    The channels that RoPE turns together are shifted together; the slower half of the pairs is.
-    Before the first token come zeros.
+    The slower half of RoPE's pairs is shifted, both channels of a pair together. Before the first
+    token come zeros.
 
     Args:
         d_model: width of the residual stream.
@@ -134,12 +134,12 @@ class ShiftedKeys(nn.Module):
 
 
 class ConvolvedAttention(nn.Module):
-    """Attention on queries, keys and values that each pass a short causal convolution.
+    """Attention whose queries, keys and values each pass through a short causal convolution.
 
     Args:
         d_model: width of the residual stream.
         n_heads: heads.
-        width: tokens that a sum takes, its own among them.
+        width: tokens in a sum, including the current one.
 
     Source: Mamba-2's convolution of x, B and C. Departs: no SiLU after it.
     """
@@ -163,7 +163,7 @@ def _attend(
     k: Float[Tensor, "b t d"],
     v: Float[Tensor, "b t d"],
 ) -> Float[Tensor, "b t d"]:
-    """Return an attention's output on queries, keys and values that stand for its own."""
+    """Return the output of an attention layer on given queries, keys and values."""
     q, k, v = (rearrange(y, "b t (h p) -> b t h p", h=attention.n_heads) for y in (q, k, v))
     precise = torch.promote_types(q.dtype, torch.float32)
     positions = token_positions(x.shape[1], x.device)

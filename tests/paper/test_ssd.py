@@ -60,17 +60,17 @@ def test_s2_summed_over_the_target_a_chunk_sees_its_future():
         A = torch.tensor([-1.0]).double()
         return ssd_by_chunk_matrix(values, dt, A, ones, ones, 2, summed)[0, :, 0, 0]
 
-    def decayed(*tokens: int) -> float:
+    def decay(*tokens: int) -> float:
         return math.exp(sum(a[k] for k in tokens))
 
-    first = 1 * decayed(1) + 2
-    second = 3 * decayed(3) + 5
-    meant = [1, first, first * decayed(2) + 3, first * decayed(2, 3) + second]
+    first = 1 * decay(1) + 2
+    second = 3 * decay(3) + 5
+    meant = [1, first, first * decay(2) + 3, first * decay(2, 3) + second]
     torch.testing.assert_close(run("source")[:4], torch.tensor(meant).double())
     # Chunk 1 is scaled by all decays after its start, chunk 2 has lost chunk 0.
-    scale = 1 + decayed(2, 3) + decayed(2, 3, 4, 5)
-    assert run("target")[2].item() == pytest.approx(scale * first * decayed(2) + 3)
-    last = (1 + decayed(4, 5)) * second * decayed(4) + 7
+    scale = 1 + decay(2, 3) + decay(2, 3, 4, 5)
+    assert run("target")[2].item() == pytest.approx(scale * first * decay(2) + 3)
+    last = (1 + decay(4, 5)) * second * decay(4) + 7
     assert run("target")[4].item() == pytest.approx(last)
     later = a.clone()
     later[5] = -1.6

@@ -35,7 +35,7 @@ def one_layout(x, positions, base=10000.0, layout: Layout = "half"):
     return rotate(x, positions, base, "interleaved")
 
 
-def turned_back(x, positions, base=10000.0, layout: Layout = "half"):
+def turn_back(x, positions, base=10000.0, layout: Layout = "half"):
     """The sine's sign flipped."""
     return rotate(x, -positions, base, layout)
 
@@ -48,11 +48,11 @@ def with_a_table_in_its_own_dtype(x, positions, base=10000.0, layout: Layout = "
     return apply_rotary(x, *rotary_table(positions, x.shape[-1], base, dtype=x.dtype), layout)
 
 
-def turned_by_its_number_of_heads(x, positions, base=10000.0, layout: Layout = "half"):
+def turn_by_its_number_of_heads(x, positions, base=10000.0, layout: Layout = "half"):
     return rotate(x, positions + x.shape[2], base, layout)
 
 
-def summed_over(summed: str):
+def sum_over(summed: str):
     return lambda *args: ssd_by_chunk_matrix(*args[:-1], summed)  # type: ignore[arg-type]
 
 
@@ -107,16 +107,16 @@ IFA = "InnerFunctionAttention"
 TURNS = [
     ("R1", rotation, "rotate_skewed", one_layout, "fails"),
     ("R1", rotation, "rotate", lambda x, j, **_: rotate_skewed(x, j), "holds"),
-    ("R2", rotation, "rotate", turned_back, "holds"),
+    ("R2", rotation, "rotate", turn_back, "holds"),
     ("R3", rotation, "rotate", one_layout, "fails"),
     ("R4", rotation, "rotate", with_positions_in_bf16, "holds"),
     ("R5", rotation, "HeadRotatedAttention", PlainAttention, "fails"),
-    ("R5", rotation, "rotate", turned_by_its_number_of_heads, "holds"),
+    ("R5", rotation, "rotate", turn_by_its_number_of_heads, "holds"),
     ("R6", rotation, "dynamic_base", lambda base, *_, **__: base, "fails"),
     ("R7", rotation, "rotate", with_a_table_in_its_own_dtype, "holds"),
     ("S1", ssd, "ssd", ssd_summed_over_the_target, "holds"),
-    ("S2", ssd, "ssd_by_chunk_matrix", summed_over("source"), "fails"),
-    ("S2", ssd, "ssd_by_chunk_matrix", summed_over("target"), "holds"),
+    ("S2", ssd, "ssd_by_chunk_matrix", sum_over("source"), "fails"),
+    ("S2", ssd, "ssd_by_chunk_matrix", sum_over("target"), "holds"),
     ("S3", ssd, "ssd", ssd_of_tiled_groups, "fails"),
     ("S3", ssd, "ssd", ssd_of_tiled_groups, "holds"),
     ("S4", ssd, "SSD", with_options(SSD, dt_init="mamba2"), "fails"),

@@ -225,7 +225,7 @@ class CrashError(Exception):
     """Ends a run in the middle."""
 
 
-def made(path: Path) -> Run:
+def make(path: Path) -> Run:
     return Run(path, TASK, ModelConfig(stack="AM", d_model=16), CONFIG)
 
 
@@ -235,7 +235,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory) -> Run:
-    run = made(tmp_path_factory.mktemp("unbroken") / "run")
+    run = make(tmp_path_factory.mktemp("unbroken") / "run")
     carry_out(run, Runtime(device="cpu", checkpoint_every=7))
     return run
 
@@ -252,7 +252,7 @@ def first_steps(run: Run) -> list[int]:
 @pytest.mark.parametrize("into", [0, 1, 3])
 def test_a_resume_at_any_stage_ends_with_the_same_bits(tmp_path, unbroken, stage, into):
     at = first_steps(unbroken)[stage] + into
-    run = made(tmp_path / "run")
+    run = make(tmp_path / "run")
 
     def on_row(row: Row) -> None:
         if row.step == at:

@@ -1,4 +1,4 @@
-"""An erratum, run live, in a terminal."""
+"""The table of an erratum, for the terminal."""
 
 from rich.table import Table
 
@@ -6,7 +6,7 @@ from lab.errata.erratum import Erratum
 
 
 def build_erratum_table(erratum: Erratum) -> Table:
-    """Return what running an erratum gave: each reading, its evidence, and how to train it."""
+    """Return a table of an erratum: each reading, its evidence, and how to train it."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""What goes on, while it goes on. Progress goes to stderr."""
+"""Progress of a command while it runs, on stderr."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,18 +14,18 @@ from lab.training.fit import Row
 from lab.training.runs import Run
 
 MEASURED_STEPS = range(4, 13)
-"""Steps of a session whose median time tells the cost: past the warm-up, few enough to wait for."""
+"""Steps whose median time estimates the cost: after the warm-up, and soon enough."""
 ROOM_FOR_A_BAR = 110
-"""Columns of a terminal from which there is room for more than numbers."""
+"""Least columns of a terminal that has room for a bar."""
 RECENT_STEPS = 50
-"""Steps whose median time is the speed shown."""
+"""Number of last steps whose median time is shown."""
 
 
 @contextmanager
 def show_progress(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row], None]]]:
-    """Show a plan, the cost measured on the first steps, and a live bar; yields the two callbacks.
+    """Show the plan, the cost measured on the first steps, and a live bar; yields two callbacks.
 
-    Without a terminal the bar is left out and each evaluation prints a line.
+    Without a terminal there is no bar, and each evaluation prints a line.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     columns = [MofNCompleteColumn(), TextColumn("{task.description}", markup=False)]
@@ -92,7 +92,7 @@ def show_progress(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[
 
 @contextmanager
 def show_count(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Show a live bar over things done one after the other; yields what is told each beginning."""
+    """Show a live bar over named steps; yields a function to call when a step begins."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     with Progress(

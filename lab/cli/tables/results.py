@@ -1,4 +1,4 @@
-"""What a run came to: beside rules, at other settings, and why it ended."""
+"""The result of a run: accuracy and baselines, other settings, and why it ended."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ ENDINGS = {
     "interrupted": "interrupted after",
     "diverged": "diverged after",
 }
-"""How a run ended, in words before its number of steps."""
+"""How a run ended, in words that go before its number of steps."""
 
 
 def build_result_table(result: dict[str, Any]) -> Table:
-    """Return the accuracy beside the oracle, the shortcuts and chance, best first."""
+    """Return a table of the accuracies of model, construction, oracle, shortcuts and chance."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
     by_hand = result.get("set_by_hand") or {}
     if by_hand.get("accuracy") is not None:
@@ -36,7 +36,7 @@ def build_result_table(result: dict[str, Any]) -> Table:
 
 
 def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
-    """Return the accuracy at settings beyond training, each with its 95 % interval."""
+    """Return a table of the accuracy in other settings, each with its 95 % interval."""
     table = Table(title="beyond training: test accuracy", title_justify="left")
     for name in ("", "accuracy", "95 %", "chance", "rows"):
         table.add_column(name, justify="left" if not name else "right")
@@ -57,7 +57,7 @@ def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
 
 
 def describe_ending(result: dict[str, Any]) -> str:
-    """Return how a run ended, what weights set by hand say of it, and why it is not solved."""
+    """Describe how a run ended, what its construction reaches, and why it is not solved."""
     steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
     line = (
         f"{ENDINGS.get(result['stopped'], result['stopped'])} {steps}, {result['rows']:,} rows, "
@@ -75,9 +75,9 @@ def describe_ending(result: dict[str, Any]) -> str:
         line += f"\nsteps at each row length: {grown} tokens"
     why = result.get("diagnosis")
     by_hand = result.get("set_by_hand")
-    # A run that is solved shows that weights can; a diagnosis that none can says so already.
-    told = result["stopped"] == "solved" or (why is not None and why["kind"] == "cannot")
-    if by_hand is not None and by_hand["verdict"] != "solves" and not told:
+    # A solved run shows that weights can solve the task; the diagnosis "cannot" that none can.
+    decided = result["stopped"] == "solved" or (why is not None and why["kind"] == "cannot")
+    if by_hand is not None and by_hand["verdict"] != "solves" and not decided:
         line += f"\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
     if why is not None:
         stage = f"at rows of {why['seq_len']:,} tokens"

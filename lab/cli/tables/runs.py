@@ -1,4 +1,4 @@
-"""Tables of runs."""
+"""Tables of runs, for the terminal."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def build_runs_table(runs: pl.DataFrame) -> Table:
-    """Return what matters most of a table of runs, for the terminal."""
+    """Return the most important columns of a table of runs."""
     chosen = runs.select("path", "task", "model", "accuracy", "steps", "seconds", "stopped")
     table = Table(box=None)
     for name in chosen.columns:
@@ -24,7 +24,7 @@ def _cell(value: object) -> str:
 
 
 def build_comparison_table(runs: list[dict[str, Any]]) -> Table:
-    """Return runs beside each other, as `lab compare` puts them in its page."""
+    """Return a table of compared runs, with numbers that the page of `lab compare` also has."""
     names = ("name", "model", "accuracy", "mechanism", "steps", "rows_per_second", "parameters")
     table = Table(box=None)
     for name in names:

@@ -11,7 +11,7 @@ from lab.studies.published import PUBLISHED
 
 
 def build_recall_table(settings: Sequence[Setting]) -> Table:
-    """Return accuracy by mixer, row length and width; after a stroke, the paper's."""
+    """Return the accuracy by mixer, row length and width; after a slash, the paper's."""
     widths = sorted({width for _, _, width in PUBLISHED})
     by_place = {(s.mixer, s.seq_len, s.d_model): s for s in settings}
     table = Table(box=None, title="test accuracy / the paper's (±0.02)", title_justify="left")
@@ -21,12 +21,12 @@ def build_recall_table(settings: Sequence[Setting]) -> Table:
         table.add_column(f"d {width}", justify="right")
     for mixer in dict.fromkeys(setting.mixer for setting in settings):
         for length in sorted({length for name, length, _ in by_place if name == mixer}):
-            cells = [_beside(by_place.get((mixer, length, width))) for width in widths]
+            cells = [_format_cell(by_place.get((mixer, length, width))) for width in widths]
             table.add_row(mixer, f"{length:,}", *cells)
     return table
 
 
-def _beside(setting: Setting | None) -> str:
+def _format_cell(setting: Setting | None) -> str:
     if setting is None:
         return "not run"
     cut = "*" if setting.cut else ""
@@ -35,7 +35,7 @@ def _beside(setting: Setting | None) -> str:
 
 
 def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
-    """Return the factors by the median of the steps until solved."""
+    """Return a table of the factors with the median number of steps until solved."""
     table = Table(box=None)
     for name in ("factor", "median steps", "95 %", "rows", "solved", "p", "Holm"):
         table.add_column(name, justify="left" if name == "factor" else "right")

@@ -13,7 +13,7 @@ from lab.studies.table import MEASURED
 from lab.studies.trainability import BASELINE
 
 
-def planted(factor: str, steps: list[int], solved: list[bool] | None = None) -> pl.DataFrame:
+def plant(factor: str, steps: list[int], solved: list[bool] | None = None) -> pl.DataFrame:
     solved = solved or [True] * len(steps)
     return pl.DataFrame(
         [
@@ -32,7 +32,7 @@ def planted(factor: str, steps: list[int], solved: list[bool] | None = None) -> 
     )
 
 
-BEFORE = planted(BASELINE, [300 + 10 * i for i in range(18)])
+BEFORE = plant(BASELINE, [300 + 10 * i for i in range(18)])
 
 
 def test_medians_know_that_censored_runs_take_longer():
@@ -40,9 +40,9 @@ def test_medians_know_that_censored_runs_take_longer():
         pl.concat(
             [
                 BEFORE,
-                planted("half", [100, 200, 700, 700], [True, True, False, False]),
-                planted("most", [100, 200, 300, 700], [True, True, True, False]),
-                planted("never", [700, 700, 700], [False] * 3),
+                plant("half", [100, 200, 700, 700], [True, True, False, False]),
+                plant("most", [100, 200, 300, 700], [True, True, True, False]),
+                plant("never", [700, 700, 700], [False] * 3),
             ]
         )
     )
@@ -54,11 +54,9 @@ def test_medians_know_that_censored_runs_take_longer():
 
 def test_a_planted_effect_is_found_and_a_null_is_not():
     rng = np.random.default_rng(0)
-    nulls = [planted(f"null {i}", [int(s) for s in rng.integers(300, 480, 3)]) for i in range(20)]
+    nulls = [plant(f"null {i}", [int(s) for s in rng.integers(300, 480, 3)]) for i in range(20)]
     found = trained.measure(
-        pl.concat(
-            [BEFORE, planted("fast", [100, 110, 120]), planted("slow", [600, 610, 620]), *nulls]
-        )
+        pl.concat([BEFORE, plant("fast", [100, 110, 120]), plant("slow", [600, 610, 620]), *nulls])
     )
     assert {effect.factor for effect in found if effect.counts} == {"fast", "slow"}
     faster, slower, same = trained.verdict(found, 0)
@@ -68,8 +66,8 @@ def test_a_planted_effect_is_found_and_a_null_is_not():
 
 
 def test_the_verdict_is_silent_on_a_null_and_says_when_runs_are_too_few():
-    three = planted(BASELINE, [300, 310, 320])
-    found = trained.measure(pl.concat([three, planted("fast", [100, 110, 120])]))
+    three = plant(BASELINE, [300, 310, 320])
+    found = trained.measure(pl.concat([three, plant("fast", [100, 110, 120])]))
     assert not any(effect.counts for effect in found)
     said = trained.verdict(found, 5)
     assert not any(text.startswith(("Shorter", "Longer")) for text in said)
@@ -87,8 +85,8 @@ def test_the_log_rank_test_is_exact_and_near_the_usual_one_for_many_runs():
     from lifelines.statistics import logrank_test
 
     rng = np.random.default_rng(1)
-    drawn = [rng.exponential(90, 50).round(), rng.exponential(160, 60).round()]
-    seen = [(np.minimum(t, 250).astype(int).tolist(), (t < 250).tolist()) for t in drawn]
+    samples = [rng.exponential(90, 50).round(), rng.exponential(160, 60).round()]
+    seen = [(np.minimum(t, 250).astype(int).tolist(), (t < 250).tolist()) for t in samples]
     usual = logrank_test(seen[0][0], seen[1][0], seen[0][1], seen[1][1]).p_value
     assert 0.001 < usual < 0.2
     assert trained.log_rank_p(*seen[0], *seen[1]) == pytest.approx(usual, rel=0.3)
@@ -101,7 +99,7 @@ def test_holm_is_as_by_hand():
 
 
 def test_the_figure_is_drawn(tmp_path):
-    effects = trained.measure(pl.concat([BEFORE, planted("never <b>", [700] * 3, [False] * 3)]))
+    effects = trained.measure(pl.concat([BEFORE, plant("never <b>", [700] * 3, [False] * 3)]))
     fig = trained.draw(effects)
     save(fig, tmp_path / "map.html")
     assert "never &lt;b&gt;" in str(fig)

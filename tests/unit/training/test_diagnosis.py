@@ -43,7 +43,7 @@ def finish(run: Run) -> dict:
     return carry_out(run, Runtime(device="cpu", history=False))
 
 
-def planted(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> FailedRun:
+def plant(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> FailedRun:
     """Return the run as if its evaluations had come out so; its weights are those it began with."""
     run.claim()
     with run.record_rows() as record:
@@ -56,7 +56,7 @@ def planted(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> 
     return FailedRun(run, state, None, "budget")
 
 
-def answered(accuracy: float, plateau: float = 0.25) -> Answers:
+def make_answers(accuracy: float, plateau: float = 0.25) -> Answers:
     return Answers(accuracy, wilson(accuracy, 500), 0.5, (0.48, 0.52), "context value", plateau)
 
 
@@ -88,7 +88,7 @@ def test_a_bound_at_the_full_length_is_none_in_a_shorter_stage(tmp_path):
 @pytest.mark.parametrize("base", [2.0, 10.0])
 def test_a_rotation_too_fast_for_the_distances(tmp_path, base):
     task = MQAR(seq_len=64, vocab_size=256)
-    ended = planted(make(tmp_path / "run", task, d_model=8, options={"A.rope_base": base}), [0.1])
+    ended = plant(make(tmp_path / "run", task, d_model=8, options={"A.rope_base": base}), [0.1])
     look = rotary.look(ended, 0.1)
     assert look.claims
     assert look.evidence["reached"] < 0.5
@@ -99,7 +99,7 @@ def test_a_rotation_too_fast_for_the_distances(tmp_path, base):
 @pytest.mark.parametrize(("seq_len", "d_model"), [(64, 8), (64, 64), (256, 16)])
 def test_the_usual_rotation_forbids_nothing(tmp_path, seq_len, d_model):
     task = MQAR(seq_len=seq_len, vocab_size=2048)
-    look = rotary.look(planted(make(tmp_path / "run", task, d_model=d_model), [0.1]), 0.1)
+    look = rotary.look(plant(make(tmp_path / "run", task, d_model=d_model), [0.1]), 0.1)
     assert not look.claims
     assert look.evidence["reached"] > 0.95
 
@@ -143,7 +143,7 @@ def test_a_rate_that_undoes_a_solution_is_too_high_and_a_lower_one_is_not(tmp_pa
     """From weights that solve the task, a high rate leaves them and a low one stays."""
     for rate, claims in ((0.1, True), (1e-4, False)):
         run = make(tmp_path / f"{rate}", d_model=64, init="oracle", learning_rate=rate)
-        look = rates.look(planted(run, [0.9] * 80))
+        look = rates.look(plant(run, [0.9] * 80))
         assert look.claims == claims
         assert look.evidence["steps"] == rates.FEWEST
     assert "from the last weights, no learning rate near the run's 0.0001" in look.says
@@ -159,7 +159,7 @@ def test_a_fresh_start_that_overtakes_the_whole_run_shows_its_rate(
     run = make(
         tmp_path / "run", task, stack="AN", optimizer="adamw", learning_rate=0.03, warmup_steps=0
     )
-    look = rates.look(planted(run, [0.1] * 18, loss=lambda step: loss, every=100))
+    look = rates.look(plant(run, [0.1] * 18, loss=lambda step: loss, every=100))
     assert look.claims == claims
     assert look.evidence["steps afresh"] == rates.FEWEST_AFRESH
     if claims:
@@ -177,13 +177,13 @@ def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path, monkeypatch
 
 
 def test_a_short_run_is_not_probed(tmp_path):
-    look = rates.look(planted(make(tmp_path / "run"), [0.1] * 79))
+    look = rates.look(plant(make(tmp_path / "run"), [0.1] * 79))
     assert look.says == "other learning rates are tried after 800 steps or more"
 
 
 def test_rows_that_rise_say_how_many_are_missing(tmp_path):
     rising = [0.25 + 0.05 * i for i in range(12)]
-    look = under_way.look(planted(make(tmp_path / "run"), rising), answered(0.8))
+    look = under_way.look(plant(make(tmp_path / "run"), rising), make_answers(0.8))
     assert look.claims
     low, high = look.evidence["rows needed interval"]
     assert 0 < low <= look.evidence["rows needed"] <= high
@@ -192,35 +192,35 @@ def test_rows_that_rise_say_how_many_are_missing(tmp_path):
 def test_the_extrapolation_meets_a_logistic_curve(tmp_path):
     """With logit = ln(rows / 500), 0.99 takes 99 × 500 rows, and 12 × 80 are seen."""
     seen = [80 * i for i in range(1, 13)]
-    ended = planted(make(tmp_path / "run"), [rows / (rows + 500) for rows in seen])
-    look = under_way.look(ended, answered(0.66))
+    ended = plant(make(tmp_path / "run"), [rows / (rows + 500) for rows in seen])
+    look = under_way.look(ended, make_answers(0.66))
     assert look.evidence["rows needed"] == pytest.approx(99 * 500 - 960, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_flat_accuracy_is_not_under_way(tmp_path, seed):
     noise = torch.randn(40, generator=torch.Generator().manual_seed(seed)) * 0.02
-    ended = planted(make(tmp_path / "run"), (0.6 + noise).tolist(), every=2)
-    assert not under_way.look(ended, answered(0.6)).claims
+    ended = plant(make(tmp_path / "run"), (0.6 + noise).tolist(), every=2)
+    assert not under_way.look(ended, make_answers(0.6)).claims
 
 
 def test_a_rise_below_what_needs_no_recall_is_not_under_way(tmp_path):
-    ended = planted(make(tmp_path / "run"), [0.02 * i for i in range(1, 12)])
-    assert not under_way.look(ended, answered(0.22)).claims
+    ended = plant(make(tmp_path / "run"), [0.02 * i for i in range(1, 12)])
+    assert not under_way.look(ended, make_answers(0.22)).claims
 
 
 def test_a_plateau_has_not_begun(tmp_path):
-    ended = planted(make(tmp_path / "run"), [0.25] * 12, loss=lambda step: 2.0 - 1e-4 * step)
-    look = not_begun.look(ended, answered(0.25))
+    ended = plant(make(tmp_path / "run"), [0.25] * 12, loss=lambda step: 2.0 - 1e-4 * step)
+    look = not_begun.look(ended, make_answers(0.25))
     assert look.claims
     assert look.evidence["loss a 1,000 steps"] == pytest.approx(-0.1)
-    assert not not_begun.look(ended, answered(0.35)).claims
+    assert not not_begun.look(ended, make_answers(0.35)).claims
 
 
 def test_an_untrained_model_ranks_answers_by_chance_and_a_solved_one_rightly(tmp_path):
     for init, least, most in (("random", 0.4, 0.6), ("oracle", 1.0, 1.0)):
         run = make(tmp_path / init, d_model=64, init=init)
-        found = collect_answers(planted(run, [0.1]))
+        found = collect_answers(plant(run, [0.1]))
         assert found.outranks is not None
         assert least <= found.outranks <= most
         assert found.rule in ("context value", "position only")
@@ -262,7 +262,7 @@ def test_a_solved_run_has_no_diagnosis(tmp_path):
 
 
 def test_looking_changes_nothing(tmp_path):
-    ended = planted(make(tmp_path / "run", stack="AN", d_model=8), [0.1] * 80)
+    ended = plant(make(tmp_path / "run", stack="AN", d_model=8), [0.1] * 80)
     before = copy.deepcopy(ended.state.model.state_dict())
     drawn = torch.random.get_rng_state()
     found = diagnose(ended.run, ended.state, stopped="budget", accuracy=0.1, by_hand=None)

@@ -85,7 +85,7 @@ def test_one_step_moves_every_parameter(precision):
 
 
 @pytest.fixture
-def begun():
+def after_a_step():
     """A model after its first step, and the steps to come."""
     config = TrainConfig(batch_size=4, max_steps=3, test_rows=4)
     state = start(model(), config)
@@ -94,8 +94,8 @@ def begun():
     return state.model, steps
 
 
-def test_a_broken_weight_is_named_and_not_made_worse(begun):
-    language_model, steps = begun
+def test_a_broken_weight_is_named_and_not_made_worse(after_a_step):
+    language_model, steps = after_a_step
     with torch.no_grad():
         language_model.embed.weight.fill_(torch.nan)
     others = [p.clone() for p in language_model.blocks.parameters()]
@@ -105,8 +105,8 @@ def test_a_broken_weight_is_named_and_not_made_worse(begun):
         assert torch.equal(old, new)
 
 
-def test_an_exploded_loss_is_named(begun):
-    language_model, steps = begun
+def test_an_exploded_loss_is_named(after_a_step):
+    language_model, steps = after_a_step
     with torch.no_grad():
         language_model.norm_final.weight.mul_(-1e4)
     with pytest.raises(DivergedError, match=r"loss=.* at step 2, above"):

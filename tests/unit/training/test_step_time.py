@@ -37,7 +37,7 @@ def timed(monkeypatch, tmp_path):
     return asked, planted
 
 
-def measured(run: Run, precision: str = "auto") -> StepTime:
+def measure_run(run: Run, precision: str = "auto") -> StepTime:
     return measure(run, list_stages(run.task, run.train), CPU, precision)
 
 
@@ -50,17 +50,17 @@ def test_the_precision_whose_first_and_last_steps_are_faster_is_taken(run, timed
     times = {"fp32": (1.0, 2.0), "bf16": bf16}
     for precision, (first, last) in times.items():
         timed[1].update({(precision, 8): first, (precision, 32): last})
-    assert measured(run) == StepTime(chosen, *times[chosen])
+    assert measure_run(run) == StepTime(chosen, *times[chosen])
 
 
 def test_what_was_measured_is_remembered_by_run_and_precision(run, timed):
     asked, planted = timed
     planted.update(dict.fromkeys([("fp32", 8), ("bf16", 8), ("fp32", 32), ("bf16", 32)], 1.0))
-    first = measured(run)
+    first = measure_run(run)
     count = len(asked)
-    assert measured(run) == first
+    assert measure_run(run) == first
     assert len(asked) == count
-    assert measured(run, "bf16") == StepTime("bf16", 1.0, 1.0)
+    assert measure_run(run, "bf16") == StepTime("bf16", 1.0, 1.0)
     wider = Run(run.path, run.task, ModelConfig(d_model=16), run.train)
     before = len(asked)
     measured(wider)
@@ -78,14 +78,14 @@ def test_a_cache_that_cannot_be_read_is_made_anew(run, timed, content):
     timed[1].update(dict.fromkeys([("fp32", 8), ("bf16", 8), ("fp32", 32), ("bf16", 32)], 1.0))
     get_cache_file().parent.mkdir(parents=True)
     get_cache_file().write_text(content)
-    found = measured(run)
+    found = measure_run(run)
     assert list(json.loads(get_cache_file().read_text()).values()) == [vars(found)]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(run, timed, tmp_path):
     timed[1].update(dict.fromkeys([("fp32", 8), ("bf16", 8), ("fp32", 32), ("bf16", 32)], 1.0))
     (tmp_path / "cache").write_text("in the way")
-    assert measured(run).precision == "fp32"
+    assert measure_run(run).precision == "fp32"
 
 
 def test_a_real_step_takes_time_and_leaves_no_gradient(run):
