@@ -81,10 +81,8 @@ def study(
     left = sum(status not in results.ENDED for status in found["status"])
     if effects:
         _print(build_trainability_table(effects))
-    drawn = results.draw(effects) if options.figure else None
-    _conclude(
-        results.verdict(effects, left), drawn, options.figure, "What shortens the first stage"
-    )
+    fig = results.draw(effects) if options.figure else None
+    _conclude(results.verdict(effects, left), fig, options.figure, "What shortens the first stage")
 
 
 def _print(table: Any) -> None:
@@ -93,7 +91,7 @@ def _print(table: Any) -> None:
     Console(markup=False, highlight=False).print(table)
 
 
-def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> None:
+def _conclude(said: list[str], fig: Any, file: Path | None, title: str) -> None:
     """Print the verdict, and save the figure if one is asked for."""
     typer.echo("\n".join(said))
     if file is None:
@@ -106,7 +104,7 @@ def _conclude(said: list[str], drawn: Any, file: Path | None, title: str) -> Non
         try:
             with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                save(add_title(drawn, title, said[0]), file)
+                save(add_title(fig, title, said[0]), file)
         except BrowserError as error:
             raise refuse(error, 2) from error
     typer.echo(file)

@@ -74,8 +74,8 @@ def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:
         seeds: runs of each factor.
         precision: of every run, the same for all.
     """
-    drawn = [(seed, change) for seed in range(seeds) for change in CHANGES]
-    drawn += [(seed, BASELINE) for seed in range(seeds, BASELINE_SEEDS * seeds)]
+    runs = [(seed, change) for seed in range(seeds) for change in CHANGES]
+    runs += [(seed, BASELINE) for seed in range(seeds, BASELINE_SEEDS * seeds)]
     return Study(
         "trainability",
         "What shortens the first stage of training?",
@@ -86,6 +86,6 @@ def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:
                 {**SETTING, "seed": seed, "precision": precision, **CHANGES[change]},
                 (SEQ_LEN,),
             )
-            for seed, change in drawn
+            for seed, change in runs
         ),
     )

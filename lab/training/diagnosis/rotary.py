@@ -158,8 +158,8 @@ def measure_reach(turned: list[Rotation], places: Places, goal: float) -> dict |
     hits = []
     with torch.no_grad():
         for start in range(0, FRESH_BATCHES * rows, rows):
-            drawn = places("validation", start, rows)
-            scores, answers = _score_matches(codes, turned, drawn, generator)
+            positions = places("validation", start, rows)
+            scores, answers = _score_matches(codes, turned, positions, generator)
             hits.append((scores.argmax(-1) == answers).sum(1))
     count = torch.cat(hits)
     quarter = max(1, len(right) // 4)

@@ -63,7 +63,7 @@ def test_what_was_measured_is_remembered_by_run_and_precision(run, timed):
     assert measure_run(run, "bf16") == StepTime("bf16", 1.0, 1.0)
     wider = Run(run.path, run.task, ModelConfig(d_model=16), run.train)
     before = len(asked)
-    measured(wider)
+    measure_run(wider)
     assert len(asked) > before > count
 
 
