@@ -1,4 +1,4 @@
-"""Holding a computation to the precision of what it is given, whatever autocast would take."""
+"""Control the precision of a computation, whatever autocast would choose."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,16 +11,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def promote(x: Tensor) -> torch.dtype:
+    """Return x's dtype, or fp32 if x is less precise: for sums whose errors compound."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def disable_autocast(x: Tensor) -> torch.autocast:
-    """Return a context in which products keep their operands' dtypes, on x's device."""
+    """Return a context in which products on x's device keep their operands' dtypes."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 def keep_dtypes(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function of tensors multiply in their own dtypes: sums that compound need them.
-
-    Its first argument that is a tensor says on which device autocast is to be off.
-    """
+    """Disable autocast inside a function, on the device of its first tensor argument."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:

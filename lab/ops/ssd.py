@@ -2,17 +2,17 @@
 
     h_t = exp(dt_t A) h_{t−1} + dt_t x_t ⊗ B_t,   y_t = h_t C_t + D x_t
 
-`ssd` computes it by chunks, as masked attention within a chunk and a state carried across;
-`ssd_step` a token at a time; `lab.ops.ssd_forms` has the slow, obvious forms. Groups are
-interleaved: head h reads B and C of group h // (H/G).
+`ssd` computes it in chunks: masked attention within a chunk, and a state carried across chunks.
+`ssd_step` computes one token. `lab.ops.ssd_forms` has the slow, obvious forms. Groups are
+interleaved: head h uses B and C of group h // (H/G).
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.ops.precision import keep_dtypes
+from lab.ops.precision import keep_dtypes, promote
 from lab.ops.ssd_backends import BACKENDS, resolve_backend
+from lab.ops.ssd_inputs import SSDInputs
 
 
 @keep_dtypes
@@ -31,14 +31,14 @@ def ssd(
 
     Args:
         x: what tokens write, t ≥ 1.
-        dt: step sizes, ≥ 0; they scale both the decay and the write, so that at 0 a token leaves
-            the state as it is.
+        dt: step sizes, ≥ 0; they scale both the decay and the write, so that a token with dt = 0
+            does not change the state.
         A: decay rates, ≤ 0; log-decay is dt·A.
         B: where tokens write in the state; g divides h.
         C: where tokens read.
         D: weight of the skip from x to y; None for no skip.
-        chunk_len: tokens handled as one matrix, at most; the last chunk may be shorter. Any value
-            gives the same result. Backend "torch" takes shorter chunks where they are faster.
+        chunk_len: most tokens of a chunk; the last one may be shorter. Any value gives the same
+            result. Backend "torch" uses shorter chunks where they are faster.
         initial_state: [b h p n], the state before the first token; None is zero.
         backend: a name in `BACKENDS`, or "auto" for the fastest that is there.
 
@@ -46,12 +46,12 @@ def ssd(
         ValueError: for shapes that do not fit, chunk_len < 1, an unknown backend, or one that
             cannot run on x's device.
 
-    Source: lst:ssd_algorithm_pytorch, errata S1–S3. Departs: the state is handed from chunk to
-        chunk, so that no sum over chunks can run over the wrong one (S2).
+    Source: lst:ssd_algorithm_pytorch, errata S1–S3. Departs: the state is passed from chunk
+        to chunk, so that no sum over chunks can run over the wrong index (S2).
     """
-    _check(x, dt, A, B, C, D, chunk_len, initial_state)
-    run = BACKENDS[resolve_backend(backend, x.device, x.dtype)].run
-    return run(x, dt, A, B, C, D, chunk_len, initial_state)
+    inputs = SSDInputs(x, dt, A, B, C, D, chunk_len, initial_state)
+    inputs.check()
+    return BACKENDS[resolve_backend(backend, x.device, x.dtype)].run(inputs)
 
 
 @keep_dtypes
@@ -67,19 +67,19 @@ def ssd_step(
     """Return y of one token, in x's dtype, and the state after it, in fp32 at least: decoding.
 
     Args:
-        x: what the token writes; it and the next are those of `ssd` without the axis of time.
+        x: what the token writes; arguments are those of `ssd` without the time axis.
         dt: step sizes, ≥ 0.
         A: decay rates, ≤ 0.
         B: where the token writes in the state; g divides h.
-        C: where it reads.
+        C: where the token reads.
         D: weight of the skip from x to y; None for no skip.
         state: [b h p n], the state before the token.
 
     Raises:
         ValueError: for shapes that do not fit.
     """
-    _check(x[:, None], dt[:, None], A, B[:, None], C[:, None], D, 1, state)
-    high = torch.promote_types(x.dtype, torch.float32)
+    SSDInputs(x[:, None], dt[:, None], A, B[:, None], C[:, None], D, 1, state).check()
+    high = promote(x)
     wide, dt, A, state = (z.to(high) for z in (x, dt, A, state))
     heads_in_group = x.shape[1] // B.shape[1]
     B, C = (z.to(high).repeat_interleave(heads_in_group, dim=1) for z in (B, C))
@@ -89,26 +89,3 @@ def ssd_step(
     if D is not None:
         y = y + D.to(high)[:, None] * wide
     return y.to(x.dtype), state
-
-
-def _check(x, dt, A, B, C, D, chunk_len, initial_state) -> None:
-    """Hold the shapes of `ssd` against x's and B's, before any kernel reads past an end."""
-    b, t, h, p = x.shape
-    g, n = B.shape[-2:]
-    if t < 1:
-        raise ValueError("x has t=0 tokens, must have at least 1")
-    if chunk_len < 1:
-        raise ValueError(f"{chunk_len=} must be at least 1")
-    if g < 1 or h % g:
-        raise ValueError(f"B has g={g} groups, must divide x's h={h} heads")
-    expected = {
-        "dt [b t h]": (dt, (b, t, h)),
-        "A [h]": (A, (h,)),
-        "B [b t g n]": (B, (b, t, g, n)),
-        "C [b t g n]": (C, (b, t, g, n)),
-        "D [h]": (D, (h,)),
-        "initial_state [b h p n]": (initial_state, (b, h, p, n)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, must be {list(shape)}")

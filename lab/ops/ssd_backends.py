@@ -1,46 +1,43 @@
-"""Who computes state space duality: the registry of its backends, and the choice among them."""
+"""The backends of state space duality, and the choice among them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lab.ops.ssd_chunked import ssd_torch
-from lab.ops.ssd_peers import missing, run_fla, run_mamba_ssm
+from lab.ops.ssd_inputs import SSDInputs
+from lab.ops.ssd_peers import explain_missing_kernels, run_fla, run_mamba_ssm
 
 
 class Backend(NamedTuple):
     """A way to compute `lab.ops.ssd.ssd`.
 
     Attributes:
-        run: (x, dt, A, B, C, D, chunk_len, initial_state) → (y, state): what `ssd` takes,
-            checked, in its order, and what it returns.
-        missing: None where it can run on a device, else the sentence that says why not. It must
-            be cheap, and import nothing heavy where the answer needs none of it.
+        run: computes (y, state) from inputs that have been checked.
+        missing: says why it cannot run on a device; None where it can. It must be cheap, and
+            import nothing heavy unless the answer needs it.
     """
 
-    run: Callable[..., tuple[Tensor, Tensor]]
+    run: Callable[[SSDInputs], tuple[Tensor, Tensor]]
     missing: Callable[[torch.device], str | None]
 
 
-def _nothing_missing(device: torch.device) -> str | None:
-    return None
-
-
 BACKENDS: dict[str, Backend] = {
-    "torch": Backend(ssd_torch, _nothing_missing),
-    "mamba_ssm": Backend(run_mamba_ssm, missing("mamba_ssm")),
-    "fla": Backend(run_fla, missing("fla")),
+    "torch": Backend(ssd_torch, lambda device: None),
+    "mamba_ssm": Backend(run_mamba_ssm, partial(explain_missing_kernels, "mamba_ssm")),
+    "fla": Backend(run_fla, partial(explain_missing_kernels, "fla")),
 }
 """Name → backend."""
 
 FASTEST_ON_CUDA = ("mamba_ssm", "fla", "torch")
-"""What "auto" means on a GPU: the first of these that can run there."""
+"""On a GPU "auto" is the first of these that can run there."""
 
 
 def resolve_backend(backend: str, device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-    """Return the backend that a request means: its own name, or for "auto" the fastest there.
+    """Return the backend to use: the one named, or for "auto" the fastest on the device.
 
     In fp64 "auto" is "torch": the kernels compute in fp32 at most.
 

@@ -1,14 +1,15 @@
 """State space duality in chunks, forward and backward, in torch.
 
-Between chunks goes the state S [p n] of each head. Within one, with M = L ∘ CBᵀ, values v = dt x,
-f what is left of the state at each token and e what is left of each token at the chunk's end:
+The state S [p n] of each head is passed from chunk to chunk. Within a chunk, with M = L ∘ CBᵀ and
+values v = dt x, let f be the fraction of the state left at each token, and e the fraction of each
+token's write left at the chunk's end:
 
     y = M v + f ∘ (C S₀ᵀ) + D x,   S₁ = f_last S₀ + (e ∘ v)ᵀ B
 
-Autograd would keep L, M and every other intermediate of the whole sequence. Here the states alone
-are kept, and the rest is computed again, as kernels do, a few chunks at a time, so that it stays
-in the processor's cache. Axis letters of this file, beside the package's: j head within its group.
-Matrices L, M and CBᵀ lie source-major, as [s t].
+Autograd would keep L, M and every other intermediate of the whole sequence. Here only the states
+are kept. Backward recomputes the rest, as kernels do, a few chunks at a time so that it stays in
+the processor's cache. Axis letter of this file, besides the package's: j head within its group.
+Matrices L, M and CBᵀ are stored source-major, as [s t].
 """
 
 from collections.abc import Sequence
@@ -21,30 +22,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lab.compilation import keep_eager
-from lab.ops.precision import disable_autocast, keep_dtypes
+from lab.ops.precision import disable_autocast, keep_dtypes, promote
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
+from lab.ops.ssd_inputs import SSDInputs
 
 CHUNK_LEN = 64
-"""The longest chunk. The matrices' work grows with it, the products with states do not depend on
-it; shorter chunks keep more states, and take more calls."""
+"""The longest chunk. The work on matrices grows with it, that on states does not; shorter chunks
+keep more states, and need more calls."""
 
 CHUNKS_AT_ONCE = 64
-"""Chunks of all heads and rows whose matrices are computed in one call: more of them spend less
-on calls, fewer stay in cache."""
+"""Chunks, over all heads and rows, whose matrices one call computes: more mean fewer calls, fewer
+stay in cache."""
 
 
-def ssd_torch(
-    x: Float[Tensor, "b t h p"],
-    dt: Float[Tensor, "b t h"],
-    A: Float[Tensor, " h"],
-    B: Float[Tensor, "b t g n"],
-    C: Float[Tensor, "b t g n"],
-    D: Float[Tensor, " h"] | None,
-    chunk_len: int,
-    initial_state: Float[Tensor, "b h p n"] | None,
-) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
+def ssd_torch(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     """Return what `lab.ops.ssd.ssd` does."""
-    high = torch.promote_types(x.dtype, torch.float32)
+    x, dt, A, B, C, D, chunk_len, initial_state = inputs
+    high = promote(x)
     log_decay = dt.to(high) * A.to(high)
     return ssd_chunked(x, dt, log_decay, B, C, D, chunk_len, initial_state)
 
@@ -61,15 +55,15 @@ def ssd_chunked(
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
     """Return what `lab.ops.ssd.ssd` does, for any log-decay ≤ 0; differentiable once.
 
-    Tensors of unlike precision meet in x's, or fp32 if that is more. chunk_len is an upper bound:
-    chunks longer than `CHUNK_LEN` would only cost more.
+    The computation is in x's dtype, or fp32 if x is less precise. chunk_len is an upper bound:
+    chunks longer than `CHUNK_LEN` would only be slower.
     """
     length = min(chunk_len, CHUNK_LEN, x.shape[1])
     return _run_eagerly(x, dt, log_decay, B, C, D, initial_state, length)
 
 
 class _Chunks(NamedTuple):
-    """A few chunks of a sequence, in high precision, and what is computed in each alone."""
+    """A few chunks of a sequence in high precision, and what is computed within each chunk."""
 
     x: Float[Tensor, "c b g j l p"]
     dt: Float[Tensor, "c b g j l 1"]
@@ -90,27 +84,27 @@ class _Chunked(torch.autograd.Function):
         g, n = B.shape[2:]
         j = h // g
         y = torch.empty_like(x)
-        state = x.new_zeros(b * g, j * p, n, dtype=_high(x))
+        state = x.new_zeros(b * g, j * p, n, dtype=promote(x))
         if initial_state is not None:
             state.copy_(initial_state.reshape(b * g, j * p, n))
         # A tensor for each span: malloc reuses pages of such sizes, where it would have the
         # system clear a larger one anew at each call.
         states = []
-        for span in _spans(x, length):
-            z = _chunks(x, dt, log_decay, B, C, span, length)
+        for span in _list_spans(x, length):
+            z = _prepare_chunks(x, dt, log_decay, B, C, span, length)
             c = z.x.shape[0]
             starts = state.new_empty(c, b * g, j * p, n)
             starts[0] = state
-            _products(z.writes[:-1].mT, z.B[:-1], out=starts[1:])
+            _multiply(z.writes[:-1].mT, z.B[:-1], out=starts[1:])
             state = z.writes[-1].mT @ z.B[-1]
             kept = z.left[..., -1, :].unbind()
             by_head = [*starts.view(c, b, g, j, p * n), state.view(b, g, j, p * n)]
             for i in range(c):
                 by_head[i + 1].addcmul_(by_head[i], kept[i])
-            read = _read(states, initial_state, c)
+            read = _find_readers(states, initial_state, c)
             from_state = torch.empty_like(z.writes)
             from_state[: read.start] = 0
-            _products(z.C[read], starts[read].mT, out=from_state[read])
+            _multiply(z.C[read], starts[read].mT, out=from_state[read])
             states.append(starts)
             out = (z.L * z.scores).mT @ z.values
             out.addcmul_(from_state.view(c, b, g, length, j, p).transpose(3, 4), z.left)
@@ -142,19 +136,19 @@ class _Chunked(torch.autograd.Function):
         d_state = torch.zeros_like(states[0][0])
         if d_last is not None:
             d_state.copy_(d_last.reshape(b * g, j * p, n))
-        spans = _spans(x, length)
+        spans = _list_spans(x, length)
         for number in reversed(range(len(spans))):
             span, starts = spans[number], states[number]
-            z = _chunks(x, dt, log_decay, B, C, span, length)
+            z = _prepare_chunks(x, dt, log_decay, B, C, span, length)
             c = z.x.shape[0]
             dy_z = _fold(dy, span, length, g, high)
             dy_h = dy_z.contiguous()
-            reads = _by_group(dy_z, z.left)
+            reads = _merge_heads(dy_z, z.left)
             kept = z.left[..., -1, :].unbind()
             # The gradients of the states at the chunks' ends.
             d_ends = torch.empty_like(starts)
             d_ends[-1] = d_state
-            _products(reads[1:].mT, z.C[1:], out=d_ends[:-1])
+            _multiply(reads[1:].mT, z.C[1:], out=d_ends[:-1])
             d_state = reads[0].mT @ z.C[0]
             by_head = [d_state.view(b, g, j, p * n), *d_ends.view(c, b, g, j, p * n)]
             for i in reversed(range(c)):
@@ -164,15 +158,15 @@ class _Chunked(torch.autograd.Function):
             later = slice(0, c - (d_last is None and number == len(spans) - 1))
             from_end, dB_z = torch.empty_like(z.writes), torch.empty_like(z.B)
             from_end[later.stop :], dB_z[later.stop :] = 0, 0
-            _products(z.B[later], d_ends[later].mT, out=from_end[later])
-            _products(z.writes[later], d_ends[later], out=dB_z[later])
+            _multiply(z.B[later], d_ends[later].mT, out=from_end[later])
+            _multiply(z.writes[later], d_ends[later], out=dB_z[later])
 
-            read = _read(states[:number], ctx.given_state, c)
+            read = _find_readers(states[:number], ctx.given_state, c)
             d_C = z.B.new_empty(c, b * g, j, length, n)
             d_C[: read.start] = 0
             reads_h = (dy_h * z.left).flatten(1, 3)
             starts_h = starts.view(c, b * h, p, n)
-            _products(reads_h[read], starts_h[read], out=d_C[read].flatten(1, 2))
+            _multiply(reads_h[read], starts_h[read], out=d_C[read].flatten(1, 2))
             dC_z = d_C.sum(2)
             at_reads = d_C.mul_(z.C[:, :, None]).sum(-1)
             through = (d_ends.mul_(starts)).view(c, b, g, j, p * n).sum(-1)
@@ -183,7 +177,7 @@ class _Chunked(torch.autograd.Function):
             P.mul_(z.scores)
             dB_z.flatten(0, 1).baddbmm_(d_scores, z.C.flatten(0, 1))
             dC_z.flatten(0, 1).baddbmm_(d_scores.mT, z.B.flatten(0, 1))
-            at_writes = _heads_of(z.writes * from_end, z.x).sum(-1)
+            at_writes = _split_heads(z.writes * from_end, z.x).sum(-1)
             # A token's decay moves what later tokens read, and what earlier ones wrote.
             at_token = decay_gradient(P.mT) + through[..., None]
             at_token += at_reads.view(c, b, g, j, length).flip(-1).cumsum(-1).flip(-1)
@@ -191,7 +185,7 @@ class _Chunked(torch.autograd.Function):
             d_log_decay[:, span] = _unfold(at_token, span)
 
             d_values = (z.L * z.scores) @ dy_h
-            d_values.addcmul_(_heads_of(from_end, z.x), z.to_end)
+            d_values.addcmul_(_split_heads(from_end, z.x), z.to_end)
             d_dt[:, span] = _unfold((d_values * z.x).sum(-1), span)
             dx_z = d_values.mul_(z.dt)
             if D is not None:
@@ -207,13 +201,13 @@ class _Chunked(torch.autograd.Function):
         return dx, d_dt, d_log_decay, dB, dC, dD, d_initial, None
 
 
-def _read(before: Sequence[Tensor], given: object, c: int) -> slice:
-    """Return which of c chunks read a state: not the sequence's first, unless one was given."""
+def _find_readers(before: Sequence[Tensor], given: object, c: int) -> slice:
+    """Return which of c chunks start from a state: all but a sequence's first without one."""
     return slice(int(not before and given is None), c)
 
 
-def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Fill `out` with the matrix products of a and b, batches of two axes; of none if there are."""
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write the matrix products of a and b, which have two batch axes, into `out`."""
     if len(out):
         torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out.flatten(0, 1))
 
@@ -221,23 +215,19 @@ def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
 @keep_eager
 @keep_dtypes
 def _run_eagerly(*arguments):
-    """Hide the loop over chunks from torch.compile, which would unroll it for nothing."""
+    """Run the loop over chunks eagerly: torch.compile would unroll it without a gain."""
     return _Chunked.apply(*arguments)
 
 
-def _high(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _spans(x: Tensor, length: int) -> list[slice]:
-    """Return the stretches of tokens to take at once."""
+def _list_spans(x: Tensor, length: int) -> list[slice]:
+    """Return the spans of tokens whose chunks are computed together."""
     b, t, h = x.shape[:3]
     step = length * max(1, CHUNKS_AT_ONCE // max(1, b * h))
     return [slice(first, min(first + step, t)) for first in range(0, t, step)]
 
 
-def _chunks(x, dt, log_decay, B, C, span: slice, length: int) -> _Chunks:
-    high, g = _high(x), B.shape[2]
+def _prepare_chunks(x, dt, log_decay, B, C, span: slice, length: int) -> _Chunks:
+    high, g = promote(x), B.shape[2]
     x, dt, log_decay = (_fold(z, span, length, g, high) for z in (x, dt[..., None], log_decay))
     B, C = (_fold(z, span, length, g, high).squeeze(3).flatten(1, 2).contiguous() for z in (B, C))
     log_decay = log_decay.contiguous()
@@ -246,13 +236,13 @@ def _chunks(x, dt, log_decay, B, C, span: slice, length: int) -> _Chunks:
     to_end = L[..., -1:]
     values = torch.mul(x, dt, out=x.new_empty(x.shape))
     scores = (B @ C.mT).view(*x.shape[:3], 1, length, length)
-    return _Chunks(x, dt, values, _by_group(x, dt * to_end), B, C, L, scores, left, to_end)
+    return _Chunks(x, dt, values, _merge_heads(x, dt * to_end), B, C, L, scores, left, to_end)
 
 
 def _fold(z, span: slice, length: int, g: int, dtype: torch.dtype):
     """Return tokens of [b t (g j) …] as chunks [c b g j l …].
 
-    The last chunk is filled up with zeros: tokens of dt = 0 neither decay nor write.
+    The last chunk is padded with zeros: a token with dt = 0 neither decays the state nor writes.
     """
     z = z[:, span].to(dtype)
     b, t, h, *rest = z.shape
@@ -263,12 +253,12 @@ def _fold(z, span: slice, length: int, g: int, dtype: torch.dtype):
 
 
 def _unfold(z, span: slice):
-    """Return chunks [c b g j l …] as tokens [b t (g j) …], without what filled them up."""
+    """Return chunks [c b g j l …] as tokens [b t (g j) …], without the padding."""
     z = z.permute(1, 0, 4, 2, 3, *range(5, z.ndim))
     return z.flatten(3, 4).flatten(1, 2)[:, : span.stop - span.start]
 
 
-def _by_group(z, weight):
+def _merge_heads(z, weight):
     """Return z ∘ weight, [c b g j l p], as [c (b g) l (j p)]: a group's heads share products."""
     c, b, g, j, length, p = z.shape
     out = z.new_empty(c, b, g, length, j, p)
@@ -276,7 +266,7 @@ def _by_group(z, weight):
     return out.view(c, b * g, length, j * p)
 
 
-def _heads_of(z, like):
+def _split_heads(z, like):
     """Return [c (b g) l (j p)] as [c b g j l p], the shape of `like`."""
     c, b, g, j, length, p = like.shape
     return z.view(c, b, g, length, j, p).transpose(3, 4)

@@ -1,7 +1,5 @@
 """The SSD layer: its variants against their definitions, hooks, what is refused."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +9,7 @@ from lab.hooks import hook_points, hooks
 from lab.layers.ssd import SSD
 from lab.ops.ssd_backends import BACKENDS
 from lab.ops.ssd_forms import repeat_groups, ssd_recurrent
+from lab.ops.ssd_inputs import SSDInputs
 from tests.ssd_variants import HOOKS, every_variant, layer, moved, normal
 
 
@@ -199,9 +198,9 @@ def test_a_hook_may_put_in_any_decay(position):
 def test_sequences_are_computed_by_the_backend_named(monkeypatch):
     calls = []
 
-    def run(*arguments: Any) -> tuple[Tensor, Tensor]:
-        calls.append(arguments[0].shape[1])
-        return BACKENDS["torch"].run(*arguments)
+    def run(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
+        calls.append(inputs.x.shape[1])
+        return BACKENDS["torch"].run(inputs)
 
     monkeypatch.setitem(BACKENDS, "counted", BACKENDS["torch"]._replace(run=run))
     mixer, x = layer(backend="counted"), normal(2, 9, 12)
