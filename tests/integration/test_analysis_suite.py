@@ -36,10 +36,10 @@ EVERYTHING = "SE IE"
 LINKED = ("positions", "mechanism", "recall", "errors", "matrices", "rollout")
 """What hangs on the task's roles and links, which is tried on the other stacks too."""
 FEWER = {
-    "expert_knockout.PLANS": ((1, 2, 1.0),),
-    "expert_knockout.MOST_ANSWERS": 4,
-    "measures.bands.PLACEBOS": 2,
-    "measures.value_swaps.PASSES": 16,
+    "experts.knockout.PLANS": ((1, 2, 1.0),),
+    "experts.knockout.MOST_ANSWERS": 4,
+    "frequencies.bands.PLACEBOS": 2,
+    "value_usage.swaps.PASSES": 16,
 }
 """Interventions, each of which runs the model again."""
 ROWS = 3
