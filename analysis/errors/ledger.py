@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from analysis.base import Finding, Words
 from analysis.errors.causes import MASKED
 from analysis.errors.out_of_reach import Reader
-from analysis.plots.style import VERMILLION, new_figure
+from analysis.plots.style import VERMILLION, make_whiskers, new_figure
 from analysis.words import percent
 
 TOP = 5
@@ -139,14 +139,7 @@ class Ledger(Finding):
             y=names,
             orientation="h",
             name="errors",
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": ends[:, 1] - share,
-                "arrayminus": share - ends[:, 0],
-                "thickness": 1.5,
-                "width": 5,
-            },
+            error_x=make_whiskers(share, ends),
             hovertemplate="%{y}: %{x:.1%}<extra></extra>",
         )
         fig.add_scatter(

@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from analysis.experts.sites import Site
+from analysis.plots import style
 from analysis.statistics.intervals import bootstrap
 
 SLIGHT = 0.01
@@ -101,14 +102,7 @@ def add_changes(
         x=loss,
         y=y,
         mode="markers",
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": np.nan_to_num(ends[:, 1] - loss),
-            "arrayminus": np.nan_to_num(loss - ends[:, 0]),
-            "thickness": 1.3,
-            "width": 3,
-        },
+        error_x=style.make_whiskers(loss, ends, thickness=1.3, width=3),
         hovertemplate="%{customdata}: %{x:+.3g} nats<extra></extra>",
         **look,
     )

@@ -5,8 +5,11 @@ on colour alone. A figure that names no colour takes the template's, and so foll
 """
 
 import html
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
 from plotly.colors import sequential
 
 from lab.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
@@ -123,6 +126,30 @@ DARK = _template(
 def new_figure(height: int) -> go.Figure:
     """Return an empty figure in the light template, `WIDTH` × `height` px."""
     return go.Figure(layout={"template": LIGHT, "width": WIDTH, "height": height})
+
+
+def make_whiskers(
+    values: Float[np.ndarray, " n"],
+    ends: Float[np.ndarray, "n 2"],
+    thickness: float = 1.5,
+    width: float = 5,
+) -> dict[str, Any]:
+    """Return plotly's settings of error bars from values to the ends of their intervals.
+
+    Args:
+        values: the values; NaN ends give no whisker.
+        ends: low and high.
+        thickness: of the line, px.
+        width: of the caps, px.
+    """
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": np.nan_to_num(np.maximum(0, ends[:, 1] - values)),
+        "arrayminus": np.nan_to_num(np.maximum(0, values - ends[:, 0])),
+        "thickness": thickness,
+        "width": width,
+    }
 
 
 def add_title(fig: go.Figure, title: str, stamp: str) -> go.Figure:

@@ -120,14 +120,7 @@ class AccuracyByPlace(Finding):
             y=lines,
             mode="markers",
             marker={"symbol": "square", "size": 9, "color": style.GREEN},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": role.interval[:, 1] - role.accuracy,
-                "arrayminus": role.accuracy - role.interval[:, 0],
-                "thickness": 1.5,
-                "width": 5,
-            },
+            error_x=style.make_whiskers(role.accuracy, role.interval),
             name="by role",
             cliponaxis=False,
             customdata=[

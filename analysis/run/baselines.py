@@ -4,10 +4,11 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
-from analysis.plots.style import MUTED, new_figure
+from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, join_names, percent
 from lab.intervals import wilson
 from lab.training import conclusion
@@ -111,23 +112,15 @@ class Standing(Finding):
         names = [html.escape(name) for _, name in order]
         fig = new_figure(height=140 + 30 * (len(names) + 1))
         if self.accuracy is not None and self.interval is not None:
-            low, high = self.interval
             fig.add_bar(
                 x=[self.accuracy],
                 y=["model"],
                 orientation="h",
-                error_x={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [high - self.accuracy],
-                    "arrayminus": [self.accuracy - low],
-                    "thickness": 1.5,
-                    "width": 5,
-                },
+                error_x=make_whiskers(np.array([self.accuracy]), np.array([self.interval])),
                 hovertemplate="model: %{x:.2%}<extra></extra>",
             )
             label = f"<b>{percent(self.accuracy)}</b>"
-            fig.add_annotation(text=label, x=high, y="model", xanchor="left", xshift=6)
+            fig.add_annotation(text=label, x=self.interval[1], y="model", xanchor="left", xshift=6)
             names.append("model")
         fig.add_bar(
             x=[score for score, _ in order],
