@@ -119,8 +119,8 @@ class LayerKnockout(Finding):
             f"{self._describe_worst()}."
         )
         unused = (
-            f"{self.unused:,} experts are used by no token: set to zero, they change the layer's "
-            f"output by {self.unused_change:.2g} at most, as they must"
+            f"no token uses {self.unused:,} of the experts: zeroing these changes the layer's "
+            f"output by {self.unused_change:.2g} at most, as it must"
             if self.unused
             else "every expert is used"
         )
