@@ -1,4 +1,4 @@
-"""What a case of the laws is, and the adapters that make mixers and models one."""
+"""What a case of the laws is, and wrappers that turn mixers and models into cases."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ class Case:
 
     Attributes:
         name: of the test.
-        build: makes it.
-        dead: its parameters that learn nothing; the law of gradients fails by them.
-        verdicts: of laws that neither hold nor are what a module of its kind has (`expected`).
-        kind: what it can be asked; a printed reading shows its matrix, and does not decode; a
-            sequence mixer does neither.
+        build: builds the module.
+        dead: its parameters that learn nothing, for which "gradient reach" fails.
+        verdicts: of laws whose outcome differs from that of its kind (`list_expected`).
+        kind: which laws apply; a printed reading returns its matrix but does not decode; a sequence
+            mixer does neither.
         d_model: width d.
         lengths: of the probes.
     """
@@ -47,8 +47,8 @@ class Case:
             return self.build()
 
 
-class Told(nn.Module):
-    """An attention with the oracle mask, told to keep every third position and the fifth."""
+class OracleMasked(nn.Module):
+    """An attention with the oracle mask, which keeps every third position and the fifth."""
 
     relative = False
 
@@ -89,7 +89,7 @@ class Told(nn.Module):
 
 
 class Embedded(nn.Module):
-    """A language model from the embedded tokens to the last norm, which no table ends."""
+    """A language model from embedded tokens to the last norm, without its tables."""
 
     relative = True
 
@@ -114,31 +114,31 @@ class Embedded(nn.Module):
         return self.model.step_embeddings(x, state)
 
 
-def moved(module: nn.Module) -> nn.Module:
-    """Return the module with noise on its parameters, so that masks mask and gates gate."""
+def move(module: nn.Module) -> nn.Module:
+    """Add noise to the parameters, so that masks and gates have an effect."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) / 2)
     return module
 
 
-def architecture(name: str, **sizes: int) -> nn.Module:
-    """Return an architecture at its smallest, every block of its unit in it."""
+def build_architecture(name: str, **sizes: int) -> nn.Module:
+    """Build an architecture at its smallest, with every block of its unit."""
     options = {} if name in ("doge", "llama") else {"S.chunk_len": 4}
     return Embedded(
         ARCHITECTURES[name](vocab_size=8, d_model=8, n_heads=2, d_ff=8, options=options, **sizes)
     )
 
 
-def expected(case: Case) -> dict[str, Outcome]:
-    """Return how each law turns out on a case that is right but for what it says of itself."""
+def list_expected(case: Case) -> dict[str, Outcome]:
+    """List the outcome of each law on a case, by its kind and its exceptions."""
     outcomes: dict[str, Outcome] = dict.fromkeys(LAWS, "holds")
-    # The type checks of the tests are not for torch.compile to look into: see test_compiled.
+    # torch.compile cannot trace the tests' type checks; test_numbers compiles in a process.
     outcomes["forms agree"] = "not decided"
     for law in NOT_OF_KIND[case.kind]:
         outcomes[law] = "not applicable"
     if case.dead:
-        outcomes["gradient reach"] = "fails"  # unless the case says what it waits for
+        outcomes["gradient reach"] = "fails"  # unless the case's verdicts say otherwise
     return {**outcomes, **case.verdicts}
 
 
@@ -150,4 +150,4 @@ NOT_OF_KIND: dict[Kind, tuple[str, ...]] = {
     "printed": DECODING,
     "sequence": (*DECODING, "matrix applies"),
 }
-"""Laws that do not apply: what has no state, and no matrix."""
+"""Laws that do not apply to a kind, which has no state or no matrix."""

@@ -1,4 +1,4 @@
-"""The layers, readings, backends and architectures that every law runs on: a new one is a line."""
+"""The layers, readings, backends and architectures that every law is tried on, a line each."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from lab.studies.variants import (
     PartialRotary,
     ShiftedKeys,
 )
-from tests.case import Case, Told, architecture, moved
+from tests.case import Case, OracleMasked, build_architecture, move
 
 NO_CHOICE: dict[str, Reach] = {"value_query.weight": "none", "value_keys": "none"}
 ZERO_KEYS: dict[str, Reach] = {"value_query.weight": "zero"}
@@ -55,33 +55,33 @@ MIXERS = [
     Case("attention one key head", lambda: A(8, 4, n_kv_heads=1)),
     Case(
         "attention grouped value window",
-        lambda: moved(A(16, 4, n_kv_heads=2, mask="value", window=3)),
+        lambda: move(A(16, 4, n_kv_heads=2, mask="value", window=3)),
         d_model=16,
     ),
     Case("attention interleaved", lambda: A(8, 2, rope_layout="interleaved", rope_base=100.0)),
     Case("attention no position", lambda: A(9, 3, position="none"), d_model=9),
     Case("attention wide values", lambda: A(8, 2, d_value=20)),
     Case("attention literal mask", lambda: A(8, 2, mask="literal"), NO_MASK, TABLE),
-    Case("attention literal mask moved", lambda: moved(A(8, 2, mask="literal")), NO_MASK, TABLE),
+    Case("attention literal mask moved", lambda: move(A(8, 2, mask="literal")), NO_MASK, TABLE),
     Case("attention straight-through mask", lambda: A(8, 2, mask="straight-through"), {}, TABLE),
     Case(
         "attention straight-through moved",
-        lambda: moved(A(8, 2, mask="straight-through")),
+        lambda: move(A(8, 2, mask="straight-through")),
         verdicts=TABLE,
     ),
     Case("attention soft mask", lambda: A(8, mask="soft", max_seq_len=64), verdicts=TABLE),
     Case(
         "attention soft mask moved",
-        lambda: moved(A(8, 2, mask="soft", position="none")),
+        lambda: move(A(8, 2, mask="soft", position="none")),
         verdicts=TABLE,
     ),
-    Case("attention soft mask window", lambda: moved(A(8, 2, mask="soft", window=3)), {}, TABLE),
+    Case("attention soft mask window", lambda: move(A(8, 2, mask="soft", window=3)), {}, TABLE),
     Case("attention value mask", lambda: A(8, 2, mask="value"), ZERO_A, WAITS),
-    Case("attention value mask moved", lambda: moved(A(8, 2, mask="value")), verdicts=HEAVY),
-    Case("attention value grouped heads", lambda: moved(A(8, 4, mask="value", n_kv_heads=2))),
+    Case("attention value mask moved", lambda: move(A(8, 2, mask="value")), verdicts=HEAVY),
+    Case("attention value grouped heads", lambda: move(A(8, 4, mask="value", n_kv_heads=2))),
     Case("attention value mask window", lambda: A(8, 2, mask="value", window=2), ZERO_A, WAITS),
-    Case("attention value window moved", lambda: moved(A(8, 2, mask="value", window=2)), {}, HEAVY),
-    Case("attention oracle mask", lambda: Told(A(8, 2, mask="oracle")), verdicts=TABLE),
+    Case("attention value window moved", lambda: move(A(8, 2, mask="value", window=2)), {}, HEAVY),
+    Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),
     Case("ifa softmax all of 3", lambda: IFA(8, n_values=3, k=3, d_retrieval=2)),
@@ -107,10 +107,10 @@ MIXERS = [
     Case("ifa linear narrow", lambda: IFA(8, 2, value_map="linear", d_value=4)),
     Case("ifa linear literal", lambda: IFA(8, value_map="linear", retrieval="literal"), NO_CHOICE),
     Case("ifa no position", lambda: IFA(8, 2, position="none")),
-    Case("ifa value mask", lambda: moved(IFA(8, 2, mask="value", window=3))),
+    Case("ifa value mask", lambda: move(IFA(8, 2, mask="value", window=3))),
     Case(
         "ifa soft mask",
-        lambda: moved(IFA(8, 2, mask="soft", retrieval="sigmoid")),
+        lambda: move(IFA(8, 2, mask="soft", retrieval="sigmoid")),
         verdicts=TABLE,
     ),
     Case(
@@ -149,7 +149,7 @@ MIXERS = [
     ),
     Case("ssd as printed", lambda: SSD(8, 2, d_state=4, dt_init="paper", chunk_len=4)),
     Case("ssd no skip", lambda: SSD(8, 2, d_state=4, skip=False, chunk_len=4)),
-    Case("ssd moved", lambda: moved(SSD(8, 2, d_state=4, chunk_len=4))),
+    Case("ssd moved", lambda: move(SSD(8, 2, d_state=4, chunk_len=4))),
     Case("attention partly rotated", lambda: PartialRotary(16, 2, share=0.25), d_model=16),
     Case("attention normed q and k", lambda: NormedAttention(8, 2)),
     Case("attention near identity", lambda: NearIdentityAttention(8, 2)),
@@ -167,15 +167,15 @@ def transform(
     return Case(name, build, dead or {}, verdicts or {}, kind="transform")
 
 
-def cdmoe(**options: Any) -> CDMoE:
+def make_cdmoe(**options: Any) -> CDMoE:
     return CDMoE(8, n_experts=12, n_retrieval_heads=2, k=3, d_retrieval=6, **options)
 
 
-def peer(**options: Any) -> PEER:
+def make_peer(**options: Any) -> PEER:
     return PEER(8, n_experts=12, n_retrieval_heads=2, k=3, d_retrieval=6, **options)
 
 
-def routed(**options: Any) -> RoutedMoE:
+def make_routed(**options: Any) -> RoutedMoE:
     return RoutedMoE(8, **{"d_ff": 5, **options})
 
 
@@ -183,37 +183,37 @@ TRANSFORMS = [
     transform("mlp", lambda: MLP(8)),
     transform("mlp gated", lambda: MLP(8, gated=True, activation="gelu")),
     transform("mlp relu", lambda: MLP(8, activation="relu")),
-    transform("cdmoe form one score inside", lambda: cdmoe(form="one", score="inside")),
-    transform("cdmoe form one score outside", lambda: cdmoe(form="one")),
-    transform("cdmoe form one score raw", lambda: cdmoe(form="one", score="raw")),
-    transform("cdmoe form two score inside", lambda: cdmoe(score="inside")),
-    transform("cdmoe form two score outside", cdmoe),
-    transform("cdmoe form two score raw", lambda: cdmoe(score="raw")),
-    transform("cdmoe gated", lambda: cdmoe(gated=True)),
-    transform("cdmoe zero keys", lambda: cdmoe(key_init="zeros"), TIED_QUERY, TIES | WAITS),
+    transform("cdmoe form one score inside", lambda: make_cdmoe(form="one", score="inside")),
+    transform("cdmoe form one score outside", lambda: make_cdmoe(form="one")),
+    transform("cdmoe form one score raw", lambda: make_cdmoe(form="one", score="raw")),
+    transform("cdmoe form two score inside", lambda: make_cdmoe(score="inside")),
+    transform("cdmoe form two score outside", make_cdmoe),
+    transform("cdmoe form two score raw", lambda: make_cdmoe(score="raw")),
+    transform("cdmoe gated", lambda: make_cdmoe(gated=True)),
+    transform("cdmoe zero keys", lambda: make_cdmoe(key_init="zeros"), TIED_QUERY, TIES | WAITS),
     transform(
         "cdmoe as printed",
-        lambda: cdmoe(key_init="zeros", score="inside"),
+        lambda: make_cdmoe(key_init="zeros", score="inside"),
         TIED_QUERY | ZERO_EXPERTS,
         TIES | WAITS,
     ),
-    transform("cdmoe gather", lambda: cdmoe(backend="gather")),
-    transform("cdmoe dense", lambda: cdmoe(backend="dense")),
-    transform("peer softmax", peer),
-    transform("peer relu", lambda: peer(score_activation="relu")),
-    transform("peer sigmoid", lambda: peer(score_activation="sigmoid")),
-    transform("peer gather", lambda: peer(backend="gather")),
-    transform("peer dense", lambda: peer(backend="dense")),
-    transform("peer normalised", lambda: peer(query_norm="batch").eval()),
-    transform("routed", routed),
-    transform("routed gated", lambda: routed(gated=True)),
-    transform("routed normalised", lambda: routed(normalise=True)),
-    transform("routed to one", lambda: routed(k=1, normalise=True), {"router.weight": "zero"}),
-    transform("routed loop", lambda: routed(backend="loop")),
+    transform("cdmoe gather", lambda: make_cdmoe(backend="gather")),
+    transform("cdmoe dense", lambda: make_cdmoe(backend="dense")),
+    transform("peer softmax", make_peer),
+    transform("peer relu", lambda: make_peer(score_activation="relu")),
+    transform("peer sigmoid", lambda: make_peer(score_activation="sigmoid")),
+    transform("peer gather", lambda: make_peer(backend="gather")),
+    transform("peer dense", lambda: make_peer(backend="dense")),
+    transform("peer normalised", lambda: make_peer(query_norm="batch").eval()),
+    transform("routed", make_routed),
+    transform("routed gated", lambda: make_routed(gated=True)),
+    transform("routed normalised", lambda: make_routed(normalise=True)),
+    transform("routed to one", lambda: make_routed(k=1, normalise=True), {"router.weight": "zero"}),
+    transform("routed loop", lambda: make_routed(backend="loop")),
     transform(
         "routed grouped",
         # In fp32: the kernel has no fp64, so there is nothing to hold its precision to.
-        lambda: routed(d_ff=8, backend="grouped_mm"),
+        lambda: make_routed(d_ff=8, backend="grouped_mm"),
         verdicts={"precision": "not decided"},
     ),
     transform("shared experts", lambda: SharedExpertMoE(8, d_ff=5)),
@@ -221,22 +221,22 @@ TRANSFORMS = [
 ]
 
 
-def unmoved_mask(block: int) -> dict[str, Reach]:
+def list_dead_of_mask(block: int) -> dict[str, Reach]:
     return {f"model.blocks.{block}.mixer.{name}": how for name, how in ZERO_A.items()}
 
 
 MODELS = [
     Case(
         name,
-        lambda name=name, sizes=sizes: architecture(name, **sizes),
+        lambda name=name, sizes=sizes: build_architecture(name, **sizes),
         dead,
         WAITS,
         kind="model",
         lengths=(1, 6),
     )
     for name, sizes, dead in (
-        ("cheems", {"n_experts": 12, "d_retrieval": 6, "d_state": 4}, unmoved_mask(7)),
-        ("doge", {"n_experts": 12, "d_retrieval": 6}, unmoved_mask(0)),
+        ("cheems", {"n_experts": 12, "d_retrieval": 6, "d_state": 4}, list_dead_of_mask(7)),
+        ("doge", {"n_experts": 12, "d_retrieval": 6}, list_dead_of_mask(0)),
         ("llama", {"n_experts": 3}, {}),
         ("mamba2", {"n_experts": 3, "d_state": 4}, {}),
         ("jamba", {"n_experts": 3, "d_state": 4}, {}),

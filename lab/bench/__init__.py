@@ -1,14 +1,17 @@
-"""Benchmarks: every speed claim of the lab as a ratio, both sides measured in one run."""
+"""Benchmarks: every speed claim of the lab as a ratio, both sides measured in one run.
 
-BENCHMARKS = {
-    "generator": "lab.bench.generator:generator",
-    "rows": "lab.bench.rows:rows",
-    "step": "lab.bench.step:step",
-    "experts": "lab.bench.experts:experts",
-    "attention": "lab.bench.attention:attention",
-    "ssd": "lab.bench.ssd:ssd",
-    "analyze": "lab.bench.analyze:analyze",
-    "certify": "lab.bench.certify:certify",
-    "startup": "lab.bench.startup:startup",
-}
-"""Where each benchmark is; called without arguments, it returns a list of `Ratio`."""
+A benchmark is a module of this package with a function `measure`, which returns a list of `Ratio`.
+"""
+
+BENCHMARKS = (
+    "generator",
+    "rows",
+    "step",
+    "experts",
+    "attention",
+    "ssd",
+    "analyze",
+    "certify",
+    "startup",
+)
+"""The benchmarks' names, which are their modules' names, in the order in which they run."""

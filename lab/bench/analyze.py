@@ -18,7 +18,7 @@ STACKS = {
 }
 
 
-def analyze() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Time every analysis of a run, process and all, against the promised two minutes.
 
     The weights are hardly trained. Analyses cost the same as on a trained model, except that fewer

@@ -21,7 +21,7 @@ TARGET = 1 / 1.15
 LEARNT = ("soft", "value")
 
 
-def attention() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Time masked attention, forward and with its backward, in fp32 and bf16."""
     return [
         _measure(kind, dtype, n_heads, d_head, backward)

@@ -22,7 +22,7 @@ WHOLE = CertifySettings(max_len=2048, rounding_len=256, compiler="aot_eager")
 QUICK_AT_ALL_LENGTHS = replace(QUICK, lengths=None)
 
 
-def certify() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Time certificates against their bounds, and count faults found and false alarms."""
     return [
         *(_time(target, words, "", BOUND_S) for words, target in TARGETS.items()),

@@ -35,7 +35,7 @@ class PeerCDMoE(nn.Module):
         return self.experts(shared) + shared
 
 
-def experts() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Time both, compare their peak memory, and check that their numbers agree.
 
     Inputs whose choice of experts rounding could change are left out.

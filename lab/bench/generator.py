@@ -39,7 +39,7 @@ def draw_usual_rows(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
     return rows, torch.from_numpy(targets)
 
 
-def generator() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Time the same rows from both, and compare the lab's peak memory over many batches and one.
 
     NumPy's generator uses one thread, torch's operations use all.

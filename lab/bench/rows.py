@@ -14,7 +14,7 @@ KEPT = 0.75
 """Ratio of costs that counts as equal, because larger tensors do not fit the caches."""
 
 
-def rows() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Time each task's rows against longer rows, and against rows of a larger vocabulary."""
     keep_pages()
     found = []

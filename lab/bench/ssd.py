@@ -28,7 +28,7 @@ Form = Callable[..., Tensor]
 """(x, dt, A, B, C, chunk_len) → y."""
 
 
-def ssd() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Measure time and peak memory; the promise is about the fastest public form."""
     ratios = []
     for g in GROUPS:

@@ -11,7 +11,7 @@ BOUNDS = {"--help": 0.3, "mqar --help": 0.8, "mqar --show 3": 3.0}
 """The most CPU seconds that `lab` may take, by its arguments."""
 
 
-def startup(repeats: int = 5) -> list[Ratio]:
+def measure(repeats: int = 5) -> list[Ratio]:
     """Measure each command of `BOUNDS` in fresh processes against its bound.
 
     CPU seconds, as the time on the clock depends on what else the machine is doing.

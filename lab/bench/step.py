@@ -34,7 +34,7 @@ MEMORY_TARGET = 3.0
 VOCAB_SIZE, D_MODEL = 8192, 64
 
 
-def step() -> list[Ratio]:
+def measure() -> list[Ratio]:
     """Measure speed, peak memory, and the share of the matrix-product peak reached."""
     ratios = []
     for seq_len, n_pairs, size, target in SETTINGS:

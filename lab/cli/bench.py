@@ -11,20 +11,21 @@ from lab.cli.answers import refuse
 
 
 def bench(
-    only: Annotated[str | None, typer.Option(help="Run the one benchmark of this name.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    only: Annotated[str | None, typer.Option(help="Run only the benchmark of this name.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """Measure every speed claim as a ratio, both sides in one run."""
+    """Measure every speed claim as a ratio of two sides, both in one run."""
     from lab.bench import BENCHMARKS
     from lab.peers import MissingPeerError
 
     if only is not None and only not in BENCHMARKS:
         raise refuse(f"only={only}: must be one of {', '.join(BENCHMARKS)}", 2)
     missed = False
-    for home in [BENCHMARKS[only]] if only else BENCHMARKS.values():
-        module, _, function = home.partition(":")
+    for name in [only] if only else BENCHMARKS:
         try:
-            ratios = getattr(import_module(module), function)()
+            ratios = import_module(f"lab.bench.{name}").measure()
         except MissingPeerError as error:
             raise refuse(error, 2) from error
         for ratio in ratios:

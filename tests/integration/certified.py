@@ -1,4 +1,4 @@
-"""Targets of `lab certify` that break a law, or break down, each in its own way."""
+"""Targets of `lab certify` that break a law, or that hang, crash or exhaust the memory."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ TERABYTE = 2**40
 
 
 class Leaky(nn.Module):
-    """Sees the whole sequence, and talks."""
+    """Reads the whole sequence, and prints."""
 
     def __init__(self, width: int = 4):
         super().__init__()
@@ -23,7 +23,7 @@ class Leaky(nn.Module):
 
 
 class Fragile(nn.Module):
-    """Right where it answers: hangs training, dies of length, wants all memory in bf16."""
+    """Hangs in training, crashes at long lengths, exhausts the memory in bf16; else right."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""`lab certify` as a user meets it: verdicts, programs, exit codes, and targets that break down."""
+"""`lab certify` as a user runs it: verdicts, programs, exit codes, and targets that crash."""
 
 import json
 import shutil

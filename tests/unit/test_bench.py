@@ -43,7 +43,7 @@ def test_rows_of_every_task_are_timed_at_both_sizes(monkeypatch):
 
     monkeypatch.setattr(rows, "time_in_turns", time_once)
     monkeypatch.setattr(rows, "ROWS", 1)
-    found = rows.rows()
+    found = rows.measure()
     assert {line.name.split(",")[0] for line in found} == set(TASKS)
     # Twice the time for four times the tokens, and for sixteen times the vocabulary.
     assert {line.ratio for line in found} == {2.0, 0.5}

@@ -17,7 +17,7 @@ LENGTHS = (5, 8, 16, 64, 128, 256)
 BATCH = 2
 TOKENS = 0
 """Stands for the width of tokens, which have none."""
-Give = Callable[[int], Tensor]
+InputMaker = Callable[[int], Tensor]
 """Length → an input of the length."""
 
 
@@ -45,7 +45,7 @@ def find_fit(
     target: Any,
     kinds: list[Kind],
     widths: Sequence[int],
-    make_give: Callable[[int], Give],
+    build_input_maker: Callable[[int], InputMaker],
     output: int | str | None,
 ) -> Fit:
     """Return the first way of calling a module in which it takes a sequence and returns one.
@@ -66,12 +66,12 @@ def find_fit(
     refusals, resort = [], None
     for length in LENGTHS:
         for width in widths:
-            give = make_give(width)
+            make_input = build_input_maker(width)
             for kind, layout in ((k, way) for k in kinds for way in k.layouts):
                 try:
-                    found = _try_kind(target, kind, layout, give, length, output)
+                    found = _try_kind(target, kind, layout, make_input, length, output)
                 except REFUSALS as error:
-                    given = give(length)
+                    given = make_input(length)
                     # Tokens have no third axis to transpose.
                     shape = list((lay_out(given, layout) if given.ndim > 2 else given).shape)
                     words = f"given {shape}, it {describe_error(error)}"
@@ -81,24 +81,24 @@ def find_fit(
                     continue
                 found = found._replace(width=width)
                 built = found.build(target)
-                if any(_takes(built, give, t) for t in (length - 1, 2 * length)):
+                if any(_takes(built, make_input, t) for t in (length - 1, 2 * length)):
                     return found
-                if width == TOKENS or not _takes(built, make_give(width + 1), length):
+                if width == TOKENS or not _takes(built, build_input_maker(width + 1), length):
                     resort = resort or found
     if resort is None:
         raise RefusalError([*refusals, "it takes one length alone, of any width"][0])
     return resort
 
 
-def find_decoder(target: Any, fit: Fit, give: Give, relative: bool | None) -> Fit:
+def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool | None) -> Fit:
     """Return the fit of an adapter that decodes; without one, the same fit with a note why."""
     refused = ()
     options = {k: v for k, v in fit.options.items() if k in ("output", "layout")}
     for kind in list_decoder_kinds(target, relative):
-        for placed in _list_placements(target, kind, options, give(fit.length)):
+        for placed in _list_placements(target, kind, options, make_input(fit.length)):
             found = fit._replace(adapter=kind.adapter, options=_drop_defaults(kind.adapter, placed))
             try:
-                _check_decoding(found.build(target), give(fit.length))
+                _check_decoding(found.build(target), make_input(fit.length))
             except REFUSALS as error:
                 refused = refused or (f"no decoder: it {kind.note}, but {describe_error(error)}",)
                 continue
@@ -116,12 +116,17 @@ def write_recipe(adapter: type[nn.Module], inner: str, options: dict[str, Any]) 
 
 @torch.no_grad()
 def _try_kind(
-    target: Any, kind: Kind, layout: str, give: Give, length: int, output: int | str | None
+    target: Any,
+    kind: Kind,
+    layout: str,
+    make_input: InputMaker,
+    length: int,
+    output: int | str | None,
 ) -> Fit:
     """Return the fit of a kind, with the place of the sequence in what the module returned."""
     options = {**kind.options, "layout": layout}
     adapter = kind.adapter(target, **_drop_defaults(kind.adapter, options))
-    found = adapter.call(give(length))
+    found = adapter.call(make_input(length))
     notes = (kind.note,) if kind.note else ()
     place = find_sequence(found, layout, (BATCH, length), output)
     if layout == "bdt":
@@ -139,9 +144,9 @@ def _try_kind(
 
 
 @torch.no_grad()
-def _takes(module: nn.Module, give: Give, length: int) -> bool:
+def _takes(module: nn.Module, make_input: InputMaker, length: int) -> bool:
     try:
-        return module(give(length)).shape[:2] == (BATCH, length)
+        return module(make_input(length)).shape[:2] == (BATCH, length)
     except REFUSALS:
         return False
 

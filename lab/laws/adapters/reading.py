@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.fitting import BATCH, TOKENS, Fit, Give, find_decoder, find_fit, write_recipe
+from lab.laws.adapters.fitting import (
+    BATCH,
+    TOKENS,
+    Fit,
+    InputMaker,
+    find_decoder,
+    find_fit,
+    write_recipe,
+)
 from lab.laws.adapters.kinds import is_hugging_face, list_forward_kinds
 from lab.laws.adapters.options import AdapterOptions
 from lab.laws.adapters.sizes import ANY_WIDTH, choose_vocabulary, list_vocabularies, list_widths
@@ -46,19 +54,19 @@ def adapt_vectors(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
     """
     sizes = list_widths(target) if known.d_model is None else [known.d_model]
 
-    def make_give(width: int) -> Give:
+    def build_input_maker(width: int) -> InputMaker:
         return lambda t: match_module(tried, draw((BATCH, t, width), seed=t))
 
     try:
         fit = find_fit(
-            tried, list_forward_kinds(target, known.layout), sizes, make_give, known.output
+            tried, list_forward_kinds(target, known.layout), sizes, build_input_maker, known.output
         )
     except RefusalError as refusal:
         among = f"; widths {', '.join(map(str, sizes))} were tried" if len(sizes) > 1 else ""
         words = f"{refusal}{among}: d_model, layout, output or input may help"
         raise RefusalError(words) from refusal
     if not isinstance(target, Decoder):
-        fit = find_decoder(tried, fit, make_give(fit.width), known.relative)
+        fit = find_decoder(tried, fit, build_input_maker(fit.width), known.relative)
     said = () if known.d_model is not None else (f"width {fit.width}, found by probing",)
     return Adapted(fit.build(target), fit.width, (*said, *fit.notes), fit.write_recipe())
 
@@ -80,22 +88,22 @@ def adapt_tokens(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
     if not least:
         raise RefusalError("no size of a vocabulary is found: the option vocab_size may help")
 
-    def give(t: int) -> Tensor:
+    def make_input(t: int) -> Tensor:
         # Two tokens, which any vocabulary has, in an order that no table of positions matches.
         return (draw((BATCH, t), seed=t) > 0).long().clamp(max=least - 1).to(_get_device(tried))
 
     try:
         kinds = list_forward_kinds(target, known.layout)
-        fit = find_fit(tried, kinds, [TOKENS], lambda _: give, known.output)
+        fit = find_fit(tried, kinds, [TOKENS], lambda _: make_input, known.output)
     except RefusalError as refusal:
         words = f"{refusal}, with tokens below {least}: vocab_size, layout or output may help"
         raise RefusalError(words) from refusal
     if not isinstance(target, Decoder):
-        fit = find_decoder(tried, fit, give, known.relative)
+        fit = find_decoder(tried, fit, make_input, known.relative)
     options: dict[str, Any] = {"vocab_size": known.vocab_size, "table": None}
     width = known.d_model or ANY_WIDTH[0]
     notes = ["no embedding seen: its gradients are not tried"]
-    table = _find_table(fit, tried, give(fit.length))
+    table = _find_table(fit, tried, make_input(fit.length))
     if known.vocab_size is None:
         options["vocab_size"] = choose_vocabulary(target, None if table is None else table[1])
     if table is not None:

@@ -77,7 +77,7 @@ class Cell(nn.Module):
         return outputs
 
 
-class Told(nn.Module):
+class TakesState(nn.Module):
     """Its state is required, and made by a method."""
 
     def __init__(self):
@@ -124,7 +124,7 @@ DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), "TorchRecurrent(module)"),
     "returned": (Going, "Returned(module, name='cache', place=2)"),
     "stepping": (Cell, "Stepping(module, initial='init_state')"),
-    "told": (Told, "Returned(module, name='h', initial='zero_state')"),
+    "told": (TakesState, "Returned(module, name='h', initial='zero_state')"),
     "at once": (lambda: Cached(0), "Allocated(module)"),
     "by steps": (lambda: Cached(None), "Allocated(module)"),
     "tokens": (
@@ -267,7 +267,7 @@ CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]
     "attention": (
         lambda: nn.MultiheadAttention(8, 2),
         "Masked(module, output=0, layout='tbd')",
-        lambda m, x: attended(m, x),
+        lambda m, x: attend(m, x),
     ),
     "encoder layer": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
@@ -296,7 +296,7 @@ CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]
 }
 
 
-def attended(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
+def attend(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
     mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
     x = x.transpose(0, 1)
     return module(x, x, x, attn_mask=mask)[0].transpose(0, 1)

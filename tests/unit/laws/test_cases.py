@@ -6,7 +6,7 @@ import torch
 from lab.laws import CONDITIONS, certify, in_double, reach
 from lab.laws.probes import draw
 from lab.layers.state import Decoder
-from tests.case import Case, expected
+from tests.case import Case, list_expected
 from tests.cases import CASES
 
 
@@ -24,7 +24,7 @@ def test_every_law(case: Case, unchecked):
         seconds=60.0,
     )
     outcomes = {v.law: v.verdict for v in found}
-    assert outcomes == expected(case), "\n".join(map(str, found))
+    assert outcomes == list_expected(case), "\n".join(map(str, found))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

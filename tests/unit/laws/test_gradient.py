@@ -66,13 +66,13 @@ class StraightThrough(torch.autograd.Function):
         return grads[0]
 
 
-def unwatched(m: Any, h: Tensor) -> Tensor:
+def multiply_without_grad(m: Any, h: Tensor) -> Tensor:
     with torch.no_grad():
         weight = m.p * 2
     return h * weight
 
 
-def assigned(m: Any, h: Tensor) -> Tensor:
+def assign(m: Any, h: Tensor) -> Tensor:
     buffer = torch.zeros_like(h)
     buffer[..., :] = m.p.detach()
     return h + buffer
@@ -81,8 +81,8 @@ def assigned(m: Any, h: Tensor) -> Tensor:
 NONE = {
     "cut by Tensor.detach": lambda m, h: h * m.p.detach(),
     "cut by Tensor.data": lambda m, h: h * m.p.data,
-    "cut by Tensor.detach ": assigned,
-    "cut by no_grad around Tensor.mul": unwatched,
+    "cut by Tensor.detach ": assign,
+    "cut by no_grad around Tensor.mul": multiply_without_grad,
     "cut by Tensor.item": lambda m, h: h * m.p.sum().item(),
     "cut by Tensor.argmax": lambda m, h: h * (h * m.p).argmax(-1, keepdim=True),
     "cut by Tensor.topk": lambda m, h: h * (h * m.p).topk(1).indices,
@@ -128,8 +128,8 @@ def test_what_cuts_a_parameter_is_named_with_its_line(how: str, words: str, func
 
 
 def test_the_line_is_where_it_was_cut():
-    found = judge(Planted(unwatched, p=torch.ones(8))).counterexample or ""
-    line = unwatched.__code__.co_firstlineno + 2
+    found = judge(Planted(multiply_without_grad, p=torch.ones(8))).counterexample or ""
+    line = multiply_without_grad.__code__.co_firstlineno + 2
     assert found.endswith(f"test_gradient.py:{line}")
 
 
@@ -211,18 +211,18 @@ def test_a_module_that_keeps_its_output_may_wait():
     assert judge(module).verdict == "holds"
 
 
-def chosen(m: Any, h: Tensor) -> Tensor:
+def choose(m: Any, h: Tensor) -> Tensor:
     """Add the rows of the two highest scores, by choice alone."""
     return h + m.table[(h @ m.keys.T).topk(2).indices].sum(-2)
 
 
-def mixed(m: Any, h: Tensor) -> Tensor:
+def mix(m: Any, h: Tensor) -> Tensor:
     """Add them weighted by their scores, which learn so."""
     scores, rows = (h @ m.keys.T).softmax(-1).topk(2)
     return h + (m.table[rows] * scores[..., None]).sum(-2)
 
 
-def ranked(m: Any, h: Tensor) -> Tensor:
+def rank(m: Any, h: Tensor) -> Tensor:
     return h + m.table[(0 * h[..., :6]).argsort(dim=-1, descending=True, stable=True)[..., 0]]
 
 
@@ -236,7 +236,7 @@ def first_of_all(m: Any, h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("function", "by"),
-    [(ranked, "argsort"), (largest, "max"), (first_of_all, "argmax")],
+    [(rank, "argsort"), (largest, "max"), (first_of_all, "argmax")],
     ids=["argsort", "max", "argmax"],
 )
 def test_rows_chosen_among_equals_are_tie_only(function: Callable, by: str):
@@ -249,18 +249,18 @@ def test_rows_chosen_among_equals_are_tie_only(function: Callable, by: str):
 
 def test_a_tie_lasts_where_its_keys_do_not_learn():
     table, keys = draw((6, 8), seed=1), torch.zeros(6, 8)
-    found = judge(Planted(chosen, table=table, keys=keys))
+    found = judge(Planted(choose, table=table, keys=keys))
     assert found.verdict == "fails"
     assert "table: tie-only, chosen among equals by topk" in (found.counterexample or "")
     assert "keys: none, cut by Tensor.topk" in (found.counterexample or "")
-    found = judge(Planted(mixed, table=table, keys=keys))
+    found = judge(Planted(mix, table=table, keys=keys))
     assert found.verdict == "holds"
     assert "table tie-only until keys moves" in found.evidence
 
 
 def test_rows_chosen_by_content_are_alive():
     tables = {"table": draw((6, 8), seed=1), "keys": draw((6, 8), seed=2)}
-    found = judge(Planted(mixed, **tables))
+    found = judge(Planted(mix, **tables))
     assert found.evidence == "4 of 4 parameters alive, lengths 1, 5 in float64"
 
 
@@ -282,7 +282,7 @@ class Looked(nn.Module):
         return x + self.table((x[..., 0] > 0).long())
 
 
-def checkpointed(m: Any, h: Tensor) -> Tensor:
+def multiply_in_checkpoint(m: Any, h: Tensor) -> Tensor:
     return checkpoint(lambda z: z * m.p, h, use_reentrant=True)
 
 
@@ -293,7 +293,7 @@ def checkpointed(m: Any, h: Tensor) -> Tensor:
         Recurrent,
         Looked,
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
-        lambda: Planted(checkpointed, p=torch.ones(8)),
+        lambda: Planted(multiply_in_checkpoint, p=torch.ones(8)),
         lambda: Planted(lambda m, h: StraightThrough.apply(h * m.p), p=torch.ones(8)),
         lambda: Attention(8, 2),
         lambda: Attention(8, 2, mask="value", window=2),
@@ -329,15 +329,15 @@ def test_a_gradient_of_nan_is_a_fault_of_finite_outputs_only():
 
 
 def test_the_structure_alone_is_asked_of_reach():
-    module = Planted(chosen, table=draw((6, 8), seed=1), keys=torch.zeros(6, 8)).double()
+    module = Planted(choose, table=draw((6, 8), seed=1), keys=torch.zeros(6, 8)).double()
     found = reach(module, [draw((2, 5, 8), seed=0)])
     assert found == {name: "none" if name == "keys" else "alive" for name in found}
 
 
 FAILING = {
-    "none": lambda: Planted(unwatched, p=torch.ones(8)),
+    "none": lambda: Planted(multiply_without_grad, p=torch.ones(8)),
     "zero": lambda: Planted(lambda m, h: h + m.p.round(), p=draw((8,), seed=1)),
-    "tie-only": lambda: Planted(ranked, table=draw((6, 8), seed=1)),
+    "tie-only": lambda: Planted(rank, table=draw((6, 8), seed=1)),
     "not finite": lambda: Planted(lambda m, h: h + (0 * h * m.p).sqrt(), p=torch.ones(8)),
 }
 

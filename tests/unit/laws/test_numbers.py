@@ -53,13 +53,13 @@ class Mixing(nn.Module):
         return self.function(self.linear(x))
 
 
-def by_segments(x: Tensor) -> Tensor:
+def mix_by_segments(x: Tensor) -> Tensor:
     """Mixes with decays of about a half a token, exact."""
     log_decay = -nn.functional.softplus(x[..., :1].mT)
     return (decay_matrix(log_decay) @ x[:, None])[:, 0]
 
 
-def by_differences(x: Tensor) -> Tensor:
+def mix_by_differences(x: Tensor) -> Tensor:
     """The same, from differences of one running sum, which cancel."""
     running = (-nn.functional.softplus(x[..., 0])).cumsum(-1)
     t = x.shape[1]
@@ -68,7 +68,7 @@ def by_differences(x: Tensor) -> Tensor:
     return log_decay.masked_fill(future, -torch.inf).exp() @ x
 
 
-def turned_by(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+def make_turn(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
     """Return a rotation whose angles are in a type, None for the input's own (erratum R7)."""
 
     def turn(x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def turned_by(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize(
     "function",
-    [torch.tanh, by_segments, turned_by(torch.float64), lambda x: x.softmax(-1)],
+    [torch.tanh, mix_by_segments, make_turn(torch.float64), lambda x: x.softmax(-1)],
     ids=["pointwise", "segment sums", "exact angles", "softmax"],
 )
 def test_rounding_is_allowed(function: Callable[[Tensor], Tensor]):
@@ -128,10 +128,10 @@ def test_angles_in_fp32_are_allowed_however_they_turn(rotation: Callable[[Tensor
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
-        (by_differences, "float32"),
+        (mix_by_differences, "float32"),
         (lambda x: x.bfloat16().to(x.dtype) if x.dtype == torch.float32 else x, "float32"),
         (lambda x: (x + 1e5) - 1e5, "float32"),
-        (turned_by(None), "bfloat16"),
+        (make_turn(None), "bfloat16"),
     ],
     ids=["running sums", "bf16 inside", "cancellation", "bf16 angles"],
 )
@@ -290,11 +290,11 @@ def test_compiled_layers_agree_with_eager_ones():
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(names, "holds")
 
 
-def other_when_compiled(x: Tensor) -> Tensor:
+def change_when_compiled(x: Tensor) -> Tensor:
     return x * 1.001 if torch.compiler.is_compiling() else x
 
 
-def other_gradient_when_compiled(x: Tensor) -> Tensor:
+def change_gradient_when_compiled(x: Tensor) -> Tensor:
     return x + 0.5 * (x - x.detach()) if torch.compiler.is_compiling() else x
 
 
@@ -302,8 +302,8 @@ def other_gradient_when_compiled(x: Tensor) -> Tensor:
     ("function", "outcome"),
     [
         (torch.tanh, "holds"),
-        (other_when_compiled, "fails"),
-        (other_gradient_when_compiled, "fails"),
+        (change_when_compiled, "fails"),
+        (change_gradient_when_compiled, "fails"),
     ],
 )
 def test_forms_that_differ_are_found(function: Callable[[Tensor], Tensor], outcome: str):
