@@ -1,4 +1,7 @@
-"""The laws of precision, stability, repetition and forms: right modules pass, faults are found."""
+"""The laws of precision, stability, repetition and forms on small modules, number by number.
+
+`test_calibration` has most planted faults of these laws.
+"""
 
 import json
 import random
@@ -27,7 +30,6 @@ def judge(
     max_len: int = 2048,
     rounding_len: int = 512,
     seconds: float = 60.0,
-    compiler: str | None = None,
 ) -> Verdict:
     settings = CertifySettings(
         8,
@@ -35,7 +37,6 @@ def judge(
         max_len=max_len,
         rounding_len=rounding_len,
         seconds=seconds,
-        compiler=compiler,
     )
     return LAWS[law].judge(module.double(), Probes(settings))
 
@@ -59,59 +60,51 @@ def mix_by_segments(x: Tensor) -> Tensor:
     return (decay_matrix(log_decay) @ x[:, None])[:, 0]
 
 
-def mix_by_differences(x: Tensor) -> Tensor:
-    """The same, from differences of one running sum, which cancel."""
-    running = (-nn.functional.softplus(x[..., 0])).cumsum(-1)
-    t = x.shape[1]
-    log_decay = running[:, :, None] - running[:, None, :]
-    future = torch.ones(t, t, dtype=torch.bool).triu(1)
-    return log_decay.masked_fill(future, -torch.inf).exp() @ x
-
-
-def make_turn(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a rotation whose angles are in a type, None for the input's own (erratum R7)."""
-
-    def turn(x: Tensor) -> Tensor:
-        kind = dtype or x.dtype
-        angles = torch.arange(x.shape[1]).to(kind)[:, None] * torch.tensor([0.3, 0.02]).to(kind)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        x1, x2 = x[..., :2], x[..., 2:4]
-        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin, x[..., 4:]], dim=-1)
-
-    return turn
+def rotate_in_double(x: Tensor) -> Tensor:
+    angles = torch.arange(x.shape[1]).double()[:, None] * torch.tensor([0.3, 0.02]).double()
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    x1, x2 = x[..., :2], x[..., 2:4]
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin, x[..., 4:]], dim=-1)
 
 
 @pytest.mark.parametrize(
     "function",
-    [torch.tanh, mix_by_segments, make_turn(torch.float64), lambda x: x.softmax(-1)],
+    [torch.tanh, mix_by_segments, rotate_in_double, lambda x: x.softmax(-1)],
     ids=["pointwise", "segment sums", "exact angles", "softmax"],
 )
 def test_rounding_is_allowed(function: Callable[[Tensor], Tensor]):
     assert judge("precision", Mixing(function)).verdict == "holds"
 
 
-def by_cos_and_sin(angles: Tensor) -> Tensor:
+def use_cos_and_sin(angles: Tensor) -> Tensor:
     return torch.complex(angles.cos(), angles.sin())
 
 
-def in_place(angles: Tensor) -> Tensor:
+def use_cos_and_sin_in_place(angles: Tensor) -> Tensor:
     return torch.complex(angles.clone().cos_(), angles.clone().sin_())
 
 
-def by_polar(angles: Tensor) -> Tensor:
+def use_polar(angles: Tensor) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def by_exponential(angles: Tensor) -> Tensor:
+def use_exponential(angles: Tensor) -> Tensor:
     return torch.complex(torch.zeros_like(angles), angles).exp()
 
 
-def by_exponential_in_place(angles: Tensor) -> Tensor:
+def use_exponential_in_place(angles: Tensor) -> Tensor:
     return torch.complex(torch.zeros_like(angles), angles).exp_()
 
 
 @pytest.mark.parametrize(
-    "rotation", [by_cos_and_sin, in_place, by_polar, by_exponential, by_exponential_in_place]
+    "rotation",
+    [
+        use_cos_and_sin,
+        use_cos_and_sin_in_place,
+        use_polar,
+        use_exponential,
+        use_exponential_in_place,
+    ],
 )
 def test_angles_in_fp32_are_allowed_however_they_turn(rotation: Callable[[Tensor], Tensor]):
     def turn(x: Tensor) -> Tensor:
@@ -123,23 +116,6 @@ def test_angles_in_fp32_are_allowed_however_they_turn(rotation: Callable[[Tensor
 
     found = judge("precision", Mixing(turn), rounding_len=8192)
     assert found.verdict == "holds", found
-
-
-@pytest.mark.parametrize(
-    ("function", "dtype"),
-    [
-        (mix_by_differences, "float32"),
-        (lambda x: x.bfloat16().to(x.dtype) if x.dtype == torch.float32 else x, "float32"),
-        (lambda x: (x + 1e5) - 1e5, "float32"),
-        (make_turn(None), "bfloat16"),
-    ],
-    ids=["running sums", "bf16 inside", "cancellation", "bf16 angles"],
-)
-def test_more_than_rounding_is_found(function: Callable[[Tensor], Tensor], dtype: str):
-    found = judge("precision", Mixing(function))
-    assert found.verdict == "fails"
-    assert found.counterexample is not None
-    assert f": {dtype}" in found.counterexample
 
 
 class Sum(NamedTuple):
@@ -288,27 +264,6 @@ def test_compiled_layers_agree_with_eager_ones():
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(names, "holds")
-
-
-def change_when_compiled(x: Tensor) -> Tensor:
-    return x * 1.001 if torch.compiler.is_compiling() else x
-
-
-def change_gradient_when_compiled(x: Tensor) -> Tensor:
-    return x + 0.5 * (x - x.detach()) if torch.compiler.is_compiling() else x
-
-
-@pytest.mark.parametrize(
-    ("function", "outcome"),
-    [
-        (torch.tanh, "holds"),
-        (change_when_compiled, "fails"),
-        (change_gradient_when_compiled, "fails"),
-    ],
-)
-def test_forms_that_differ_are_found(function: Callable[[Tensor], Tensor], outcome: str):
-    found = judge("forms agree", Mixing(function), compiler="aot_eager")
-    assert found.verdict == outcome, found
 
 
 def test_nothing_is_compiled_unasked():
