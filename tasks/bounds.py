@@ -1,4 +1,4 @@
-"""What options are held to: each error names field, value and bound."""
+"""Checks of options: each error names field, value and bound."""
 
 from collections.abc import Sequence
 from types import NoneType, UnionType
@@ -12,10 +12,10 @@ MAX_VOCAB_SIZE = 2**30
 def check_range(
     name: str, value: int | float, low: int | float, high: int | float, why: str = ""
 ) -> None:
-    """Hold a number to low … high, both included.
+    """Check that a number is in low … high, both included.
 
     Raises:
-        ValueError: when it is out of them, or not a number.
+        ValueError: if it is outside, or not a number.
     """
     if not low <= value <= high:
         reason = f" ({why})" if why else ""
@@ -23,20 +23,20 @@ def check_range(
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Hold a text to the known ones.
+    """Check that a text is one of the known ones.
 
     Raises:
-        ValueError: when it is none of them.
+        ValueError: if it is none of them.
     """
     if value not in known:
         raise ValueError(f"{name}={value!r}: must be {', '.join(known)}")
 
 
 def check_kind(name: str, value: Any, hint: Any) -> None:
-    """Hold a value to its annotation: whole number, number, truth or text; None where allowed.
+    """Check a value against its annotation: int, float, bool or str, and None where allowed.
 
     Raises:
-        ValueError: when it is of another kind; a truth is no number.
+        ValueError: if it is of another type; a bool is not a number.
     """
     allowed = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
     if value is None and NoneType in allowed:

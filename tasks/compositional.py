@@ -1,4 +1,4 @@
-"""Compositional recall: a value is filed under two keys together, either alone says too little."""
+"""Compositional recall: a value is stored under two keys; neither alone determines it."""
 
 from dataclasses import dataclass, field
 from math import isqrt
@@ -17,11 +17,11 @@ FIRST, SECOND, VALUE, QUERY, FILLER = range(5)
 class Compositional(Task):
     """Recall the value of a pair of keys, from a full grid of √K × √K pairs.
 
-    A row is K triples, first key, second key, value, in random order; then a slot for each of the
-    K pairs, once, in random order: first key, second key, filler; then fillers to the end. Each of
-    √K first keys thus stands with each of √K second keys. First keys are distinct, uniform in
-    1 … V/4 − 1; second keys in V/4 … V/2 − 1; values in V/2 … V − 1 (quarter and half rounded
-    down); fillers are token 0.
+    A row is K triples, first key, second key, value, in random order; then a slot for each of the K
+    pairs, once, in random order: first key, second key, filler; then fillers to the end. So each of
+    √K first keys occurs with each of √K second keys. First keys are distinct, uniform in 1 … V/4 −
+    1; second keys in V/4 … V/2 − 1; values in V/2 … V − 1 (quarter and half rounded down); fillers
+    are token 0.
 
     With a grid of 2 × 2 and V = 16, row 0 of seed 0 is
 
@@ -42,13 +42,13 @@ class Compositional(Task):
     first_key_pos, value_pos, distance (query_pos − value_pos).
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Zhan et al. 2025 (Overcoming Long-Context Limitations of State-Space Models via
     Context-Dependent Sparse Attention), joint recall: the value of a key in a given context.
 
     Departs: their table is written context by context; here the triples are shuffled, so that a
-    context is named by a token each time and not by where the pair stands.
+    context is named by a token each time, not by the position of the pair.
     """
 
     name: ClassVar[str] = "compositional"
@@ -72,7 +72,7 @@ class Compositional(Task):
     )
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("seq_len", self.seq_len, 24, MAX_SEQ_LEN, "a grid of 2 × 2, stored and asked")
         check_range("n_pairs", self.n_pairs, 4, self.seq_len // 6, "seq_len / 6")
         if self.side**2 != self.n_pairs:
@@ -148,15 +148,15 @@ class Compositional(Task):
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without binding the two keys.
+        """Return predictors that look right without binding the two keys.
 
         "second key" and "first key" answer with the latest value stored with that key: 1/√K, as
         one pair of each key's √K is right. "both keys agree" answers with that value where it is
         the same for both keys, which is then the pair's, else with the first stored with the first
         key: .833 of a grid of 2 × 2, .257 of 6 × 6. "context value" is a stored value at random,
-        "last value" the last stored, "position only" the i-th stored in slot i: 1/K. To copy after
-        the most recent match is "second key", or a filler where the key was asked with another; a
-        bigram table is at chance, as tokens are drawn anew.
+        "last value" the last stored, "position only" the i-th stored in slot i: 1/K. Copying
+        what followed the most recent match gives "second key", or a filler where the key was asked
+        with another; a bigram table is at chance, as tokens are drawn anew.
         """
         return {
             "second key": lambda batch: self._find_latest(batch, 1),
@@ -178,7 +178,7 @@ class Compositional(Task):
         return answers
 
     def _answer_if_both_agree(self, batch: Batch) -> Tensor:
-        """Return the latest value of each slot's keys where it is one, else the first's first."""
+        """Return the keys' common latest value, else the first value stored with the first key."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 3 * self.n_pairs
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):

@@ -21,22 +21,23 @@ STRING, MARK, KEY, ECHO, PADDING = range(5)
 Mode = Literal["copy", "prefix", "suffix"]
 MAX_QUERY_LEN = 16
 SHORT = 5
-"""How many times as long as the shortest string the longest is, where `shortest` is not given."""
+"""The longest string is this many times as long as the shortest, if `shortest` is not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy(Task):
-    """Say a string again, each token given once it was asked for.
+    """Repeat a string token by token, each right answer being the next input.
 
     A string s₁ … s_n has tokens 1 … V − 1 at random, independent or, without `repeats`, no token
-    twice; n is uniform in shortest … longest. Token 0 is the marker |, and fills the row behind:
+    twice; n is uniform in shortest … longest. Token 0 is the marker |, and also fills the rest of
+    the row:
 
         copy    s₁ … s_n | s₁ … s_n₋₁                     longest = T/2
         prefix  k₁ … k_g | s₁ … s_n | c₁ … c_g₋₁          longest = T − 2g − 1
         suffix  s₁ … s_n | k₁ … k_g c₁ … c_g₋₁            longest = T − 2g
 
-    In the lookups k₁ … k_g are g = `query_len` tokens in a row from a random place of the string,
-    and c₁ … c_g those that follow their first occurrence in it.
+    In the lookups k₁ … k_g are g = `query_len` consecutive tokens from a random place of the
+    string, and c₁ … c_g those that follow their first occurrence in it.
 
     With T = 8, strings of two to four tokens and V = 9, row 0 of seed 0 is
 
@@ -46,23 +47,23 @@ class Copy(Task):
     >>> batch.targets.tolist()
     [[-100, -100, -100, -100, 1, 2, 3, 3]]
 
-    The string is 1 2 3 3. Its 3 is followed by 3 once, and once by the end: what followed the
-    token before does not say which.
+    The string is 1 2 3 3. Its 3 is followed once by 3 and once by the end: the last token alone
+    does not tell which.
 
-    Scored: in "copy" the marker and the tokens behind it, n in all; in the lookups g, from the
+    Scored: in "copy" the marker and the tokens after it, n in all; in the lookups g, from the
     last marker on ("prefix") or from k_g on ("suffix"). Chance: 1/(V − 1).
 
     At a longer T, as evaluated, both ends of the lengths grow unless `shortest` is given: T = 200
     has strings of 20 … 100 tokens and T = 800 of 80 … 400, among them few of a length trained on.
     `shortest` = longest makes all strings one length.
 
-    Links, int64 [b q] in the order of the answer: query_pos, value_pos (where the answer stands in
+    Links, int64 [b q] in the order of the answer: query_pos, value_pos (the answer's position in
     the string), key_pos (value_pos − 1, the token that the query repeats; −1 at the marker of
     "copy", before whose answer there is none) and distance (query_pos − value_pos). Columns
     past a row's answer are −1.
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Jelassi et al. 2024 (Repeat After Me): copying, and n-gram lookup with a prefix or
     suffix key, over 26 letters.
@@ -85,7 +86,9 @@ class Copy(Task):
 
     mode: Mode = field(
         default="copy",
-        metadata={"help": "copy, or what follows a key, which stands before (prefix) or behind"},
+        metadata={
+            "help": "copy, or what follows a key that is given before (prefix) or after (suffix)"
+        },
     )
     seq_len: int = field(default=200, metadata={"help": "tokens a row"})
     shortest: int | None = field(
@@ -97,7 +100,7 @@ class Copy(Task):
     query_len: int = field(default=2, metadata={"help": "tokens of a lookup's key"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_choice("mode", self.mode, get_args(Mode))
         check_range("query_len", self.query_len, 1, MAX_QUERY_LEN)
         room = 2 if self.mode == "copy" else 4 * self.query_len + (self.mode == "prefix")
@@ -125,15 +128,15 @@ class Copy(Task):
 
     @property
     def _fewest(self) -> int:
-        """The tokens of a string that has room for a key and what follows it."""
+        """The fewest tokens that have room for a key and what follows it."""
         return 1 if self.mode == "copy" else 2 * self.query_len
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
 
-        Behind the head of "prefix", its key and a marker, a row is the string, a marker, and an
-        echo: the string again from `begin` on. The first tokens of the echo of "suffix" are its
-        key; those after the key are the answer.
+        After the head of "prefix", its key and a marker, a row is the string, a marker, and an
+        echo: the string again from `begin` on. In "suffix" the echo starts with the key; the tokens
+        after the key are the answer.
         """
         length, string, place = self._draw(split, numbers, seed)
         g, position = self.query_len, torch.arange(self.seq_len, device=numbers.device)
@@ -163,7 +166,7 @@ class Copy(Task):
         return Batch(inputs, targets, roles, Links(links))
 
     def _draw(self, split: str, numbers: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return lengths [b 1], strings [b longest] that end there, and places of keys [b 1]."""
+        """Draw lengths [b 1], strings [b longest] that end there, and positions of keys [b 1]."""
         n_symbols, longest = self.vocab_size - 1, self.longest
         drawn = longest if self.repeats else counter.count_rounds(n_symbols)
         word = self.draw_words(split, numbers, seed, drawn + 2)
@@ -178,7 +181,7 @@ class Copy(Task):
         return length, string, counter.draw_below(word[:, 1:2], places)
 
     def _make_links(self, query: Tensor, value: Tensor, answer: Tensor) -> dict[str, Tensor]:
-        """Tie the answer to the string, from its first query and value [b 1] and its length."""
+        """Link the answer to the string, from its first query and value [b 1] and its length."""
         widest = self.longest if self.mode == "copy" else self.query_len
         nth = torch.arange(widest, device=query.device)
         links = {
@@ -190,7 +193,7 @@ class Copy(Task):
         return {name: link.where(nth < answer, -1) for name, link in links.items()}
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return the string behind its marker, or what follows the first occurrence of the key."""
+        """Return the string after its marker, or what follows the first occurrence of the key."""
         g, answers = self.query_len, torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
             begin = g + 1 if self.mode == "prefix" else 0
@@ -211,16 +214,16 @@ class Copy(Task):
         return 1 / (self.vocab_size - 1)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without solving the task.
+        """Return predictors that look right without solving the task.
 
-        "most recent match" copies what followed the token before, in the string or in the echo so
-        far, and falls for tokens that recur: .36 at the defaults. "first match" copies what
-        followed it first: .61, and .83 at "small". "two tokens" matches the last two, or one where
-        they are new: .975, .90 at "small", where little but the marker is left to miss, and .993
-        of the suffix lookup. So an n-gram of a few tokens nearly solves random strings, as the
-        construction of Jelassi et al. by a hash of n-grams says: it takes strings where n-grams
-        recur, of few symbols or longer, to ask for more. Without `repeats` all three are right but
-        behind a marker, so that they solve the suffix lookup. In the prefix lookup the key is
+        "most recent match" copies what last followed the token, in the string or in the echo so
+        far, and errs where tokens recur: .36 at the defaults. "first match" copies what followed
+        it first: .61, and .83 at "small". "two tokens" matches the last two, or one where they are
+        new: .975, .90 at "small", where it misses little but the marker, and .993 of the suffix
+        lookup. So n-grams of a few tokens nearly solve random strings, as the hash of n-grams that
+        Jelassi et al. construct says: only strings whose n-grams recur, of few symbols or longer,
+        ask for more. Without `repeats` all three are right except after a marker, so that they
+        solve the suffix lookup. In the prefix lookup the key is
         itself the first match, and two tokens are no better than one: .24. "last token" is the
         input itself; with "bigram" and "position only" it is near chance.
         """
@@ -239,7 +242,7 @@ class Copy(Task):
 
 
 def _find_first(string: Tensor, place: Tensor, count: int) -> Tensor:
-    """Return where the `count` tokens at a place [b 1] of a string [b n] first stand in it."""
+    """Find the first occurrence in a string [b n] of its `count` tokens from a place [b 1] on."""
     starts = string.shape[1] - count + 1
     same = torch.ones_like(string[:, :starts], dtype=torch.bool)
     for i in range(count):

@@ -1,9 +1,9 @@
 """The bytes of a text: a file, or the text files of a folder, read only where rows need them.
 
 Bytes are bytes: a text need not be UTF-8, and `Corpus.note` says where it is not. Files are memory
-maps, so a text may be larger than memory. What a map shows when its file shrinks is not an error
-that Python can catch (the system ends the process), so a file's size and time of change are held
-to those at opening before every read; a file that shrinks during one is not guarded against.
+maps, so a text may be larger than memory. To read a map whose file has shrunk ends the process:
+Python cannot catch that. So before every read a file's size and time of change are compared with
+those at opening; a file that shrinks during a read is not guarded against.
 """
 
 import codecs
@@ -24,17 +24,17 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 SAMPLE = 2**16
-"""Bytes at the beginning of a file that tell text from binary, and UTF-8 from other encodings."""
+"""Bytes at the start of a file that tell text from binary, and UTF-8 from other encodings."""
 ENDS = 2**12
-"""Bytes at each end of a file that a digest is over."""
+"""Bytes at each end of a file that its digest covers."""
 JOINT = 0
-"""The byte between two files: one that text does not hold."""
+"""The byte between two files: one that never occurs in text."""
 MAPS = 64
-"""Files mapped at a time: each takes a descriptor, of which a process has a few hundred."""
+"""Files mapped at a time: each takes one of a process's few hundred file descriptors."""
 NOT_SOURCES = frozenset(
     ("__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests")
 )
-"""Folders of the standard library that hold other things than its sources."""
+"""Folders of the standard library's path that hold no sources of the library."""
 
 
 class TextChangedError(ValueError):
@@ -42,7 +42,7 @@ class TextChangedError(ValueError):
 
 
 class _UnfitError(Exception):
-    """A file is no text; the arguments are the reason in a word or two, and a whole clause."""
+    """A file is not text; the arguments are the reason in a word or two, and as a clause."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class _File:
     """A file as it was when the corpus was opened.
 
     Attributes:
-        path: where it is.
-        size: in bytes, ≥ 1.
-        changed: when, in ns.
+        path: full path.
+        size: bytes, ≥ 1.
+        changed: time of the last change, ns.
         digest: of its size and both ends.
-        is_utf8: as far as its beginning tells.
+        is_utf8: whether its beginning is UTF-8.
     """
 
     path: str
@@ -67,14 +67,14 @@ class _File:
 class Corpus:
     """A text at a path: its files end to end in the order of their names, byte 0 between two.
 
-    Of a folder, what is hidden, a link, empty, binary, unreadable or no plain file is left out.
+    In a folder, files that are hidden, links, empty, binary, unreadable or not plain are left out.
 
     Attributes:
-        path: as it was given; None for the standard library.
-        root: the same as a full path, links resolved.
+        path: as given; None for the standard library.
+        root: the full path, with links resolved.
         size: bytes, those between files included.
-        digest: of each file's name below the path, its size, and its first and last 4 KiB: a
-            change elsewhere that keeps the size goes unseen.
+        digest: of each file's name below the path, its size, and its first and last 4 KiB; other
+            changes that keep the size go unnoticed.
         skipped: how many files or folders were left out, by reason.
     """
 
@@ -92,7 +92,7 @@ class Corpus:
 
     @property
     def note(self) -> str:
-        """Say whether the text is UTF-8; an empty text where it is."""
+        """A warning if the text is not UTF-8, else an empty string."""
         others = sum(not file.is_utf8 for file in self._files)
         if not others:
             return ""
@@ -102,7 +102,7 @@ class Corpus:
         """Return `length` bytes from each offset on; offset + length must be ≤ size.
 
         Raises:
-            TextChangedError: when a file that they lie in has changed.
+            TextChangedError: if a file that holds them has changed.
         """
         rows = np.full((len(offsets), length), JOINT, np.uint8)
         held, pages = -1, rows[:0]
@@ -119,7 +119,11 @@ class Corpus:
         return rows
 
     def _map_unchanged(self, file: _File) -> np.ndarray:
-        """Return the bytes of a file that is still as it was."""
+        """Map a file that has not changed since it was opened.
+
+        Raises:
+            TextChangedError: if it has changed.
+        """
         try:
             now = os.stat(file.path)
             if (now.st_size, now.st_mtime_ns) == (file.size, file.changed):
@@ -134,10 +138,10 @@ class Corpus:
 def open_corpus(path: str | None) -> Corpus:
     """Open the text at a path, or the sources of Python's standard library where it is None.
 
-    Opened once, until the file or folder at the path itself changes.
+    The result is cached until the file or folder at the path itself changes.
 
     Raises:
-        ValueError: in one line that names the path, when there is no text.
+        ValueError: naming the path, if there is no text.
     """
     with _name_path_in_errors(path):
         if path == "":
@@ -151,7 +155,7 @@ def open_corpus(path: str | None) -> Corpus:
 
 @contextmanager
 def _name_path_in_errors(path: str | None) -> Iterator[None]:
-    """Turn what is wrong with a path into a ValueError that names it."""
+    """Turn errors about a path into a ValueError that names the path."""
     try:
         yield
     except _UnfitError as error:
@@ -164,7 +168,7 @@ def _name_path_in_errors(path: str | None) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _open(path: str | None, root: str, *_stamp: int) -> Corpus:
-    """Open a file or a folder; the stamp is what tells its versions apart."""
+    """Open a file or a folder; the stamp only tells its versions apart in the cache."""
     if not os.path.isdir(root):
         return Corpus(path, root, [_inspect(root)], {})
     skipped: Counter[str] = Counter()
@@ -215,13 +219,13 @@ def _is_source(entry: os.DirEntry[str]) -> bool:
 
 
 def _inspect(path: str) -> _File:
-    """Look at both ends of a file.
+    """Read both ends of a file, and return what they say about it.
 
     Raises:
-        _UnfitError: when it is not a file with text.
-        OSError: when it cannot be read.
+        _UnfitError: if it is not a text file.
+        OSError: if it cannot be read.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe waits, a device may act
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe blocks, a device may act
         raise _UnfitError("not a file", "is a pipe, a socket or a device, must be a file or folder")
     with _open_descriptor(path) as descriptor:
         now = os.fstat(descriptor)
@@ -246,7 +250,7 @@ def _inspect(path: str) -> _File:
 
 @contextmanager
 def _open_descriptor(path: str) -> Iterator[int]:
-    """Open a file for reading; O_NONBLOCK so that what has become a pipe does not make us wait."""
+    """Open a file for reading; O_NONBLOCK so that a file that has become a pipe cannot block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -259,6 +263,6 @@ def _map(file: _File) -> np.ndarray:
     """Map a file into memory, uint8 [size]."""
     with _open_descriptor(file.path) as descriptor:
         pages = mmap.mmap(descriptor, file.size, access=mmap.ACCESS_READ)
-    # Rows lie anywhere: reading ahead would read what no row needs.
+    # Rows start at random offsets: reading ahead would read bytes that no row needs.
     pages.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(pages, np.uint8)

@@ -1,6 +1,6 @@
 """Random numbers without a generator: every word is a function of (key, split, row, index).
 
-Words are outputs of splitmix64 (Steele, Lea, Flood 2014). What is built on them uses integer
+Words are outputs of splitmix64 (Steele, Lea, Flood 2014). All else is built on them with integer
 arithmetic, table look-ups and sorts of distinct integers, so CPU and CUDA agree bit for bit.
 
 Axes: b row, i word or item, m point.
@@ -32,20 +32,20 @@ _FIRST_BIN, _END_BIN = 127 << 11, 127 + 23 << 11
 
 
 def derive_key(name: str, seed: int) -> int:
-    """Return the 64-bit key of the words that belong to a task's name and a seed."""
+    """Derive the 64-bit key of a stream of words from its name and a seed."""
     digest = blake2b(f"{name} {seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def draw_words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b i"]:
-    """Return 64 random bits for each row and index 0 … count − 1 (at most 2²⁴)."""
+    """Draw 64 random bits for each row and index 0 … count − 1 (at most 2²⁴)."""
     return draw_words_at(key, split, rows, torch.arange(count, device=rows.device)[None])
 
 
 def draw_words_at(
     key: int, split: int, rows: Int64[Tensor, " b"], index: Int64[Tensor, "#b i"]
 ) -> Int64[Tensor, "b i"]:
-    """Return 64 random bits for each row and index.
+    """Draw 64 random bits for each row and index.
 
     Word i of row r is output (split·2³⁶ + r)·2²⁴ + i of splitmix64 seeded with `key`. The
     counter is mixed by a bijection, so two splits or rows of one key never share a word.
@@ -54,7 +54,7 @@ def draw_words_at(
         key: from `derive_key`.
         split: in 0 … 15.
         rows: row numbers in 0 … 2³⁶ − 1.
-        index: in 0 … 2²⁴ − 1, of one row for all or of each.
+        index: in 0 … 2²⁴ − 1, the same for all rows or one set for each.
     """
     first = _signed(key + _GAMMA * ((split << ROW_BITS + INDEX_BITS) + 1))
     word = (rows * _signed(_GAMMA << INDEX_BITS) + first)[:, None] + index * _signed(_GAMMA)
@@ -69,30 +69,30 @@ def draw_words_at(
 
 
 def draw_below(word: Int64[Tensor, "b i"], n: int | Int64[Tensor, "#b #i"]) -> Int64[Tensor, "b i"]:
-    """Return a number in 0 … n − 1 from the low half of each word, uniform to n/2³² (n ≤ 2³¹)."""
+    """Draw a number in 0 … n − 1 from the low half of each word, uniform to n/2³² (n ≤ 2³¹)."""
     return (word & 0xFFFFFFFF).mul_(n).bitwise_right_shift_(32)
 
 
 def draw_truth(word: Int64[Tensor, "b i"], p: float) -> Bool[Tensor, "b i"]:
-    """Return True with probability p, to 2⁻³², from the low half of each word."""
+    """Draw True with probability p, to 2⁻³², from the low half of each word."""
     return (word & 0xFFFFFFFF) < int(p * 2**32)
 
 
 def draw_order(word: Int64[Tensor, "b i"]) -> Int64[Tensor, "b i"]:
-    """Return a random order of 0 … i − 1 a row: where the words would go, were they sorted."""
+    """Draw a random order of 0 … i − 1 for each row: the order that would sort its words."""
     return word.argsort(dim=1, stable=True)
 
 
 def draw_distinct(word: Int64[Tensor, "b r"], count: int, n: int) -> Int64[Tensor, "b m"]:
-    """Return `count` distinct numbers in 0 … n − 1 a row, from `count_rounds(n)` words."""
+    """Draw `count` distinct numbers in 0 … n − 1 for each row, from `count_rounds(n)` words."""
     points = torch.arange(count, device=word.device).expand(len(word), -1)
     return permute(word, points, n).long()
 
 
 def count_rounds(n: int) -> int:
-    """Return how many words a row of `permute` needs: small domains mix more slowly.
+    """Return how many words `permute` needs for a row: small domains mix more slowly.
 
-    Chosen so that 10⁶ rows do not tell first outputs, pairs and differences from random ones.
+    With so many rounds, first outputs, pairs and differences of 10⁶ rows look random.
     """
     return max(4, 16 - (n - 1).bit_length())
 
@@ -105,19 +105,19 @@ def permute(
     lanes: int = 1,
     keep_zero: bool = False,
 ) -> Int[Tensor, "b m"]:
-    """Apply a random permutation of 0 … n·lanes − 1, one a row, to some points.
+    """Apply a random permutation of 0 … n·lanes − 1, a different one for each row, to points.
 
     Each of the `count_rounds(n)` rounds is x ← x·odd + c, x ← x ⊕ (x ≫ s) modulo the next power of
     two; every step is a bijection. An image out of range is permuted again until it is in range.
-    A point costs O(1), whatever n.
+    The cost of a point does not depend on n.
 
     Args:
-        word: `count_rounds(n)` words a row.
+        word: `count_rounds(n)` words for each row.
         points: in 0 … n·lanes − 1.
-        n: how many numbers a lane has; n·lanes ≤ 2³⁰.
+        n: numbers in each lane; n·lanes ≤ 2³⁰.
         lanes: a power of two; a point keeps its remainder modulo `lanes`, and each remainder
             has a permutation of its own.
-        keep_zero: map 0 to 0, and the rest of its lane at random.
+        keep_zero: map 0 to itself, and the rest of its lane at random.
     """
     lane, bits = lanes.bit_length() - 1, (n - 1).bit_length()
     # 16 bits are enough for usual vocabularies, and faster.
@@ -148,7 +148,7 @@ def permute(
 
 
 def _scramble(x: Tensor, factor: Tensor, step: Tensor, shift: int, folded: int) -> Tensor:
-    """Return x [b m] after every round; bits above the domain's are left to the caller to drop."""
+    """Return x [b m] after all rounds; the caller drops the bits above the domain."""
     high = torch.empty_like(x)
     for r in range(factor.shape[1]):
         x = torch.mul(x, factor[:, r : r + 1], out=None if r == 0 else x)
@@ -178,7 +178,7 @@ class Race:
 
     @classmethod
     def from_log_weights(cls, log_weights: Float64[Tensor, " i"], device: "torch.device") -> "Race":
-        """Return the race of items with these log₂ weights (at most 2¹⁶ of them)."""
+        """Return the race of items with these log₂ weights (at most 2¹⁶ items)."""
         item_bits = (len(log_weights) - 1).bit_length()
         edges = torch.arange(_FIRST_BIN, _END_BIN + 1, dtype=torch.int32)
         edges = (edges << _BIN_SHIFT).view(torch.float32).double() * 2.0**-23
@@ -192,7 +192,7 @@ class Race:
         return cls(time.to(device), lead.to(device))
 
     def order(self, word: Int64[Tensor, "b i"]) -> Int64[Tensor, "b i"]:
-        """Return the items in order of arrival, from the high half of a word each."""
+        """Return the items in order of arrival, drawn from the high half of each item's word."""
         # An odd number in ±2²³, exact in a float32. The top bits of its pattern, sign aside,
         # number its bin: 2¹¹ an octave, so that small E, which decide the order, stay apart.
         uniform = (word >> 40 | 1).to(torch.float32).view(torch.int32)

@@ -1,4 +1,4 @@
-"""A task's rows as a dataset of torch: for a training loop that is not the lab's."""
+"""A task's rows as a torch dataset, for training loops other than the lab's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,8 @@ class Rows(IterableDataset[dict[str, Any]]):
     """Batches of rows start … stop − 1, each row once over all ranks and workers.
 
     A batch is a dict of int64 tensors [b t]: "inputs", "targets" (-100 where unscored) and
-    "roles"; with `links`, also "links", a dict of tensors by name. It is whole already:
+    "roles"; with `links`, also "links", a dict of tensors by name. A loader must not batch
+    these again:
 
     >>> from torch.utils.data import DataLoader
     >>> from tasks import TASKS
@@ -21,24 +22,25 @@ class Rows(IterableDataset[dict[str, Any]]):
     >>> [len(batch["inputs"]) for batch in loader]
     [4, 4, 2]
 
-    Batch k holds rows start + k·batch_size and on, and goes to rank k modulo the ranks; a rank's
-    workers share its batches in turn. So a rank sees the same batches in the same order with any
-    number of workers, and the ranks' k-th batches are rows that follow each other.
+    Batch k starts at row start + k·batch_size and goes to rank k mod world_size; the workers of a
+    rank take its batches in turn. So a rank sees the same batches in the same order with any number
+    of workers, and the k-th batches of all ranks together are consecutive rows.
 
-    It holds no state: each pass begins at `start` again. To go on after n batches of every
-    rank, begin at start + n·world_size·batch_size. The last batch may be short; a rank may get one
-    batch less than another, or none, unless batch_size·world_size divides the number of rows.
+    The dataset holds no state: each pass begins at `start` again. To continue after n batches of
+    every rank, begin at start + n·world_size·batch_size. The last batch may be short; a rank may
+    get one batch less than another, or none, unless batch_size·world_size divides the number of
+    rows.
 
     Args:
-        task: whose rows.
-        split: of them.
+        task: the task that generates the rows.
+        split: the split of the rows.
         batch_size: rows a batch.
-        seed: of the rows.
+        seed: the seed of the rows.
         start: the first row's number.
-        stop: one more than the last row's; None for ever (2³⁶ rows).
-        rank: of this process, in 0 … world_size − 1.
+        stop: the last row's number plus one; None for no end (2³⁶ rows).
+        rank: this process, in 0 … world_size − 1.
         world_size: processes that share the rows.
-        links: whether batches hold the links too.
+        links: whether batches hold the links, too.
 
     Raises:
         ValueError: naming the argument, its value and its bound.

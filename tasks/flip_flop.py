@@ -17,12 +17,12 @@ INSTRUCTION, BIT, QUERY, PADDING = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class FlipFlop(Task):
-    """Read the bit written last, whatever bits came since.
+    """Recall the bit written last, whatever bits came since.
 
     A row is T/2 pairs of an instruction and a bit, tokens 0, 1, write 2, ignore 3 and read 4. The
     first instruction is write and the last is read; each between is ignore with probability
-    `p_ignore`, else write or read alike. A bit that is written or to be ignored is at random; a bit
-    that is read is the one written last.
+    `p_ignore`, else write or read, equally likely. A bit that is written or ignored is random; a
+    bit that is read is the one written last.
 
     With T = 16 and p_ignore = .5, row 0 of seed 0 is
 
@@ -37,11 +37,11 @@ class FlipFlop(Task):
 
     Scored: the read instructions; the target is the bit that comes next. Chance: 1/2.
 
-    Links, int64 [b T/2], one column a read and −1 past the last: query_pos, key_pos (the
+    Links, int64 [b T/2], one column for each read and −1 past the last: query_pos, key_pos (the
     latest write instruction), value_pos (its bit), distance (query_pos − value_pos).
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Liu et al. 2023 (Exposing Attention Glitches with Flip-Flop Language Modeling):
     T = 512, trained at p_ignore = .8, tested at .8 and in the tails, .98 and .1.
@@ -58,12 +58,12 @@ class FlipFlop(Task):
 
     seq_len: int = field(default=512, metadata={"help": "tokens a row; even"})
     p_ignore: float = field(
-        default=0.8, metadata={"help": "of ignore; write and read share what is left"}
+        default=0.8, metadata={"help": "probability of ignore; write and read share the rest"}
     )
     vocab_size: int = field(init=False, default=len(SYMBOLS))
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("seq_len", self.seq_len, 4, MAX_SEQ_LEN, "a write and a read")
         if self.seq_len % 2:
             raise ValueError(f"seq_len={self.seq_len}: must be even, instructions have a bit each")
@@ -88,7 +88,7 @@ class FlipFlop(Task):
         return Batch(inputs, targets, roles, Links(partial(self._make_links, read, written)))
 
     def _make_links(self, read: Tensor, written: Tensor) -> dict[str, Tensor]:
-        """Tie each read to the latest write, from which pairs are reads and of which writes."""
+        """Link each read to the latest write, given which pairs are reads and their writes."""
         order = (~read).long().argsort(dim=1, stable=True)
         key = 2 * written.gather(1, order)
         links = {
@@ -118,12 +118,12 @@ class FlipFlop(Task):
         return 1 / 2
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without telling writes from the rest.
+        """Return predictors that look right without distinguishing writes from the rest.
 
-        "most recent bit" is that of any instruction: right where the one before was no ignore, and
-        by luck, about 1 − p_ignore/2. "most recent match" is the bit read before: right where no
-        write came since, and by luck, 3/4 where a read came before. "first write" is
-        right until the second, and by luck: .52, or .63 at p_ignore = .98. "majority", of the bits
+        "most recent bit" is the bit of any instruction: right if the last was not ignore, else by
+        chance, about 1 − p_ignore/2. "most recent match" is the bit read last: right if no write
+        came since, else by chance, 3/4 where a read came before. "first write" is right until the
+        second, else by chance: .52, or .63 at p_ignore = .98. "majority", of the bits
         so far, reaches .58.
         A bigram table and the position are at chance: neither depends on the bits.
         """
@@ -140,6 +140,6 @@ class FlipFlop(Task):
 
 
 def _predict_majority(batch: Batch) -> Tensor:
-    """Return the bit that is more frequent before each position, 1 where both are alike."""
+    """Return the more frequent bit so far at each position, 1 if both are equally frequent."""
     lead = (batch.inputs == 1).long() - (batch.inputs == 0).long()
     return (lead.cumsum(1) >= 0).long()

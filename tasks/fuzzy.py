@@ -1,4 +1,4 @@
-"""Fuzzy recall: keys and values are motifs of one token or more, and tokens recur among them."""
+"""Fuzzy recall: keys and values are motifs of one or more tokens, and motifs share tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,10 +25,11 @@ class Fuzzy(Task):
     """Recall values of several tokens by keys of several tokens.
 
     A row is K pairs, key motif then value motif; then all of them again in a random order; then
-    fillers, token 0. A key has 1 … `max_key_len` tokens, each length as likely, each token uniform
-    in 1 … V/2 − 1 (V/2 rounded down); no two keys of a row are the same string, though they may
-    share tokens, or one end with another. A value has 1 … `max_value_len` tokens in V/2 … V − 1,
-    and may be another's too. The motifs are not marked: a key ends where a value begins.
+    fillers, token 0. A key has 1 … `max_key_len` tokens, each length equally likely, each token
+    uniform in 1 … V/2 − 1 (V/2 rounded down); no two keys of a row are the same string, but they
+    may share tokens, and one may end with another. A value has 1 … `max_value_len` tokens in V/2 …
+    V − 1, and may be the value of several keys. The motifs are not marked: a key ends where a value
+    begins.
 
     With two pairs and V = 8, row 0 of seed 0 is
 
@@ -50,13 +51,13 @@ class Fuzzy(Task):
     motif (which pair, 0 … K − 1), distance (query_pos − value_pos).
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Poli et al. 2024 (Mechanistic Design and Scaling of Hybrid Architectures), fuzzy
     in-context recall; its configuration in the mad-lab repository: V = 16, T = 128, motifs of up
     to 3 tokens.
 
-    Departs: every pair stands twice, where theirs are drawn until the row is full; tokens of a
+    Departs: every pair occurs twice, where theirs are drawn until the row is full; tokens of a
     motif may repeat; pairs are drawn anew each row.
     """
 
@@ -82,7 +83,7 @@ class Fuzzy(Task):
     vocab_size: int = field(default=64, metadata={"help": "tokens; the upper half are values'"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("seq_len", self.seq_len, 4, MAX_SEQ_LEN, "a pair, twice")
         check_range("vocab_size", self.vocab_size, 6, MAX_VOCAB_SIZE, "two tokens for keys")
         half, fits = self.seq_len // 2, 1
@@ -98,14 +99,14 @@ class Fuzzy(Task):
 
     @property
     def n_key_tokens(self) -> int:
-        """The number of tokens that keys are made of."""
+        """The number of different tokens in keys."""
         return self.vocab_size // 2 - 1
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
 
-        A pair is first written as max_key_len + max_value_len tokens, those past the ends of its
-        key and value too; these get the position behind the row's last, which is cut off.
+        A pair is first written as max_key_len + max_value_len tokens; those past the end of its key
+        or value get the position after the row's last, which is cut off.
         """
         n_pairs, t, split_at = self.n_pairs, self.seq_len, self.max_key_len
         lengths = range(1, self.max_key_len + 1)
@@ -124,7 +125,7 @@ class Fuzzy(Task):
         motif = torch.cat([once, asked], 1)
         position = self._place(key_len.gather(1, motif), value_len.gather(1, motif))
         token = _gather_pairs(torch.cat([keys, values], 2), motif)
-        # What precedes a value's token in the second half is asked for it.
+        # In the second half, the position before each token of a value is asked for that token.
         value_pos, answer = position[:, n_pairs:, split_at:], token[:, n_pairs:, split_at:]
         query_pos = torch.where(value_pos < t, value_pos - 1, t)
 
@@ -156,7 +157,7 @@ class Fuzzy(Task):
         return Batch(inputs[:, :t], targets[:, :t], roles[:, :t], Links(links))
 
     def _draw_keys(self, words: Sequence[Tensor], length: Tensor) -> Tensor:
-        """Return keys [b k l] of these lengths, whose numbers among those of a length differ."""
+        """Draw keys [b k l] of these lengths; those of one length have different numbers."""
         base, number = self.n_key_tokens, torch.zeros_like(length)
         for n_tokens, word in enumerate(words, 1):
             drawn = counter.draw_distinct(word, self.n_pairs, base**n_tokens)
@@ -165,7 +166,7 @@ class Fuzzy(Task):
         return 1 + number[:, :, None] // torch.tensor(place, device=length.device) % base
 
     def _place(self, key_len: Tensor, value_len: Tensor) -> Tensor:
-        """Return where the tokens of motifs laid end to end stand [b k l]; seq_len past an end."""
+        """Return the positions [b k l] of motifs laid end to end; seq_len past the end of one."""
         length = key_len + value_len
         start = (length.cumsum(1) - length)[:, :, None]
         key = torch.arange(self.max_key_len, device=length.device)
@@ -180,7 +181,7 @@ class Fuzzy(Task):
         )
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return what followed in the value of the same key, wherever that key stood before."""
+        """Return the next token of the value that the same key had before."""
         answers = torch.full_like(batch.inputs, IGNORE)
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
             stored: dict[tuple[int, ...], list[int]] = {}
@@ -207,15 +208,15 @@ class Fuzzy(Task):
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without matching whole keys.
+        """Return predictors that look right without matching whole keys.
 
-        "most recent match" copies what followed the last token alone: about 1/2 at the defaults,
-        more where tokens seldom recur. "first match" copies what followed it first: .65. "two
-        tokens" matches the last two, or one where they are new: .946, and .93 at "small". A third
-        token adds little, and brings both to .950: nearly all of the rest are keys of one token,
-        which stood in another key before. "last value" is the latest token of a value so far,
-        "position only" what is most often right there: near chance. A bigram table is at chance,
-        as motifs are drawn anew.
+        "most recent match" copies what last followed the last token alone: about 1/2 at the
+        defaults, more where tokens seldom recur. "first match" copies what followed it first: .65.
+        "two tokens" matches the last two, or one where they are new: .946, and .93 at "small". A
+        third token adds little, and brings both to .950: nearly all of the rest are keys of one
+        token, which occurred in another key before. "last value" is the latest token of a value so
+        far, "position only" what is most often right there: near chance. A bigram table is at
+        chance, as motifs are drawn anew.
         """
         return {
             "most recent match": copy_latest_match,
@@ -233,5 +234,5 @@ class Fuzzy(Task):
 
 
 def _gather_pairs(pairs: Tensor, motif: Tensor) -> Tensor:
-    """Return the pairs [b k l] that are named [b m], int64 [b m l]."""
+    """Gather the pairs with these indices [b m] from pairs [b k l], int64 [b m l]."""
     return pairs.gather(1, motif[:, :, None].expand(-1, -1, pairs.shape[2]))

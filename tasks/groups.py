@@ -16,12 +16,12 @@ from tasks.lazy import Tensor, torch
 Group = Literal["Z2", "Z60", "S5", "A5"]
 RESIDUES = {"Z2": 2, "Z60": 60}
 POINTS = 5
-"""What the permutations of S5 and A5 permute."""
+"""The number of points that S5 and A5 permute."""
 
 
 @lru_cache
 def list_elements(group: str) -> tuple[tuple[int, ...], ...]:
-    """Return the elements in order: (residue,), or (p(0), …, p(4))."""
+    """List the elements of a group in order: (residue,), or (p(0), …, p(4))."""
     if group in RESIDUES:
         return tuple((residue,) for residue in range(RESIDUES[group]))
     every = permutations(range(POINTS))
@@ -30,7 +30,7 @@ def list_elements(group: str) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache
 def tabulate_products(group: str, device: "torch.device") -> Int64[Tensor, " products"]:
-    """Return the number of a·b at entry a·|G| + b."""
+    """Tabulate the products of a group: entry a·|G| + b is the number of a·b."""
     element = torch.tensor(list_elements(group))
     order = len(element)
     if group in RESIDUES:
@@ -46,5 +46,5 @@ def tabulate_products(group: str, device: "torch.device") -> Int64[Tensor, " pro
 
 
 def _is_even(permutation: tuple[int, ...]) -> bool:
-    """Whether an even number of pairs stand in the wrong order."""
+    """Whether an even number of pairs are in the wrong order."""
     return sum(left > right for left, right in combinations(permutation, 2)) % 2 == 0

@@ -13,17 +13,17 @@ from tasks.shortcuts import copy_latest_match, look_at, look_back, pick_stored_v
 SOURCE, TARGET, COUNT, QUERY, FILLER = range(5)
 MAX_HOPS = 5
 FIRST_ENTITY = 1 + MAX_HOPS
-"""Below it are token 0, the filler, and h = 1 … 5, which asks for h hops."""
+"""Smaller tokens are 0, the filler, and h = 1 … 5, which asks for h hops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hops(Task):
     """Follow k links from an entity.
 
-    A row is K pairs a f(a) in random order, the token k that tells how many hops, then a slot for
-    each of the K entities, once, in random order: entity, filler; then fillers to the end. f is a
-    random cycle of all K ≥ k + 2, so that k hops lead neither back to the entity nor to the one
-    whose link leads to it. Entities are distinct, uniform in 6 … V − 1; fillers are token 0.
+    A row is K pairs a f(a) in random order, the token k that gives the number of hops, then a slot
+    for each of the K entities, once, in random order: entity, filler; then fillers to the end. f is
+    a random cycle of all K ≥ k + 2, so that k hops lead neither back to the entity nor to its
+    predecessor. Entities are distinct, uniform in 6 … V − 1; fillers are token 0.
 
     With four entities, two hops and V = 12, row 0 of seed 0 is
 
@@ -38,12 +38,12 @@ class Hops(Task):
 
     Scored: the entity of each slot; the answer is fᵏ of it. Chance: 1/(V − 6).
 
-    Links: query_pos, answer_pos (where the last hop's value stands), distance (query_pos −
+    Links: query_pos, answer_pos (the position of the last hop's target), distance (query_pos −
     answer_pos), int64 [b q] in the order of the queries; chain_key_pos and chain_value_pos, int64
     [b q k]: the pair that each hop takes.
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Sanford et al. 2024 (Transformers, Parallel Computation, and Logarithmic Depth), § 4:
     k-hop induction heads, in depth ⌊log₂ k⌋ + 2 (theorem 4.2); one model for all k, drawn anew a
@@ -80,7 +80,7 @@ class Hops(Task):
     )
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("hops", self.hops, 1, MAX_HOPS)
         shortest = 4 * (self.hops + 2) + 1
         check_range("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 2 pairs and slots")
@@ -126,11 +126,11 @@ class Hops(Task):
         return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return where as many links as the row says lead from each slot's entity."""
+        """Return the entity that the row's number of links leads to from each slot's entity."""
         return self._follow(batch, 0)
 
     def _follow(self, batch: Batch, more: int) -> Tensor:
-        """Return where so many links more than the row says lead from each slot's entity."""
+        """Follow `more` links more than the row asks for from each slot's entity."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 2 * self.n_pairs
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -145,7 +145,7 @@ class Hops(Task):
     def _choose_each(
         self, batch: Batch, choose: Callable[[dict[int, int], int, int], int]
     ) -> Tensor:
-        """Answer with what a rule chooses by the links, an entity, and the one that leads to it."""
+        """Answer with what `choose` makes of the links, an entity and its predecessor."""
         answers = torch.full_like(batch.inputs, IGNORE)
         context = 2 * self.n_pairs
         for row, answer in zip(batch.inputs.tolist(), answers, strict=True):
@@ -161,13 +161,13 @@ class Hops(Task):
         return 1 / (self.vocab_size - FIRST_ENTITY)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without following k links.
+        """Return predictors that look right without following k links.
 
-        "one hop", "a hop too few", "a hop too many" and "one hop back", the entity whose link leads
-        to the one asked for, are never right, but for "one hop" at k = 1. "no neighbour" is the
-        first stored entity that is neither the one asked for nor one link from it, either way:
-        1/(K − 3), and never right at k = 1. So four entities are too few to ask two hops of.
-        "most recent match" copies what followed the entity before, as source or as target: 1/(2K),
+        "one hop", "a hop too few", "a hop too many" and "one hop back", the predecessor, are never
+        right, but for "one hop" at k = 1. "no neighbour" is the first stored entity that is neither
+        the one asked for nor linked to it: 1/(K − 3), and never right at k = 1. So four entities
+        are too few for two hops.
+        "most recent match" copies what last followed the entity, as source or as target: 1/(2K),
         and 1/2 more at k = 1. "context value" is a stored target at random, "last value" the last
         stored, "position only" the i-th stored in slot i: 1/K. A bigram table is at chance, as
         entities are drawn anew.
@@ -192,6 +192,6 @@ class Hops(Task):
 
 
 def _choose_non_neighbour(link: dict[int, int], entity: int, back: int) -> int:
-    """Return the first stored entity that no link ties to this one (-100 where all are tied)."""
+    """Choose the first stored entity that is not linked to this one (-100 if all are)."""
     near = (entity, link[entity], back)
     return next((other for other in link if other not in near), IGNORE)

@@ -1,4 +1,4 @@
-"""Induction: a trigger was seen once before; what followed it?"""
+"""Induction: a trigger occurred once before; what followed it?"""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,10 +15,10 @@ BEFORE, AFTER, QUERY, FILLER = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """Say what followed the only earlier occurrence of the trigger.
+    """Predict what followed the only earlier occurrence of the trigger.
 
-    A row is tokens 1 … V − 1 at random, but for the trigger, token 0, which stands at the last
-    position and at one other, uniform in 0 … T − 3, so that a token lies between.
+    A row is random tokens 1 … V − 1, except for the trigger, token 0, which is at the last position
+    and at one other, uniform in 0 … T − 3, so that at least one token lies between.
 
     With T = 8 and V = 6, row 0 of seed 0 is
 
@@ -34,7 +34,7 @@ class Induction(Task):
     (query_pos − value_pos).
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Gu and Dao 2023 (Mamba), § 4.1.2: T = 256, V = 16, tested at 64 to 1,048,576; Olsson
     et al. 2022 for the name.
@@ -55,7 +55,7 @@ class Induction(Task):
     vocab_size: int = field(default=16, metadata={"help": "tokens; 0 is the trigger"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("seq_len", self.seq_len, 3, MAX_SEQ_LEN)
         check_range("vocab_size", self.vocab_size, 3, MAX_VOCAB_SIZE)
 
@@ -64,7 +64,7 @@ class Induction(Task):
         t = self.seq_len
         word = self.draw_words(split, numbers, seed, t)
         inputs = counter.draw_below(word, self.vocab_size - 1) + 1
-        # The last word draws no token: the trigger stands there.
+        # The last position holds the trigger, so its word draws where the trigger occurs first.
         trigger = counter.draw_below(word[:, -1:], t - 2)
         inputs[:, -1] = TRIGGER
         inputs.scatter_(1, trigger, TRIGGER)
@@ -98,11 +98,11 @@ class Induction(Task):
         return 1 / (self.vocab_size - 1)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without solving the task.
+        """Return predictors that look right without solving the task.
 
         "last value" is the token before the query, "bigram" and "position only" what is most often
-        right: near chance. "most frequent token" is the row's, but for the trigger, and above
-        chance, as the follower is any of the row's tokens: .096 at the defaults and .130 at
+        right: near chance. "most frequent token" is the row's, except the trigger, and above
+        chance, as the follower may be any of the row's tokens: .096 at the defaults and .130 at
         "small", where chance is .067. "most recent match" solves the task, and is left out.
         """
         return {

@@ -13,19 +13,19 @@ SEPARATOR = 0
 SYMBOL, BETWEEN, PADDING = range(3)
 MAX_EDGES = 4
 MIN_SYMBOLS = 4
-"""Of an automaton's alphabet: a state's edges have symbols of their own."""
+"""Smallest alphabet of an automaton: the edges of a state have different symbols."""
 MAX_STATES = 64
 MAX_SYMBOLS = 2**20
 MAX_STRINGS = MAX_LENGTH = 1024
 
 
 class _Automata(NamedTuple):
-    """An automaton a row; edge e of state s counts where e < n_edges.
+    """One automaton for each row; edge e of state s exists if e < n_edges.
 
     Attributes:
         n_states: [b 1].
         n_edges: [b s], 1 … 4.
-        symbol: [b s e], the token that an edge writes.
+        symbol: [b s e], the token that an edge emits.
         following: [b s e], the state that it leads to.
     """
 
@@ -35,7 +35,7 @@ class _Automata(NamedTuple):
     following: Tensor
 
     def mask_missing(self, table: Tensor) -> Tensor:
-        """Return a table [b s e] with -1 where there is no edge or no state."""
+        """Set a table [b s e] to -1 where there is no edge or no state."""
         edge = torch.arange(MAX_EDGES, device=table.device) < self.n_edges[:, :, None]
         state = torch.arange(table.shape[1], device=table.device) < self.n_states
         return table.where(edge & state[:, :, None], -1)
@@ -43,13 +43,13 @@ class _Automata(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Language(Task):
-    """Continue strings of an automaton that the row alone shows.
+    """Continue strings of an automaton that only the row shows.
 
-    A row has an automaton of its own. Its number of states n is uniform in min_states …
-    max_states, the size of its alphabet in 4 … n_symbols, the alphabet a random subset of the
-    tokens 1 … n_symbols. Each state has 1 … min(4, n − 1) edges, uniform, with distinct symbols
-    of the alphabet, to distinct other states. A string is a walk from state 0 that takes each of
-    a state's edges alike; its length is uniform in 1 … max_length and says nothing about the
+    A row has an automaton of its own. Its number of states n is uniform in min_states … max_states,
+    the size of its alphabet in 4 … n_symbols, the alphabet a random subset of the tokens 1 …
+    n_symbols. Each state has 1 … min(4, n − 1) edges, uniform, with distinct symbols of the
+    alphabet, to distinct other states. A string is a walk from state 0 that takes each of a state's
+    edges with equal probability; its length is uniform in 1 … max_length and says nothing about the
     state. The row is min_strings … max_strings of them, uniform, with token 0 between two; it is
     cut at T tokens, or filled with token 0.
 
@@ -66,27 +66,27 @@ class Language(Task):
     >>> batch.links["next_state"].tolist()
     [[[1, 2, -1, -1], [0, -1, -1, -1], [1, -1, -1, -1]]]
 
-    State 0 writes 3 and goes to state 1, or writes 1 and goes to state 2; from state 1 a 3 leads
+    State 0 emits 3 and goes to state 1, or emits 1 and goes to state 2; from state 1 a 3 leads
     back, from state 2 a 4 leads to state 1. So the strings are 3 3 1 4, 3 3 1, 3 3 and 1 …
 
-    Scored: what comes next, wherever it is a symbol; a separator's coming cannot be told.
+    Scored: the next token wherever it is a symbol; separators cannot be predicted.
     Chance: 1/n_symbols.
 
     Links, int64: symbol_of and next_state [b s e] are the automaton; state [b t] is the state
-    that the walk is in behind a scored position, and legal [b t e] the symbols of its edges. A
-    prediction that is among them is right about the language, if not about the draw. -1 pads.
+    of the walk after a scored position, and legal [b t e] the symbols of its edges. A prediction
+    among them is right about the language, if not about the draw. -1 pads.
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Akyürek, Wang, Kim, Andreas 2024 (In-Context Language Learning), RegBench, as its code
     draws it: 4 to 12 states, alphabets of 4 to 18 symbols, 10 to 20 strings of up to 50 symbols,
     separators unscored.
 
-    Departs: four edges are as likely as one (the code's bound leaves 1 … 3, and likewise 19
-    strings of 49 symbols); strings are shorter, to fit in 256 tokens; automata are not minimised,
-    which leaves the strings' distribution as it is; rows of two splits have automata drawn
-    apart, not compared.
+    Departs: four edges are as likely as one (the bounds of the code leave 1 … 3, and likewise up to
+    19 strings of 49 symbols); strings are shorter, to fit in 256 tokens; automata are not
+    minimised, which leaves the strings' distribution as it is; rows of two splits have automata
+    drawn apart, not compared.
     """
 
     name: ClassVar[str] = "language"
@@ -94,7 +94,7 @@ class Language(Task):
     separates: ClassVar[str] = "in-context language learning"
     grows: ClassVar[tuple[str, ...]] = ()
     why_fixed: ClassVar[str] = (
-        "its answers are uncertain, so no accuracy says that a length is learned"
+        "its answers are uncertain, so no accuracy shows that a length is learned"
     )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
@@ -118,7 +118,7 @@ class Language(Task):
     max_length: int = field(default=30, metadata={"help": "symbols of the longest string"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range(
             "seq_len", self.seq_len, 2, MAX_SEQ_LEN, "a string of one symbol scores nothing"
         )
@@ -151,7 +151,7 @@ class Language(Task):
         string = begins[:, :-1].cumsum(1) - 1
         offset = place - start.gather(1, string)
         inside = offset < length.gather(1, string)
-        # A string has the words of its steps side by side; only those that a row holds are drawn.
+        # The words of a string's steps are adjacent; only those that the row needs are drawn.
         index = sum(sizes) + string * longest + offset.clamp(max=longest - 1)
         key = counter.derive_key(self.name, seed)
         word = counter.draw_words_at(key, self.splits.index(split), numbers, index)
@@ -175,7 +175,7 @@ class Language(Task):
         return Batch(token[:, :-1], targets, roles[:, :-1], Links(links))
 
     def _draw_automata(self, word: Tensor) -> _Automata:
-        """Draw an automaton a row from its words [b i]."""
+        """Draw an automaton for each row from its words [b i]."""
         states = torch.arange(self.max_states, device=word.device)
         sizes = [1, 1, counter.count_rounds(self.n_symbols), self.max_states]
         sizes += [self.max_states * MAX_EDGES] * 2
@@ -194,10 +194,10 @@ class Language(Task):
     def oracle(self, batch: Batch) -> Tensor:
         """Return the lowest of the symbols that may come next, by following the row's automaton.
 
-        The automaton is read from `links`, which no learner sees: a ceiling. All edges of a state
-        are as likely, so no answer is right more often than 1/(its number of edges): .54 on average
-        at the defaults, more than (1 + 1/2 + 1/3 + 1/4)/4 = .52, as walks stay where there are
-        few. Rows do not settle their automaton; the best from a row alone lies below.
+        The automaton is read from `links`, which no model sees: an upper bound. All edges of a
+        state are equally likely, so no answer is right more often than 1/(number of edges): .54 on
+        average at the defaults, more than (1 + 1/2 + 1/3 + 1/4)/4 = .52, as walks stay where edges
+        are few. Rows do not determine their automaton; the best from a row alone is lower.
         """
         symbol_of, next_state = (batch.links[name].tolist() for name in ("symbol_of", "next_state"))
         answers = []
@@ -215,12 +215,12 @@ class Language(Task):
         return 1 / self.n_symbols
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without knowing the automaton.
+        """Return predictors that look right without knowing the automaton.
 
-        They count within the row, up to the position at hand, which symbol came most often:
-        "unigram" at all, "bigram" behind the same token, "trigram" behind the same two tokens,
-        else as the bigram. At the defaults they score about .27, .43 and .47. Tables over rows and
-        positions do not apply: automata are drawn anew.
+        They count within the row so far which symbol was most frequent: "unigram" overall, "bigram"
+        after the same token, "trigram" after the same two tokens, else as the bigram. At the
+        defaults they score about .27, .43 and .47. Tables over rows and positions do not apply:
+        automata are drawn anew.
         """
         return {
             "unigram": lambda batch: _predict_most_frequent(batch, 0),
@@ -236,9 +236,9 @@ class Language(Task):
 
 
 def _draw_distinct(word: Tensor, n: Tensor) -> Tensor:
-    """Return distinct numbers in 0 … n − 1 along the last axis, [b s e], from a word each.
+    """Draw distinct numbers in 0 … n − 1 along the last axis, [b s e], each from one word.
 
-    Number j is drawn among the n − j that are left. From j = n on they mean nothing.
+    Number j is drawn from the n − j that are left; numbers from j = n on are meaningless.
 
     Args:
         word: [b s e].
@@ -256,25 +256,23 @@ def _draw_distinct(word: Tensor, n: Tensor) -> Tensor:
 def _walk(
     automata: _Automata, start: Tensor, length: Tensor, word: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Walk strings from state 0; return states and tokens, [b p] each.
-
-    Where no string is they mean nothing.
+    """Walk strings from state 0; return states and tokens, [b p] each, meaningless outside strings.
 
     Args:
         automata: of the rows.
         start: [b k], the place of each string's first token.
-        length: [b k], 0 for one that is not there; what lies behind the last place is left out.
-        word: [b p], of the step that each place takes.
+        length: [b k], 0 for a string that is not used; strings are cut at the last place.
+        word: [b p], for the step at each place.
     """
     n_places = word.shape[1]
     length = length.minimum(n_places - start)
     length, order = length.sort(dim=1, descending=True, stable=True)
     place, state = start.gather(1, order), torch.zeros_like(start)
     symbol, following = automata.symbol.flatten(1), automata.following.flatten(1)
-    # A place more, for the steps past the strings' ends.
+    # One more place, for steps past the ends of strings.
     word, taken = torch.nn.functional.pad(word, (0, 1)), word.new_zeros(len(word), n_places + 1)
     for step in range(int(length.max())):
-        # With the longest first, no more than these go on: all steps cost p·log p together.
+        # With the longest first, at most n strings continue: all steps together cost p·log p.
         n = min(length.shape[1], n_places // (step + 1))
         now = (place[:, :n] + step).where(length[:, :n] > step, n_places)
         edge = counter.draw_below(word.gather(1, now), automata.n_edges.gather(1, state[:, :n]))
@@ -286,10 +284,10 @@ def _walk(
 
 
 def _predict_most_frequent(batch: Batch, order: int) -> Tensor:
-    """Return the symbol most frequent so far behind the last `order` tokens, or else fewer.
+    """Return the most frequent symbol so far after the last `order` tokens, or else after fewer.
 
-    Of equally frequent ones it is the lowest; -100 before the first. Separators are among
-    what precedes, and never answers.
+    Of equally frequent symbols it is the lowest; -100 before the first. Separators count as
+    context, but are never answers.
     """
     answers = []
     for row in batch.inputs.tolist():

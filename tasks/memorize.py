@@ -18,13 +18,13 @@ MASK = 2**64 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Memorize(Task):
-    """Say the values of facts that no row shows: they have to be learnt by heart.
+    """Recall the values of facts that no row shows: they must be memorised in training.
 
     Fact f = 0 … F − 1 has one of the values V/2 … V − 1, drawn from the batch's seed: training and
     test ask for the same F·log₂(V/2) bits, 28,672 by default. Its key is the number f in base
     V/2 − 1, in as many digits as the largest needs, the highest first; digit 0 is token 1.
 
-    A row is slots of a key and the insert token 0, each of a fact drawn at random; the target
+    A row is slots of a key and the insert token 0, each for a fact drawn at random; the target
     at the insert token is the fact's value. Tokens left over at the end are 0.
 
     With T = 9, 16 facts and V = 10, row 0 of seed 0 is
@@ -46,13 +46,13 @@ class Memorize(Task):
     with w the low half of word 2²⁴·f of splitmix64 seeded with it.
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Poli et al. 2024 (Mechanistic Design and Scaling of Hybrid Architectures), the task
-    "memorization" of MAD; Allen-Zhu and Li 2024 (Physics of Language Models, part 3.3) for bits a
-    parameter, 2 at most in theirs.
+    "memorization" of MAD; Allen-Zhu and Li 2024 (Physics of Language Models, part 3.3) for bits per
+    parameter, at most 2 in theirs.
 
-    Departs: keys are of several tokens, so that the number of facts does not set the size of
+    Departs: keys have several tokens, so that the number of facts does not determine the size of
     the embedding.
     """
 
@@ -60,7 +60,7 @@ class Memorize(Task):
     role_names: ClassVar[tuple[str, ...]] = ("key", "query", "padding")
     separates: ClassVar[str] = "facts a parameter; CDMoE retrieval, expert collapse"
     grows: ClassVar[tuple[str, ...]] = ()
-    why_fixed: ClassVar[str] = "its facts are asked one by one, in a row of any length"
+    why_fixed: ClassVar[str] = "its facts are asked one by one, in rows of any length"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 48, "n_facts": 256, "vocab_size": 64}, "LOG.md, the suite end to end"
@@ -76,7 +76,7 @@ class Memorize(Task):
     vocab_size: int = field(default=256, metadata={"help": "tokens; the upper half are values"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("n_facts", self.n_facts, 1, MAX_FACTS)
         check_range("vocab_size", self.vocab_size, 6, MAX_VOCAB_SIZE)
         if self.vocab_size % 2:
@@ -122,7 +122,7 @@ class Memorize(Task):
         return Batch(inputs, targets, roles.expand_as(inputs), Links(links))
 
     def _make_links(self, fact: Tensor, key: int) -> dict[str, Tensor]:
-        """Tie each query to the fact that it asks for."""
+        """Link each query to the fact that it asks for."""
         first = torch.arange(fact.shape[1], device=fact.device) * (self.key_len + 1)
         signed = ((key + 2**63) & MASK) - 2**63
         return {
@@ -133,15 +133,15 @@ class Memorize(Task):
         }
 
     def _draw_values(self, key: int, fact: Tensor) -> Tensor:
-        """Return the values of facts of any shape."""
+        """Draw the values of facts; any shape."""
         word = counter.draw_words(key, 0, fact.flatten(), 1)
         return counter.draw_below(word, self.n_values).view(fact.shape) + self.n_values
 
     def oracle(self, batch: Batch) -> Tensor:
         """Return the value of the key before each insert token.
 
-        No row shows the map: the key that it is drawn by is read from `links["map"]`, and each
-        value is computed from it as the source of splitmix64 has it.
+        No row shows the map: the key that it is drawn with is read from `links["map"]`, and each
+        value is computed from it in plain integers.
         """
         answers = torch.full_like(batch.inputs, IGNORE)
         keys = batch.links["map"][:, 0].tolist()
@@ -160,13 +160,14 @@ class Memorize(Task):
         return 1 / self.n_values
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without knowing the facts.
+        """Return predictors that look right without knowing the facts.
 
-        "most frequent value" is that of the whole map, and "last digit" that among the facts whose
-        keys end alike: what one token before the query tells, the most of about F/(V/2 − 1) draws
-        from V/2 values. Where keys are one token it solves the task. Both read the map from its
-        link. Rows are drawn alike everywhere and do not show values, so that a bigram table and
-        the position come to the most frequent value, and there is nothing to copy.
+        "most frequent value" is that of the whole map, "last digit" that of the facts whose keys
+        end with the same digit: all that the token before the query tells, the most frequent of
+        about F/(V/2 − 1) draws from V/2 values. With keys of one token it solves the task. Both
+        read the map from its link. Facts are drawn alike at all positions and rows do not show
+        values, so a bigram table and the position give the most frequent value, and there is
+        nothing to copy.
         """
         return {
             "most frequent value": lambda batch: self._find_most_frequent(batch, 1),
@@ -174,9 +175,9 @@ class Memorize(Task):
         }
 
     def _find_most_frequent(self, batch: Batch, modulus: int) -> Tensor:
-        """Return the value most frequent among facts equal modulo 1 or the base to the one asked.
+        """Find the most frequent value of facts that equal the last digit modulo 1 or the base.
 
-        That of the digit before each position; of equal counts the lowest value.
+        Of equally frequent values it is the lowest.
         """
         answers = torch.full_like(batch.inputs, IGNORE)
         fact = torch.arange(self.n_facts, device=batch.inputs.device)

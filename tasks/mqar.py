@@ -1,4 +1,4 @@
-"""Multi-query associative recall: key–value pairs, then every key once; what was its value?"""
+"""Multi-query associative recall: key–value pairs, then each key once; what was its value?"""
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -13,18 +13,19 @@ from tasks.shortcuts import copy_latest_match, find_followers, look_at, pick_sto
 KEY, VALUE, QUERY, FILLER = range(4)
 Fillers = Literal["any", "fresh", "zero"]
 MAX_SEQ_LEN = 2**17
-"""Shorter than other tasks': `counter.Race` draws among 2¹⁶ slots at most, of two tokens each."""
+"""Shorter than in other tasks: `counter.Race` draws from at most 2¹⁶ slots, of two tokens each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MQAR(Task):
     """Recall the values of K keys, each asked for once.
 
-    A row is k₁ v₁ k₂ v₂ … k_K v_K, then (T − 2K)/2 slots of two tokens. The query for a key stands
-    at the even position of its slot; every other position of the slots is a filler. Keys are
+    A row is k₁ v₁ k₂ v₂ … k_K v_K, then (T − 2K)/2 slots of two tokens. The query for a key is
+    at the even position of its slot; all other positions of the slots are fillers. Keys are
     distinct, uniform in 1 … V/2 − 1; values distinct, uniform in V/2 … V − 1. Key 1 draws its slot
     first, then key 2, …, without replacement, slot s = 1, 2, … with probability ∝ s^(power − 1).
-    In the split "probe" all slots are as likely, so that distance says nothing about store order.
+    In the split "probe" all slots are equally likely, so that distance does not depend on store
+    order.
 
     With T = 8, two pairs and V = 10, row 0 of seed 0 is
 
@@ -47,7 +48,7 @@ class MQAR(Task):
     its key, else 0).
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Arora et al. 2024 (Zoology), `multiquery_ar` with `random_non_queries=True`; hard with
     K = T/4 in Wonderful Matrices, tab:multi_query_associative_recall:data.
@@ -79,7 +80,7 @@ class MQAR(Task):
     )
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         if self.seq_len < 4:
             raise ValueError(f"seq_len={self.seq_len}: too short, must be ≥ 4 (a pair and a slot)")
         if self.seq_len > MAX_SEQ_LEN:
@@ -103,7 +104,7 @@ class MQAR(Task):
         check_choice("fillers", self.fillers, get_args(Fillers))
 
     def resize(self, seq_len: int) -> Task:
-        """Return the task in rows of another length: with T/4 pairs if it has so many now."""
+        """Return the task in rows of another length, with T/4 pairs if it now has that many."""
         if self.n_pairs == self.seq_len // 4:
             return self.replace(n_pairs=None).resize(seq_len)
         return super().resize(seq_len)
@@ -118,7 +119,7 @@ class MQAR(Task):
 
         Tokens are images of points under a permutation that keeps 0 and parity: pair
         i = 1 … K has its key at point 2i and its value at 2i + 1, token 0 is point 0. So the
-        point of a filler alone says whether it is fresh, and whose decoy it is.
+        point of a filler alone determines whether it is fresh, and which key it is a decoy of.
         """
         n_pairs = self.pair_count
         t, context, half = self.seq_len, 2 * n_pairs, self.vocab_size // 2
@@ -151,7 +152,7 @@ class MQAR(Task):
         if spare_pos.numel():
             query = torch.full((), QUERY, device=device).expand_as(query_pos)
             roles = roles.repeat(len(numbers), 1).scatter_(1, query_pos, query)
-        else:  # every slot holds a query: all rows are alike, and share one in memory
+        else:  # every slot holds a query: all rows have the same roles, and share their memory
             roles[context::2] = QUERY
             roles = roles.expand(len(numbers), -1)
 
@@ -159,7 +160,7 @@ class MQAR(Task):
         return Batch(inputs, targets, roles, Links(links))
 
     def _make_links(self, slot: Tensor, point: Tensor, spare_pos: Tensor) -> dict[str, Tensor]:
-        """Tie each pair to its query, from the query's slot [b q] and the fillers' points [b f]."""
+        """Make the links from the queries' slots [b q] and the fillers' points [b f]."""
         n_pairs, t = slot.shape[1], self.seq_len
         store = torch.arange(n_pairs, device=slot.device).expand_as(slot)
         query_pos, context = 2 * (slot + n_pairs), 2 * n_pairs
@@ -176,7 +177,7 @@ class MQAR(Task):
         }
 
     def _draw_filler_points(self, n_pairs: int, word: Tensor) -> Tensor:
-        """Return the points [b f] whose images are the fillers."""
+        """Draw the points [b f] whose images are the fillers."""
         if self.fillers == "zero":
             return torch.zeros_like(word)
         if self.fillers == "any":
@@ -185,12 +186,12 @@ class MQAR(Task):
         return fresh + 2 * n_pairs * (fresh > 1)  # points 2 … 2K + 1 are the pairs
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return the value of the key that stands at each even position (-100 where none does).
+        """Return the value of the key at each even position (-100 where there is no key).
 
         The first occurrence of a key of the row is in its pair, so what follows it there is
-        its value: K need not be known. Where slots are empty (K < T/4) a filler may stand at
-        an even position and equal a key; nothing in the row tells it from the query, and the
-        oracle answers there too. At every scored position the answer is the target.
+        its value, whatever K. Where slots are empty (K < T/4) a filler at an even position may
+        equal a key; nothing in the row distinguishes it from the query, so the oracle answers
+        there, too. At every scored position the answer is the target.
         """
         answers = find_followers(batch.inputs, latest=False)
         token = batch.inputs
@@ -203,13 +204,13 @@ class MQAR(Task):
         return 2 / self.vocab_size
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without recalling by key.
+        """Return predictors that look right without recalling by key.
 
-        "context value" is a stored value at random and "last value" the last stored: 1/K.
+        "context value" is a random stored value, "last value" the last one stored: 1/K.
         "position only" answers with stored value i in slot i: about 2/K, as early keys draw
-        early slots. "most recent match" copies what followed the token before: 1 less decoys. A
-        bigram table does not apply: across rows it is at chance, pairs being drawn anew; within
-        a row it is the most recent match. A uniform guess is `chance`.
+        early slots. "most recent match" copies what last followed the token: right unless a decoy
+        follows the pair. A bigram table over rows is at chance, as pairs are drawn anew; within a
+        row it is the most recent match. A uniform guess is `chance`.
         """
         n_pairs = self.pair_count
         return {
@@ -232,7 +233,7 @@ def _make_slot_race(n_slots: int, power: float, device: "torch.device") -> count
 
 
 def _find_first(point: Tensor, position: Tensor, end: int, none: int) -> Tensor:
-    """Return the first position [b q] of each even point 2, 4, … < end, `none` where absent."""
+    """Find the first position [b q] of each even point 2, 4, … < end, `none` where it is absent."""
     first = point.new_full((len(point), end + 1), none)
     first.scatter_reduce_(1, point.clamp(max=end), position, "amin")
     return first[:, 2:end:2]

@@ -1,4 +1,4 @@
-"""Bytes: the next byte of a text, a file or folder of one's own; its tail is held out."""
+"""Bytes: the next byte of a text, in any file or folder; the end of the text is held out."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -13,22 +13,21 @@ from tasks.shortcuts import look_up, tabulate_most_frequent
 N_BYTES = 256
 BYTE = 0
 CONTEXT = 5
-"""Bytes that the longest table of contexts looks back."""
+"""Bytes of the longest contexts."""
 TABLE_BYTES = 2**19
-"""Training bytes that a table of contexts is counted on."""
+"""Training bytes that tables of contexts are counted on."""
 SHOWN = {ord("\t"): "⇥", ord("\n"): "⏎", ord("\r"): "␍", ord(" "): "␣"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bytes(Task):
-    r"""Say each next byte of a text.
+    r"""Predict each next byte of a text.
 
     The text is the bytes of a file, or of a folder's text files in the order of their names with
     byte 0 between two (`tasks.corpus` says what is left out). Its last test_share is the split
-    "test", as large a share of what comes before it "validation", the rest "train", and no row
-    reaches over a border. A row is T + 1 bytes
-    from an offset that is uniform over its split: the first T are the inputs, the last T their
-    targets. Bytes are not decoded, so a text need not be UTF-8.
+    "test", the same share of what comes before it is "validation", and the rest is "train"; no row
+    crosses a border. A row is T + 1 bytes from an offset that is uniform over its split: the first
+    T are the inputs, the last T their targets. Bytes are not decoded, so a text need not be UTF-8.
 
     With T = 8 and a text of 96 bytes, row 0 of seed 0 is
 
@@ -46,8 +45,8 @@ class Bytes(Task):
 
     Links, int64: offset [b 1], where the row begins in the text; query_pos [b t], every position.
 
-    The option `digest` is filled in from the text, and is part of a run's configuration: a run
-    whose text has changed is refused. A text that is one of a mixture is not held to one.
+    The option `digest` is filled in from the text and is part of a run's configuration: a run whose
+    text has changed is refused. In a mixture of texts, digests are not compared.
 
     Raises:
         ValueError: for an option out of its bounds; for a path that has no text, too short a
@@ -65,7 +64,7 @@ class Bytes(Task):
     separates: ClassVar[str] = "perplexity on real text"
     grows: ClassVar[tuple[str, ...]] = ()
     why_fixed: ClassVar[str] = (
-        "its answers are uncertain, so no accuracy says that a length is learned"
+        "its answers are uncertain, so no accuracy shows that a length is learned"
     )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset({"seq_len": 64}, "LOG.md, the suite end to end"),
@@ -85,14 +84,16 @@ class Bytes(Task):
             "shown": "the standard library's own sources",
         },
     )
-    test_share: float = field(default=0.1, metadata={"help": "of the text, held out at its end"})
+    test_share: float = field(
+        default=0.1, metadata={"help": "share of the text that is held out at its end"}
+    )
     digest: str | None = field(
         default=None,
-        metadata={"help": "of the text that a run was trained on", "shown": "filled in"},
+        metadata={"help": "digest of the text that a run was trained on", "shown": "filled in"},
     )
 
     def validate(self) -> None:
-        """Hold the options to their bounds, and set path to a full one and digest to the text's."""
+        """Validate the options, make path a full path, and set digest to that of the text."""
         check_range("seq_len", self.seq_len, 1, MAX_SEQ_LEN)
         check_range("test_share", self.test_share, 0.001, 0.9)
         corpus = open_corpus(self.path)
@@ -113,11 +114,11 @@ class Bytes(Task):
 
     @property
     def corpus(self) -> Corpus:
-        """The text that rows are of.
+        """The text that rows are taken from.
 
         Raises:
-            TextChangedError: when it is another than the rows were of.
-            ValueError: when it is no longer there.
+            TextChangedError: if it has changed since the task was made.
+            ValueError: if it no longer exists.
         """
         corpus = open_corpus(self.path)
         if corpus.digest != self.digest:
@@ -132,7 +133,7 @@ class Bytes(Task):
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         corpus = self.corpus
         begin, end = self._find_span(corpus, split)
-        # 63 bits, as texts may be longer than the 2³¹ that a word's half can pick among.
+        # 63 bits, as texts may be longer than the 2³¹ bytes that half a word can choose from.
         word = self.draw_words(split, numbers, seed, 1) & (2**63 - 1)
         offset = word % (end - begin - self.seq_len) + begin
         row = _read(corpus, offset, self.seq_len + 1)
@@ -145,7 +146,7 @@ class Bytes(Task):
         return Batch(inputs, row[:, 1:], torch.full_like(inputs, BYTE), Links(links))
 
     def _find_span(self, corpus: Corpus, split: str) -> tuple[int, int]:
-        """Return where a split begins and ends."""
+        """Find where a split begins and ends."""
         test = corpus.size - int(corpus.size * self.test_share)
         validation = test - int(test * self.test_share)
         spans = {
@@ -156,10 +157,10 @@ class Bytes(Task):
         return spans[split]
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return what the text has there, read at the offset that `links` holds.
+        """Return what the text has there, read at the offset in `links`.
 
-        Always right, as no learner is: rows do not settle the next byte, and the entropy of a
-        text is not known. What a model reaches is to be read beside the tables of `shortcuts`.
+        It is always right, as no model can be: rows do not determine the next byte, and the
+        entropy of a text is unknown. Compare a model with the tables of `shortcuts` instead.
         """
         return _read(self.corpus, batch.links["offset"] + 1, batch.inputs.shape[1])
 
@@ -169,10 +170,10 @@ class Bytes(Task):
         return 1 / N_BYTES
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without reading far.
+        """Return predictors that look right without reading far.
 
-        They answer what was most frequent in 2¹⁹ training bytes: "unigram" at all, "bigram" behind
-        the same byte, "five bytes" behind the same five, else behind fewer. On the standard
+        They answer with what was most frequent in 2¹⁹ training bytes: "unigram" overall, "bigram"
+        after the same byte, "five bytes" after the same five, else after fewer. On the standard
         library about .28, .36 and .63. Positions say nothing, as offsets are uniform.
         """
         return {
@@ -182,7 +183,7 @@ class Bytes(Task):
         }
 
     def format_token(self, token: int) -> str:
-        """Return the ASCII character, a sign for white space, or else the byte in hexadecimal."""
+        """Return the ASCII character, a sign for white space, or the byte in hexadecimal."""
         shown = chr(token) if 0x20 < token < 0x7F else f"x{token:02x}"
         return SHOWN.get(token, shown)
 
@@ -202,7 +203,7 @@ def _encode_contexts(inputs: Tensor, order: int) -> Tensor:
 
 
 def _predict_most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
-    """Return the byte most frequent behind the last `order` bytes, or else behind fewer."""
+    """Return the most frequent byte after the last `order` bytes, or else after fewer."""
     answers = torch.full_like(batch.inputs, IGNORE)
     for n, table in enumerate(_tabulate(task, order)):
         found = look_up(table, _encode_contexts(batch.inputs, n))
@@ -213,7 +214,7 @@ def _predict_most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _tabulate(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return contexts of 0 … order bytes in order, and the byte most frequent behind each."""
+    """Tabulate the most frequent byte after each context, for contexts of 0 … order bytes."""
     batch = task.batch(size=count_rows(TABLE_BYTES, task.seq_len))
     return tuple(
         tabulate_most_frequent(_encode_contexts(batch.inputs, n), batch.targets[:, max(0, n - 1) :])

@@ -17,14 +17,14 @@ class Overwrite(Task):
     """Recall the latest value of K keys, each written 1 + R times.
 
     A row is W = K(1 + R) writes, key then value, in random order, then a slot a key, key then
-    filler, and fillers to the end. With `spacing`, keys come in groups of as many (the last may be
-    smaller): a group is written in 1 + R rounds, each a fresh random order of its keys, then comes
-    the next group, so that 1 to 2·spacing − 1 writes lie from one write of a key to its next.
+    filler, and fillers to the end. With `spacing`, keys come in groups of that size (the last may
+    be smaller): each group is written in 1 + R rounds, every round in a new random order, before
+    the next group, so that a key is written again 1 to 2·spacing − 1 writes later.
     Each key is asked once, in random order. Keys are distinct, uniform in 1 … V/2 − 1; values
     distinct, uniform in V/2 … V − 1 (V/2 rounded down); fillers are token 0.
 
-    With spacing = K the latest values are the last K written: where they stand tells them from
-    stale ones, and a static mask is enough. In random order it takes what decays.
+    With spacing = K the latest values are the last K written: their position tells them from stale
+    ones, and a static mask is enough. Random order needs something that decays.
 
     With two keys, each rewritten once, and V = 12, row 0 of seed 0 is
 
@@ -43,12 +43,12 @@ class Overwrite(Task):
     write), first_value_pos (of the first), distance (query_pos − value_pos).
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Arora et al. 2024 (Zoology), `multiquery_ar`, for the row; Wang and Sun 2025 (Unable to
     Forget) for rewrites, which language models recall worse the more there are.
 
-    Departs: from the latter in that keys and values are single tokens, and all keys are asked.
+    Departs: unlike in the latter, keys and values are single tokens, and all keys are asked.
     """
 
     name: ClassVar[str] = "overwrite"
@@ -75,14 +75,14 @@ class Overwrite(Task):
     spacing: int | None = field(
         default=None,
         metadata={
-            "help": "keys that are written in turn, before the next are",
+            "help": "keys that are written in turn before the next group",
             "shown": "none: all writes in random order",
         },
     )
     vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("seq_len", self.seq_len, 4, MAX_SEQ_LEN)
         check_range("rewrites", self.rewrites, 0, self.seq_len // 2 - 2, "seq_len / 2 − 2")
         most = self.seq_len // (2 * self.rewrites + 4)
@@ -135,7 +135,7 @@ class Overwrite(Task):
         return Batch(inputs, targets, roles.expand(len(numbers), -1), Links(links))
 
     def _order_writes(self, word: Tensor) -> Tensor:
-        """Return the order of the writes [b w]; write w is of key w mod K."""
+        """Return the order of the writes [b w]; write w belongs to key w mod K."""
         if self.spacing is None:
             return counter.draw_order(word)
         write = torch.arange(self.n_writes, device=word.device)
@@ -158,14 +158,14 @@ class Overwrite(Task):
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without telling the latest value from stale ones.
+        """Return predictors that look right without telling the latest value from stale ones.
 
         "first written" is the key's first value: 0, or 1 without rewrites. "written value" is one
         of the key's values at random: 1/(1 + R). "context value" is a stored value at random: 1/W;
         "last value" the last stored: 1/K. "position only" answers with the value that the i-th of
-        the last K writes stored in slot i: 1/K with spacing = K, less otherwise. To copy after the
-        most recent match solves the task, fillers being no keys; a bigram table is at chance, as
-        tokens are drawn anew.
+        the last K writes stored in slot i: 1/K with spacing = K, less otherwise. Copying what
+        followed the most recent match solves the task, as fillers are not keys; a bigram table is
+        at chance, as tokens are drawn anew.
         """
         return {
             "first written": lambda batch: find_followers(batch.inputs, latest=False),
@@ -178,7 +178,7 @@ class Overwrite(Task):
     def _pick_written_value(self, batch: Batch) -> Tensor:
         n_writes = self.n_writes
         keys, values = batch.inputs[:, : 2 * n_writes : 2], batch.inputs[:, 1 : 2 * n_writes : 2]
-        # Stably sorted, the writes of a key lie side by side, from its first to its latest.
+        # After a stable sort the writes of a key are adjacent, from its first to its latest.
         keys, order = keys.sort(dim=1, stable=True)
         pick = draw_numbers("written value", batch.inputs, 1 + self.rewrites)
         place = torch.searchsorted(keys, batch.inputs.contiguous()) + pick

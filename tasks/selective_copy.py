@@ -1,4 +1,4 @@
-"""Selective copying: a few tokens among blanks, to be said again in order."""
+"""Selective copying: a few tokens among blanks, to be repeated in order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ CONTENT, QUERY, EMPTY = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopy(Task):
-    """Say the tokens that stand among blanks, in their order.
+    """Repeat the tokens among blanks, in order.
 
     Of the first T − n positions n hold content, tokens 2 … V − 1 at random, and the rest the blank
-    0; every choice of positions is as likely. Then come n insert tokens 1; the target at the i-th
-    is the i-th content token.
+    0; every choice of positions is equally likely. Then come n insert tokens 1; the target at the
+    i-th is the i-th content token.
 
     With T = 12, three tokens and V = 6, row 0 of seed 0 is
 
@@ -37,7 +37,7 @@ class SelectiveCopy(Task):
     distance (query_pos − value_pos). Nothing in the row names a content token, so there is no key.
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Gu and Dao 2023 (Mamba), § 4.1.1 and § E.1; Arjovsky, Shah and Bengio 2016 (Unitary
     Evolution Recurrent Neural Networks) with the content in front; MAD (Poli et al. 2024) has
@@ -59,11 +59,11 @@ class SelectiveCopy(Task):
     }
 
     seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    n_tokens: int = field(default=16, metadata={"help": "content tokens to say again"})
+    n_tokens: int = field(default=16, metadata={"help": "content tokens to repeat"})
     vocab_size: int = field(default=18, metadata={"help": "tokens; 0 is blank, 1 the insert"})
 
     def validate(self) -> None:
-        """Hold the options to their bounds."""
+        """Validate the options."""
         check_range("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
         check_range("n_tokens", self.n_tokens, 1, self.seq_len // 2, "seq_len / 2")
         check_range("vocab_size", self.vocab_size, 4, MAX_VOCAB_SIZE)
@@ -85,7 +85,7 @@ class SelectiveCopy(Task):
         return Batch(inputs, targets, roles, Links(partial(self._make_links, place)))
 
     def _make_links(self, place: Tensor) -> dict[str, Tensor]:
-        """Tie each insert token to its content."""
+        """Link each insert token to its content."""
         n, t = self.n_tokens, self.seq_len
         query = torch.arange(t - n, t, device=place.device).expand_as(place)
         return {"query_pos": query, "value_pos": place, "distance": query - place}
@@ -106,13 +106,13 @@ class SelectiveCopy(Task):
         return 1 / (self.vocab_size - FIRST)
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without counting the content.
+        """Return predictors that look right without counting the content.
 
-        "last content" is the content token nearest to the inserts and "any content" one at random:
-        1/n + (1 − 1/n)/(V − 2), right at one of n, and by luck. "most frequent content" is one
+        "last content" is the content token nearest to the inserts, "any content" a random one:
+        1/n + (1 − 1/n)/(V − 2), right at one of n, else by chance. "most frequent content" is one
         answer for all: .19 at the defaults. "by place" answers the i-th insert with the content
-        token that stands where the i-th most likely does, without counting those before it: .385. A
-        vote of all tokens, each with the probability that the i-th stands there, has .400: about
+        token at the most likely position of the i-th, without counting those before it: .385. A
+        vote of all tokens, weighted by the probability that the i-th is there, reaches .400: about
         what position alone can select. "position only" is at chance, as is a bigram table: every
         query is the same token. What followed it before is the same token again, never an answer.
         """
@@ -125,7 +125,7 @@ class SelectiveCopy(Task):
         }
 
     def _answer(self, batch: Batch, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """Answer at the inserts with the content tokens that a rule chooses by their places."""
+        """Answer at the inserts with the content tokens that `choose` picks by their positions."""
         place = (batch.inputs >= FIRST).nonzero()[:, 1].view(-1, self.n_tokens)
         answers = torch.full_like(batch.inputs, IGNORE)
         said = batch.inputs.gather(1, place.gather(1, choose(place)))
@@ -139,9 +139,9 @@ class SelectiveCopy(Task):
         return draw_numbers("any content", place, self.n_tokens)
 
     def _choose_likeliest(self, place: Tensor) -> Tensor:
-        # The place p of the i-th of n, i from 0, in 0 … L − 1 has probability
-        # ∝ C(p, i)·C(L − 1 − p, n − 1 − i), which grows to p = ⌊i·L/(n − 1)⌋ and falls behind it:
-        # the best of the content tokens is next to there.
+        # The position p in 0 … L − 1 of the i-th of n, i from 0, has probability
+        # ∝ C(p, i)·C(L − 1 − p, n − 1 − i), which grows up to p = ⌊i·L/(n − 1)⌋ and falls after it:
+        # the most likely content token is next to that position.
         n, room = self.n_tokens, self.seq_len - self.n_tokens
         nth = torch.arange(n, device=place.device).repeat(len(place), 1)
         after = torch.searchsorted(place, nth * room // max(n - 1, 1)).clamp(max=n - 1)
@@ -160,5 +160,5 @@ class SelectiveCopy(Task):
 
 
 def _count_log_ways(n: Tensor, k: Tensor) -> Tensor:
-    """Return log(n!/(n − k)!), float64: of the ways to choose k of n, less log k!; −∞ if k > n."""
+    """Return log(n!/(n − k)!), float64: log of C(n, k), plus log k!; −∞ if k > n."""
     return torch.lgamma((n + 1).double()) - torch.lgamma((n - k + 1).double())

@@ -1,4 +1,4 @@
-"""Rules that look right without solving a task: what accuracy is to be read beside."""
+"""Shortcuts that several tasks share: predictors that look right without solving a task."""
 
 from collections import Counter
 from functools import lru_cache
@@ -8,7 +8,7 @@ from tasks.base import IGNORE, Batch, Predictor, Task, count_rows
 from tasks.lazy import Tensor, torch
 
 TABLE_ROWS = 2048
-"""Training rows that a table of what is most frequent is counted on, at most."""
+"""Training rows at most, and their tokens, that tables of frequent answers are counted on."""
 TABLE_TOKENS = 2**20
 
 
@@ -27,7 +27,7 @@ def find_followers(inputs: Tensor, *, latest: bool) -> Tensor:
 
 
 def copy_latest_match(batch: Batch) -> Tensor:
-    """Copy what followed the token before, int64 [b t] (else -100)."""
+    """Copy what followed the latest earlier occurrence of the token, int64 [b t] (else -100)."""
     return find_followers(batch.inputs, latest=True)
 
 
@@ -39,7 +39,7 @@ def copy_first_match(batch: Batch) -> Tensor:
 def copy_two_token_match(batch: Batch) -> Tensor:
     """Copy what followed the first earlier occurrence of the last two tokens, int64 [b t].
 
-    Where these have not stood together before it is `copy_first_match`.
+    Where that pair is new, return what `copy_first_match` does.
     """
     answers, n = copy_first_match(batch), int(batch.inputs.max()) + 1
     followed = find_followers(batch.inputs[:, :-1] * n + batch.inputs[:, 1:], latest=False)
@@ -48,7 +48,7 @@ def copy_two_token_match(batch: Batch) -> Tensor:
 
 
 def predict_most_frequent(lowest: int) -> Predictor:
-    """Return the rule that answers a row's most frequent token ≥ lowest, of equals the first."""
+    """Return a predictor of a row's most frequent token ≥ lowest; the first of equally frequent."""
 
     def rule(batch: Batch) -> Tensor:
         answers = torch.full_like(batch.inputs, IGNORE)
@@ -61,17 +61,17 @@ def predict_most_frequent(lowest: int) -> Predictor:
 
 
 def look_back(by: int) -> Predictor:
-    """Return the rule that answers the token so many positions before (-100 where none is)."""
+    """Return a predictor of the token `by` positions before (-100 where there is none)."""
     return lambda batch: torch.nn.functional.pad(batch.inputs, (by, -by), value=IGNORE)
 
 
 def look_at(position: int) -> Predictor:
-    """Return the rule that answers the token at one position of the row, everywhere."""
+    """Return a predictor that answers everywhere with the token at one position of the row."""
     return lambda batch: batch.inputs[:, position, None].expand_as(batch.inputs)
 
 
 def draw_numbers(name: str, inputs: Tensor, n: int) -> Tensor:
-    """Return a number in 0 … n − 1 for each position, int64 [b t], from a rule's own words."""
+    """Draw a number in 0 … n − 1 for each position, int64 [b t], from a stream of this name."""
     rows = torch.arange(len(inputs), device=inputs.device)
     return counter.draw_below(
         counter.draw_words(counter.derive_key(name, 0), 0, rows, inputs.shape[1]), n
@@ -79,11 +79,11 @@ def draw_numbers(name: str, inputs: Tensor, n: int) -> Tensor:
 
 
 def pick_stored_value(n_stored: int, width: int) -> Predictor:
-    """Return the rule that answers a stored value at random.
+    """Return a predictor that answers with a stored value at random.
 
     Args:
-        n_stored: how many are stored, from the row's first position on.
-        width: tokens that each takes, its value the last.
+        n_stored: number of values stored, from the row's first position on.
+        width: tokens that each takes; the last is the value.
     """
 
     def rule(batch: Batch) -> Tensor:
@@ -94,12 +94,12 @@ def pick_stored_value(n_stored: int, width: int) -> Predictor:
 
 
 def predict_by_token(task: Task) -> Predictor:
-    """Return the rule that answers what is most often right after the token at hand."""
+    """Return a predictor of what is most often right at positions with the same token."""
     return lambda batch: look_up(_tabulate(task, by_position=False), batch.inputs)
 
 
 def predict_by_position(task: Task) -> Predictor:
-    """Return the rule that answers what is most often right at the position."""
+    """Return a predictor of what is most often right at the same position."""
 
     def rule(batch: Batch) -> Tensor:
         t = batch.inputs.shape[1]
@@ -110,7 +110,9 @@ def predict_by_position(task: Task) -> Predictor:
 
 
 def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the features in order, and the target most frequent with each, of equals the lowest.
+    """Return the features in order, and the most frequent target of each.
+
+    Of equally frequent targets it is the lowest.
 
     Args:
         features: int64, ≥ 0, of any shape; times the largest target below 2⁶³.
@@ -118,7 +120,7 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
     """
     n = int(targets.max()) + 1
     pairs, counts = (features * n + targets).unique(return_counts=True)
-    # Pairs come in order, and the sorts are stable: so the lowest target of equals leads.
+    # Pairs are in order, and the sorts are stable: of equally frequent targets the lowest leads.
     pairs = pairs[counts.argsort(descending=True, stable=True)]
     pairs = pairs[(pairs // n).argsort(stable=True)]
     feature, target = pairs // n, pairs % n
@@ -128,10 +130,10 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
 
 
 def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
-    """Return the answer of each wanted feature, -100 where the table of `most_frequent` has none.
+    """Look up the answer for each wanted feature, -100 where the table of `most_frequent` has none.
 
     Args:
-        table: features and answers.
+        table: features and answers, from `tabulate_most_frequent`.
         wanted: int64 of any shape.
     """
     features, answers = (column.to(wanted.device) for column in table)
@@ -141,7 +143,7 @@ def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _tabulate(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
-    """Return what is most frequent with each position or token, in the first training rows."""
+    """Tabulate the most frequent answer at each position or token of the first training rows."""
     batch = task.batch(size=count_rows(TABLE_TOKENS, task.seq_len, most=TABLE_ROWS))
     row, position = (batch.targets != IGNORE).nonzero(as_tuple=True)
     feature = position if by_position else batch.inputs[row, position]

@@ -15,7 +15,7 @@ ELEMENT = 0
 
 @dataclass(frozen=True, kw_only=True)
 class WordProblem(Task):
-    """Multiply the elements of a finite group from the left to the right.
+    """Multiply elements of a finite group from left to right.
 
     A row is T elements g₁ … g_T, independent and uniform. The target at position t is the product
     g₁·g₂·…·g_t. Token k is element k of the group in `tasks.groups.list_elements`: a residue, or a
@@ -32,14 +32,14 @@ class WordProblem(Task):
 
     The targets are the parities of the ones so far.
 
-    There are |G|ᵀ different rows: those of short words over small groups recur across splits.
+    There are |G|ᵀ different rows: short words over small groups recur across splits.
 
     Scored: every position. Chance: 1/|G|, with |G| = 2, 60, 120 and 60 for Z2, Z60, S5 and A5.
 
     Links, int64 [b t]: query_pos.
 
     Raises:
-        ValueError: for an option out of its bounds.
+        ValueError: for an option out of bounds.
 
     Source: Merrill, Petty and Sabharwal 2024 (The Illusion of State in State-Space Models), with
     Z60, A4 × Z5 and A5; Liu et al. 2023 (Transformers Learn Shortcuts to Automata). The word
@@ -67,7 +67,7 @@ class WordProblem(Task):
     vocab_size: int = field(init=False, default=60)
 
     def validate(self) -> None:
-        """Hold the options to their bounds, and make the vocabulary the group."""
+        """Validate the options, and set vocab_size to the order of the group."""
         check_choice("group", self.group, get_args(Group))
         check_range("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
         object.__setattr__(self, "vocab_size", len(groups.list_elements(self.group)))
@@ -75,8 +75,8 @@ class WordProblem(Task):
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
 
-        Products of 1, 2, 4, … elements that end at a position are put together from two of half
-        the length: log₂T look-ups of whole rows.
+        Products of 2, 4, … elements that end at a position are composed of two products of half as
+        many: log₂T look-ups of whole rows.
         """
         order, t = self.vocab_size, self.seq_len
         inputs = counter.draw_below(self.draw_words(split, numbers, seed, t), order)
@@ -111,12 +111,12 @@ class WordProblem(Task):
         return 1 / self.vocab_size
 
     def shortcuts(self) -> dict[str, Predictor]:
-        """Return rules that look right without keeping track of the product.
+        """Return predictors that look right without tracking the product.
 
-        "last element" is the input itself: right at the first position, and where all before it
-        makes the identity, (1 + (T − 1)/|G|)/T. "last two" is the product of the last two, right
-        at two positions: (2 + (T − 2)/|G|)/T. "position only" is at chance. A bigram table is
-        "last element" again; the most recent match copies an input, and inputs say nothing.
+        "last element" is the input itself: right at the first position, and where the product of
+        all before is the identity, (1 + (T − 1)/|G|)/T. "last two" is the product of the last two,
+        right at two positions: (2 + (T − 2)/|G|)/T. "position only" is at chance. A bigram table is
+        "last element" again; the most recent match copies an input, and single inputs say nothing.
         """
         return {
             "last element": lambda batch: batch.inputs,
@@ -131,5 +131,5 @@ class WordProblem(Task):
         return table[before * self.vocab_size + batch.inputs]
 
     def format_token(self, token: int) -> str:
-        """Return an element: a residue, or what a permutation makes of 01234."""
+        """Return how an element is shown: a residue, or what a permutation makes of 01234."""
         return "".join(str(image) for image in groups.list_elements(self.group)[token])
