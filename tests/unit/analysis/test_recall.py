@@ -7,20 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+from analysis import recall
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import collect_mixers
 from analysis.recall import pair_mass
-from analysis.recall.pair_mass import Masses, masses
-from analysis.recall.results import (
-    Bins,
-    Recalled,
-    bin_accuracy,
-    describe,
-    draw,
-    measure,
-    recall_by_place,
-)
+from analysis.recall.by_place import RecallByPlace, measure_by_place
+from analysis.recall.masses import measure_pair_mass
+from analysis.recall.pair_mass import PairMass
 from analysis.record import to_plain
+from analysis.statistics.binned import Bins, bin_accuracy
 from analysis.statistics.intervals import bound_share
 from lab.models import Block, build
 from tasks.mqar import MQAR
@@ -30,8 +25,8 @@ TASK = MQAR(seq_len=16, vocab_size=32).replace(n_pairs=(2, 4))
 BATCH = TASK.batch(split="test", size=5)
 
 
-def found_in(subject: Subject) -> Masses:
-    found = masses(subject)
+def found_in(subject: Subject) -> PairMass:
+    found = measure_pair_mass(subject)
     assert found is not None
     return found
 
@@ -78,15 +73,15 @@ def test_a_planted_head_has_its_mass():
     # A first key has gathered itself: its query halves its mass among key and value.
     first = (batch.links["value_pos"] == 1).double().mean().item() / 2
     assert asked == pytest.approx(1 - first, abs=1e-2)
-    assert "Pairs are met" in describe(found).says
-    assert "value rows put 100.0 % (layer 0;" in describe(found).says.replace("99.9", "100.0")
+    assert "Heads look at their pair" in found.describe().says
+    assert "value rows put 100.0 % (layer 0;" in found.describe().says.replace("99.9", "100.0")
 
 
 def test_uniform_rows_have_chance_and_no_head_stands_out():
     model = mechanisms.blank("AN", {"A.position": "none"})
     found = found_in(Subject(mechanisms.TASK, model, mechanisms.TASK.batch(split="test", size=6)))
     assert found.share[0] == pytest.approx(found.chance)
-    assert describe(found).says.startswith("No head surely stands out")
+    assert found.describe().says.startswith("No head surely stands out")
 
 
 class Opaque(nn.Module):
@@ -102,13 +97,13 @@ def test_a_mixer_without_matrix_is_named_and_left_out():
         block = model.blocks[layer]
         assert isinstance(block, Block)
         block.mixer = Opaque()
-        results = measure(Subject(TASK, model, BATCH))
+        results = recall.measure(Subject(TASK, model, BATCH))
         if lines:
-            assert isinstance(results[0], Masses)
+            assert isinstance(results[0], PairMass)
             assert results[0].without == (1,)
-            assert "layer 1" in describe(results[0]).reading
+            assert "layer 1" in results[0].describe().reading
         else:
-            assert [type(result) for result in results] == [Recalled]
+            assert [type(result) for result in results] == [RecallByPlace]
 
 
 @torch.no_grad()
@@ -120,7 +115,7 @@ def test_recall_is_the_loop_over_queries_of_the_probe_split():
     model.head.weight[:32] = 0
     model.head.weight[36:] = 0
     batch = task.batch(split="test", size=200)
-    found = recall_by_place(Subject(task, model, batch))
+    found = measure_by_place(Subject(task, model, batch))
     probe = task.batch(split="probe", size=200)
     answers = model(probe.inputs).argmax(-1)
     tally: dict[str, dict[int, list[bool]]] = {"distance": {}, "slot": {}, "decoy": {}}
@@ -177,7 +172,7 @@ def test_an_interval_knows_how_few_and_how_alike_answers_are():
     assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
 
 
-def planted(distance: tuple[float, float], half: float) -> Recalled:
+def planted(distance: tuple[float, float], half: float) -> RecallByPlace:
     def of(shares: tuple[float, ...]) -> Bins:
         accuracy = np.array(shares)
         interval = np.stack([accuracy - half, accuracy + half], 1)
@@ -185,28 +180,28 @@ def planted(distance: tuple[float, float], half: float) -> Recalled:
         return Bins(first, first, accuracy, interval, np.full(len(shares), 50))
 
     interval = (0.7 - half, 0.7 + half)
-    return Recalled("probe", 8, 0.7, interval, 0.01, of(distance), of((0.7, 0.7)), of((0.7,)))
+    return RecallByPlace("probe", 8, 0.7, interval, 0.01, of(distance), of((0.7, 0.7)), of((0.7,)))
 
 
-def test_a_contrast_is_told_only_where_intervals_are_apart():
-    told = describe(planted((0.9, 0.4), 0.05)).says
-    assert "90.0 % at distance 0 against 40.0 % at distance 1, no store slot stands out" in told
-    assert "no query has a decoy" in told
-    assert "no distance stands out" in describe(planted((0.9, 0.4), 0.3)).says
+def test_a_contrast_is_stated_only_where_intervals_are_apart():
+    says = planted((0.9, 0.4), 0.05).describe().says
+    assert "90.0 % at distance 0 against 40.0 % at distance 1, no store slot stands out" in says
+    assert "no query has a decoy" in says
+    assert "no distance stands out" in planted((0.9, 0.4), 0.3).describe().says
 
 
 def test_figures_show_every_head_or_every_layer(monkeypatch):
     model = build("AM*2", vocab_size=32, d_model=16, n_heads=2).eval()
     drawings, lines = [], []
-    found = measure(Subject(TASK, model, BATCH))
+    found = recall.measure(Subject(TASK, model, BATCH))
     for most in (4, 3):
         monkeypatch.setattr(pair_mass, "LINES", most)
-        drawings.append(draw(found[0]).to_dict())
+        drawings.append(found[0].draw().to_dict())
         lines.append(drawings[-1]["layout"]["yaxis"]["ticktext"])
     assert [len(names) for names in lines] == [4, 2]
     assert lines[1][1] == "layer 1, highest head"
     assert len(drawings[0]["data"]) == 6
-    places = draw(found[1]).to_dict()
+    places = found[1].draw().to_dict()
     assert [line["name"] for line in places["data"]].count("chance") == 2
     assert to_plain(found[1])["split"] == "probe"
 
@@ -214,4 +209,4 @@ def test_figures_show_every_head_or_every_layer(monkeypatch):
 def test_without_pairs_it_does_not_apply():
     subject = Subject(TASK, mechanisms.untrained(), replace(BATCH, links={}))
     with pytest.raises(NotApplicableError, match="store no pairs"):
-        measure(subject)
+        recall.measure(subject)
