@@ -1,48 +1,51 @@
-"""What a mixer loses with a band of its rotary frequencies: the causal side of the atlas."""
+"""How the accuracy changes when a mixer loses a band of its rotary frequencies."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.base import Subject
-from analysis.frequencies.spectra import find_rotary_pairs
+from analysis.base import Finding, Subject, Words
+from analysis.frequencies.rotation import find_rotary_pairs
+from analysis.plots.style import MUTED, VERMILLION, new_figure
 from analysis.scoring import scored
 from analysis.statistics.intervals import bootstrap
+from analysis.words import percent
 from lab.hooks import HookFn, HookPoint, NamesFilter
 from lab.intervals import wilson
 from lab.layers.mixer import RotaryPairs
 from tasks.base import count_rows
 
 BANDS = ("fast", "middle", "slow")
-"""Thirds of the frequencies, from the shortest wavelength on."""
+"""Thirds of the frequencies, the shortest wavelengths first."""
 PLACEBOS = 19
-"""Random sets of pairs a layer, each as many as a band has: what losing a third costs anyway.
+"""Most random sets of pairs per layer, each as large as a band: what losing a third costs anyway.
 
-A band that is no other than random ones is the worst of twenty in 5 % of cases.
+A band that is like random ones is the worst of twenty in 5 % of cases.
 """
 FEWEST_PLACEBOS = 5
-"""As many are drawn anyway; the others only while a band of the layer may still matter."""
+"""Random sets that are always drawn; more only while a band of the layer may still matter."""
 TOKENS = 100_000
-"""Tokens of all forward passes together; each ablation gets as many rows as that allows."""
+"""Number of tokens of all forward passes; each ablation gets as many rows as that allows."""
 FEWEST_ROWS = 3
 
 
 @dataclass(frozen=True)
-class Band:
-    """What happens to the accuracy when a mixer does without some pairs of channels.
+class BandAblation:
+    """How the accuracy changes when a mixer loses some pairs of channels.
 
     Attributes:
         layer: index of the block.
         sides: "Q/K" or "C/B".
         name: of the band.
         pairs: first and last pair of channels, of all heads.
-        wavelengths: theirs, tokens.
+        wavelengths: of those two, tokens.
         change: accuracy without them less accuracy with them, in [−1, 1].
         interval: 95 %, by resampling rows.
-        placebo: the change without as many pairs drawn at random, a draw an entry.
+        placebo: the change without as many random pairs, one entry per draw.
     """
 
     layer: int
@@ -56,32 +59,105 @@ class Band:
 
     @property
     def matters(self) -> bool:
-        """Whether the loss is one, and larger than that of every random set: by chance in 5 %."""
+        """Whether it costs accuracy, more than every random set does: by chance in 5 % of cases."""
         return self.interval[1] < 0 and self.change < float(self.placebo.min())
 
 
 @dataclass(frozen=True)
-class Bands:
-    """Every band of every rotated mixer, taken out one at a time.
+class BandAblations(Finding):
+    """Every band of every rotary mixer, removed one at a time.
 
     Attributes:
         bands: by layer, the shortest wavelengths first.
-        accuracy: with all of them.
+        accuracy: with all bands.
         interval: its 95 % Wilson interval, as if scored positions were independent.
         chance: the task's.
-        rows: rows that were scored.
+        rows: number of rows that were scored.
     """
 
-    bands: tuple[Band, ...]
+    bands: tuple[BandAblation, ...]
     accuracy: float
     interval: tuple[float, float]
     chance: float
     rows: int
 
+    def describe(self) -> Words:
+        """Describe the bands that matter most."""
+        title = "Accuracy without a third of a mixer's rotary frequencies"
+        whole = percent(self.accuracy)
+        matter = [band for band in self.bands if band.matters]
+        if self.interval[0] <= self.chance:
+            says = f"With all frequencies the model is at chance ({whole}): nothing can be lost."
+        elif not matter:
+            says = f"No third costs more than random thirds do; {whole} are right with all of them."
+        else:
+            parts = (
+                f"without the {band.name} third of {band.sides} in layer {band.layer} it changes "
+                f"by {_format_points(band.change)} points (95 %: "
+                f"{_format_points(band.interval[0])} to {_format_points(band.interval[1])}; random "
+                f"thirds: {_format_points(float(band.placebo.min()))} to "
+                f"{_format_points(float(band.placebo.max()))})"
+                for band in sorted(matter, key=lambda band: band.change)[:3]
+            )
+            says = f"With all frequencies the accuracy is {whole}; {'; '.join(parts)}."
+        reading = (
+            f"Dots: the change of accuracy on {self.rows} rows when these pairs of channels are "
+            "zero in all heads, with the 95 % interval over rows. Diamonds: the same for as many "
+            f"random pairs. A band matters if its dot is left of {PLACEBOS} diamonds and its "
+            "interval is below zero: a band that is like random ones does in at most 5 % of cases. "
+            "Once no band of a layer can matter, no more diamonds are drawn."
+        )
+        return Words(title, says, reading, f"Dots of change of accuracy by band. {says}")
+
+    def draw(self) -> go.Figure:
+        """Draw the change of accuracy by band, with its placebo."""
+        names = [f"{band.layer} · {band.sides} {band.name}" for band in self.bands]
+        fig = new_figure(height=92 + 24 * len(names) + 48)
+        fig.add_scatter(
+            x=np.concatenate([100 * band.placebo for band in self.bands]),
+            y=np.repeat(names, [len(band.placebo) for band in self.bands]),
+            mode="markers",
+            name="as many at random",
+            marker={"symbol": "diamond-open", "size": 7, "color": MUTED},
+            hovertemplate="%{y}, random pairs: %{x:+.1f} points<extra></extra>",
+        )
+        change = 100 * np.array([band.change for band in self.bands])
+        ends = 100 * np.array([band.interval for band in self.bands]).reshape(-1, 2)
+        fig.add_scatter(
+            x=change,
+            y=names,
+            mode="markers",
+            name="the band",
+            marker={"size": 8, "color": VERMILLION},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": ends[:, 1] - change,
+                "arrayminus": change - ends[:, 0],
+                "thickness": 1.4,
+                "width": 4,
+            },
+            customdata=[
+                f"wavelengths {low:,.0f} to {high:,.0f} tokens"
+                for low, high in (band.wavelengths for band in self.bands)
+            ],
+            hovertemplate="%{y}, %{customdata}: %{x:+.1f} points<extra></extra>",
+        )
+        fig.add_vline(0, line={"color": MUTED, "width": 1}, layer="below")
+        fig.update_xaxes(title_text="change of accuracy, percentage points")
+        fig.update_yaxes(
+            categoryorder="array",
+            categoryarray=names[::-1],
+            showgrid=False,
+            automargin="left",
+            ticks="",
+        )
+        return fig.update_layout(margin={"t": 92})
+
 
 @torch.no_grad()
-def measure_bands(subject: Subject) -> Bands:
-    """Take the fast, middle and slow third of each rotated mixer's pairs out, one at a time."""
+def measure_bands(subject: Subject) -> BandAblations:
+    """Remove the fast, middle and slow third of each rotary mixer's pairs, one at a time."""
     rotated = find_rotary_pairs(subject.model)
     passes = 1 + len(rotated) * (len(BANDS) + PLACEBOS)
     n_rows = count_rows(TOKENS, passes * subject.batch.inputs.shape[1], fewest=FEWEST_ROWS)
@@ -91,7 +167,7 @@ def measure_bands(subject: Subject) -> Bands:
     rows = whole.rows.cpu().numpy()
     right = whole.right.cpu().numpy()
 
-    def loss(layer: int, pairs: Int[np.ndarray, " k"]) -> Float[np.ndarray, " q"]:
+    def measure_change(layer: int, pairs: Int[np.ndarray, " k"]) -> Float[np.ndarray, " q"]:
         with subject.model.hooks([remove_pairs(rotated[layer], layer, pairs)]):
             return scored(subject.model, batch).right.cpu().numpy() - 1.0 * right
 
@@ -99,20 +175,20 @@ def measure_bands(subject: Subject) -> Bands:
     for layer, rotary in rotated.items():
         n_pairs = rotary.n_pairs
         thirds = np.array_split(np.arange(n_pairs), min(len(BANDS), n_pairs))
-        changes = [loss(layer, pairs) for pairs in thirds]
-        intervals = [_by_rows(change, rows, rng) for change in changes]
+        changes = [measure_change(layer, pairs) for pairs in thirds]
+        intervals = [_bound_change(change, rows, rng) for change in changes]
         lost = [c.mean() for c, (_, high) in zip(changes, intervals, strict=True) if high < 0]
         placebo: list[float] = []
         while len(placebo) < PLACEBOS:
-            # A band that one random set is as bad as cannot matter, whatever others do.
+            # A band cannot matter if one random set costs as much, whatever others cost.
             if len(placebo) >= FEWEST_PLACEBOS and not min(lost, default=0) < min(placebo):
                 break
-            draw = rng.choice(n_pairs, len(thirds[0]), replace=False)
-            placebo.append(float(loss(layer, draw).mean()))
+            chosen = rng.choice(n_pairs, len(thirds[0]), replace=False)
+            placebo.append(float(measure_change(layer, chosen).mean()))
         waves = 2 * np.pi * rotary.base ** (np.arange(n_pairs) / n_pairs)
         for name, pairs, change, interval in zip(BANDS, thirds, changes, intervals, strict=False):
             bands.append(
-                Band(
+                BandAblation(
                     layer=layer,
                     sides=rotary.sides,
                     name=name,
@@ -124,7 +200,7 @@ def measure_bands(subject: Subject) -> Bands:
                 )
             )
     accuracy = float(right.mean())
-    return Bands(
+    return BandAblations(
         tuple(bands),
         accuracy,
         wilson(accuracy, len(right)),
@@ -136,9 +212,9 @@ def measure_bands(subject: Subject) -> Bands:
 def remove_pairs(
     rotary: RotaryPairs, layer: int, pairs: Int[np.ndarray, " k"]
 ) -> tuple[NamesFilter, HookFn]:
-    """Return a hook, with its name, that takes pairs of channels out of a mixer's comparison.
+    """Return a hook, with its name, that removes pairs of channels from what a mixer compares.
 
-    Zeros on the target's side are enough: every product has a factor there.
+    Zeros on the target's side are enough, since every product has a factor there.
     """
     n_pairs = rotary.n_pairs
     kept = torch.ones(2 * n_pairs)
@@ -153,9 +229,13 @@ def remove_pairs(
     return f"blocks.{layer}.mixer.{rotary.target_hook}", clear
 
 
-def _by_rows(
+def _bound_change(
     change: Float[np.ndarray, " q"], rows: Int[np.ndarray, " q"], rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Return the interval of the mean change; a row's positions stay together."""
+    """Return the interval of the mean change; the positions of a row stay together."""
     sums = np.bincount(rows, change), np.bincount(rows)
     return bootstrap(np.stack(sums, 1), rng, statistic=lambda z: z[:, 0].sum() / z[:, 1].sum())
+
+
+def _format_points(change: float) -> str:
+    return f"{100 * change:+.1f}"

@@ -1,12 +1,13 @@
-"""What rotated mixers compare, frequency by frequency: queries with keys, C with B.
+"""The vectors that rotary mixers compare, and means of their products by frequency and by lag.
 
-Pair m of a query and of a key is a complex number each, q and k, before the rotation turns them:
+Queries are compared with keys, C with B. Before rotation, pair m of channels is a complex number,
+q on the target's side and k on the source's:
 
     score_ts = scale · Σ_m Re(q̄_tm k_sm e^{−i(t−s)θ_m})
              = scale · Σ_m [(q_m·k_m) cos((t−s)θ_m) + (q_m×k_m) sin((t−s)θ_m)]
 
 with q·k = q₁k₁ + q₂k₂ and q×k = q₁k₂ − q₂k₁. Axis letters beside the package's: m pair of channels,
-c comparison (a query head of attention, a group of SSD), l lag t − s, e edge (row, t, s).
+which is one frequency; c comparison (a query head of attention, a group of SSD); l lag t − s.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,23 +27,23 @@ from lab.ops.rope import Layout
 from tasks.base import Batch
 
 BLOCK_ENTRIES = 2**20
-"""Pairs of channels that are compared at once: larger ones leave the processor's cache."""
+"""Entries of q that are compared at once: larger blocks do not fit the processor's cache."""
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """What a rotated mixer compares, before it is rotated.
+class RotatedSides:
+    """The two sides that a mixer compares, before their sides.
 
     Attributes:
         layer: index of the block.
         sides: "Q/K" of attention, "C/B" of SSD.
-        q: what reads, queries or C.
-        k: what is read, keys or B.
-        theta: angle a token, in (0, 1].
+        q: targets, queries or C.
+        k: sources, keys or B; one for each comparison.
+        theta: rotation angle per token, in (0, 1].
         scale: 1/√p of attention's head width p; 1 of SSD.
-        groups: by which comparison each head goes.
-        log_decay: SSD's, ≤ 0; None for attention.
+        groups: the comparison that each head uses.
+        log_decay: of SSD, ≤ 0; None for attention.
     """
 
     layer: int
@@ -55,7 +56,7 @@ class Rotation:
     log_decay: Float[Tensor, "b t h"] | None
 
     def turn(self, lags: Int[Tensor, " l"]) -> Complex[Tensor, "l m"]:
-        """Return scale · e^{−i lag θ}, what a product q̄k at that lag is multiplied by."""
+        """Return scale · e^{−i lag θ}, the factor of a product q̄k at that lag."""
         angles = lags[:, None].double() * torch.from_numpy(self.theta).to(lags.device)
         return torch.polar(torch.full_like(angles, self.scale), -angles).to(self.q.dtype)
 
@@ -66,31 +67,13 @@ class Rotation:
             yield slice(first, first + height)
 
 
-@dataclass(frozen=True)
-class Edges:
-    """Pairs of a target and an earlier source.
-
-    Attributes:
-        rows: row of the batch.
-        targets: position that reads.
-        sources: position that is read, ≤ target.
-    """
-
-    rows: Int[Tensor, " e"]
-    targets: Int[Tensor, " e"]
-    sources: Int[Tensor, " e"]
-
-    @property
-    def lags(self) -> Int[Tensor, " e"]:
-        """Target less source."""
-        return self.targets - self.sources
-
-
 @torch.no_grad()
-def rotations(model: LanguageModel, batch: Batch, look: Callable[[Rotation], Found]) -> list[Found]:
-    """Return what `look` makes of every rotated mixer, in the order of the layers.
+def measure_rotated_sides(
+    model: LanguageModel, batch: Batch, measure: Callable[[RotatedSides], Found]
+) -> list[Found]:
+    """Return what `measure` returns for every rotary mixer, in the order of the layers.
 
-    Only one layer's tensors are kept at a time. Hooks in place act.
+    Only one layer's tensors are kept at a time. Hooks that are in place take effect.
     """
     found: list[Found] = []
     rotated = find_rotary_pairs(model)
@@ -101,7 +84,7 @@ def rotations(model: LanguageModel, batch: Batch, look: Callable[[Rotation], Fou
         seen[name] = tensor
         pairs = rotated[int(layer)]
         if len(seen) == len(list_hooks(pairs)):
-            found.append(look(_read_sides(int(layer), pairs, seen)))
+            found.append(measure(_read_sides(int(layer), pairs, seen)))
             seen.clear()
 
     points = [
@@ -128,50 +111,50 @@ def list_hooks(pairs: RotaryPairs) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def paired(x: Float[Tensor, "b t h n"], layout: Layout) -> Complex[Tensor, "b t h m"]:
-    """Return each pair of channels that rotates as one complex number."""
+def pair_channels(x: Float[Tensor, "b t h n"], layout: Layout) -> Complex[Tensor, "b t h m"]:
+    """Return each pair of channels that rotates together as one complex number."""
     shape, axis = ((2, -1), -2) if layout == "half" else ((-1, 2), -1)
     return torch.complex(*x.unflatten(-1, shape).unbind(axis))
 
 
-def causal_means(
-    rotation: Rotation,
+def average_causal_pairs(
+    sides: RotatedSides,
 ) -> tuple[Float[np.ndarray, "c m"], Complex[np.ndarray, "c m"]]:
     """Return the means of |q||k| and of q̄k over all pairs of a target and a source ≤ it."""
     size, product = 0.0, 0.0
-    for rows in rotation.blocks():
-        q, k = rotation.q[rows], rotation.k[rows]
+    for rows in sides.blocks():
+        q, k = sides.q[rows], sides.k[rows]
         size = size + (q.abs() * k.abs().cumsum(1)).sum((0, 1), dtype=torch.float64)
         product = product + (q.conj() * k.cumsum(1)).sum((0, 1), dtype=torch.complex128)
     assert isinstance(size, Tensor)
     assert isinstance(product, Tensor)
-    b, t = rotation.q.shape[:2]
+    b, t = sides.q.shape[:2]
     count = b * t * (t + 1) / 2
     return (size / count).cpu().numpy(), (product / count).cpu().numpy()
 
 
-def by_lag(
-    rotation: Rotation, lags: Int[np.ndarray, " l"]
+def average_by_lag(
+    sides: RotatedSides, lags: Int[np.ndarray, " l"]
 ) -> tuple[Float[np.ndarray, "l c m"], Float[np.ndarray, "l h"], Float[np.ndarray, "l h"]]:
-    """Return means over all pairs of each lag.
+    """Return means over all pairs of tokens at each lag.
 
     Args:
-        rotation: of a layer.
+        sides: the sides of a layer.
         lags: each in 0 … t − 1.
 
     Returns:
-        what each frequency adds to the score, whose sum over m is the score; the decay
-        exp Σ a between source and target, 1 without one; and the score times the decay.
+        what each frequency adds to the score, which is the sum over m; the decay exp Σ a between
+        source and target, 1 for attention; and the score times the decay.
     """
-    device, seq_len = rotation.q.device, rotation.q.shape[1]
-    turns = rotation.turn(torch.from_numpy(lags).to(device))
-    groups = torch.from_numpy(rotation.groups).to(device)
-    parts = torch.zeros(len(lags), *rotation.q.shape[2:], dtype=torch.float64, device=device)
+    device, seq_len = sides.q.device, sides.q.shape[1]
+    turns = sides.turn(torch.from_numpy(lags).to(device))
+    groups = torch.from_numpy(sides.groups).to(device)
+    parts = torch.zeros(len(lags), *sides.q.shape[2:], dtype=torch.float64, device=device)
     decays = torch.zeros(len(lags), len(groups), dtype=torch.float64, device=device)
     decayed = torch.zeros_like(decays)
-    for rows in rotation.blocks():
-        q, k = rotation.q[rows].conj(), rotation.k[rows]
-        total = None if rotation.log_decay is None else rotation.log_decay[rows].double().cumsum(1)
+    for rows in sides.blocks():
+        q, k = sides.q[rows].conj(), sides.k[rows]
+        total = None if sides.log_decay is None else sides.log_decay[rows].double().cumsum(1)
         for i, lag in enumerate(lags.tolist()):
             added = (q[:, lag:] * k[:, : seq_len - lag] * turns[i]).real
             parts[i] += added.sum((0, 1), dtype=torch.float64)
@@ -179,55 +162,23 @@ def by_lag(
                 decay = (total[:, lag:] - total[:, : seq_len - lag]).exp()
                 decays[i] += decay.sum((0, 1))
                 decayed[i] += (added.sum(-1)[..., groups] * decay).sum((0, 1))
-    count = len(rotation.q) * (seq_len - torch.from_numpy(lags).to(device))[:, None]
+    count = len(sides.q) * (seq_len - torch.from_numpy(lags).to(device))[:, None]
     parts = parts / count[..., None]
-    if rotation.log_decay is None:
+    if sides.log_decay is None:
         decays, decayed = torch.ones_like(decays), parts.sum(-1)[:, groups]
     else:
         decays, decayed = decays / count, decayed / count
     return parts.cpu().numpy(), decays.cpu().numpy(), decayed.cpu().numpy()
 
 
-def on_edges(rotation: Rotation, edges: Edges) -> Complex[Tensor, "e c m"]:
-    """Return q̄k of each edge, not turned: times `rotation.turn(lag)`, its real part is added."""
-    q = rotation.q[edges.rows, edges.targets]
-    return q.conj() * rotation.k[edges.rows, edges.sources]
-
-
-def linked(batch: Batch, target: str, source: str) -> Edges:
-    """Return the edges between two links of a batch, padding left out."""
-    targets, sources = batch.links[target], batch.links[source]
-    real = (targets >= 0) & (sources >= 0)
-    return Edges(real.nonzero()[:, 0], targets[real], sources[real])
-
-
-def elsewhere(edges: Edges, seq_len: int, rng: np.random.Generator) -> Edges:
-    """Return the placebo of edges: for each one of equal lag in the same row, anywhere."""
-    lags = edges.lags.cpu().numpy()
-    targets = torch.from_numpy(rng.integers(lags, seq_len)).to(edges.rows.device)
-    return Edges(edges.rows, targets, targets - edges.lags)
-
-
-def anywhere(batch: Batch, count: int, rng: np.random.Generator) -> Edges:
-    """Return edges drawn from all causal ones, each as likely."""
-    n_rows, seq_len = batch.inputs.shape
-    rows = rng.integers(0, n_rows, count)
-    # The lower triangle in the order of its rows: target t starts at entry t(t + 1)/2.
-    entry = rng.integers(0, seq_len * (seq_len + 1) // 2, count)
-    starts = np.arange(seq_len) * (np.arange(seq_len) + 1) // 2
-    targets = np.searchsorted(starts, entry, side="right") - 1
-    parts = (rows, targets, entry - starts[targets])
-    return Edges(*(torch.from_numpy(part).to(batch.inputs.device) for part in parts))
-
-
-def _read_sides(layer: int, pairs: RotaryPairs, seen: dict[str, Tensor]) -> Rotation:
+def _read_sides(layer: int, pairs: RotaryPairs, seen: dict[str, Tensor]) -> RotatedSides:
     """Return what passed a mixer's hooks; every comparison gets its own source."""
     targets, sources = seen[pairs.target_hook], seen[pairs.source_hook]
-    q = paired(targets.float() if targets.itemsize < 4 else targets, pairs.layout)
-    k = paired(sources.to(q.real.dtype), pairs.layout)
+    q = pair_channels(targets.float() if targets.itemsize < 4 else targets, pairs.layout)
+    k = pair_channels(sources.to(q.real.dtype), pairs.layout)
     if pairs.source_of != tuple(range(k.shape[2])):
         k = k[:, :, list(pairs.source_of)]
-    return Rotation(
+    return RotatedSides(
         layer=layer,
         sides=pairs.sides,
         q=q,

@@ -1,0 +1,86 @@
+"""Planted lags are found, with the frequencies behind them."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis import frequencies
+from analysis.frequencies.edges import (
+    sample_answers,
+)
+from analysis.frequencies.frequencies_by_lag import FrequenciesByLag, find_peak
+from analysis.frequencies.lag_curves import make_lag_grid, measure_lag_curves
+from analysis.frequencies.rotation import measure_rotated_sides
+from analysis.frequencies.scores_by_lag import ScoresByLag
+from tests.unit.analysis.frequencies.models import (
+    TASK,
+    build_subject,
+    plant_product,
+)
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_planted_lag_is_where_the_score_peaks(lag):
+    theta = 100.0 ** -(np.arange(8) / 8)
+    rotation = plant_product(np.exp(1j * lag * theta), theta, rows=20)
+    batch = TASK.batch(split="test", size=20)
+    rng = np.random.default_rng(0)
+    result = measure_lag_curves(rotation, sample_answers(batch, rng), batch, rng)
+    assert result.lags[result.score[:, 0].argmax()] == lag
+    expected = [sum(math.cos((other - lag) * angle) for angle in theta) for other in result.lags]
+    np.testing.assert_allclose(result.score[:, 0], expected)
+    # Whatever is carried to a lag has the score of all that stand at it: the content is constant.
+    np.testing.assert_allclose(result.carried["value → key"], result.score)
+    says = frequencies.describe(ScoresByLag((result,), 16)).says
+    assert f"at lag {lag}" in says
+    assert result.pairs.tolist() == [20 * (16 - other) for other in result.lags]
+    few = ScoresByLag((replace(result, pairs=result.pairs // 20),), 16)
+    assert frequencies.describe(few).says == "No layer's mean score prefers a lag."
+
+
+@pytest.mark.parametrize("seq_len", [2, 16, 2048])
+def test_lags_are_within_the_row(seq_len):
+    lags = make_lag_grid(seq_len)
+    assert lags[0] == 1
+    assert lags[-1] == seq_len - 1
+    assert (np.diff(lags) > 0).all()
+
+
+def test_what_frequencies_add_by_lag_sums_to_the_rise_of_the_telling_head():
+    given = build_subject("AM", rows=40)
+    [found] = measure_rotated_sides(
+        given.model,
+        given.batch,
+        lambda r: measure_lag_curves(r, {}, given.batch, np.random.default_rng(0)),
+    )
+    ranges = [
+        max(column[found.pairs >= 100]) - min(column[found.pairs >= 100]) for column in found.rise.T
+    ]
+    assert found.telling == ranges.index(max(ranges))
+    # Kept in fp32.
+    np.testing.assert_allclose(found.by_pair.sum(1), found.rise[:, found.telling], atol=1e-5)
+
+
+def test_a_peak_names_the_fewest_frequencies_behind_it():
+    theta = 100.0 ** -(np.arange(8) / 8)
+    weight = np.array([0, 0, 3.0, 2, 0.5, 0, 0, 0])
+    batch = TASK.batch(split="test", size=20)
+    rotation = plant_product(weight * np.exp(1j * theta), theta, rows=20)
+    found = measure_lag_curves(rotation, {}, batch, np.random.default_rng(0))
+    peak = find_peak(found)
+    assert peak is not None
+    assert peak.lag == 1
+    added = sorted(found.by_pair[0], reverse=True)
+    count = next(n for n in range(1, 9) if sum(added[:n]) >= found.rise[0, 0] / 2)
+    assert peak.count == count <= 2
+    waves = 2 * math.pi / theta
+    assert waves[2] <= peak.wavelengths[0] <= peak.wavelengths[1] <= waves[3]
+    says = frequencies.describe(FrequenciesByLag((found,), (peak,))).says
+    assert f"half of that comes from {count} of 8 frequencies" in says
+    few = replace(found, pairs=found.pairs // 20)
+    assert find_peak(few) is None
+    untold = FrequenciesByLag((few,), ())
+    assert frequencies.describe(untold).says.startswith("No layer's mean score prefers a lag")
+    assert frequencies.draw(untold) is None

@@ -1,0 +1,57 @@
+"""A planted frequency is found to carry the answers; advantages equal loops over edges."""
+
+import numpy as np
+import pytest
+import torch
+
+from analysis import frequencies
+from analysis.frequencies.edges import Edges, link_edges, sample_placebo
+from analysis.frequencies.rotation import measure_rotated_sides
+from analysis.frequencies.uses import FrequencyUses, measure_use
+from tests.unit.analysis.frequencies.models import (
+    TASK,
+    build_subject,
+    plant_product,
+    score_directly,
+)
+
+
+def test_only_the_planted_frequency_carries_the_answers():
+    theta = 100.0 ** -(np.arange(8) / 8)
+    batch = TASK.batch(split="test", size=40)
+    rotation = plant_product(np.zeros(8), theta, rows=40)
+    noise = np.random.default_rng(0).normal(size=rotation.q.shape)
+    rotation.q[:] = torch.from_numpy(0.1 * noise)
+    edges = link_edges(batch, "query_pos", "value_pos")
+    rotation.q[edges.rows, edges.targets, 0, 6] += 5
+    rotation.k[:, :, 0, 6] = 0.1
+    rotation.k[edges.rows, edges.sources, 0, 6] = 1
+    result = measure_use(rotation, "query → value", edges, np.random.default_rng(1))
+    assert result.by_pair[0].argmax() == 6
+    assert result.by_pair[0, 6] / result.advantage[0] == pytest.approx(1, abs=0.1)
+    assert result.long[0] == pytest.approx(1, abs=0.1)
+    assert 0 < result.interval[0] < result.advantage[0] < result.interval[1]
+    says = frequencies.describe(FrequencyUses((result,), 16)).says
+    assert says.startswith("Query → value: most in layer 0 (Q/K), +")
+
+
+def test_an_advantage_is_the_difference_of_two_loops():
+    given = build_subject("AM")
+    edges = link_edges(given.batch, "query_pos", "value_pos")
+    [(found, result)] = measure_rotated_sides(
+        given.model,
+        given.batch,
+        lambda r: (r, measure_use(r, "query → value", edges, np.random.default_rng(3))),
+    )
+    score, _ = score_directly(found, given.model, given.batch)
+    placebo = sample_placebo(edges, 16, np.random.default_rng(3))
+
+    def of(edges: Edges, head: int) -> list[float]:
+        places = zip(edges.rows, edges.targets, edges.sources, strict=True)
+        return [score[b, head, t, s].item() for b, t, s in places]
+
+    for head in range(4):
+        expected = np.mean(of(edges, head)) - np.mean(of(placebo, head))
+        assert result.advantage[head] == pytest.approx(expected, abs=1e-10)
+        assert result.effect[head] == pytest.approx(expected / np.std(of(placebo, head)))
+    assert result.by_pair.sum(-1) == pytest.approx(result.advantage)
