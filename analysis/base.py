@@ -1,4 +1,4 @@
-"""What an analysis is: a module that measures a model on rows, draws what it found, says it."""
+"""The contract of an analysis: it measures a subject and returns findings with words and figure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from lab.training.runs import Run
 from tasks.base import Batch, Task, count_rows
 
 TOKENS = 32_768
-"""Tokens of the rows that an analysis looks at, unless it is told how many rows."""
+"""Tokens that an analysis runs the model on, unless the number of rows is given."""
 MOST_ROWS = 256
-"""Rows that are enough, however short: intervals are then narrower than what they are about."""
+"""Most rows by default, however short: 95 % intervals are narrow enough then."""
 FEWEST_ROWS = 4
 
 
@@ -26,15 +26,15 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is analysed: a model, and rows to look at it on.
+    """What an analysis looks at: a model, and rows to run it on.
 
     Attributes:
-        task: what the rows are of.
+        task: generates the rows.
         model: in evaluation mode, on the device of the rows.
         batch: rows of the test split, tensors [b t].
         seed: of the rows, of resampling and of placebos.
-        step: training steps behind the weights; None where nobody counted.
-        run: the run folder they come from; None for a model from elsewhere.
+        step: training steps of the weights; None if unknown.
+        run: the run folder of the weights; None for a model from elsewhere.
     """
 
     task: Task
@@ -53,22 +53,22 @@ class Subject:
         rows: int | None = None,
         memory: int | None = None,
     ) -> "Subject":
-        """Return what is analysed of a run.
+        """Return the subject of a run: its weights at a step, and rows of its task.
 
         Args:
             run: the run.
-            step: whose weights, one of `run.list_steps()`; None takes the newest checkpoint's.
-            rows: of the test split; None: about 32,768 tokens' worth, 4 to 256.
-            memory: bytes that looking at them may take; None: what is free.
+            step: the step of the weights, one of `run.list_steps()`; None: the newest checkpoint.
+            rows: how many rows of the test split; None: about 32,768 tokens, 4 to 256 rows.
+            memory: bytes that the analysis may take; None: all that are free.
 
         Raises:
             RunError: when there is no checkpoint, or the weights cannot be read.
-            ValueError: for rows below 1, or more than memory holds.
+            ValueError: for rows below 1, or more than fit into memory.
         """
         if step is None:
             if not run.list_checkpoints():
                 known = ", ".join(map(str, run.list_steps()))
-                raise RunError(f"{run.path}: has no checkpoint; give a step whose weights: {known}")
+                raise RunError(f"{run.path}: has no checkpoint; give a step: {known}")
             step = max(run.list_checkpoints())
         if rows is None:
             rows = count_rows(TOKENS, run.task.seq_len, fewest=FEWEST_ROWS, most=MOST_ROWS)
@@ -85,7 +85,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The task and the stack, the mixer's class in place of the latter's U."""
+        """The task and the stack, with the class of the user's mixer if there is one."""
         if self.run is None:
             return self.task.name
         config = self.run.model
@@ -95,12 +95,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, and how it goes on.
+    """A text with several continuations.
 
     Attributes:
-        name: which it is.
-        opening: what all continuations follow.
-        continuations: by what they are.
+        name: which text it is.
+        opening: the text before every continuation.
+        continuations: by their origin, such as the task or the model.
     """
 
     name: str
@@ -110,14 +110,14 @@ class Passage:
 
 @dataclass(frozen=True)
 class Words:
-    """What stands beside a figure.
+    """A finding in words, which stand beside its figure.
 
     Attributes:
-        title: names the figure, its form and its pooling.
-        says: one sentence on what to see, computed from the data.
+        title: of the figure.
+        says: what the finding shows, computed from the data.
         reading: how to read the figure.
-        alt: what the figure shows, for who cannot see it.
-        passages: texts to be read, which stand where there is no figure.
+        alt: the figure in words, for readers who cannot see it.
+        passages: texts to read, shown in place of a figure.
     """
 
     title: str
@@ -130,7 +130,7 @@ class Words:
 class Finding(ABC):
     """What an analysis found: numbers in the fields of a frozen dataclass, words, and a figure.
 
-    `analysis.record.plain` must be able to write the fields as JSON.
+    `analysis.record.to_plain` must be able to convert the fields for analysis.json.
     """
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Finding(ABC):
 
     @abstractmethod
     def draw(self) -> go.Figure | None:
-        """Draw the finding; None when there is nothing to be seen."""
+        """Draw the finding; None when there is nothing to see."""
 
 
 def describe(finding: Finding) -> Words:
@@ -148,31 +148,35 @@ def describe(finding: Finding) -> Words:
 
 
 def draw(finding: Finding) -> go.Figure | None:
-    """Draw a finding; None when there is nothing to be seen."""
+    """Draw a finding; None when there is nothing to see."""
     return finding.draw()
 
 
 @runtime_checkable
 class Analysis(Protocol):
-    """A module of this package, listed in `analysis.ANALYSES`. Its file is all there is to add."""
+    """A module with `TITLE`, `measure`, `describe` and `draw`, listed in `analysis.ANALYSES`.
+
+    To add an analysis, write its file and one line there; the report and `lab analyze` follow. Its
+    findings subclass `Finding`, so that `describe` and `draw` can be imported from this module.
+    """
 
     @property
     def TITLE(self) -> str:  # noqa: N802
-        """The heading of its section."""
+        """The heading of its section in the report."""
         ...
 
     def measure(self, subject: Subject, /) -> Sequence[Any]:
-        """Return a result a figure: frozen dataclasses that `analysis.record.plain` takes.
+        """Return the findings, one for each figure.
 
         Raises:
-            NotApplicableError: where there is nothing to measure.
+            NotApplicableError: when there is nothing to measure.
         """
         ...
 
-    def describe(self, result: Any, /) -> Words:
-        """Put a result in words."""
+    def describe(self, finding: Any, /) -> Words:
+        """Put a finding in words."""
         ...
 
-    def draw(self, result: Any, /) -> go.Figure | None:
-        """Draw a result, or return None when there is nothing to be seen."""
+    def draw(self, finding: Any, /) -> go.Figure | None:
+        """Draw a finding; None when there is nothing to see."""
         ...

@@ -1,4 +1,4 @@
-"""Every analysis that applies, carried out on one subject; and analysis.json, which records it."""
+"""Run all analyses that apply to one subject, and convert their findings for analysis.json."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,18 +10,18 @@ from analysis.base import NotApplicableError, Subject
 from analysis.record import collect_provenance, to_plain
 
 FORMAT = 1
-"""Of analysis.json."""
+"""Version of the format of analysis.json."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found.
+    """All analyses that apply to one subject.
 
     Attributes:
-        subject: what was looked at.
-        results: of each analysis that applies, by its name, in the order of `ANALYSES`.
-        not_applicable: why each other one does not apply.
-        seconds: what each took, those that do not apply included.
+        subject: what was analysed.
+        results: the findings of each analysis that applies, by name, in the order of `ANALYSES`.
+        not_applicable: by name, why the others do not apply.
+        seconds: the time that each took, including those that do not apply.
     """
 
     subject: Subject
@@ -31,10 +31,10 @@ class Examination:
 
 
 def select_analyses(only: Sequence[str] | None) -> list[str]:
-    """Return the names of the analyses asked for, in their order; None asks for all.
+    """Return the names of the requested analyses in the order of `ANALYSES`; None requests all.
 
     Raises:
-        ValueError: for a name that is no analysis; the known ones are listed.
+        ValueError: for an unknown name, listing the known ones.
     """
     for name in only or ():
         if name not in ANALYSES:
@@ -49,17 +49,17 @@ def examine(
     *,
     lenient: bool = False,
 ) -> Examination:
-    """Carry out analyses.
+    """Run the analyses that apply to a subject.
 
     Args:
-        subject: what to look at.
-        only: names of analyses; None takes all that apply.
-        on_begin: told the name of each before it begins.
-        lenient: let those that are asked for by name not apply.
+        subject: what to analyse.
+        only: names of analyses; None: all that apply.
+        on_begin: called with the name of each before it begins.
+        lenient: accept that an analysis named in `only` does not apply.
 
     Raises:
         ValueError: for an unknown name.
-        NotApplicableError: when one that is asked for by name does not apply.
+        NotApplicableError: when one named in `only` does not apply, unless lenient.
         RunError: when weights or records of the run cannot be read.
     """
     results: dict[str, Sequence[Any]] = {}
@@ -78,7 +78,7 @@ def examine(
 
 
 def record(examination: Examination) -> dict[str, Any]:
-    """Return what analysis.json holds: each result's numbers, and the words that go with them."""
+    """Return the content of analysis.json: the numbers of each finding, with title and sentence."""
     subject = examination.subject
     rows, seq_len = subject.batch.inputs.shape
     return {
@@ -92,12 +92,12 @@ def record(examination: Examination) -> dict[str, Any]:
         "seconds": {name: round(value, 3) for name, value in examination.seconds.items()},
         "not_applicable": examination.not_applicable,
         "analyses": {
-            name: [_told(name, result) for result in results]
+            name: [_record_finding(name, result) for result in results]
             for name, results in examination.results.items()
         },
     }
 
 
-def _told(name: str, result: Any) -> dict[str, Any]:
+def _record_finding(name: str, result: Any) -> dict[str, Any]:
     words = ANALYSES[name].describe(result)
     return {"title": words.title, "says": words.says, **to_plain(result)}

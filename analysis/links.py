@@ -1,4 +1,4 @@
-"""Positions of a row that belong together, and where a matrix joins them."""
+"""Positions of a row that belong together, and how much mass a matrix puts on them."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from torch import Tensor
 from tasks.base import IGNORE, Batch
 
 PAIR_LINKS = ("query_pos", "key_pos", "value_pos")
-"""What a task of stored pairs links."""
+"""The links of a task that stores pairs of keys and values."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class AnswerLinks:
 
     Attributes:
         queries: the scored positions q.
-        keys: where each query's key was stored; empty when the task names no pairs.
-        values: where its value was; likewise.
+        keys: where each query's key was stored; empty if the task stores no pairs.
+        values: where each query's value was stored; likewise.
     """
 
     queries: Int[np.ndarray, " q"]
@@ -32,14 +32,14 @@ class AnswerLinks:
 
 @dataclass(frozen=True)
 class Mass:
-    """Where the mass |M_ij| / Σ_j |M_ij| of a matrix lies: means over rows, one a head.
+    """Where the mass |M_ij| / Σ_j |M_ij| of a matrix lies: per head, the mean over rows of M.
 
     Attributes:
-        on_value: from queries to their value; empty when the task names no pairs.
+        on_value: from queries to their value; empty if the task stores no pairs.
         on_key: from queries to their key; likewise.
         written: from values to their key; likewise.
         on_previous: from every position to the one before it.
-        uniform_value: what `on_value` would be if every row were uniform: the mean 1/(q + 1).
+        uniform_value: `on_value` if every row were uniform: the mean of 1/(q + 1).
         uniform_written: likewise for `written`.
         uniform_previous: likewise for `on_previous`.
     """
@@ -54,7 +54,7 @@ class Mass:
 
 
 def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
-    """Return the links of a row of a batch, without padding."""
+    """Return which positions of a row of a batch belong together, without padding."""
     if not has_pairs(batch):
         scored = (batch.targets[row] != IGNORE).nonzero()[:, 0].cpu().numpy()
         return AnswerLinks(scored, scored[:0], scored[:0])
@@ -64,14 +64,14 @@ def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
 
 
 def measure_mass(matrix: Float[np.ndarray, "h t s"], links: AnswerLinks) -> Mass:
-    """Measure where the mass of a matrix lies; a row without any counts as zero."""
+    """Measure where the mass of a matrix lies; rows of zeros count as 0."""
     return measure_mass_by_blocks([(slice(0, matrix.shape[1]), matrix)], links)
 
 
 def measure_mass_by_blocks(
     blocks: Iterable[tuple[slice, Float[np.ndarray, "h _ s"]]], links: AnswerLinks
 ) -> Mass:
-    """Measure where the mass of a matrix lies that comes by blocks of rows."""
+    """Measure where the mass of a matrix lies, given by blocks of rows."""
     paired = links.queries if len(links.values) else links.queries[:0]
     found: dict[str, list[np.ndarray]] = {name: [] for name in ("value", "key", "write", "before")}
     seq_len = 0
@@ -108,16 +108,16 @@ def measure_mass_by_blocks(
 
 
 def has_pairs(batch: Batch) -> bool:
-    """Whether the task's links say where a query's key and value were stored."""
+    """Whether the task's links name where a query's key and value were stored."""
     return set(PAIR_LINKS) <= batch.links.keys()
 
 
 def find_pairs(
     batch: Batch,
 ) -> tuple[Int[Tensor, "b pairs"], Int[Tensor, "b pairs"], Int[Tensor, "b pairs"]]:
-    """Return where queries, their keys and their values are: a row's pairs first, then −1.
+    """Return the positions of queries, their keys and their values: the pairs first, then −1.
 
-    What lacks one of the three, as the first token of a copied string lacks a key, is no pair.
+    Where one of the three is missing, as for the first token of a copied string, there is no pair.
     """
     links = torch.stack([batch.links[name] for name in PAIR_LINKS])
     whole = (links >= 0).all(0)

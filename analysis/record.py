@@ -1,4 +1,4 @@
-"""analysis.json: what was measured and on what, as numbers that another program can read."""
+"""Convert findings for analysis.json, and identify the data, code and machine behind them."""
 
 import hashlib
 import math
@@ -17,15 +17,15 @@ STORED = "stored"
 
 
 def figure_only() -> Any:
-    """Return a dataclass field for what only a figure needs: analysis.json leaves it out."""
+    """Return a dataclass field that only figures need: analysis.json leaves it out."""
     return field(metadata={STORED: False})
 
 
 def to_plain(value: Any) -> Any:
-    """Return a result as JSON takes it: dataclasses by field, arrays as lists, NaN and ±∞ as None.
+    """Convert a finding for JSON: dataclasses to dicts, arrays to lists, NaN and ±∞ to None.
 
     Raises:
-        TypeError: for a value that is none of these.
+        TypeError: for a value of any other type.
     """
     if is_dataclass(value) and not isinstance(value, type):
         kept = [f.name for f in fields(value) if f.metadata.get(STORED, True)]
@@ -40,11 +40,11 @@ def to_plain(value: Any) -> Any:
         return None
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{type(value).__name__} is nothing that analysis.json can hold")
+    raise TypeError(f"{type(value).__name__} is a type that analysis.json cannot hold")
 
 
 def collect_provenance(run: Run) -> dict[str, str]:
-    """Return what identifies data, code and machine, by name, as text."""
+    """Return what identifies data, code and machine, as text by name."""
     result = run.read_result() or {}
     return {
         "seed": str(run.train.seed),
@@ -58,16 +58,16 @@ def collect_provenance(run: Run) -> dict[str, str]:
 
 
 def hash_data(run: Run) -> str:
-    """Return the SHA-256 of the first test batch's inputs, int64 little-endian, row by row."""
+    """Hash the first test batch's inputs: SHA-256 of little-endian int64, row by row."""
     size = min(run.train.batch_size, run.train.test_rows)
     inputs = run.task.batch(split="test", size=size, seed=run.train.seed).inputs
     return hashlib.sha256(inputs.numpy().astype("<i8").tobytes()).hexdigest()
 
 
 def find_commit() -> str | None:
-    """Return the commit of the lab's own sources, "-dirty" when they differ from it.
+    """Return the commit of the lab's sources, ending in "-dirty" if they differ from it.
 
-    None where it cannot be known: no git, or an installation outside a repository of its own.
+    None if it is unknown: without git, or for an installation outside a repository.
     """
     here = Path(__file__)
     try:

@@ -1,4 +1,4 @@
-"""What a model answers at the scored positions of a batch, right now: hooks in place act."""
+"""What a model answers at the scored positions of a batch; hooks on the model take effect."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,16 +13,16 @@ from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch
 
 PART_ENTRIES = 2**24
-"""Logits that are in memory at once."""
+"""Logits in memory at once."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scored positions of a batch, row by row, and what the model made of them.
+    """The scored positions of a batch, row by row, with the model's last hidden states.
 
     Attributes:
-        rows: row of the batch.
-        positions: in the row.
+        rows: the row of each position.
+        positions: the position in its row.
         targets: the right answers.
         hidden: the last hidden states.
         head: the output embedding.
@@ -51,7 +51,7 @@ class Scored:
 
     @cached_property
     def losses(self) -> Float[Tensor, " q"]:
-        """The cross-entropy of each position, nats."""
+        """The cross-entropy at each position, nats."""
         size = max(1, PART_ENTRIES // len(self.head))
         parts = [
             torch.nn.functional.cross_entropy(hidden @ self.head.T, targets, reduction="none")
@@ -62,13 +62,13 @@ class Scored:
         return torch.cat(parts)
 
     def logits(self, tokens: Int[Tensor, "q k"]) -> Float[Tensor, "q k"]:
-        """Return the logits of k tokens a position."""
+        """Return the logits of k given tokens at each position."""
         return torch.einsum("qd,qkd->qk", self.hidden, self.head[tokens])
 
 
 @torch.no_grad()
 def scored(model: LanguageModel, batch: Batch) -> Scored:
-    """Run a model on a batch, in fp32, and return what it answers where answers are scored."""
+    """Run a model on a batch in fp32, and return what it answers at the scored positions."""
     hidden, head, targets = score(model, batch, "fp32")
     rows, positions = (batch.targets != IGNORE).nonzero(as_tuple=True)
     return Scored(rows, positions, targets, hidden, head)

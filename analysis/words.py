@@ -1,10 +1,10 @@
-"""How numbers and lists are written in sentences."""
+"""Format numbers and lists for sentences."""
 
 from collections.abc import Sequence
 
 
 def percent(share: float) -> str:
-    """Return a share in [0, 1] as text: one decimal, three next to 0 and 1, which it may not be."""
+    """Format a share in [0, 1] with one decimal; three near 0 and 1, so as not to round to them."""
     digits = 3 if 0 < share < 0.001 or 0.999 < share < 1 else 1
     return f"{100 * share:.{digits}f} %"
 

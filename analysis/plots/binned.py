@@ -1,4 +1,4 @@
-"""Accuracy by bins of a whole number: a line with its band, and where chance is."""
+"""Draw accuracy by bins of a whole number: a line with its 95 % band, and chance."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -8,7 +8,7 @@ from analysis.plots import style
 from analysis.statistics.binned import Bins, format_span
 
 BAND = "rgba(128, 134, 145, 0.28)"
-"""`style.MUTED`, to be seen through."""
+"""`style.MUTED`, translucent."""
 
 
 def add_bins(
@@ -24,13 +24,13 @@ def add_bins(
     """Add accuracy with its 95 % band to a panel, and a dotted line at chance.
 
     Args:
-        drawn: what they are added to.
+        fig: what they are added to.
         binned: the bins.
-        middle: where each of them stands.
+        middle: the place of each bin on the axis.
         chance: accuracy of a uniform guess.
         name: of the line in the legend.
-        row: of the panel; the first has the legend's entries for band and chance.
-        col: likewise.
+        row: of the panel; the first row has the legend entries of band and chance.
+        col: of the panel.
     """
     spans = [format_span(binned, i) for i in range(len(binned.first))]
     panel = {"row": row, "col": col}

@@ -1,4 +1,4 @@
-"""Plots of attention or SSD heads: dots, a row a head and a panel a quantity; or a line a head."""
+"""Plots of heads: dots with one row per head and one panel per quantity, or one line per head."""
 
 import html
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from analysis.plots import style
 from analysis.plots.style import COLORS, DASHES
 
 LINES = 24
-"""Most heads with a line of their own; of more, those of a layer share one."""
+"""Most heads with a row of their own; with more, the heads of a layer share one."""
 LINE, MARK = 14, 12
-"""Height of a line, px: so much, and so much a series."""
+"""Height of a row, px, and additional height per series."""
 MARKS = (
     {"symbol": "circle", "color": style.BLUE, "size": 9},
     {"symbol": "diamond-open", "color": style.VERMILLION, "size": 10, "line": {"width": 2}},
@@ -24,9 +24,9 @@ MARKS = (
     {"symbol": "x", "color": style.ORANGE, "size": 8},
     {"symbol": "cross-open", "color": style.MUTED, "size": 10, "line": {"width": 2}},
 )
-"""How the series look, in turn: further ones begin anew. Readable on light and on dark."""
+"""Markers of the series in turn, starting over after the last; readable on light and dark."""
 STEP, SPREAD = 0.24, 0.3
-"""How far apart the series of a head stand, in lines, and how far off its line at most."""
+"""Distance of the series of a head, in rows, and their largest distance from its row."""
 NAMED = 6
 """Most heads with a colour each."""
 TICKS = 3
@@ -38,14 +38,14 @@ class Panel:
     """A quantity of all heads.
 
     Attributes:
-        title: in one or two short lines, split by a line break.
-        values: one array a series, NaN where a head has none.
-        ends: of the axis; of a logarithmic one in its unit, not in decades.
-        ticks: labels of a linear axis by their place; None leaves them to plotly.
+        title: one or two short lines, split by a line break.
+        values: one array per series, NaN where a head has no value.
+        ends: of the axis, in its unit even if it is logarithmic.
+        ticks: labels of a linear axis by place; None: plotly chooses.
         half_widths: of intervals around the first series.
-        chance: where the line of reference stands.
+        chance: place of the reference line.
         log: whether the axis is logarithmic.
-        shown: plotly's format of a value under the pointer.
+        shown: plotly's number format for hover texts.
     """
 
     title: str
@@ -69,12 +69,12 @@ def draw_dots(
     """Draw panels side by side, the first layer's first head on top.
 
     Args:
-        layers: of each head.
-        heads: its index in its layer.
+        layers: the layer of each head.
+        heads: the index of each head in its layer.
         panels: the quantities.
-        series: names of what each panel has.
-        chance: name of the line of reference.
-        axis: what the panels' axes say, where it is the same.
+        series: names of the series in every panel.
+        chance: name of the reference line.
+        axis: common title of the panels' axes.
     """
     lines, labels = place_heads(layers, heads)
     fig = make_subplots(
@@ -160,7 +160,7 @@ def draw_dots(
 def place_heads(
     layers: Int[np.ndarray, " h"], heads: Int[np.ndarray, " h"]
 ) -> tuple[Float[np.ndarray, " h"], list[str]]:
-    """Return on which line each head stands, and the lines' labels."""
+    """Return the row of each head, and the labels of the rows."""
     if len(layers) <= LINES:
         return np.arange(len(layers), dtype=float), name_heads(layers, heads)
     distinct, line = np.unique(layers, return_inverse=True)
@@ -182,9 +182,9 @@ def bound_log_axis(*values: np.ndarray) -> tuple[float, float]:
 
 
 def choose_log_ticks(low: float, high: float) -> dict[float, str]:
-    """Return labels of a logarithmic axis, by their place: powers of ten, or 1, 2 and 5 times one.
+    """Choose labels of a logarithmic axis by place: powers of ten, or 1, 2 and 5 times one.
 
-    Two or three of them, as even as can be; fewer where the axis is too short for such numbers.
+    There are two or three, as evenly spaced as possible; fewer on an axis too short for them.
     """
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):
@@ -198,7 +198,7 @@ def choose_log_ticks(low: float, high: float) -> dict[float, str]:
 
 
 def add_head_lines(
-    figure: go.Figure,
+    fig: go.Figure,
     labels: Sequence[str],
     x: Sequence[np.ndarray],
     y: Sequence[np.ndarray],
@@ -208,16 +208,16 @@ def add_head_lines(
     legend: bool = True,
     row: int | None = None,
 ) -> None:
-    """Add a line a head.
+    """Add one line per head: a few in colour with a dash each; of many, only the extremes.
 
     Args:
-        figure: what they are added to.
+        fig: what they are added to.
         labels: the heads' names.
         x, y: their points.
-        extremes: those that are named where there are more than `NAMED` heads.
-        shown: plotly's text of a point under the pointer.
+        extremes: the heads that get a colour if there are more than `NAMED`.
+        shown: plotly's hover text of a point.
         legend: whether the lines have entries in the legend.
-        row: of the panel, where there are several.
+        row: of the panel, if there are several.
     """
     named = list(range(len(labels))) if len(labels) <= NAMED else list(dict.fromkeys(extremes))
     for head in sorted(range(len(labels)), key=lambda head: head in named):
@@ -225,7 +225,7 @@ def add_head_lines(
         line: dict[str, object] = {"color": style.MUTED, "width": 1}
         if i is not None:
             line = {"color": COLORS[i], "width": 2.2, "dash": DASHES[i]}
-        figure.add_scatter(
+        fig.add_scatter(
             x=x[head],
             y=y[head],
             mode="lines",

@@ -1,7 +1,7 @@
-"""How figures look: one plotly template for light pages and one for dark, and shared words.
+"""The style of figures: one plotly template for light pages and one for dark.
 
-Colours are Okabe and Ito's, told apart in all common kinds of colour blindness; no figure relies
-on colour alone. A figure that names no colour takes the template's, and so follows the page.
+The colours are Okabe and Ito's, distinct under all common kinds of colour blindness, and no figure
+relies on colour alone. A figure that names no colour takes the template's, and so follows the page.
 """
 
 import html
@@ -15,7 +15,7 @@ from plotly.colors import sequential
 from lab.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
-"""Markers that go with the first colours, so that colour never stands alone."""
+"""Markers that go with the colours, so that no figure relies on colour alone."""
 
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -25,10 +25,10 @@ SEQUENTIAL = [[i / (len(sequential.Cividis) - 1), c] for i, c in enumerate(seque
 """Colour scale of shares and table entries; readable on light pages and on dark."""
 
 WIDTH = 600
-"""Nominal width of a figure, px; the page keeps its ratio to the height."""
+"""Nominal width of a figure, px; the page keeps the ratio of width to height."""
 
 HEAD = 44
-"""Height of the title and the stamp inside the top margin, px; the page shows the title as text."""
+"""Height of title and stamp in the top margin, px; a page cuts it off and shows text instead."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -120,7 +120,7 @@ DARK = _template(
     colorway=[SKY, ORANGE, GREEN, PURPLE, VERMILLION, YELLOW],
     diverging=["#bfe3ff", "#4a9fd8", "#1d4f77", "#1d2026", "#7c3420", "#e0703c", "#ffd9c2"],
 )
-"""Light and dark. The middle of the diverging scale is near the page's own background."""
+"""Light and dark templates. The diverging scale's middle is close to the page's background."""
 
 
 def new_figure(height: int) -> go.Figure:
@@ -153,5 +153,5 @@ def make_whiskers(
 
 
 def add_title(fig: go.Figure, title: str, stamp: str) -> go.Figure:
-    """Give a figure a title and, below it, where it comes from; text from users is escaped."""
+    """Add a title, and a stamp of the figure's origin below it; text from users is escaped."""
     return fig.update_layout(title_text=html.escape(title), title_subtitle_text=html.escape(stamp))

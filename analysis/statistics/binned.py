@@ -1,4 +1,4 @@
-"""Accuracy by bins of a whole number, and what stands out among them."""
+"""Accuracy by bins of a whole number, and which bins stand out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def bin_accuracy(
     rows: Int[np.ndarray, " q"],
     rng: np.random.Generator,
 ) -> Bins:
-    """Return accuracy by bins edges[i] ≤ number < edges[i + 1]; empty ones are left out."""
+    """Compute accuracy by bins edges[i] ≤ number < edges[i + 1]; empty bins are left out."""
     places = np.digitize(number, edges) - 1
     found = np.unique(places)
     inside = [places == place for place in found]
@@ -50,7 +50,13 @@ def bin_accuracy(
 
 
 def describe_contrast(found: Bins, one: str, many: str) -> str:
-    """Say where accuracy is best and worst, if these two bins can be told apart."""
+    """Say where accuracy is best and worst, or that no bin stands out.
+
+    Args:
+        found: the bins.
+        one: name of a bin of one number, such as "distance".
+        many: its plural, for bins of several numbers.
+    """
     names = [
         f"{many if found.last[i] > found.first[i] else one} {format_span(found, i)}"
         for i in range(len(found.first))
@@ -59,7 +65,7 @@ def describe_contrast(found: Bins, one: str, many: str) -> str:
 
 
 def describe_extremes(found: Bins, names: Sequence[str]) -> str:
-    """Say where accuracy is best and worst; nothing where their intervals meet."""
+    """Say where accuracy is best and worst; an empty text where their intervals overlap."""
     best, worst = int(found.accuracy.argmax()), int(found.accuracy.argmin())
     if not found.interval[worst, 1] < found.interval[best, 0]:
         return ""
@@ -68,6 +74,6 @@ def describe_extremes(found: Bins, names: Sequence[str]) -> str:
 
 
 def format_span(found: Bins, i: int) -> str:
-    """Return the numbers of a bin."""
+    """Format the numbers of a bin: "3" or "4–7"."""
     first, last = found.first[i], found.last[i]
     return f"{first}" if first == last else f"{first}–{last}"

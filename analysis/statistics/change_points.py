@@ -1,4 +1,4 @@
-"""When does a series by training step change? One split into two levels, with its bracket."""
+"""Find when a series by training step changes: the best split into two levels, with a bracket."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 MOVES = 0.1
 """The least range that counts as a move, in the series' unit: shares of 1, or nats."""
 FALSE_ALARMS = 0.01
-"""The share of series of white noise, and of random walks, that may pass for a change."""
+"""Share of white-noise series, and of random walks, in which a change may be found."""
 NOISES = 2000
-"""Series of each that a bound is read off."""
+"""Simulated series of each kind behind a bound."""
 FEWEST = 4
-"""Fewest steps that a change can be told from."""
+"""Fewest steps in which a change can be found."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Change:
     """A series' change from one level to another.
 
     Attributes:
-        step: half-way, on a logarithmic axis, between the two steps the split falls between.
-        low: the change comes after this kept step …
-        high: … and by this one: the neighbours of the split, and of its resamples (95 %).
-        begins: the last step before it at which a tenth of the change is not yet made.
-        ends: the first step after it at which nine tenths are made; None when that never comes.
+        step: half-way between the two steps around the split, on a logarithmic axis.
+        low: the change comes after this step …
+        high: … and by this one. They enclose the split, and 95 % of its resamples.
+        begins: the last step before the split with less than a tenth of the change.
+        ends: the first step after the split with more than nine tenths of it; None if none has.
         before: the level before, in the series' unit.
         after: the level after.
     """
@@ -39,11 +39,11 @@ class Change:
 
     @property
     def size(self) -> float:
-        """How far apart the two levels are."""
+        """The distance of the two levels."""
         return abs(self.after - self.before)
 
     def precedes(self, other: "Change") -> bool:
-        """Whether it comes before another one for certain: their brackets do not overlap."""
+        """Whether it certainly comes before another change: the brackets do not overlap."""
         return self.high <= other.low
 
 
@@ -53,26 +53,26 @@ def find_change_point(
     bound: float,
     resampled: Float[np.ndarray, "r n"] | None = None,
 ) -> Change | None:
-    """Return the change of a series, or None where there is none that can be dated.
+    """Return the change of a series, or None if it has none that can be dated.
 
-    The split that leaves the least squared distance to the means of its two sides,
+    The split is the one with the least squared distance to the means of its two sides,
 
-        min over i of  Σ_{j≤i} w_j (y_j − μ_before)² + Σ_{j>i} w_j (y_j − μ_after)²,
+        min over i of  Σ_{j≤i} w_j (y_j − μ_before)² + Σ_{j>i} w_j (y_j − μ_after)².
 
-    with w_j the stretch of log₂(1 + step) that step j stands for, so that steps kept more densely
-    around a jump count no more than others. Of a single step up or down it is the step; of a ramp,
-    its middle. Its levels are means of all that lies on a side, not the two ends, and it needs
-    neither a monotone series nor a smoothing width.
+    w_j is the part of log₂(1 + step) that step j stands for, so that densely recorded steps around
+    a jump do not count more than others. For a jump the split is the jump; for a ramp, its middle.
+    The levels are means over each side. The series need not be monotone, and no smoothing width is
+    needed.
 
-    It is a change if the series `moves`, and its two levels differ by more standard deviations of
-    what is left around them than those of white noise and of random walks do. A series that goes
-    evenly from one end to the other, or wanders, has moved, but at no one time.
+    The split is a change if the series `moves`, and its two levels differ by more residual standard
+    deviations than those of white noise and of random walks do. A series that goes evenly from one
+    end to the other, or wanders, has moved, but not at one time.
 
     Args:
         steps: ascending, ≥ 0.
         values: the series.
-        bound: of these steps, `estimate_noise_bound`.
-        resampled: the same series on rows drawn again: the bracket holds 95 % of their splits.
+        bound: `estimate_noise_bound` of these steps.
+        resampled: the series on resampled rows; the bracket holds 95 % of their splits.
 
     Raises:
         ValueError: for fewer than `FEWEST` steps.
@@ -81,11 +81,11 @@ def find_change_point(
     """
     _check(steps)
     weights = weigh_steps(steps)
-    [at] = _splits(weights, values[None])
-    [[before, after]], [clear] = _levels(weights, values[None], np.array([at]))
+    [at] = _find_splits(weights, values[None])
+    [[before, after]], [clear] = _measure_levels(weights, values[None], np.array([at]))
     if not (moves(values) and clear > bound):
         return None
-    splits = np.array([at]) if resampled is None else _splits(weights, resampled)
+    splits = np.array([at]) if resampled is None else _find_splits(weights, resampled)
     first, last = np.quantile(splits, [0.025, 0.975], method="closest_observation").astype(int)
     made = (values - before) / (after - before)
     early = np.flatnonzero(made[: at + 1] < 0.1)
@@ -102,18 +102,17 @@ def find_change_point(
 
 
 def moves(values: Float[np.ndarray, " n"]) -> bool:
-    """Whether a series' values lie `MOVES` apart or more; when it does so is another question."""
+    """Whether the range of a series is at least `MOVES`."""
     return bool(np.ptp(values) >= MOVES)
 
 
 def estimate_noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator) -> float:
-    """Return how many standard deviations the levels of series without a change differ by.
+    """Estimate how many standard deviations the levels of series without a change can differ by.
 
-    That is, those of the best split; all but `FALSE_ALARMS` of two kinds of series stay below it:
-    white noise, what a few rows do to a quantity that stays the same, and random walks along
-    log₂(1 + step), what a quantity does that drifts at all times alike. A drift that is smoother
-    than a walk yet bends is not among them; of a straight one the levels are √12 apart, which is
-    below.
+    All but `FALSE_ALARMS` of the best splits of two kinds of series stay below it: white noise,
+    which few rows cause in a constant quantity, and random walks along log₂(1 + step), for a
+    quantity that drifts at all times alike. Drifts that are smoother than a walk but bend are not
+    covered; the levels of a straight drift are √12 apart, which is below.
 
     Raises:
         ValueError: for fewer than `FEWEST` steps.
@@ -123,19 +122,23 @@ def estimate_noise_bound(steps: Int[np.ndarray, " n"], rng: np.random.Generator)
     strides = rng.normal(size=(NOISES, len(steps) - 1)) * np.sqrt(np.diff(np.log2(1.0 + steps)))
     walks = np.pad(strides.cumsum(-1), ((0, 0), (1, 0)))
     return max(
-        float(np.quantile(_levels(weights, null, _splits(weights, null))[1], 1 - FALSE_ALARMS))
+        float(
+            np.quantile(
+                _measure_levels(weights, null, _find_splits(weights, null))[1], 1 - FALSE_ALARMS
+            )
+        )
         for null in (noise, walks)
     )
 
 
 def weigh_steps(steps: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return how much of log₂(1 + step) each step stands for: half-way to its neighbours."""
+    """Return how much of log₂(1 + step) each step stands for: half the way to its neighbours."""
     position = np.log2(1.0 + steps)
     edges = np.concatenate([position[:1], (position[1:] + position[:-1]) / 2, position[-1:]])
     return np.diff(edges)
 
 
-def _splits(
+def _find_splits(
     weights: Float[np.ndarray, " n"], series: Float[np.ndarray, "r n"]
 ) -> Int[np.ndarray, " r"]:
     """Return the last index before the best split of each series."""
@@ -147,7 +150,7 @@ def _splits(
     return (left * right * apart**2).argmax(-1)
 
 
-def _levels(
+def _measure_levels(
     weights: Float[np.ndarray, " n"],
     series: Float[np.ndarray, "r n"],
     splits: Int[np.ndarray, " r"],

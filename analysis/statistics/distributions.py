@@ -1,4 +1,4 @@
-"""How a load is spread over items, and what two labels say about each other, in nats.
+"""How evenly a load is spread over items, and the mutual information of two labels, in nats.
 
 A load is any array of counts, weights or probabilities ≥ 0 along the last axis; p is that load
 divided by its sum. Where the sum is 0 there is no distribution, and every quantity is NaN.
@@ -56,7 +56,7 @@ def gini(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b"]:
 
 
 def coverage(load: Real[np.ndarray, "*b n"], share: float) -> Float[np.ndarray, "*b"]:
-    """Return the fewest items that together hold this share of the load, 1 … n.
+    """Return the least number of items that together hold a share of the load, 1 … n.
 
     Args:
         load: ≥ 0.
@@ -77,7 +77,7 @@ def coverage(load: Real[np.ndarray, "*b n"], share: float) -> Float[np.ndarray, 
 def joint_counts(
     x: Int[np.ndarray, "n ..."], y: Int[np.ndarray, " n"]
 ) -> Int[np.ndarray, "n_x n_y"]:
-    """Return how often each label of x meets each of y; the m labels x[i] all meet y[i].
+    """Count how often each label of x occurs with each of y; the m labels x[i] all go with y[i].
 
     Args:
         x: labels ≥ 0, one or several for each i.
@@ -91,8 +91,8 @@ def joint_counts(
 def mutual_information(counts: Real[np.ndarray, "x y"]) -> float:
     """Return I(x; y) = H(x) + H(y) − H(x, y) of a table of counts, nats, ≥ 0: the plug-in value.
 
-    It is too large on average, by about (n_x − 1)(n_y − 1) / 2N with N counts, also where x and y
-    have nothing to do with each other: show it beside `permutation_null` or `miller_madow`.
+    Its bias is about (n_x − 1)(n_y − 1) / 2N with N counts, even if x and y are independent: show
+    it beside `permutation_null` or `miller_madow`.
     """
     both = float(entropy(counts.ravel()))
     return max(0.0, float(entropy(counts.sum(1)) + entropy(counts.sum(0))) - both)
@@ -103,8 +103,8 @@ def miller_madow(counts: Real[np.ndarray, "x y"]) -> float:
 
         I + (m_x + m_y − m_xy − 1) / 2N
 
-    with m_x, m_y, m_xy the rows, columns and cells that anything was counted in, N the counts.
-    It takes counts to be independent; where they are not, `permutation_null` is the one to trust.
+    with m_x, m_y, m_xy the number of rows, columns and cells with counts, and N the counts. It
+    assumes independent counts; where they are not, trust `permutation_null`.
 
     Source: Miller 1955, "Note on the bias of information estimates".
     """
@@ -119,9 +119,9 @@ def permutation_null(
     rng: np.random.Generator,
     rounds: int = 100,
 ) -> Float[np.ndarray, " rounds"]:
-    """Return I(x; y), plug-in, nats, under shuffled y: what chance and bias alone make of it.
+    """Return I(x; y), plug-in, nats, under shuffled y: the values that chance and bias alone give.
 
-    The m labels x[i] stay together, so that choices made at once do not pass for independent.
+    The m labels x[i] stay together, since choices made at once are not independent.
 
     Args:
         x: labels ≥ 0, one or several for each i.

@@ -130,7 +130,7 @@ def halved(name: str):
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (without_checkpoint, "has no checkpoint; give a step whose weights: 0, 1, 2"),
+        (without_checkpoint, "has no checkpoint; give a step: 0, 1, 2"),
         (newer, "format 2 is newer than this lab's 1"),
         (halved("config.json"), "is no run folder"),
         (halved("result.json"), "result.json cannot be read"),

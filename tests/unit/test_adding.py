@@ -93,6 +93,7 @@ def test_a_mixer_is_met_by_rows_of_its_matrix(monkeypatch):
     assert (mixer.kind, mixer.form) == ("LinearAttention", "QKᵀ, lower triangle")
     blocks = list(mixer.blocks(0))
     assert len(blocks) > 1
+    assert isinstance(mixer.module, LinearAttention)
     assert None not in mixer.module.asked
     torch.testing.assert_close(torch.cat([b for _, b in blocks], 1), mixer.matrix(0))
     assert estimate_memory(given.model, 1, 2**14) < 4 * 2**28
@@ -119,11 +120,13 @@ def test_a_mixers_matrix_can_be_edited():
         with same:
             torch.testing.assert_close(scored(given.model, given.batch).losses, before)
     [mixer] = collect_mixers(given.model, given.batch)
-    matrix = mixer.module.matrix(mixer.x)
+    module, x = mixer.module, mixer.x
+    assert isinstance(module, LinearAttention)
+    matrix = module.matrix(x)
     matrix[:, :, 9, 2] = 0
-    edited = mixer.module.project(mixer.x, matrix @ mixer.module.values(mixer.x))
+    edited = module.project(x, matrix @ module.values(x))
     with block_edges(given.model, 0, [9], [2]):
-        torch.testing.assert_close(mixer.module(mixer.x), edited)
+        torch.testing.assert_close(module(x), edited)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,26 +141,26 @@ class Echo(Task):
     vocab_size: int = field(default=8, metadata={"help": "tokens there are"})
     lag: int = field(default=2, metadata={"help": "positions back"})
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not 1 <= self.lag < self.seq_len:
             raise ValueError(f"lag={self.lag}: must be ≥ 1 and < {self.seq_len}")
 
     def generate(self, split, numbers, seed) -> Batch:
-        words = self.words(split, numbers, seed, self.seq_len)
-        inputs = counter.below(words, self.vocab_size)
+        words = self.draw_words(split, numbers, seed, self.seq_len)
+        inputs = counter.draw_below(words, self.vocab_size)
         targets = torch.full_like(inputs, IGNORE)
         targets[:, self.lag :] = inputs[:, : -self.lag]
         return Batch(inputs, targets, torch.zeros_like(inputs), {})
 
-    def solve(self, batch: Batch) -> torch.Tensor:
+    def oracle(self, batch: Batch) -> torch.Tensor:
         rows = [[IGNORE] * self.lag + row[: -self.lag] for row in batch.inputs.tolist()]
         return torch.tensor(rows)
 
     @property
-    def guess(self) -> float:
+    def chance(self) -> float:
         return 1 / self.vocab_size
 
-    def rules(self):
+    def shortcuts(self):
         return {}
 
 

@@ -53,7 +53,7 @@ def test_a_result_becomes_json_without_what_only_a_figure_needs():
 
 
 def test_what_json_cannot_hold_is_refused():
-    with pytest.raises(TypeError, match=r"set is nothing that analysis\.json can hold"):
+    with pytest.raises(TypeError, match=r"set is a type that analysis\.json cannot hold"):
         to_plain({"a": {1}})
 
 
@@ -96,7 +96,7 @@ def run(tmp_path) -> Run:
 
 
 def test_a_run_without_a_checkpoint_names_the_weights_there_are(run):
-    with pytest.raises(RunError, match=r"has no checkpoint; give a step whose weights: 0$"):
+    with pytest.raises(RunError, match=r"has no checkpoint; give a step: 0$"):
         Subject.of(run)
     assert Subject.of(run, step=0).step == 0
 
