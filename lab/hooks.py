@@ -1,4 +1,4 @@
-"""Named points inside a model, in TransformerLens's vocabulary: read them, or replace them."""
+"""Named points inside a model whose tensors can be read or replaced, as in TransformerLens."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,18 +13,18 @@ from lab.compilation import keep_eager
 
 @runtime_checkable
 class KeywordHook(Protocol):
-    """A hook that takes its point by keyword, as TransformerLens gives it."""
+    """A hook that takes its point by keyword, as in TransformerLens."""
 
     def __call__(self, tensor: Tensor, /, *, hook: "HookPoint") -> Tensor | None:
-        """Return what replaces the tensor, if anything."""
+        """Return the tensor's replacement, or None to keep it."""
         ...
 
 
 PositionalHook = Callable[[Tensor, "HookPoint"], Tensor | None]
 HookFn = PositionalHook | KeywordHook
-"""A hook: gets the tensor and its point; what it returns, if anything, replaces the tensor.
+"""A function of a tensor and its point; what it returns, unless None, replaces the tensor.
 
-The point is given as `hook=` to a function that has a parameter of this name.
+The point is passed as `hook=` to a function that has a parameter of this name.
 """
 
 NamesFilter = str | list[str] | Callable[[str], bool] | None
@@ -34,15 +34,15 @@ NamesFilter = str | list[str] | Callable[[str], bool] | None
 class HookPoint(nn.Module):
     """An identity module that gives a tensor a name.
 
-    A layer computes what only hooks look at (an attention pattern, say) when `active` tells
-    it to; without hooks the point costs one call.
+    Layers compute what only hooks need (such as an attention pattern) only where `active` is
+    true; without hooks the point costs one call.
     """
 
     def __init__(self):
         super().__init__()
         self.name = ""
-        # Compiled code asks anew for what it has read of a module. It reads this; torch's own
-        # hooks it would skip where they came later, and keep where they are gone.
+        # torch.compile recompiles when an attribute that it has read changes. It reads this one;
+        # torch's own hooks it would miss when they are added later, and keep when removed.
         self.hooked = False
         self._fns: dict[tuple[bool, int], PositionalHook] = {}
         self._added = 0
@@ -53,17 +53,17 @@ class HookPoint(nn.Module):
         return self.hooked or bool(self._forward_hooks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` as it is, or what the hooks make of it."""
+        """Return `x`, or what the hooks replace it with."""
         return self._apply_hooks(x) if self.hooked else x
 
     def add_hook(self, fn: HookFn, *, last: bool = False) -> Callable[[], None]:
-        """Attach a hook, and return what takes it off.
+        """Attach a hook, and return a function that removes it.
 
         Args:
-            fn: acts on what the hooks before it left.
-            last: act after those that come later too, to meet what passes on in the end.
+            fn: receives the result of the hooks before it.
+            last: run after hooks that are attached later too, to see the final tensor.
         """
-        # Never the key of one that is gone, which may still be taken off again.
+        # Keys are never reused: a removed hook may be removed once more.
         self._added += 1
         key = last, self._added
         self._fns[key] = _adapt_hook(fn)
@@ -76,7 +76,7 @@ class HookPoint(nn.Module):
         return remove
 
     def remove_hooks(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self._fns.clear()
         self.hooked = False
 
@@ -92,7 +92,7 @@ def _adapt_hook(fn: HookFn) -> PositionalHook:
     """Return a hook that is called as fn(tensor, point)."""
     try:
         by_keyword = "hook" in signature(fn).parameters
-    except (TypeError, ValueError):  # written in C, and silent on its parameters
+    except (TypeError, ValueError):  # a function written in C without a signature
         by_keyword = False
     if not by_keyword:
         return cast(PositionalHook, fn)
@@ -101,7 +101,7 @@ def _adapt_hook(fn: HookFn) -> PositionalHook:
 
 
 def hook_points(model: nn.Module) -> dict[str, HookPoint]:
-    """Return the model's points by dotted name, compiled shells left out of it."""
+    """Return the model's points by dotted name, without the wrappers of torch.compile."""
     points = {
         n.replace(f"{_SHELL}.", ""): m for n, m in model.named_modules() if isinstance(m, HookPoint)
     }
@@ -111,21 +111,21 @@ def hook_points(model: nn.Module) -> dict[str, HookPoint]:
 
 
 _SHELL = "_orig_mod"
-"""What torch.compile's module calls the one that it wraps."""
+"""The attribute of a compiled module that holds the original one."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside a compiled one."""
+    """Return the original of a compiled module, or the module itself."""
     inner = getattr(model, _SHELL, model)
     assert isinstance(inner, nn.Module)
     return inner
 
 
 def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
-    """Return the points a filter names.
+    """Return the points that a filter selects.
 
     Raises:
-        ValueError: when a name, or a whole predicate, matches no point; near names are listed.
+        ValueError: when a name or a predicate matches no point; similar names are listed.
     """
     points = hook_points(model)
     if names_filter is None:
@@ -145,13 +145,13 @@ def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPo
 
 @contextmanager
 def hooks(model: nn.Module, fwd_hooks: list[tuple[NamesFilter, HookFn]]) -> Iterator[nn.Module]:
-    """Attach hooks for the length of a `with` block; they come off on any exception too.
+    """Attach hooks inside a `with` block; an exception removes them too.
 
-    They act in compiled code as well, which is compiled anew where a point has its first hook:
-    broken up there, so that torch.compile(fullgraph=True) refuses.
+    They also act in compiled code, which is recompiled with a graph break at each point that has
+    a hook, so torch.compile(fullgraph=True) raises.
 
     Args:
-        model: any module that holds hook points, compiled or not; yielded without its shell.
+        model: any module with hook points, compiled or not; its original is yielded.
         fwd_hooks: pairs of (name, names or predicate; function of tensor and point).
 
     Raises:
@@ -178,7 +178,7 @@ def run_with_hooks(
 
 
 class _StopError(Exception):
-    """Carries the residual stream out of a forward pass that was asked to stop early."""
+    """Carries the residual stream out of a forward pass that stops early."""
 
     def __init__(self, residual: Tensor):
         self.residual = residual
@@ -190,12 +190,12 @@ def run_with_cache(
     names_filter: NamesFilter = None,
     stop_at_layer: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run the model once and keep what passes its hook points.
+    """Run the model once and keep the tensors at its hook points.
 
     Args:
         model: a language model of this lab.
         tokens: int64 [b t].
-        names_filter: which points to keep; None keeps all, quadratic ones included.
+        names_filter: which points to keep; None keeps all, including quadratic ones.
         stop_at_layer: stop before this block and return its residual stream [b t d] in place
             of the logits [b t v].
 

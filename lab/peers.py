@@ -1,6 +1,6 @@
-"""Optional packages: kernels that `lab.ops` may run on, and public forms that tests compare with.
+"""Optional packages: kernels for `lab.ops`, and public implementations that tests compare with.
 
-No other module imports them; what needs one asks here, when it needs it.
+No other module imports them directly; `load` imports one when it is needed.
 """
 
 import importlib
@@ -19,16 +19,16 @@ PEERS = {
     "PEER_pytorch": "PEER-pytorch",
     "triton": "triton",
 }
-"""Name to import → name of the package that brings it."""
+"""Import name → package name."""
 
-_SAID_AT_IMPORT = {
-    # fla says so on every machine without a GPU; its pure-torch forms need none.
+_WARNINGS_AT_IMPORT = {
+    # fla warns on every machine without a GPU; its pure-torch forms need none.
     r"Triton is not supported on current platform": UserWarning,
-    # fla's layers say it, once each, of the one attention kernel that nothing here calls.
+    # From each of fla's layers, about an attention kernel that nothing here calls.
     r"Flash Attention is not installed": ImportWarning,
-    # mamba-ssm's, under torch.use_deterministic_algorithms: how it picks the sizes of CUDA kernels.
+    # From mamba-ssm under torch.use_deterministic_algorithms, about the sizes of CUDA kernels.
     r"Deterministic mode: set TRITON_CACHE_AUTOTUNING=1": UserWarning,
-    # fla's and transformers' use of what torch has since deprecated.
+    # fla and transformers use what torch has since deprecated.
     r"`torch\.jit\.script(_method)?` is deprecated": DeprecationWarning,
 }
 
@@ -55,13 +55,13 @@ def load(module: str) -> ModuleType:
         raise MissingPeerError(missing)
     bare = _replace_mamba_ssm() if package == "mamba_ssm" else nullcontext()
     with warnings.catch_warnings(), bare:
-        for message, category in _SAID_AT_IMPORT.items():
+        for message, category in _WARNINGS_AT_IMPORT.items():
             warnings.filterwarnings("ignore", message, category)
         return importlib.import_module(module)
 
 
 def explain_missing(package: str) -> str | None:
-    """Return how to install a package of `PEERS` that is not there, None for one that is.
+    """Return how to install a package of `PEERS`; None if it is installed.
 
     Raises:
         ValueError: for a package that is not in `PEERS`; lists the known.
@@ -74,7 +74,7 @@ def explain_missing(package: str) -> str | None:
 
 
 def version(package: str) -> str:
-    """Return an installed package's version, for records.
+    """Return an installed package's version.
 
     Raises:
         ValueError: as `load`.
@@ -89,10 +89,10 @@ def version(package: str) -> str:
 def _replace_mamba_ssm() -> Iterator[None]:
     """Make mamba_ssm's modules importable where its CUDA extension was not compiled.
 
-    Its top level imports the extension, which only its first selective scan needs: neither the
-    Triton kernels nor the torch forms of state space duality do. A bare package in the top
-    level's place leads to them, while they are imported and no longer: transformers, if it finds a
-    mamba_ssm to import, calls its kernels for good, on a CPU too.
+    Its top level imports the extension, which only its first selective scan needs, not the Triton
+    kernels and torch forms of state space duality. An empty package replaces the top level while
+    they are imported, and no longer: transformers calls mamba_ssm's kernels, even on a CPU, once
+    it finds the package.
     """
     name = "mamba_ssm"
     if importlib.util.find_spec("selective_scan_cuda") is not None:

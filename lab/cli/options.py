@@ -1,4 +1,4 @@
-"""What is typed for an option: one value, several, or a schedule."""
+"""Read the text of an option: one value, several values, or a schedule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,21 +14,21 @@ TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Span:
-    """A schedule as typed: from one value to another, over so many steps or over all of them."""
+    """A schedule as typed: from one value to another over some steps (None: all)."""
 
     first: int | float
     last: int | float
     steps: int | None
 
     def schedule(self, max_steps: int, batch_size: int) -> "Schedule":
-        """Return the schedule over the rows of the steps."""
+        """Return the schedule over the rows of these steps."""
         from tasks.schedule import Schedule
 
         return Schedule(self.first, self.last, (self.steps or max_steps) * batch_size)
 
 
 def find_kind(hint: Any) -> Any:
-    """Return what a single value of an annotation is: int, float, str, bool, or a Literal."""
+    """Return the type of a single value of an annotation: int, float, str, bool, or a Literal."""
     if get_origin(hint) in (Union, UnionType):
         members = [member for member in get_args(hint) if member is not NoneType]
         return float if set(members) == {int, float} else members[0]
@@ -36,7 +36,7 @@ def find_kind(hint: Any) -> Any:
 
 
 def varies(hint: Any) -> bool:
-    """Whether an option takes several values: numbers and named choices do, free text does not."""
+    """Whether an option takes several values: numbers and named choices do, other text does not."""
     return find_kind(hint) in (int, float) or get_origin(find_kind(hint)) is Literal
 
 
@@ -77,7 +77,7 @@ def read_settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...
     """Read ["seq_len=512,1024", …]: values to evaluate at, by option of the task.
 
     Raises:
-        ValueError: for another form, an unknown option, or a value that cannot be read.
+        ValueError: for text of another form, an unknown option, or a value that cannot be read.
     """
     hints = get_type_hints(task)
     known = [f.name for f in fields(task) if f.init]
@@ -97,7 +97,7 @@ def read_settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...
 
 
 def keep_ends(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with their spans made mixtures of both ends: all that sizes depend on."""
+    """Replace each span by a mixture of its two ends, on which alone a task's sizes depend."""
     return {
         name: (value.first, value.last) if isinstance(value, Span) else value
         for name, value in options.items()
@@ -105,10 +105,10 @@ def keep_ends(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_spans(options: Mapping[str, Any], max_steps: int, batch_size: int) -> dict[str, Any]:
-    """Return options with their spans made schedules.
+    """Replace each span by a schedule.
 
     Raises:
-        ValueError: for a span of no steps, or of more than training has.
+        ValueError: for a span of no steps, or of more steps than training has.
     """
     found = {}
     for name, value in options.items():

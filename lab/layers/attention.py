@@ -23,10 +23,10 @@ Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]
 
 
 class AttentionState(NamedTuple):
-    """The keys and values of the tokens read so far: a cache that grows with them.
+    """The keys and values of the tokens read so far: a cache that grows with their number.
 
     Attributes:
-        k: keys, turned to their positions.
+        k: keys, rotated to their positions.
         v: values.
         bias: the keys' mask bias, `PADDED` at padding; None while there is neither.
         position: where each row's next token stands.
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         if mask != "none":
             self.mask = MASKS[mask](n_kv_heads, d_value // n_heads, max_seq_len)
 
-        # Of keys, values and the mask, a hook sees the tokens given, not the carried ones.
+        # Of keys, values and the mask, a hook sees the given tokens, not those of the state.
         self.hook_q = HookPoint()  # [b t h p]
         self.hook_k = HookPoint()  # [b t h_kv p]
         self.hook_v = HookPoint()  # [b t h_kv p]
@@ -203,7 +203,7 @@ class Attention(nn.Module):
         v = self._head_values(x)
         bias = self._key_bias(v, positions, keep)
         if keep is not None:
-            # What stands at padding is anything: no score or value may come of it.
+            # Padding may hold anything, even NaN: it must not reach a score or value.
             k, v = (z.masked_fill(~keep[:, None, :, None], 0.0) for z in (k, v))
         if state is not None:
             bias = self._join_bias(state, bias, k)
@@ -315,7 +315,7 @@ class Attention(nn.Module):
         v: Float[Tensor, "b h_kv s p_v"],
         bias: Float[Tensor, "b h_kv s"] | None,
     ) -> Float[Tensor, "b h t p_v"]:
-        """Return the mixed values, by the explicit matrix where a hook looks at it."""
+        """Return the mixed values, by the explicit matrix where a hook needs it."""
         if self.hook_attn_scores.active or self.hook_pattern.active:
             return self._pattern(q, k, bias) @ repeat_heads(v, self.n_heads)
         return attend(q, k, v, bias, self.window, self.backend)

@@ -1,6 +1,6 @@
 """Causal depthwise convolution, with the tail of inputs that the next token needs.
 
-Axis letters of this file, beside the package's: c channel, w tap (width − 1 of them in a tail).
+Axis letters of this file, besides the package's: c channel, w tap (width − 1 of them in a tail).
 """
 
 import torch

@@ -21,8 +21,8 @@ class RetrievedExperts(nn.Module, ABC):
     """Each position adds up the few experts it retrieves. z [b t d] → Σ_e w_e(z) up_e [b t d].
 
     In each retrieval head, the two halves of z W_eQ score the row and column keys; expert
-    e = row · columns + column has score s_e = their sum, and the k best are chosen. What weight an
-    expert's affinity z · down_e and its score make, a subclass says (`weigh`).
+    e = row · columns + column has score s_e = their sum, and the k best are chosen. A subclass
+    computes each expert's weight from its affinity z · down_e and its score (`weigh`).
 
     Hook points: `hook_subkey_scores` [b t h rows+columns], both halves' scores, rows first;
     `hook_expert_scores` [b t h k], s of the chosen; `hook_expert_indices` [b t h k], int64;
@@ -39,10 +39,10 @@ class RetrievedExperts(nn.Module, ABC):
         n_retrieval_heads: independent choices of k experts.
         k: experts a head chooses, 1 ≤ k ≤ n_experts.
         d_retrieval: width of a head's query, both halves together, even; None is about d_model/2.
-        key_init: "zeros" lets all scores tie: every token gets the same experts, and until the
-            keys move W_eQ gets no gradient.
-        query_norm: "batch" normalises each of a query's channels over all positions while
-            training, padding among them: a mixer's `keep` is not told to what follows it.
+        key_init: with "zeros" all scores tie: every token gets the same experts, and W_eQ gets no
+            gradient until the keys have moved.
+        query_norm: "batch" normalises each channel of the queries over all positions in training,
+            including padding, since a state transform does not get a mixer's `keep`.
         backend: of `lab.ops.experts`, the same values from each.
 
     Raises:

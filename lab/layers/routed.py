@@ -29,8 +29,8 @@ class RoutedMoE(nn.Module):
 
     with f_e the share of all choices that fell on e and P_e the mean of p_e, over the tokens of a
     forward pass: balance_weight where all are used alike, at most n_experts times that. Padding
-    counts among them, since a mixer's `keep` is not told to what follows it; the output of a
-    token depends on no other.
+    counts as tokens here, since a state transform does not get a mixer's `keep`. The output of a
+    token depends on no other token.
 
     Hook points: `hook_router_scores` [b t e], p; `hook_expert_indices` [b t k], int64, best first;
     `hook_expert_weights` [b t k], which multiply the experts; `hook_balance_loss`, a scalar,
@@ -133,7 +133,7 @@ class RoutedMoE(nn.Module):
         return y.view_as(x)
 
     def router_scores(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t e"]:
-        """Return p, in fp32 at least: nearly equal experts are told apart."""
+        """Return p, in fp32 at least, to tell nearly equal experts apart."""
         logits = self.router(x)
         return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
@@ -152,13 +152,13 @@ def imbalance(scores: Float[Tensor, "b t e"], indices: Int[Tensor, "b t k"]) -> 
 
 @contextmanager
 def collect_balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the weighted balance losses of the forward passes made in a `with` block.
+    """Collect the weighted balance losses of all forward passes in a `with` block.
 
     >>> with collect_balance_losses(model) as losses:  # doctest: +SKIP
     ...     loss = cross_entropy(model(tokens))
     >>> loss = sum(losses, start=loss)  # doctest: +SKIP
 
-    One scalar a layer and pass, in the order of the layers; none where nothing routes. It works
+    One scalar per layer and pass, in the order of the layers; none without routed layers. It works
     in compiled code too (`lab.hooks`).
     """
     losses: list[Tensor] = []
@@ -168,5 +168,5 @@ def collect_balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _draw_weights(n_experts: int, inputs: int, outputs: int) -> nn.Parameter:
-    """Return weights [e inputs outputs] with each expert's drawn as a linear layer's are."""
+    """Return weights [e inputs outputs], each expert's drawn like those of a linear layer."""
     return nn.Parameter(torch.empty(n_experts, inputs, outputs).uniform_(-1, 1) * inputs**-0.5)

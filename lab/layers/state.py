@@ -1,13 +1,13 @@
-"""What a mixer carries from the tokens it has read to those that follow, and where they stand.
+"""Decoding: the state that a mixer keeps of the tokens it has read, and their positions.
 
-Every mixer decodes by three methods, and its forward is the second of them from no state:
+Every mixer decodes by three methods; its forward is the second of them without a state:
 
     start(batch, position=0) → state             before any token
     prefill(x [b t d], state, keep) → y, state   t ≥ 1 further tokens at once
     step(x [b d], state) → y [b d], state        one further token
 
-`keep` [b t] is False where a row is padded: nothing reads such a token or counts its position,
-and what comes out there is finite and means nothing.
+`keep` [b t] is False where a row is padded: no token reads padding, and it has no position. The
+outputs at padding are finite and meaningless.
 """
 
 from typing import Protocol, runtime_checkable
@@ -19,17 +19,17 @@ from torch import Tensor
 
 @runtime_checkable
 class State(Protocol):
-    """What a mixer carries: a NamedTuple of tensors whose first axis is the batch."""
+    """The state of a mixer: a NamedTuple of tensors whose first axis is the batch."""
 
     @property
     def position(self) -> Int[Tensor, " b"]:
-        """How many tokens each row has read, padding not counted: the next one's position."""
+        """How many tokens each row has read, not counting padding: the next token's position."""
         ...
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """A mixer that can go on from a state."""
+    """A mixer that can continue from a state."""
 
     def start(self, batch: int, position: int = 0) -> State:
         """Return the state before the first token, which will stand at `position`."""
@@ -52,9 +52,9 @@ def token_positions(
     start: State | None = None,
     keep: Bool[Tensor, "b t"] | None = None,
 ) -> Int[Tensor, " t"] | Int[Tensor, "b t"]:
-    """Return where t further tokens stand: [t] where all rows agree, without state and padding.
+    """Return the positions of t further tokens: [t] without state and padding, else [b t].
 
-    A token stands after those kept before it; padding before the first stands at the start.
+    A token comes after the kept tokens before it; padding before the first token has its position.
     """
     if keep is None:
         positions = torch.arange(t, device=device)
@@ -66,7 +66,7 @@ def token_positions(
 def next_position(
     x: Tensor, start: State | None = None, keep: Bool[Tensor, "b t"] | None = None
 ) -> Int[Tensor, " b"]:
-    """Return where each row's next token will stand, after the t tokens of x [b t …]."""
+    """Return the position of each row's next token, after the t tokens of x [b t …]."""
     counted = x.new_full((x.shape[0],), x.shape[1], dtype=torch.long)
     if keep is not None:
         counted = keep.sum(1)
@@ -76,7 +76,7 @@ def next_position(
 def check_decoding(
     x: Tensor, state: State | None, keep: Tensor | None = None, kind: type = tuple
 ) -> None:
-    """Hold a state and a padding mask to the tokens x [b t …] they come with.
+    """Check a state and a padding mask against the tokens x [b t …] that they come with.
 
     Args:
         kind: the class that the state must be of.

@@ -1,4 +1,4 @@
-"""What a model answers at scored positions, and how often it is right."""
+"""Evaluate a model: its loss and accuracy at scored positions."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Evaluation:
         loss: mean cross-entropy at scored positions, nats.
         accuracy: share of scored positions answered right, in [0, 1].
         interval: 95 %, of the accuracy over other rows of the task.
-        rows: how many were looked at.
-        scored: positions of them that count.
+        rows: how many were evaluated.
+        scored: how many positions of them are scored.
     """
 
     loss: float

@@ -159,7 +159,7 @@ class LanguageModel(nn.Module):
         return self.forward_embeddings(self.hook_embed(self.embed(tokens)))
 
     def forward_embeddings(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return `hidden` of tokens that are embedded as x."""
+        """Return what `hidden` does, from embeddings x."""
         for block in self.blocks:
             x = block(x)
         return self.norm_final(x)
@@ -304,7 +304,7 @@ class LanguageModel(nn.Module):
             point.add_hook(fn)
 
     def reset_hooks(self) -> None:
-        """Take every hook off, those of `with` blocks that are still open as well."""
+        """Remove every hook, including those of `with` blocks that are still open."""
         for point in hooks.hook_points(self).values():
             point.remove_hooks()
 
@@ -315,7 +315,7 @@ class LanguageModel(nn.Module):
         return hooks.hooks(self, fwd_hooks)
 
     def parameter_count(self) -> int:
-        """Return how many numbers the model holds, frozen ones included, tied ones once."""
+        """Return the number of parameters, including frozen ones; tied ones count once."""
         return sum(p.numel() for p in self.parameters())
 
     def weights(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The paper's models: what it says of their sizes, and what it leaves open.
+"""The paper's models: which sizes it gives, and which it leaves open.
 
 Given: d_model, layers, heads, d_state, n_v and experts (tab:downstream_evaluation:model), and that
 the feed-forward widths were set so that all models of a size have about the same total. Not given:
@@ -44,22 +44,22 @@ OWN: dict[str, dict[str, dict[str, int]]] = {
     "mamba2": {"320M": {"d_ff": 688}, "1.3B": {"d_ff": 784}},
     "jamba": {"320M": {"d_ff": 704}, "1.3B": {"d_ff": 816}},
 }
-"""What an architecture has besides `SIZES`. The paper has no sizes of Doge: Cheems's are taken."""
+"""Sizes of each architecture besides `SIZES`. The paper gives none for Doge: it has Cheems's."""
 
 
 MOST = 2**24
-"""Of any one size: more than a model has, and less than torch can count the squares of."""
+"""The largest value of a size; its square is still small enough for torch."""
 
 
 @dataclass(frozen=True)
 class SizeComparison:
-    """A model's total beside the paper's.
+    """A model's total number of parameters compared with the paper's.
 
     Attributes:
-        size: the paper's name of it.
-        parameters: what that name says.
+        size: the paper's name of the size.
+        parameters: the number that the name states.
         difference: (total − parameters) / parameters.
-        because: why there is one.
+        because: the reason for the difference.
     """
 
     size: str
@@ -69,7 +69,7 @@ class SizeComparison:
 
 
 def compare_with_paper(name: str, size: str, total: int, own: bool = False) -> SizeComparison:
-    """Return how a total of parameters stands to the paper's; `own`: with a user's own settings."""
+    """Compare a total of parameters with the paper's; `own`: the user has changed settings."""
     nominal = NOMINAL[size]
     whose = "and of Doge no size at all" if name == "doge" else "nor which vocabulary"
     because = (

@@ -14,9 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
 LARGEST = 2**40
-"""More than any size of a layer; beyond 2^63 torch fails in words of its own."""
+"""Larger than any size of a layer; beyond 2^63 torch's own errors are hard to understand."""
 MAX_BLOCKS = 1000
-"""More is a slip of the pen, and would fill the memory before anything is said."""
+"""More is probably a typing error, and would fill the memory before any message."""
 
 
 def parse_stack(
@@ -25,7 +25,7 @@ def parse_stack(
     """Return the (mixer, state transform) letters of each block.
 
     Raises:
-        ValueError: for an unknown letter, a word that is no pair, no block, or too many.
+        ValueError: for an unknown letter, a word that is no pair, no blocks, or too many.
     """
     blocks: list[tuple[str, str]] = []
     for word in stack.split():
@@ -53,10 +53,10 @@ def split_options(
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Split options over the blocks: (mixer's, state transform's) for each.
 
-    A block's own option (`1.A.mask`) goes before its letter's (`A.mask`).
+    An option of one block (`1.A.mask`) overrides that of its letter (`A.mask`).
 
     Raises:
-        ValueError: for a key of another form, or one that meets no layer of the stack.
+        ValueError: for a key of another form, or one that matches no layer of the stack.
     """
     split: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in blocks]
     for key in sorted(options, key=lambda key: key[:1].isdigit()):
@@ -84,9 +84,9 @@ def make_layer(
 ) -> Any:
     """Construct a layer from options by name; text is read as the parameter's annotated type.
 
-    `sizes` has d_model, which every class takes, and n_heads, which those get that take it. A
-    parameter without annotation is read as its default's type. `construct` is called in place
-    of the class.
+    Every class gets `sizes["d_model"]`; classes with a parameter n_heads get `sizes["n_heads"]`. A
+    parameter without annotation is read as its default's type. `construct`, if given, is called
+    instead of the class.
 
     Raises:
         ValueError: for an unknown option (the known ones are listed) or a value of another type.

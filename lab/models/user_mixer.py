@@ -1,4 +1,4 @@
-"""Mixers that are not the lab's own: loaded by path, held to the contract, errors answered."""
+"""The user's own mixers: load them by path, check their outputs, report their errors."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -23,11 +23,11 @@ def is_own(mixer: nn.Module) -> bool:
 
 @contextmanager
 def check_mixers(model: LanguageModel) -> Iterator[None]:
-    """Hold every mixer to its contract, [b t d] → [b t d], for the length of a `with` block.
+    """Check inside a `with` block that every mixer maps [b t d] to [b t d].
 
     Raises:
-        ValueError: when a mixer returns anything else; a broadcast would hide it. Or when one that
-            is not the lab's own raises.
+        ValueError: when a mixer returns anything else, which broadcasting could hide, or when the
+            user's own mixer raises.
     """
 
     def check(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
@@ -52,7 +52,7 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
 
 
 def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    """Wrap a call into code that is not the lab's: whatever it raises becomes a ValueError."""
+    """Wrap a call of the user's code: whatever it raises becomes a ValueError."""
 
     def answer(*args: Any, **options: Any) -> Any:
         try:

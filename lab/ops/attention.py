@@ -1,6 +1,6 @@
 """Causal softmax attention with a bias for each key: the fast form, and the explicit one beside it.
 
-Axis letters of this file, beside the package's: h heads of queries, h_kv of keys and values; query
+Axis letters of this file, besides the package's: h heads of queries, h_kv of keys and values; query
 head i reads key head i // (h / h_kv).
 """
 
@@ -155,5 +155,5 @@ def attention_pattern(
     key_bias: Float[Tensor, "b h_kv s"] | None = None,
     keep: Bool[Tensor, "... t s"] | None = None,
 ) -> Float[Tensor, "b h t s"]:
-    """Return the attention matrix, the softmax of `attention_scores`: the oracle of `attend`."""
+    """Return the softmax of `attention_scores`: the reference for `attend`."""
     return attention_scores(q, k, key_bias, keep).softmax(dim=-1).to(q.dtype)

@@ -1,4 +1,4 @@
-"""A bias for each key in kernels that know of none, or of none with a gradient.
+"""A bias for each key in kernels that support none, or none with a gradient.
 
 A bias that depends on the key alone is one more product in q·k, so any kernel computes it: with
 q' = [q, 1] and k' = [k, b/scale], scale·(q'·k') = scale·(q·k) + b. On a CPU torch's flash kernel
@@ -21,7 +21,7 @@ BLOCK = 128
 
 
 def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
-    """Return x [b h_kv …] with each head as often as query heads read it: [b h …]."""
+    """Return x [b h_kv …] with each head repeated for the query heads that read it: [b h …]."""
     if x.shape[1] == n_heads:
         return x
     return x.repeat_interleave(n_heads // x.shape[1], dim=1)

@@ -45,7 +45,7 @@ def linear_argmax(hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"]) ->
 def naive_linear_cross_entropy(
     hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """The obvious form, with all logits at once: the oracle of `linear_cross_entropy`."""
+    """The obvious form, with all logits at once: the reference for `linear_cross_entropy`."""
     logits = hidden @ weight.T
     return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).sum()
 

@@ -118,14 +118,14 @@ def expert_sum(
 def naive_expert_scores(
     x: Float[Tensor, "b t d"], down: Float[Tensor, "e d"], indices: Int[Tensor, "b t h k"]
 ) -> Float[Tensor, "b t h k"]:
-    """The obvious form, with every chosen row gathered: the oracle of `expert_scores`."""
+    """The obvious form, with every chosen row gathered: the reference for `expert_scores`."""
     return einsum(x, down[indices], "b t d, b t h k d -> b t h k")
 
 
 def naive_expert_sum(
     weights: Float[Tensor, "b t h k"], up: Float[Tensor, "e d"], indices: Int[Tensor, "b t h k"]
 ) -> Float[Tensor, "b t d"]:
-    """The obvious form, with every chosen row gathered: the oracle of `expert_sum`."""
+    """The obvious form, with every chosen row gathered: the reference for `expert_sum`."""
     return einsum(weights, up[indices], "b t h k, b t h k d -> b t d")
 
 

@@ -81,7 +81,7 @@ def product_topk(
 def naive_product_topk(
     row_scores: Float[Tensor, "*b r"], column_scores: Float[Tensor, "*b c"], k: int
 ) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
-    """The obvious form, over all r · c sums: the oracle of `product_topk`."""
+    """The obvious form, over all r · c sums: the reference for `product_topk`."""
     _require_k(row_scores, column_scores, k)
     scores, indices = _all_sums(row_scores, column_scores).topk(k, dim=-1)
     return scores, indices

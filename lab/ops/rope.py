@@ -2,7 +2,7 @@
 
 Pair m of a vector at position j turns by j·θ_m, with θ_m = base^(−2m/n), m = 0 … n/2−1, so
 that the inner product of two turned vectors depends on their positions by the difference only.
-Axis letter of this file, beside the package's: m pair of channels.
+Axis letter of this file, besides the package's: m pair of channels.
 """
 
 from typing import Literal, get_args
@@ -92,7 +92,7 @@ def rotate_by_matrix(
     base: float = 10000.0,
     layout: Layout = "half",
 ) -> Float[Tensor, "b t h n"]:
-    """The obvious form, R_j x with the whole matrix: the oracle of `rotate`."""
+    """The obvious form, R_j x with the whole matrix: the reference for `rotate`."""
     R = rotation_matrix(positions, x.shape[-1], base, layout, x.dtype)
     return (R.expand(*x.shape[:2], -1, -1) @ x.mT).mT
 

@@ -34,7 +34,7 @@ def decay_gradient(P: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t"]:
 
 
 def segment_sums(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch t s"]:
-    """Return log L, −∞ where not causal; its exp is the oracle of `decay_matrix`."""
+    """Return log L, −∞ where not causal; its exp is the reference for `decay_matrix`."""
     t = log_decay.shape[-1]
     causal = torch.ones(t, t, dtype=torch.bool, device=log_decay.device).tril()
     in_segment = causal.tril(-1)

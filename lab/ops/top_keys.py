@@ -1,8 +1,8 @@
-"""Which keys a query may read: the causal ones, and of those the few of highest bias.
+"""Which keys a query may read: the causal ones, or the few of those with the highest bias.
 
-Biases are first made into ranks, whole numbers of which no two are equal. The w keys of highest
-rank among a query's past are then those that reach its floor, the w-th highest rank there, so
-that a window is two short lists of whole numbers, [s] and [t], until someone asks for a matrix.
+Biases are replaced by ranks, distinct whole numbers. The w keys of highest rank among a query's
+past are those whose rank reaches its floor, the w-th highest rank there. So a window is stored as
+two lists of whole numbers, [s] and [t], and becomes a matrix only where one is needed.
 """
 
 import torch
@@ -36,7 +36,7 @@ def top_keys(
     Args:
         key_bias: of every key; any numbers but NaN.
         window: keys w that a query keeps, ≥ 1.
-        n_queries: the last so many keys' positions are the queries'.
+        n_queries: the queries stand at the positions of the last n_queries keys.
 
     Raises:
         ValueError: for a window below one, or more queries than keys.
@@ -107,7 +107,7 @@ def _nth_lowest_of_prefix(
 def top_keys_by_counting(
     key_bias: Float[Tensor, "b h s"], window: int, n_queries: int
 ) -> Bool[Tensor, "b h t s"]:
-    """The obvious form, counting who outranks whom [s s]: the oracle of `top_keys`."""
+    """The obvious form, counting who outranks whom [s s]: the reference for `top_keys`."""
     n_keys = key_bias.shape[-1]
     contender, key = key_bias[..., :, None], key_bias[..., None, :]
     position = torch.arange(n_keys, device=key_bias.device)

@@ -1,4 +1,4 @@
-"""Attention under the rotations as printed. Axis letter, beside the package's: m a pair."""
+"""Attention under the rotations as printed. Axis letter, besides the package's: m a pair."""
 
 import torch
 from jaxtyping import Float, Int

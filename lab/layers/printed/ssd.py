@@ -1,6 +1,6 @@
 """State space duality with the printed sum over chunks.
 
-Axis letter, beside the package's: z the chunk that a state is carried to, c the one it is from.
+Axis letter, besides the package's: z the chunk that a state is carried to, c the one it is from.
 """
 
 from typing import Literal
