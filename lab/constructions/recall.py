@@ -1,18 +1,16 @@
 """Recall by key: mqar, induction, and copies of strings in which no token recurs."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from lab.constructions import heads, states
 from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import check_bits, count_arrangement_bits
+from lab.constructions.capacity import check_bits
 from lab.constructions.codes import spread
 from lab.constructions.gather import gather
 from lab.constructions.match import Lookup, bind, match
+from lab.constructions.questions import Recall
 from lab.constructions.residual import (
     ANSWER_SIZE,
     Residual,
@@ -35,43 +33,6 @@ SUMMED_SHARE = 0.5
 """Share of the stream for keys that stand in it once, where a sum is read: it minimises noise."""
 KEYS_SHARE = 0.3
 """Share of the stream for keys that stand in it twice, where it is too small for all codes."""
-
-
-@dataclass(frozen=True)
-class Recall:
-    """What a row asks for, apart from any model.
-
-    Attributes:
-        key: number of each token among the keys, −1 for none, [v].
-        answer: likewise among the answers.
-        shared: whether keys and answers are the same tokens, under one code.
-        seq_len: T.
-        writes: as in `Lookup`.
-        bits: log₂ of how many answers there may be to the same questions.
-        earliest: as in `Lookup`.
-        reach: as in `Lookup`.
-        opening: the token that asks for the first of the row; None where none does.
-    """
-
-    key: Int64[Tensor, " v"]
-    answer: Int64[Tensor, " v"]
-    shared: bool
-    seq_len: int
-    writes: int
-    bits: float
-    earliest: str = "never"
-    reach: int = 1
-    opening: int | None = None
-
-    @property
-    def n_keys(self) -> int:
-        """How many tokens are keys."""
-        return int(self.key.max()) + 1
-
-    @property
-    def n_answers(self) -> int:
-        """How many tokens are answers."""
-        return int(self.answer.max()) + 1
 
 
 def solve(model: LanguageModel, recall: Recall) -> None:
@@ -130,9 +91,9 @@ def _solve_in_two(
     find_channels(second).choose_places(
         min(2, recall.n_keys), recall.seq_len, _count_reserved(second)
     )
-    beside = recall.shared or not memory
+    twice = recall.shared or not memory
     still = _count_still(second, recall) - marks
-    residual = _lay_out(recall, model, still, room, beside, SUMMED_SHARE if memory else KEYS_SHARE)
+    residual = _lay_out(recall, model, still, room, twice, SUMMED_SHARE if memory else KEYS_SHARE)
     residual = replace(residual, marks_first=marks)
     own = gather(first, residual, recall.seq_len)
     if recall.shared and own:
@@ -185,7 +146,7 @@ def _count_reserved(mixer: Attention | SSD) -> int:
 
 
 def _lay_out(
-    recall: Recall, model: LanguageModel, still: int, room: int, beside: bool, share: float
+    recall: Recall, model: LanguageModel, still: int, room: int, twice: bool, share: float
 ) -> Residual:
     """Assign channels to the constant, the kind, keys and answers.
 
@@ -194,17 +155,17 @@ def _lay_out(
         model: whose stream it is.
         still: channels that hold a key's code where it is looked up.
         room: channels that every layer carries.
-        beside: whether keys stand in the stream twice, their own and the one gathered.
+        twice: whether keys stand in the stream twice, their own and the one gathered.
         share: of the stream, for one copy of the keys, where it is too small for all codes.
 
     Raises:
         CannotError: when less than a few channels are left for a code.
     """
     d = model.embed.weight.shape[1]
-    times = 2 if beside else 1
+    times = 2 if twice else 1
     widest = min(still, room, recall.n_keys)
     if recall.shared:
-        a = b = min(widest, (d - 2) // times) if beside else min(room, recall.n_keys, d - 2)
+        a = b = min(widest, (d - 2) // times) if twice else min(room, recall.n_keys, d - 2)
     else:
         a = min(widest, max(1, int(share * (d - 2))))
         exact = 2 + times * recall.n_keys + min(recall.n_answers, ANSWER_ROOM)
@@ -221,7 +182,7 @@ def _lay_out(
     keys = look_up_codes(spread(recall.n_keys, a), recall.key)
     answers = keys if recall.shared else look_up_codes(spread(recall.n_answers, b), recall.answer)
     key = slice(2, 2 + a)
-    gathered = slice(key.stop, key.stop + a) if beside else key
+    gathered = slice(key.stop, key.stop + a) if twice else key
     end = gathered.stop
     if recall.shared:
         kind = torch.zeros(len(recall.key), dtype=torch.float64)
@@ -236,94 +197,4 @@ def _lay_out(
         answer=key if recall.shared else slice(end, end + b),
         keys=keys,
         answers=answers,
-    )
-
-
-def describe_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> Recall:
-    """Return what mqar asks: keys are the lower half, answers the upper.
-
-    A filler that repeats a key is a decoy. If all slots hold queries, what follows it is a query,
-    which is no answer. In empty slots another filler that is an answer may follow it; then the
-    earliest match is right.
-    """
-    half, token = vocab_size // 2, torch.arange(vocab_size)
-    empty = 4 * n_pairs < seq_len
-    decoys = fillers == "any" and empty
-    writes = n_pairs - 1 + (0 if fillers == "zero" else (seq_len - 2 * n_pairs + 1) // 2)
-    return Recall(
-        key=token.where(token < half, -1),
-        answer=(token - half).where(token >= half, -1),
-        shared=False,
-        seq_len=seq_len,
-        writes=writes,
-        bits=count_arrangement_bits(half, n_pairs),
-        earliest="query" if decoys else "never",
-        reach=seq_len,
-    )
-
-
-def describe_induction(seq_len: int, vocab_size: int, trigger: int) -> Recall:
-    """Return what induction asks: the trigger is the only key, all other tokens are answers."""
-    token = torch.arange(vocab_size)
-    key = torch.full_like(token, -1)
-    key[trigger] = 0
-    return Recall(
-        key=key,
-        answer=torch.where(token < trigger, token, token - 1).where(token != trigger, -1),
-        shared=False,
-        seq_len=seq_len,
-        writes=0,
-        bits=math.log2(vocab_size - 1),
-    )
-
-
-def describe_string(
-    seq_len: int, vocab_size: int, longest: int, marker: int, opens: bool
-) -> Recall:
-    """Return what copying asks if no token recurs: all tokens but the marker are keys and answers.
-
-    Args:
-        seq_len: T.
-        vocab_size: V.
-        longest: tokens of the longest string, which the row begins with.
-        marker: the token that is neither.
-        opens: whether the marker asks for the first token.
-    """
-    token = torch.arange(vocab_size)
-    number = torch.where(token < marker, token, token - 1).where(token != marker, -1)
-    return Recall(
-        key=number,
-        answer=number,
-        shared=True,
-        seq_len=seq_len,
-        # A copy is written while it is answered, so that each pair then has twice the weight.
-        writes=4 * longest if opens else 2 * longest,
-        # In a lookup the key is the question, so only the answer to one key may differ.
-        bits=count_arrangement_bits(vocab_size - 1, longest)
-        if opens
-        else math.log2(vocab_size - longest),
-        earliest="kind" if opens else "never",
-        reach=longest,
-        opening=marker if opens else None,
-    )
-
-
-def combine(recalls: list[Recall]) -> Recall:
-    """Return one description that covers rows of several settings.
-
-    Raises:
-        CannotError: when they disagree on which tokens are keys or answers.
-    """
-    first = recalls[0]
-    for other in recalls[1:]:
-        if not (torch.equal(first.key, other.key) and torch.equal(first.answer, other.answer)):
-            raise CannotError("settings of several vocabularies: what is a key differs")
-    order = ["never", "kind", "query"]
-    return replace(
-        first,
-        seq_len=max(r.seq_len for r in recalls),
-        writes=max(r.writes for r in recalls),
-        bits=max(r.bits for r in recalls),
-        earliest=max((r.earliest for r in recalls), key=order.index),
-        reach=max(r.reach for r in recalls),
     )

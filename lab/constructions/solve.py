@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lab.config import ModelConfig
-from lab.constructions import look_back, parity, recall
+from lab.constructions import look_back, parity, questions, recall
 from lab.constructions.cannot import CannotError
 from lab.constructions.capacity import count_arrangement_bits
 from lab.constructions.residual import silence
@@ -81,13 +81,15 @@ def _check_oracle_mask(model: LanguageModel, task: Task) -> None:
 
 
 def _mqar(model: LanguageModel, parts: Sequence[MQAR]) -> None:
-    wanted = [recall.describe_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in parts]
-    recall.solve(model, recall.combine(wanted))
+    wanted = [
+        questions.describe_mqar(p.seq_len, p.vocab_size, p.pair_count, p.fillers) for p in parts
+    ]
+    recall.solve(model, questions.combine(wanted))
 
 
 def _induction(model: LanguageModel, parts: Sequence[Induction]) -> None:
-    wanted = [recall.describe_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
-    recall.solve(model, recall.combine(wanted))
+    wanted = [questions.describe_induction(p.seq_len, p.vocab_size, TRIGGER) for p in parts]
+    recall.solve(model, questions.combine(wanted))
 
 
 def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
@@ -117,9 +119,9 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
         )
     opens = "copy" in modes
     wanted = [
-        recall.describe_string(p.seq_len, p.vocab_size, p.longest, MARKER, opens) for p in parts
+        questions.describe_string(p.seq_len, p.vocab_size, p.longest, MARKER, opens) for p in parts
     ]
-    return recall.solve(model, recall.combine(wanted))
+    return recall.solve(model, questions.combine(wanted))
 
 
 def _count_bits(part: Copy) -> float:

@@ -54,7 +54,7 @@ def r1() -> Erratum:
         meant_option=ROTARY,
         fails=stretched[0] > 0.1 and moved[0] > 0.1,
         holds=stretched[1] < 1e-12 and moved[1] < 1e-12,
-        note="Θ beside it counts i = 1 … d/2, so that the matrix's first angle θ_0 is not in Θ, "
+        note="the Θ next to it counts i = 1 … d/2, so the matrix's first angle θ_0 is not in Θ, "
         "and Θ's θ_i is the matrix's θ_{i−1}",
     )
 
