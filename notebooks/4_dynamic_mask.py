@@ -76,7 +76,7 @@ def trained(mask):
 # %% [markdown]
 # ## As printed: a mask that never moves
 #
-# `dynamic_mask.measure` gives the biases, whom they keep, what they do to the attention, and over
+# `dynamic_mask.measure` gives the biases, the keys they keep, what they do to attention, and over
 # the run's history how they came to be. For the literal mask the last says it all: the gradient is
 # zero at every step, not small.
 

@@ -105,7 +105,7 @@ for one in (run, zeros):
 # %% [markdown]
 # ## Who takes what
 #
-# `measure` returns a result a figure, `describe` puts it in words, `draw` draws it. First the share
+# `measure` returns a finding per figure, `describe` says it, `draw` draws it. First the share
 # of each role's tokens that choose each value. Evenly used, four values count as e^H = 4.
 
 # %%
