@@ -26,6 +26,7 @@ from analysis.scoring import scored
 from lab.cli import app
 from lab.config import ModelConfig, TrainConfig
 from lab.hooks import HookPoint
+from lab.laws import LAWS, Law, Verdict, assert_lawful, certify
 from lab.layers.mixer import MatrixMixer, RotaryPairs, offers_rows
 from lab.models import build
 from lab.ops.rope import rotate
@@ -212,3 +213,19 @@ def test_an_analysis_needs_its_module_and_a_line(monkeypatch, tmp_path):
     ]
     with pytest.raises(ValueError, match=r"only=lost: must be one of .*counted"):
         examine(Subject.of(run, step=0, rows=2), ("lost",))
+
+
+def test_a_law_needs_its_judge_and_a_line(monkeypatch):
+    def judge(module, probes) -> Verdict:
+        largest = module(probes.input(8)).abs().max().item()
+        outcome = "holds" if largest < 1e3 else "fails"
+        return Verdict("bounded", outcome, f"largest output {largest:.2g}")
+
+    monkeypatch.setitem(LAWS, "bounded", Law("bounded", judge))
+    assert "bounded" in [verdict.law for verdict in certify(nn.Identity(), d_model=4, lengths=(2,))]
+    mixer = LinearAttention(8, 2)
+    assert_lawful(mixer, 8, (8,), laws=["matrix applies", "bounded"])
+    with torch.no_grad():
+        mixer.out.bias.fill_(1e4)
+    with pytest.raises(AssertionError, match="bounded fails"):
+        assert_lawful(mixer, 8, (8,), laws=["bounded"])
