@@ -61,7 +61,7 @@ def analyze(
             with explain_write_errors(figures):
                 figures.mkdir(parents=True, exist_ok=True)
         try:
-            examination = _examined(run, only, rows, step, memory)
+            examination = _examine(run, only, rows, step, memory)
         except NotApplicableError as error:
             raise refuse(f"only={error}; it does not apply to this run", 2) from error
         report = write_both(run, examination)
@@ -85,7 +85,7 @@ def analyze(
 
 
 def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float | None) -> None:
-    """Hold the options to their bounds.
+    """Validate the options.
 
     Raises:
         ValueError: naming option, value and bound.
@@ -98,14 +98,14 @@ def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float
         raise ValueError(f"step={step}: must be one of {', '.join(map(str, run.list_steps()))}")
 
 
-def _examined(
+def _examine(
     run: "Run",
     only: Sequence[str] | None,
     rows: int | None,
     step: int | None,
     memory: float | None,
 ) -> "Examination":
-    """Carry out the analyses under a bar."""
+    """Run the analyses with a progress bar."""
     from analysis.base import Subject
     from analysis.examination import examine, select_analyses
     from lab.cli.tables.progress import show_count
@@ -125,7 +125,7 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Put runs side by side in one page: accuracy, mechanism, matrices, parameters, speed."""
+    """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed."""
     with report_failures(), report_usage_errors():
         from analysis.pages import comparison
         from lab.training.runs import Run
