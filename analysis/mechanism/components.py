@@ -7,12 +7,16 @@ mixer or one transform of the clean row adds, in place of what it adds in the co
 from dataclasses import dataclass
 
 import numpy as np
+import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from analysis.base import Finding, Words
 from analysis.interventions import patch
-from analysis.mechanism.effects import SITES, Baseline, places_of, share
+from analysis.mechanism.effects import SITES, SPOKEN, Baseline, places_of, share
+from analysis.mechanism.shares import format_share
 from analysis.mechanism.swapped_keys import Couples, margin
+from analysis.plots.style import new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
 from lab.hooks import HookPoint
@@ -28,12 +32,15 @@ LAYERS = 12
 BLOCK_TOKENS = 2**19
 """Tokens of all forward passes together, times blocks; rows are as many as that allows."""
 FEWEST_ROWS = 4
+ROW = 26
+"""Height of a line of the figure, px."""
+COLUMNS = ("keys", "values", "queries", "placebo")
 CARRIES = 1 / 3
 """The share that a component must surely restore to be said to carry the answer."""
 
 
 @dataclass(frozen=True)
-class Components:
+class Components(Finding):
     """The output of one component of the clean rows, put into the corrupt ones at some positions.
 
         share = Σ (patched − corrupt) / Σ (clean − corrupt)  of the margin, over queries
@@ -58,6 +65,88 @@ class Components:
     rows: int
     queries: int
     n_layers: int
+
+    def describe(self) -> Words:
+        """Name the components that surely carry the answer, or the one that comes nearest."""
+        title = f"Which component carries the answer, {self.queries} queries of {self.rows} rows"
+
+        def name(n: int, s: int) -> str:
+            low, high = self.interval[n, s]
+            return (
+                f"layer {self.layers[n]}'s {self.components[n]} at the "
+                f"{SPOKEN[COMPONENT_SITES[s]]} {format_share(self.share[n, s])} "
+                f"({format_share(low)} to {format_share(high)}; placebo "
+                f"{format_share(self.share[n, -1])})"
+            )
+
+        shown = carriers(self)
+        if shown:
+            says = f"By itself restores the answer: {'; '.join(name(n, s) for n, s in shown[:4])}"
+            says += f"; and {len(shown) - 4} more." if len(shown) > 4 else "."
+        else:
+            real = np.nan_to_num(self.share[:, :-1], nan=-np.inf)
+            n, s = np.unravel_index(int(real.argmax()), real.shape)
+            says = f"No single component surely restores a third: at most, {name(int(n), int(s))}."
+        reading = (
+            "What one mixer or state transform of the clean row adds to the residual stream is put "
+            "into rows in which pairs exchanged keys, at one kind of position. 0: the answer stays "
+            "the corrupt row's; 1: it is the clean row's again. Bold: the 95 % interval "
+            "over rows is "
+            "off 0. Placebo: as many other positions. A chain of components shows one link in each."
+        )
+        if len(set(self.layers.tolist())) < self.n_layers:
+            reading += f" Of {self.n_layers} layers some are left out."
+        return Words(
+            title, says, reading, f"Heat map of restored share by component and site. {says}"
+        )
+
+    def draw(self) -> go.Figure:
+        """Draw the restored shares as colours, and as numbers."""
+        names = [
+            f"{layer} · {kind}" for layer, kind in zip(self.layers, self.components, strict=True)
+        ]
+        fig = new_figure(height=64 + ROW * max(3, len(names)) + 92)
+        fig.add_heatmap(
+            x=COLUMNS,
+            y0=0,
+            dy=1,
+            z=self.share.astype(np.float32),
+            text=_format_numbers(self),
+            texttemplate="%{text}",
+            customdata=[[name] * len(COLUMNS) for name in names],
+            coloraxis="coloraxis",
+            xgap=2,
+            ygap=2,
+            hovertemplate="layer %{customdata} at the %{x}: %{text}<extra></extra>",
+        )
+        fig.update_layout(
+            coloraxis={
+                "cmin": -1,
+                "cmax": 1,
+                "colorbar": {
+                    "tickvals": [-1, -0.5, 0, 0.5, 1],
+                },
+            },
+        )
+        fig.add_annotation(
+            text="answer restored, share of the margin",
+            x=0.5,
+            xref="paper",
+            y=0,
+            yref="paper",
+            yshift=-26,
+        )
+        fig.update_xaxes(side="top", showgrid=False, ticks="")
+        fig.update_yaxes(
+            range=[len(names) - 0.5, -0.5],
+            tickvals=list(range(len(names))),
+            ticktext=names,
+            showgrid=False,
+            ticks="",
+            title_text="layer",
+            automargin="left",
+        )
+        return fig.update_layout(margin={"t": 72, "b": 84})
 
 
 def measure_components(
@@ -128,3 +217,16 @@ def _residuals(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str
     with model.hooks([(names, keep)]):
         scored(model, batch)
     return kept
+
+
+def _format_numbers(found: Components) -> list[list[str]]:
+    """Return the shares in two digits, in bold where the interval is off 0."""
+    low, high = found.interval[..., 0], found.interval[..., 1]
+    sure = (low > 0) | (high < 0)
+    return [
+        [
+            f"<b>{value:.2f}</b>" if bold else f"{value:.2f}"
+            for value, bold in zip(*row, strict=True)
+        ]
+        for row in zip(found.share.round(2) + 0.0, sure, strict=True)
+    ]

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.interventions import block_edges, patch, swap_values
+from analysis.mechanism.edits import ARMS, Edited
 from analysis.mechanism.swapped_keys import Couples, couple_answers, margin
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
@@ -22,8 +23,10 @@ from lab.models.language_model import LanguageModel
 
 SITES = ("key", "value", "query", "elsewhere", "placebo")
 """Where the residual stream is restored."""
-ARMS = ("query → value", "value → key", "values exchanged")
-"""What is done inside a mixer."""
+SPOKEN: dict[str, str] = dict(
+    zip(SITES, ("keys", "values", "queries", "all else", "as many others"), strict=True)
+)
+"""What the sites are called in a sentence."""
 DEPTHS = 9
 """Most depths at which the residual stream is restored; of more they are evenly spread."""
 MATRIX_ENTRIES = 2**26
@@ -56,39 +59,6 @@ class Restored:
     interval: Float[np.ndarray, "5 k 2"]
     rows: int
     queries: int
-
-
-@dataclass(frozen=True)
-class Edited:
-    """What is left of the margin on clean rows when one layer's mixer is edited.
-
-        left = Σ (edited − corrupt) / Σ (clean − corrupt)  of the margin, over queries
-
-    1: nothing happened; ½: the two values cannot be told apart; 0: the other value is answered.
-
-    Arms: the edges from the couples' queries to their values blocked; those from values to their
-    keys; the two values of a couple exchanged. Placebos: an edge to a random earlier position
-    that is neither key nor value of the couple; two random positions of no couple exchanged.
-
-    Attributes:
-        layers: blocks whose mixer has a matrix [n].
-        left: a row an arm, in the order of `ARMS`.
-        interval: 95 % by resampling rows, low and high.
-        placebo: likewise, of the placebo.
-        placebo_interval: likewise.
-        followed: share of answers that become the other value when both are exchanged [n].
-        placebo_followed: when two other positions are.
-        rows: of the batch.
-    """
-
-    layers: Int[np.ndarray, " n"]
-    left: Float[np.ndarray, "3 n"]
-    interval: Float[np.ndarray, "3 n 2"]
-    placebo: Float[np.ndarray, "3 n"]
-    placebo_interval: Float[np.ndarray, "3 n 2"]
-    followed: Float[np.ndarray, " n"]
-    placebo_followed: Float[np.ndarray, " n"]
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -135,14 +105,14 @@ def share(
     The interval is NaN as soon as one resample has nothing to divide by: without it, the rest would
     look surer than they are.
     """
-    fig: list[float] = []
+    ratios: list[float] = []
 
     def ratio(sums: Float[np.ndarray, "b 2"]) -> float:
-        fig.append(_ratio(sums))
-        return fig[-1]
+        ratios.append(_ratio(sums))
+        return ratios[-1]
 
     low, high = bootstrap(sums, rng, statistic=ratio)
-    unsure = bool(np.isnan(fig).any())
+    unsure = bool(np.isnan(ratios).any())
     return _ratio(sums), (math.nan, math.nan) if unsure else (low, high)
 
 
@@ -195,10 +165,10 @@ def places_of(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor
     }
     sites["elsewhere"] = ~(sites["key"] | sites["value"] | sites["query"])
     before = torch.arange(none.shape[1], device=none.device) < pairs.query.amax((1, 2))[:, None]
-    fig = _drawn(sites["elsewhere"] & before, pairs.value[0].numel(), rng)
+    chosen_at = _draw_positions(sites["elsewhere"] & before, pairs.value[0].numel(), rng)
     # What could not be drawn stands at −1 and lands in a column that is cut off.
     wide = torch.zeros(none.shape[0], none.shape[1] + 1, dtype=torch.bool, device=none.device)
-    sites["placebo"] = wide.scatter(1, fig % wide.shape[1], True)[:, :-1]
+    sites["placebo"] = wide.scatter(1, chosen_at % wide.shape[1], True)[:, :-1]
     return sites
 
 
@@ -278,10 +248,10 @@ def _edits(
         if arm[couple] >= 3:
             before = torch.arange(places.shape[1], device=places.device)
             before = before < query[:, couple].amin(-1, keepdim=True)
-            fig = _drawn(places & before, 2, rng)
+            chosen_at = _draw_positions(places & before, 2, rng)
             # A row without two such positions exchanges one with itself.
-            fig = torch.where((fig < 0).any(1, keepdim=True), 0, fig)
-            first, second = fig.unbind(1)
+            chosen_at = torch.where((chosen_at < 0).any(1, keepdim=True), 0, chosen_at)
+            first, second = chosen_at.unbind(1)
         yield swap_values(model, layer, first, second)
 
 
@@ -293,11 +263,13 @@ def _other_sources(
     position = torch.arange(seq_len, device=targets.device)
     own = torch.cat([pairs.key, pairs.value], -1)
     free = (position != own[..., None]).all(2, keepdim=True) & (position < targets[..., None])
-    return _drawn(free.flatten(0, 2), 1, rng).view_as(targets)
+    return _draw_positions(free.flatten(0, 2), 1, rng).view_as(targets)
 
 
-def _drawn(free: Bool[Tensor, "n t"], many: int, rng: np.random.Generator) -> Int[Tensor, "n many"]:
+def _draw_positions(
+    free: Bool[Tensor, "n t"], many: int, rng: np.random.Generator
+) -> Int[Tensor, "n many"]:
     """Draw distinct positions of each row among the free ones; −1 where there are no more."""
     order = torch.from_numpy(rng.random(tuple(free.shape))).to(free.device)
-    order, fig = order.masked_fill(~free, 2.0).sort(1)
-    return fig.masked_fill(order >= 1, -1)[:, :many]
+    order, chosen_at = order.masked_fill(~free, 2.0).sort(1)
+    return chosen_at.masked_fill(order >= 1, -1)[:, :many]

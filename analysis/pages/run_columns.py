@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
-from analysis.mechanism import results as mechanism
+from analysis.mechanism.label import Mechanism
 from analysis.record import figure_only
 from analysis.run import baselines
 from lab.intervals import wilson
@@ -73,7 +74,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         found = mechanism.measure(subject)
     except NotApplicableError:
         found = []
-    labels = [result.label for result in found if isinstance(result, mechanism.Mechanism)]
+    labels = [result.label for result in found if isinstance(result, Mechanism)]
     return RunColumn(
         name=name,
         model=run.model.model or run.model.stack,

@@ -11,11 +11,12 @@ from torch import nn
 from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS
-from analysis.mechanism import effects
+from analysis.mechanism import describe, draw, effects, measure
 from analysis.mechanism.components import Components, carriers, measure_components
 from analysis.mechanism.cues import Cues, Measured, cues
-from analysis.mechanism.effects import SITES, Edited, Restored, baseline, edit, restore
-from analysis.mechanism.results import Mechanism, classify, describe, draw, measure
+from analysis.mechanism.edits import ARMS, Edited
+from analysis.mechanism.effects import SITES, Restored, baseline, edit, restore
+from analysis.mechanism.label import Mechanism, classify
 from analysis.mechanism.swapped_keys import Couples, couples, permuted
 from analysis.record import to_plain
 from analysis.scoring import scored
@@ -81,7 +82,7 @@ def test_what_each_intervention_does_to_induction(name):
     assert inner.pop("value") == pytest.approx(1, abs=0.01)
     assert list(inner.values()) == pytest.approx([0] * 4, abs=0.01)
     # Without its edge nothing tells the two values apart; gathered in layer 0, read in layer 1.
-    write, read = effects.ARMS.index("value → key"), effects.ARMS.index("query → value")
+    write, read = ARMS.index("value → key"), effects.ARMS.index("query → value")
     assert edited.left[write] == pytest.approx([0.5, 1], abs=0.05)
     assert edited.left[read] == pytest.approx([1, 0.5], abs=0.05)
     assert edited.left[2] == pytest.approx([1, 0], abs=0.02)
