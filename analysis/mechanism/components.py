@@ -1,7 +1,7 @@
-"""Which component carries the answer: a mixer's or a state transform's output, at some positions.
+"""Which components carry the answer: one mixer's or state transform's output at some positions.
 
-Where `effects.restore` puts the whole residual stream back, here a single addend of it is: what one
-mixer or one transform of the clean row adds, in place of what it adds in the corrupt one.
+`effects.restore` patches the whole residual stream. This module patches a single addend of it: what
+one mixer or state transform adds in the clean row replaces what it adds in the corrupt row.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from analysis.base import Finding, Words
 from analysis.interventions import patch
-from analysis.mechanism.effects import SITES, SPOKEN, Baseline, places_of, share
+from analysis.mechanism.effects import SITE_NAMES, SITES, Baseline, estimate_share, locate_sites
 from analysis.mechanism.shares import format_share
-from analysis.mechanism.swapped_keys import Couples, margin
+from analysis.mechanism.swapped_keys import Couples, compute_margins
 from analysis.plots.style import new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
@@ -24,38 +24,41 @@ from lab.models.language_model import Block, LanguageModel
 from tasks.base import Batch
 
 COMPONENT_SITES = tuple(site for site in SITES if site != "elsewhere")
-"""Where a component's output is restored."""
+"""Where to restore a component's output."""
 ENDS = {"mixer": ("pre", "mid"), "transform": ("mid", "post")}
-"""The residual stream before and behind each component of a block."""
+"""Hook points of the residual stream before and after each component of a block."""
 LAYERS = 12
-"""Most layers whose components are restored; of more they are evenly spread."""
+"""Most layers whose components are restored; deeper models get evenly spread ones."""
 BLOCK_TOKENS = 2**19
-"""Tokens of all forward passes together, times blocks; rows are as many as that allows."""
+"""Most tokens in all forward passes together, times blocks; it limits the number of rows."""
 FEWEST_ROWS = 4
 ROW = 26
-"""Height of a line of the figure, px."""
+"""Height of one line of the figure in pixels."""
 COLUMNS = ("keys", "values", "queries", "placebo")
 CARRIES = 1 / 3
-"""The share that a component must surely restore to be said to carry the answer."""
+"""A component carries the answer if it surely restores more than this share."""
 
 
 @dataclass(frozen=True)
 class Components(Finding):
-    """The output of one component of the clean rows, put into the corrupt ones at some positions.
+    """The share of the answer that returns when one component's clean output is patched in.
+
+    One component's output in the clean rows replaces its output in the corrupt rows at some
+    positions:
 
         share = Σ (patched − corrupt) / Σ (clean − corrupt)  of the margin, over queries
 
-    as in `effects.Restored`, with the sites of `COMPONENT_SITES`. All else that the residual stream
-    holds there stays the corrupt row's, so that shares of several components may add up.
+    as in `effects.Restored`, with the sites of `COMPONENT_SITES`. Everything else in the residual
+    stream stays the corrupt row's, so the shares of several components may add up.
 
     Attributes:
         layers: block of each component [n].
-        components: "mixer" or "transform", n of them.
-        share: a row a component, a column a site.
-        interval: 95 % by resampling rows, low and high.
-        rows: of the batch.
-        queries: that were measured.
-        n_layers: blocks of the model; where it has more than `LAYERS`, some are left out.
+        components: "mixer" or "transform" for each component, n in all.
+        share: one row per component, one column per site.
+        interval: 95 % interval by resampling rows, low and high.
+        rows: number of rows measured.
+        queries: number of queries measured.
+        n_layers: blocks of the model; some are left out if there are more than `LAYERS`.
     """
 
     layers: Int[np.ndarray, " n"]
@@ -67,35 +70,38 @@ class Components(Finding):
     n_layers: int
 
     def describe(self) -> Words:
-        """Name the components that surely carry the answer, or the one that comes nearest."""
+        """Name the components that surely carry the answer, or the one that comes closest."""
         title = f"Which component carries the answer, {self.queries} queries of {self.rows} rows"
 
-        def name(n: int, s: int) -> str:
+        def describe_share(n: int, s: int) -> str:
             low, high = self.interval[n, s]
             return (
                 f"layer {self.layers[n]}'s {self.components[n]} at the "
-                f"{SPOKEN[COMPONENT_SITES[s]]} {format_share(self.share[n, s])} "
+                f"{SITE_NAMES[COMPONENT_SITES[s]]} {format_share(self.share[n, s])} "
                 f"({format_share(low)} to {format_share(high)}; placebo "
                 f"{format_share(self.share[n, -1])})"
             )
 
-        shown = carriers(self)
-        if shown:
-            says = f"By itself restores the answer: {'; '.join(name(n, s) for n, s in shown[:4])}"
-            says += f"; and {len(shown) - 4} more." if len(shown) > 4 else "."
+        carriers = find_carriers(self)
+        if carriers:
+            parts = "; ".join(describe_share(n, s) for n, s in carriers[:4])
+            says = f"Components that restore the answer alone: {parts}"
+            says += f"; and {len(carriers) - 4} more." if len(carriers) > 4 else "."
         else:
             real = np.nan_to_num(self.share[:, :-1], nan=-np.inf)
             n, s = np.unravel_index(int(real.argmax()), real.shape)
-            says = f"No single component surely restores a third: at most, {name(int(n), int(s))}."
+            most = describe_share(int(n), int(s))
+            says = f"No single component surely restores a third of the answer; at most, {most}."
         reading = (
-            "What one mixer or state transform of the clean row adds to the residual stream is put "
-            "into rows in which pairs exchanged keys, at one kind of position. 0: the answer stays "
-            "the corrupt row's; 1: it is the clean row's again. Bold: the 95 % interval "
-            "over rows is "
-            "off 0. Placebo: as many other positions. A chain of components shows one link in each."
+            "Corrupt rows are clean rows in which pairs exchanged keys. In each cell, what one "
+            "mixer or state transform adds to the residual stream at one kind of position is "
+            "replaced by what it adds in the clean row. At 0 the answer stays the corrupt row's; "
+            "at 1 it is the clean row's again. Bold: the 95 % interval over rows excludes 0. "
+            "Placebo: as many random other positions. If components work in a chain, each link "
+            "appears here by itself."
         )
         if len(set(self.layers.tolist())) < self.n_layers:
-            reading += f" Of {self.n_layers} layers some are left out."
+            reading += f" Some of the {self.n_layers} layers are left out."
         return Words(
             title, says, reading, f"Heat map of restored share by component and site. {says}"
         )
@@ -153,25 +159,27 @@ def measure_components(
     model: LanguageModel, pairs: Couples, known: Baseline, rng: np.random.Generator
 ) -> Components:
     """Restore each component's output at each site, one at a time."""
-    found = _components(model)
+    found = _list_components(model)
     n_layers, seq_len = len(model.blocks), pairs.clean.inputs.shape[1]
     passes = len(found) * len(COMPONENT_SITES) + 2
     rows = max(FEWEST_ROWS, BLOCK_TOKENS // (passes * n_layers * seq_len))
     pairs, known = pairs[:rows], known[:rows]
     names = [f"blocks.{i}.hook_resid_{end}" for i, kind in found for end in ENDS[kind]]
-    clean, corrupt = (_residuals(model, batch, names) for batch in (pairs.clean, pairs.corrupt))
-    places = places_of(pairs, rng)
+    clean, corrupt = (
+        _cache_residuals(model, batch, names) for batch in (pairs.clean, pairs.corrupt)
+    )
+    places = locate_sites(pairs, rng)
     shape = len(found), len(COMPONENT_SITES)
     shares, intervals = np.zeros(shape), np.zeros((*shape, 2))
     for n, (layer, kind) in enumerate(found):
-        before, behind = (f"blocks.{layer}.hook_resid_{end}" for end in ENDS[kind])
-        added = clean[behind] - clean[before]
+        before, after = (f"blocks.{layer}.hook_resid_{end}" for end in ENDS[kind])
+        added = clean[after] - clean[before]
         source = corrupt[before] + added
         for s, site in enumerate(COMPONENT_SITES):
             at, positions = places[site].nonzero(as_tuple=True)
-            with patch(model, behind, source, rows=at, positions=positions):
-                margins = margin(scored(model, pairs.corrupt), pairs)
-            shares[n, s], intervals[n, s] = share(known.sums(margins), rng)
+            with patch(model, after, source, rows=at, positions=positions):
+                margins = compute_margins(scored(model, pairs.corrupt), pairs)
+            shares[n, s], intervals[n, s] = estimate_share(known.sums(margins), rng)
     return Components(
         layers=np.array([layer for layer, _ in found]),
         components=tuple(kind for _, kind in found),
@@ -183,10 +191,11 @@ def measure_components(
     )
 
 
-def carriers(found: Components) -> list[tuple[int, int]]:
-    """Return which (component, site) surely carry more than a third, most of it first.
+def find_carriers(found: Components) -> list[tuple[int, int]]:
+    """Return each (component, site) that surely carries more than a third, largest share first.
 
-    Surely: the low end of the interval lies above that, and above the same component's placebo.
+    Surely means that the low end of its interval is above both a third and the high end of the
+    interval of the same component's placebo.
     """
     low, placebo = found.interval[:, :-1, 0], found.interval[:, -1:, 1]
     sure = (low > CARRIES) & (low > placebo)
@@ -195,8 +204,8 @@ def carriers(found: Components) -> list[tuple[int, int]]:
     return [(int(n), int(s)) for n, s in pairs if sure[n, s]]
 
 
-def _components(model: LanguageModel) -> list[tuple[int, str]]:
-    """Return what there is to restore: layer and kind."""
+def _list_components(model: LanguageModel) -> list[tuple[int, str]]:
+    """List the layer and kind of each component to restore."""
     n_layers = len(model.blocks)
     found: list[tuple[int, str]] = []
     for layer in thin(range(n_layers), LAYERS):
@@ -207,8 +216,8 @@ def _components(model: LanguageModel) -> list[tuple[int, str]]:
     return found
 
 
-def _residuals(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str, Tensor]:
-    """Return the residual stream at some points."""
+def _cache_residuals(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str, Tensor]:
+    """Run the model and return the residual stream at some hook points."""
     kept: dict[str, Tensor] = {}
 
     def keep(residual: Tensor, point: HookPoint) -> None:
@@ -220,7 +229,7 @@ def _residuals(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str
 
 
 def _format_numbers(found: Components) -> list[list[str]]:
-    """Return the shares in two digits, in bold where the interval is off 0."""
+    """Format the shares with two digits, in bold where the interval excludes 0."""
     low, high = found.interval[..., 0], found.interval[..., 1]
     sure = (low > 0) | (high < 0)
     return [

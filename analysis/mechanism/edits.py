@@ -1,4 +1,4 @@
-"""What editing one mixer leaves of recall."""
+"""What is left of recall after an edit of one mixer."""
 
 from dataclasses import dataclass
 
@@ -12,30 +12,32 @@ from analysis.plots.style import MUTED, new_figure
 from analysis.words import capitalize, percent
 
 ARMS = ("query → value", "value → key", "values exchanged")
-"""What is done inside a mixer."""
+"""The edits: two kinds of edges to block, and an exchange of values."""
 
 
 @dataclass(frozen=True)
 class Edited(Finding):
-    """What is left of the margin on clean rows when one layer's mixer is edited.
+    """What is left of the margin on the clean rows after an edit of one layer's mixer.
 
         left = Σ (edited − corrupt) / Σ (clean − corrupt)  of the margin, over queries
 
-    1: nothing happened; ½: the two values cannot be told apart; 0: the other value is answered.
+    At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it answers
+    the other value.
 
-    Arms: the edges from the couples' queries to their values blocked; those from values to their
-    keys; the two values of a couple exchanged. Placebos: an edge to a random earlier position
-    that is neither key nor value of the couple; two random positions of no couple exchanged.
+    Arms: block the edges from the couples' queries to their values; block those from the values to
+    their keys; exchange the two values of a couple. Placebos: block an edge to a random earlier
+    position that is neither key nor value of the couple; exchange two random positions that belong
+    to no couple.
 
     Attributes:
         layers: blocks whose mixer has a matrix [n].
-        left: a row an arm, in the order of `ARMS`.
-        interval: 95 % by resampling rows, low and high.
-        placebo: likewise, of the placebo.
-        placebo_interval: likewise.
-        followed: share of answers that become the other value when both are exchanged [n].
-        placebo_followed: when two other positions are.
-        rows: of the batch.
+        left: one row per arm, in the order of `ARMS`.
+        interval: 95 % interval of `left` by resampling rows, low and high.
+        placebo: like `left`, for the placebos.
+        placebo_interval: like `interval`, for the placebos.
+        followed: share of answers that become the other value when the two are exchanged [n].
+        placebo_followed: likewise, when two random positions are exchanged.
+        rows: number of rows measured.
     """
 
     layers: Int[np.ndarray, " n"]
@@ -48,13 +50,13 @@ class Edited(Finding):
     rows: int
 
     def describe(self) -> Words:
-        """Say which edit leaves least of the margin, and in which layer."""
+        """Say in which layer each edit leaves the least of the margin."""
         title = f"What is left of recall when a mixer is edited, {self.rows} rows"
         parts = []
         for arm in range(2):
             i = int(self.left[arm].argmin())
             parts.append(
-                f"blocking {ARMS[arm]} leaves least in layer {self.layers[i]}, "
+                f"blocking {ARMS[arm]} leaves the least in layer {self.layers[i]}, "
                 f"{format_share(self.left[arm, i])} of the margin (placebo "
                 f"{format_share(self.placebo[arm, i])})"
             )
@@ -64,16 +66,13 @@ class Edited(Finding):
         )
         parts.append(
             f"exchanging two values moves {followed} of answers with them in layer "
-            f"{self.layers[i]} "
-            f"(placebo {placebo})"
+            f"{self.layers[i]} (placebo {placebo})"
         )
-        says = "; ".join(parts)
-        says = f"{capitalize(says)}."
+        says = f"{capitalize('; '.join(parts))}."
         reading = (
-            "1: nothing happened; ½: the two values cannot be told apart; 0: the other value is "
-            "answered. Crosses are placebos: a random earlier position in place of value "
-            "or key, or "
-            "two positions of no pair exchanged. Bars are 95 % over rows."
+            "At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it "
+            "answers the other value. Crosses are placebos: an edge to a random earlier position, "
+            "or two exchanged positions that belong to no pair. Bars are 95 % intervals over rows."
         )
         return Words(title, says, reading, f"Dots of what is left, by layer and edit. {says}")
 

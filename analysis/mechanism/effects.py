@@ -1,4 +1,4 @@
-"""What interventions do to recall, as a share of what exchanging two keys does."""
+"""Measure what interventions do to recall, as a share of what exchanging two keys does."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.mechanism.edits import ARMS, Edited
-from analysis.mechanism.swapped_keys import Couples, couple_answers, margin
+from analysis.mechanism.swapped_keys import Couples, compute_couple_answers, compute_margins
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
 from analysis.statistics.intervals import bootstrap
@@ -23,35 +23,38 @@ from lab.models.language_model import LanguageModel
 
 SITES = ("key", "value", "query", "elsewhere", "placebo")
 """Where the residual stream is restored."""
-SPOKEN: dict[str, str] = dict(
+SITE_NAMES: dict[str, str] = dict(
     zip(SITES, ("keys", "values", "queries", "all else", "as many others"), strict=True)
 )
-"""What the sites are called in a sentence."""
+"""Names of the sites in sentences."""
 DEPTHS = 9
-"""Most depths at which the residual stream is restored; of more they are evenly spread."""
+"""Most depths at which to restore the residual stream; deeper models get evenly spread ones."""
 MATRIX_ENTRIES = 2**26
-"""Entries of all matrices that are edited: they are quadratic, and their rows much alike."""
+"""Most matrix entries to edit in all: they grow with the square of the row length."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The residual stream of the clean rows, put into the corrupt ones at some positions.
+    """The share of the answer that returns when the clean residual stream is patched in.
+
+    The residual stream of the clean rows replaces that of the corrupt rows at some positions:
 
         share = Σ (patched − corrupt) / Σ (clean − corrupt)  of the margin, over queries
 
-    The margin is logit(right answer of the clean row) − logit(that of the corrupt row). 0: the
-    answer is the corrupt row's; 1: it is the clean one's.
+    The margin is logit(right answer of the clean row) − logit(that of the corrupt row). At 0 the
+    answer is still the corrupt row's; at 1 it is the clean row's again.
 
-    Sites: the couples' key, value or query positions; "elsewhere" all others; "placebo" as many
-    random others as there are values.
+    Sites: the couples' key, value or query positions; "elsewhere" is all other positions,
+    "placebo" as many random ones of them as there are values.
 
     Attributes:
-        depths: blocks behind the residual stream, 0 … L [k]. The ends are so by construction: at 0
-            only the key tokens differ, at L only the queries' own residual is read.
-        share: a row a site, in the order of `SITES`.
-        interval: 95 % by resampling rows, low and high.
-        rows: of the batch.
-        queries: that were measured.
+        depths: blocks that the residual stream has passed, 0 … L [k]. The shares at both ends
+            hold by construction: at 0 only the key tokens differ, and at L only the query's own
+            residual stream is read.
+        share: one row per site, in the order of `SITES`.
+        interval: 95 % interval by resampling rows, low and high.
+        rows: number of rows in the batch.
+        queries: number of queries measured.
     """
 
     depths: Int[np.ndarray, " k"]
@@ -63,60 +66,60 @@ class Restored:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Margins [b c 2] without intervention; what is not valid counts nowhere.
+    """Margins [b c 2] without any intervention.
 
     Attributes:
         clean: on the clean rows.
-        corrupt: on those with exchanged keys.
-        valid: couples that count [b c].
+        corrupt: on the rows with exchanged keys.
+        valid: the couples to count; all others are left out of every sum [b c].
     """
 
     clean: Float[Tensor, "b c 2"]
     corrupt: Float[Tensor, "b c 2"]
     valid: Bool[Tensor, "b c"]
 
-    def sums(
+    def sum_changes(
         self, margins: Float[Tensor, "b c 2"], chosen: Bool[Tensor, " c"] | None = None
     ) -> Float[np.ndarray, "b 2"]:
-        """Return by row Σ (margins − corrupt) and Σ (clean − corrupt), of some couples."""
+        """Return Σ (margins − corrupt) and Σ (clean − corrupt) per row, over the chosen couples."""
         valid = self.valid if chosen is None else self.valid & chosen
         changes = torch.stack([margins - self.corrupt, self.clean - self.corrupt], -1).double()
         return (changes * valid[:, :, None, None]).sum((1, 2)).cpu().numpy()
 
     def __getitem__(self, rows: slice) -> "Baseline":
-        """Return those of some rows."""
+        """Return the margins of some rows."""
         return Baseline(self.clean[rows], self.corrupt[rows], self.valid[rows])
 
 
-def baseline(model: LanguageModel, pairs: Couples) -> Baseline:
-    """Measure the margins without intervention."""
+def measure_baseline(model: LanguageModel, pairs: Couples) -> Baseline:
+    """Measure the margins without any intervention."""
     return Baseline(
-        margin(scored(model, pairs.clean), pairs),
-        margin(scored(model, pairs.corrupt), pairs),
+        compute_margins(scored(model, pairs.clean), pairs),
+        compute_margins(scored(model, pairs.corrupt), pairs),
         pairs.valid,
     )
 
 
-def share(
+def estimate_share(
     sums: Float[np.ndarray, "b 2"], rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """Return a ratio of sums over rows and its 95 % interval; NaN where nothing divides it.
+    """Return a ratio of sums over rows and its 95 % interval; NaN if the divisor is not positive.
 
-    The interval is NaN as soon as one resample has nothing to divide by: without it, the rest would
-    look surer than they are.
+    The interval is NaN as soon as one resample has no positive divisor: dropping such resamples
+    would make the interval too narrow.
     """
     ratios: list[float] = []
 
-    def ratio(sums: Float[np.ndarray, "b 2"]) -> float:
-        ratios.append(_ratio(sums))
+    def record_ratio(sums: Float[np.ndarray, "b 2"]) -> float:
+        ratios.append(_divide_sums(sums))
         return ratios[-1]
 
-    low, high = bootstrap(sums, rng, statistic=ratio)
+    low, high = bootstrap(sums, rng, statistic=record_ratio)
     unsure = bool(np.isnan(ratios).any())
-    return _ratio(sums), (math.nan, math.nan) if unsure else (low, high)
+    return _divide_sums(sums), (math.nan, math.nan) if unsure else (low, high)
 
 
-def _ratio(sums: Float[np.ndarray, "b 2"]) -> float:
+def _divide_sums(sums: Float[np.ndarray, "b 2"]) -> float:
     above, below = sums.sum(0)
     return float(above / below) if below > 0 else math.nan
 
@@ -124,7 +127,7 @@ def _ratio(sums: Float[np.ndarray, "b 2"]) -> float:
 def restore(
     model: LanguageModel, pairs: Couples, known: Baseline, rng: np.random.Generator
 ) -> Restored:
-    """Restore the residual stream at each depth and site, one at a time."""
+    """Restore the clean residual stream at each depth and site, one at a time."""
     n_layers = len(model.blocks)
     inner = np.array(thin(range(1, n_layers), DEPTHS), dtype=np.int64)
     names = [f"blocks.{depth}.hook_resid_pre" for depth in inner]
@@ -140,13 +143,15 @@ def restore(
     ends = np.zeros((len(SITES), len(inner) + 2, 2))
     found[SITES.index("key"), 0] = found[SITES.index("query"), -1] = 1
     ends[SITES.index("key"), 0] = ends[SITES.index("query"), -1] = 1
-    places = {site: marks.nonzero(as_tuple=True) for site, marks in places_of(pairs, rng).items()}
+    places = {
+        site: marks.nonzero(as_tuple=True) for site, marks in locate_sites(pairs, rng).items()
+    }
     for i, name in enumerate(names, 1):
         for j, site in enumerate(SITES):
             rows, positions = places[site]
             with patch(model, name, clean[name], rows=rows, positions=positions):
-                margins = margin(scored(model, pairs.corrupt), pairs)
-            found[j, i], ends[j, i] = share(known.sums(margins), rng)
+                margins = compute_margins(scored(model, pairs.corrupt), pairs)
+            found[j, i], ends[j, i] = estimate_share(known.sum_changes(margins), rng)
     return Restored(
         depths=np.array([0, *inner, n_layers]),
         share=found,
@@ -156,8 +161,8 @@ def restore(
     )
 
 
-def places_of(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor, "b t"]]:
-    """Return the positions of each site."""
+def locate_sites(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor, "b t"]]:
+    """Return a mask of the positions of each site; draws the placebo's."""
     none = torch.zeros_like(pairs.clean.inputs, dtype=torch.bool)
     sites = {
         site: none.scatter(1, positions.flatten(1), True)
@@ -166,7 +171,7 @@ def places_of(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor
     sites["elsewhere"] = ~(sites["key"] | sites["value"] | sites["query"])
     before = torch.arange(none.shape[1], device=none.device) < pairs.query.amax((1, 2))[:, None]
     chosen_at = _draw_positions(sites["elsewhere"] & before, pairs.value[0].numel(), rng)
-    # What could not be drawn stands at −1 and lands in a column that is cut off.
+    # Positions that could not be drawn are −1 and land in an extra column, cut off here.
     wide = torch.zeros(none.shape[0], none.shape[1] + 1, dtype=torch.bool, device=none.device)
     sites["placebo"] = wide.scatter(1, chosen_at % wide.shape[1], True)[:, :-1]
     return sites
@@ -175,10 +180,10 @@ def places_of(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor
 def edit(
     model: LanguageModel, pairs: Couples, known: Baseline, rng: np.random.Generator
 ) -> Edited | None:
-    """Block edges and exchange values, layer by layer; None where no mixer has a matrix.
+    """Block edges and exchange values in one layer at a time; None if no mixer has a matrix.
 
-    Each couple of a row takes one arm or its placebo at a time, so that a pass measures all of
-    them; where passes are cheap there are as many as it takes for every couple to have had all.
+    In each forward pass, every couple of a row gets one arm or its placebo, so one pass measures
+    all of them. If passes are cheap, they are repeated until every couple has had every arm.
     """
     layers = [
         layer
@@ -202,17 +207,17 @@ def edit(
         for turn in range(passes):
             arm = (torch.arange(c, device=pairs.query.device) + turn) % kinds
             with ExitStack() as stack:
-                for context in _edits(model, layer, pairs, arm, rng):
+                for context in _make_edits(model, layer, pairs, arm, rng):
                     stack.enter_context(context)
                 after = scored(model, pairs.clean)
-            margins, answers = margin(after, pairs), couple_answers(after, pairs)
+            margins, answers = compute_margins(after, pairs), compute_couple_answers(after, pairs)
             for kind in range(kinds):
-                sums[kind] += known.sums(margins, arm == kind)
+                sums[kind] += known.sum_changes(margins, arm == kind)
                 counted = (known.valid & (arm == kind))[:, :, None]
                 counts[kind, 0] += int((counted & (answers == pairs.wrong)).sum())
                 counts[kind, 1] += 2 * int(counted.sum())
         for kind in range(kinds):
-            left[kind, i], ends[kind, i] = share(sums[kind], rng)
+            left[kind, i], ends[kind, i] = estimate_share(sums[kind], rng)
         both = counts[[2, 5]]
         followed[:, i] = both[:, 0] / np.maximum(both[:, 1], 1)
     return Edited(
@@ -227,38 +232,38 @@ def edit(
     )
 
 
-def _edits(
+def _make_edits(
     model: LanguageModel,
     layer: int,
     pairs: Couples,
     arm: Int[Tensor, " c"],
     rng: np.random.Generator,
 ) -> Iterator[AbstractContextManager[object]]:
-    """Yield the interventions of one pass: couple c takes `arm[c]`, placebos follow the arms."""
+    """Yield the interventions of one pass: couple c gets `arm[c]`, where 3 to 5 are placebos."""
     query, key, value = pairs.query, pairs.key, pairs.value
     targets = torch.where((arm % 3 == 0)[:, None], query, value)
     sources = torch.where((arm % 3 == 0)[:, None], value, key)
-    sources = torch.where((arm >= 3)[:, None], _other_sources(targets, pairs, rng), sources)
+    sources = torch.where((arm >= 3)[:, None], _draw_other_sources(targets, pairs, rng), sources)
     edges = (arm % 3 < 2)[:, None] & (sources >= 0)
     if edges.any():
         yield block_edges(model, layer, targets[edges], sources[edges], rows=pairs.rows[edges])
-    places = places_of(pairs, rng)["elsewhere"]
+    places = locate_sites(pairs, rng)["elsewhere"]
     for couple in (arm % 3 == 2).nonzero()[:, 0].tolist():
         first, second = value[:, couple].unbind(-1)
         if arm[couple] >= 3:
             before = torch.arange(places.shape[1], device=places.device)
             before = before < query[:, couple].amin(-1, keepdim=True)
             chosen_at = _draw_positions(places & before, 2, rng)
-            # A row without two such positions exchanges one with itself.
+            # In a row without two such positions, one is exchanged with itself.
             chosen_at = torch.where((chosen_at < 0).any(1, keepdim=True), 0, chosen_at)
             first, second = chosen_at.unbind(1)
         yield swap_values(model, layer, first, second)
 
 
-def _other_sources(
+def _draw_other_sources(
     targets: Int[Tensor, "b c 2"], pairs: Couples, rng: np.random.Generator
 ) -> Int[Tensor, "b c 2"]:
-    """Draw for each target an earlier position, neither key nor value of its couple; −1: none."""
+    """Draw for each target an earlier position that is no key or value of its couple; −1: none."""
     seq_len = pairs.clean.inputs.shape[1]
     position = torch.arange(seq_len, device=targets.device)
     own = torch.cat([pairs.key, pairs.value], -1)
@@ -269,7 +274,7 @@ def _other_sources(
 def _draw_positions(
     free: Bool[Tensor, "n t"], many: int, rng: np.random.Generator
 ) -> Int[Tensor, "n many"]:
-    """Draw distinct positions of each row among the free ones; −1 where there are no more."""
+    """Draw distinct free positions in each row; −1 once there are no more."""
     order = torch.from_numpy(rng.random(tuple(free.shape))).to(free.device)
     order, chosen_at = order.masked_fill(~free, 2.0).sort(1)
     return chosen_at.masked_fill(order >= 1, -1)[:, :many]

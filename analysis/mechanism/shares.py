@@ -1,16 +1,16 @@
-"""How shares of the margin, and their intervals, are written and drawn."""
+"""Format shares of the margin and draw their intervals."""
 
 import numpy as np
 from jaxtyping import Float
 
 
 def format_share(value: float) -> str:
-    """Return a share with two digits, and never −0.00."""
+    """Format a share with two digits, never as −0.00."""
     return f"{round(value, 2) + 0.0:.2f}"
 
 
 def make_bars(share: Float[np.ndarray, " n"], ends: Float[np.ndarray, "n 2"]) -> dict[str, object]:
-    """Return plotly's error bars for shares with these interval ends."""
+    """Return plotly error bars for shares and the ends of their intervals."""
     return {
         "type": "data",
         "symmetric": False,

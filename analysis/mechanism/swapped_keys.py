@@ -1,4 +1,4 @@
-"""Rows in which pairs have exchanged their keys: the same tokens, and other right answers."""
+"""Rows in which pairs have exchanged their keys: the same tokens, but other right answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,27 +14,27 @@ from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task
 
 COUPLES = 12
-"""Most couples of a row; at most half of its pairs are in one."""
+"""Most couples in a row; at most half of its pairs belong to one."""
 
 
 @dataclass(frozen=True)
 class Couples:
-    """Pairs that exchange keys, c couples a row; every couple is asked about twice.
+    """Couples of pairs that exchange their keys, c in each row, with two queries each.
 
-    Where a row has pairs (k, v) and (k′, v′), the other row has (k′, v) and (k, v′): two key
-    tokens differ, every other token stands where it stood. The query for k has the right answer
-    v in the one and v′ in the other. Couples of a row share no pair, so that what is done about
-    one leaves the answers to the others alone, as far as a mixer keeps pairs apart; so several
-    are measured in one pass.
+    Where the clean row has pairs (k, v) and (k′, v′), the corrupt row has (k′, v) and (k, v′).
+    Only the two key tokens differ. The right answer to the query for k is v in the clean row and
+    v′ in the corrupt one. No two couples of a row share a pair, so an intervention on one leaves
+    the answers to the others alone, as far as the mixer keeps pairs apart. Therefore one forward
+    pass measures several couples.
 
     Attributes:
         clean: the rows as drawn.
         corrupt: the rows with exchanged keys.
-        query: where each pair of each couple is asked about [b c 2].
-        key: where its key is in the clean row [b c 2].
-        value: where its value is in the clean row [b c 2].
+        query: position of the query about each pair of each couple [b c 2].
+        key: position of its key in the clean row [b c 2].
+        value: position of its value in the clean row [b c 2].
         right: the token at `value` [b c 2].
-        valid: couples whose answers do exchange, by the task's own oracle [b c].
+        valid: whether the couple's answers change places, by the task's oracle [b c].
     """
 
     clean: Batch
@@ -47,30 +47,30 @@ class Couples:
 
     @property
     def wrong(self) -> Int[Tensor, "b c 2"]:
-        """The right answers of the corrupt rows: each other's."""
+        """The right answers in the corrupt rows, which are those of the other pair."""
         return self.right.flip(-1)
 
     @property
     def rows(self) -> Int[Tensor, "b c 2"]:
-        """Row of the batch of each query."""
+        """The batch row of each query."""
         b = torch.arange(len(self.query), device=self.query.device)
         return b[:, None, None].expand_as(self.query)
 
     def __getitem__(self, rows: slice) -> "Couples":
-        """Return those of some rows."""
+        """Return the couples of some rows."""
         tensors = (self.query, self.key, self.value, self.right, self.valid)
         return Couples(self.clean[rows], self.corrupt[rows], *(of[rows] for of in tensors))
 
 
-def couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples | None:
-    """Draw couples of pairs in every row that stores two or more; None where no row does."""
-    links = _once(find_pairs(batch))
+def draw_couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples | None:
+    """Draw couples in every row that stores at least two pairs; None if there is no such row."""
+    links = _drop_duplicates(find_pairs(batch))
     stored = (links[0] >= 0).sum(1)
     kept = (stored >= 2).nonzero()[:, 0]
     if not len(kept):
         return None
     links, stored = [link[kept] for link in links], stored[kept].tolist()
-    batch = rows_of(batch, kept)
+    batch = select_rows(batch, kept)
     batch = replace(batch, links={**batch.links, **dict(zip(PAIR_LINKS, links, strict=True))})
     many = max(1, min(COUPLES, min(stored) // 4))
     chosen = np.stack([rng.permutation(n)[: 2 * many] for n in stored])
@@ -82,16 +82,16 @@ def couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples | Non
     right = batch.inputs.gather(1, value.flatten(1)).unflatten(1, (many, 2))
     answers, after = (
         of.gather(1, query.flatten(1)).unflatten(1, (many, 2))
-        for of in (batch.targets, solved(task, corrupt))
+        for of in (batch.targets, solve_rows(task, corrupt))
     )
     valid = ((answers == right) & (after == right.flip(-1))).all(-1)
-    # Two pairs of one value exchange nothing.
+    # Pairs with the same value have the same answer before and after.
     valid &= right[..., 0] != right[..., 1]
     return Couples(batch, corrupt, query, key, value, right, valid)
 
 
-def solved(task: Task, batch: Batch) -> Int[Tensor, "b t"]:
-    """Return the oracle's answers; `IGNORE` in rows that are none of the task's any more."""
+def solve_rows(task: Task, batch: Batch) -> Int[Tensor, "b t"]:
+    """Return the oracle's answers; `IGNORE` in edited rows that the oracle cannot read."""
     answers = torch.full_like(batch.inputs, IGNORE)
     for row in range(len(answers)):
         try:
@@ -101,8 +101,8 @@ def solved(task: Task, batch: Batch) -> Int[Tensor, "b t"]:
     return answers
 
 
-def _once(links: Sequence[Int[Tensor, "b pairs"]]) -> list[Int[Tensor, "b pairs"]]:
-    """Return the links of pairs whose key and value no earlier pair of the row has."""
+def _drop_duplicates(links: Sequence[Int[Tensor, "b pairs"]]) -> list[Int[Tensor, "b pairs"]]:
+    """Keep only pairs whose key and value belong to no earlier pair of the row."""
     kept = links[0] >= 0
     for position in links[1:]:
         same = position[:, :, None] == position[:, None, :]
@@ -111,8 +111,8 @@ def _once(links: Sequence[Int[Tensor, "b pairs"]]) -> list[Int[Tensor, "b pairs"
     return [link.masked_fill(~kept, -1).gather(1, order) for link in links]
 
 
-def rows_of(batch: Batch, rows: Int[Tensor, " n"]) -> Batch:
-    """Return some rows of a batch, in any order."""
+def select_rows(batch: Batch, rows: Int[Tensor, " n"]) -> Batch:
+    """Select rows of a batch, in any order."""
     return Batch(
         batch.inputs[rows],
         batch.targets[rows],
@@ -121,16 +121,16 @@ def rows_of(batch: Batch, rows: Int[Tensor, " n"]) -> Batch:
     )
 
 
-def permuted(
+def permute_tokens(
     batch: Batch, link: str, rng: np.random.Generator
 ) -> tuple[Batch, Int[Tensor, "b pairs"]]:
-    """Return the rows with the tokens at a link's positions passed on to other pairs of the row.
+    """Move the tokens at a link's positions to other pairs of the same row.
 
-    Each row's stored tokens move round in a circle, by 1 to K − 1 places drawn for it, so that
-    none stays; the targets are left as they were.
+    In each row the stored tokens rotate by a random 1 to K − 1 places, so none stays where it
+    was. The targets are left unchanged.
 
     Returns:
-        the rows, and for each pair the one whose token it got; itself where a row has one pair.
+        the rows, and for each pair the pair whose token it got (itself in a row with one pair).
     """
     position = batch.links[link]
     given = torch.arange(position.shape[1], device=position.device).repeat(len(position), 1)
@@ -146,37 +146,38 @@ def permuted(
     return replace(batch, inputs=inputs), given
 
 
-def answers_at(found: Scored, batch: Batch, position: Int[Tensor, "b ..."]) -> Int[Tensor, "b ..."]:
-    """Return what a model answers at scored positions; `IGNORE` where none is scored."""
-    return _placed(found, batch, position, found.answers)
+def look_up_answers(
+    found: Scored, batch: Batch, position: Int[Tensor, "b ..."]
+) -> Int[Tensor, "b ..."]:
+    """Return the model's answers at some positions; `IGNORE` at positions that are not scored."""
+    return _look_up(found, batch, position, found.answers)
 
 
 @torch.no_grad()
-def margin(found: Scored, pairs: Couples) -> Float[Tensor, "b c 2"]:
-    """Return logit(right in the clean row) − logit(right in the corrupt row) at every query."""
+def compute_margins(found: Scored, pairs: Couples) -> Float[Tensor, "b c 2"]:
+    """Return logit(right in the clean row) − logit(right in the corrupt row) for each query."""
     places = torch.arange(len(found.rows), device=found.rows.device)
-    places = _placed(found, pairs.clean, pairs.query, places).clamp(min=0)
+    places = _look_up(found, pairs.clean, pairs.query, places).clamp(min=0)
     direction = found.head[pairs.right] - found.head[pairs.wrong]
     return (found.hidden[places] * direction).sum(-1)
 
 
 @torch.no_grad()
-def couple_answers(found: Scored, pairs: Couples) -> Int[Tensor, "b c 2"]:
-    """Return what a model answers to the couples' queries."""
+def compute_couple_answers(found: Scored, pairs: Couples) -> Int[Tensor, "b c 2"]:
+    """Return the model's answers to the couples' queries."""
     places = torch.arange(len(found.rows), device=found.rows.device)
-    places = _placed(found, pairs.clean, pairs.query, places).clamp(min=0)
+    places = _look_up(found, pairs.clean, pairs.query, places).clamp(min=0)
     return linear_argmax(found.hidden[places.flatten()], found.head).view_as(pairs.query)
 
 
-def _placed(
+def _look_up(
     found: Scored,
     batch: Batch,
     position: Int[Tensor, "b ..."],
-    of_scored: Int[Tensor, " q"],
+    values: Int[Tensor, " q"],
 ) -> Int[Tensor, "b ..."]:
-    """Look up numbers of scored positions by position in the row."""
+    """Look up values of the scored positions by their position in the row."""
     grid = torch.full_like(batch.inputs, IGNORE)
-    grid[found.rows, found.positions] = of_scored
+    grid[found.rows, found.positions] = values
     flat = position.flatten(1)
-    looked = grid.gather(1, flat.clamp(min=0)).masked_fill(flat < 0, IGNORE)
-    return looked.view_as(position)
+    return grid.gather(1, flat.clamp(min=0)).masked_fill(flat < 0, IGNORE).view_as(position)

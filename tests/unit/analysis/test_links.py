@@ -7,7 +7,7 @@ import torch
 
 from analysis.experts.held_answers import measure_held_answers
 from analysis.links import find_links, find_pairs, has_pairs
-from analysis.mechanism.swapped_keys import couples, solved
+from analysis.mechanism.swapped_keys import draw_couples, solve_rows
 from lab.models import build
 from tasks.compositional import Compositional
 from tasks.copying import Copy
@@ -41,14 +41,14 @@ def test_rows_that_are_the_tasks_no_more_have_no_answers():
     batch = task.batch(size=3)
     inputs = batch.inputs.clone()
     inputs[1, :12:3] = 0  # none of the keys that the slots ask for is stored
-    answers = solved(task, replace(batch, inputs=inputs))
+    answers = solve_rows(task, replace(batch, inputs=inputs))
     assert (answers[[0, 2]] == task.oracle(batch)[[0, 2]]).all()
     assert (answers[1] == -100).all()
 
 
 def test_pairs_that_are_asked_twice_are_in_one_couple_at_most():
     task = FlipFlop(seq_len=64, p_ignore=0.2)
-    found = couples(task, task.batch(size=12), np.random.default_rng(0))
+    found = draw_couples(task, task.batch(size=12), np.random.default_rng(0))
     assert found is not None
     for row in range(len(found.key)):
         keys = found.key[row].flatten().tolist()

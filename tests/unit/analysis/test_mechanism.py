@@ -12,12 +12,12 @@ from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS
 from analysis.mechanism import describe, draw, effects, measure
-from analysis.mechanism.components import Components, carriers, measure_components
-from analysis.mechanism.cues import Cues, Measured, cues
+from analysis.mechanism.components import Components, find_carriers, measure_components
+from analysis.mechanism.cues import Cues, Measured, measure_cues
 from analysis.mechanism.edits import ARMS, Edited
-from analysis.mechanism.effects import SITES, Restored, baseline, edit, restore
+from analysis.mechanism.effects import SITES, Restored, edit, measure_baseline, restore
 from analysis.mechanism.label import Mechanism, classify
-from analysis.mechanism.swapped_keys import Couples, couples, permuted
+from analysis.mechanism.swapped_keys import Couples, draw_couples, permute_tokens
 from analysis.record import to_plain
 from analysis.scoring import scored
 from lab.laws import MatrixMixer
@@ -103,7 +103,7 @@ def test_keys_or_queries_carry_a_direct_answer():
 def test_couples_are_the_loop_over_rows():
     task = MQAR(seq_len=32, vocab_size=64).replace(n_pairs=(1, 4, 8))
     batch = task.batch(split="test", size=12)
-    found = couples(task, batch, generator())
+    found = draw_couples(task, batch, generator())
     assert found is not None
     stored = [int((row >= 0).sum()) for row in batch.links["query_pos"]]
     kept = [row for row in range(12) if stored[row] >= 2]
@@ -130,7 +130,7 @@ def test_couples_are_the_loop_over_rows():
 def test_permuted_rows_are_the_loop_over_pairs(link):
     task = MQAR(seq_len=32, vocab_size=64).replace(n_pairs=(1, 2, 8))
     batch = task.batch(split="test", size=12)
-    found, given = permuted(batch, link, generator())
+    found, given = permute_tokens(batch, link, generator())
     for row in range(12):
         expected = batch.inputs[row].tolist()
         places = [p for p in batch.links[link][row].tolist() if p >= 0]
@@ -146,10 +146,10 @@ def chosen(stack: str) -> tuple[LanguageModel, Couples]:
     vocab_size = mechanisms.VOCAB
     model = build(stack, vocab_size=vocab_size, d_model=16, n_heads=2, options=options)
     model = model.double().eval()
-    found = couples(mechanisms.TASK, ROWS[:6], generator())
+    found = draw_couples(mechanisms.TASK, ROWS[:6], generator())
     assert found is not None
     # Random weights move the margin either way: rows where it is moved down make the sum ≤ 0.
-    known = baseline(model, found)
+    known = measure_baseline(model, found)
     moved = (known.clean - known.corrupt).sum((1, 2)) > 0
     assert moved.sum() >= 2
     return model, replace(found, valid=found.valid & moved[:, None])
@@ -165,7 +165,7 @@ def one_margin(logits: torch.Tensor, pairs: Couples, row: int, j: int) -> float:
 @pytest.mark.parametrize("stack", ["AM*3", "SM*2"])
 def test_restoring_is_the_loop_over_rows(stack):
     model, pairs = chosen(stack)
-    found = restore(model, pairs, baseline(model, pairs), generator())
+    found = restore(model, pairs, measure_baseline(model, pairs), generator())
     n_layers = len(model.blocks)
     assert found.depths.tolist() == list(range(n_layers + 1))
     assert found.queries == 2 * int(pairs.valid.sum()) >= 4
@@ -229,7 +229,7 @@ class Edit(nn.Module):
 @pytest.mark.parametrize("stack", ["AM*2", "SM*2"])
 def test_editing_is_the_loop_over_rows(stack):
     model, pairs = chosen(stack)
-    known = baseline(model, pairs)
+    known = measure_baseline(model, pairs)
     found = edit(model, pairs, known, generator())
     assert found is not None
     assert found.layers.tolist() == [0, 1]
@@ -261,10 +261,10 @@ def test_editing_is_the_loop_over_rows(stack):
 def test_where_couples_take_turns_one_pass_finds_the_same(monkeypatch):
     batch = mechanisms.LARGE.batch(split="test", size=8)
     model = mechanisms.induction()
-    found = couples(mechanisms.LARGE, batch, generator())
+    found = draw_couples(mechanisms.LARGE, batch, generator())
     assert found is not None
     assert found.query.shape[1] == 6
-    before, passes = baseline(model, found), []
+    before, passes = measure_baseline(model, found), []
     monkeypatch.setattr(effects, "scored", lambda *given: passes.append(1) or scored(*given))
     every = edit(model, found, before, generator())
     assert len(passes) == 2 * 6
@@ -284,14 +284,14 @@ def test_where_couples_take_turns_one_pass_finds_the_same(monkeypatch):
 def test_what_answers_follow_is_the_loop_over_queries():
     for make, share in ((mechanisms.induction, (1, 0)), (mechanisms.positional, (0, 1))):
         model = make()
-        found = cues(Subject(mechanisms.TASK, model, ROWS), ROWS, generator())
+        found = measure_cues(Subject(mechanisms.TASK, model, ROWS), ROWS, generator())
         assert (found.key.value, found.position.value) == share
     model = mechanisms.direct()
     # The lower half of the values alone can be answered.
     model.head.weight[mechanisms.VOCAB * 3 // 4 :] = 0
-    found = cues(Subject(mechanisms.TASK, model, ROWS), ROWS, generator())
+    found = measure_cues(Subject(mechanisms.TASK, model, ROWS), ROWS, generator())
     rng = generator()
-    keys, _ = permuted(ROWS, "key_pos", rng)
+    keys, _ = permute_tokens(ROWS, "key_pos", rng)
     right = 0
     for row in range(len(ROWS.inputs)):
         query = ROWS.links["query_pos"][row]
@@ -369,7 +369,7 @@ def test_one_block_is_direct_only_where_the_answer_goes_with_the_values(edited, 
     restored = Restored(np.array([0, 1]), ends, np.stack([ends, ends], -1), 8, 16)
     found, reason, told = classify(cue(0.9, 0.0), restored, edited)
     assert found == label
-    assert (found == "undecided") == ("no depth to look at" in reason)
+    assert (found == "undecided") == ("no inner depth" in reason)
     assert len(told) == (2 if edited is None else 4)
 
 
@@ -384,10 +384,10 @@ def test_a_label_from_some_depths_says_of_how_many():
 
 def test_a_ratio_over_what_may_be_nothing_has_no_interval():
     sums = np.stack([np.ones(8), [1, 1, 1, 1, 1, 1, 1, -5.0]], 1)
-    value, ends = effects.share(sums, generator())
+    value, ends = effects.estimate_share(sums, generator())
     assert value == pytest.approx(4)
     assert np.isnan(ends).all()
-    value, ends = effects.share(np.ones((8, 2)), generator())
+    value, ends = effects.estimate_share(np.ones((8, 2)), generator())
     assert (value, ends) == (1, (1, 1))
 
 
@@ -395,7 +395,7 @@ def test_a_ratio_over_what_may_be_nothing_has_no_interval():
 @pytest.mark.parametrize("stack", ["AM*2", "SM NM"])
 def test_components_are_the_loop_over_rows(stack):
     model, pairs = chosen(stack)
-    found = measure_components(model, pairs, baseline(model, pairs), generator())
+    found = measure_components(model, pairs, measure_baseline(model, pairs), generator())
     kinds = ["mixer", "transform"]
     named = [*zip(found.layers.tolist(), found.components, strict=True)]
     every = [(layer, kind) for layer in (0, 1) for kind in kinds]
@@ -444,13 +444,13 @@ def test_planted_components_are_named_and_no_others(name):
     results = measure(Subject(mechanisms.TASK, MAKERS[name](), ROWS))
     found = [result for result in results if isinstance(result, Components)]
     if name == "induction":
-        assert sorted(carriers(found[0])) == [(0, 1), (1, 2)]
+        assert sorted(find_carriers(found[0])) == [(0, 1), (1, 2)]
         says = describe(found[0]).says
         assert "layer 0's mixer at the values 1.00 (" in says
         assert "placebo 0.00" in says
         assert draw(found[0]) is not None
     for one in found if name != "induction" else []:
-        assert carriers(one) == []
+        assert find_carriers(one) == []
         assert describe(one).says.startswith("No single component surely restores a third")
 
 
@@ -459,11 +459,11 @@ def test_a_component_is_named_by_chance_in_few_of_a_hundred_cases():
     rng, named = np.random.default_rng(0), 0
     for _ in range(100):
         rows = np.stack([rng.normal(1 / 3, 0.2, 12), np.ones(12)], 1)
-        value, ends = effects.share(rows, rng)
+        value, ends = effects.estimate_share(rows, rng)
         share, interval = np.full((1, 4), value), np.tile(ends, (1, 4, 1)).astype(float)
         share[0, -1], interval[0, -1] = 0, (-0.01, 0.01)
         one = Components(np.zeros(1, int), ("mixer",), share, interval, 12, 24, 1)
-        named += bool(carriers(one))
+        named += bool(find_carriers(one))
     # 2.5 % by the interval, which 12 rows make a point or two short; two standard errors are 4.
     assert named <= 8
 
@@ -471,9 +471,9 @@ def test_a_component_is_named_by_chance_in_few_of_a_hundred_cases():
 def test_depths_of_a_deep_model_are_spread(monkeypatch):
     monkeypatch.setattr(effects, "DEPTHS", 3)
     model = build("NN*8 AN", vocab_size=mechanisms.VOCAB, d_model=16).eval()
-    found = couples(mechanisms.TASK, ROWS[:2], generator())
+    found = draw_couples(mechanisms.TASK, ROWS[:2], generator())
     assert found is not None
-    depths = restore(model, found, baseline(model, found), generator()).depths
+    depths = restore(model, found, measure_baseline(model, found), generator()).depths
     assert depths.tolist() in ([0, 1, 4, 8, 9], [0, 1, 5, 8, 9])
 
 
