@@ -1,0 +1,188 @@
+"""Restoring and editing equal loops over rows, and placebos do nothing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis.mechanism import effects
+from analysis.mechanism.edits import ARMS
+from analysis.mechanism.effects import SITES, edit, measure_baseline, restore
+from analysis.mechanism.swapped_keys import Couples, draw_couples
+from analysis.scoring import scored
+from lab.laws import MatrixMixer
+from lab.layers.attention import Attention
+from lab.models import Block, build
+from tests import mechanisms
+from tests.unit.analysis.mechanism.planted import (
+    ROWS,
+    build_random,
+    compute_margin,
+    make_generator,
+    measure_planted,
+)
+
+
+@pytest.mark.parametrize("name", ["induction", "induction by SSD"])
+def test_what_each_intervention_does_to_induction(name):
+    found, edited = measure_planted(name)
+    assert found.restored is not None
+    assert edited is not None
+    # The planted attention leaks e⁻²⁵ of its mass, the planted SSD e⁻⁶ of what it gathers.
+    inner = dict(zip(SITES, found.restored.share[:, 1], strict=True))
+    assert inner.pop("value") == pytest.approx(1, abs=0.01)
+    assert list(inner.values()) == pytest.approx([0] * 4, abs=0.01)
+    # Without its edge nothing tells the two values apart; gathered in layer 0, read in layer 1.
+    write, read = ARMS.index("value → key"), effects.ARMS.index("query → value")
+    assert edited.left[write] == pytest.approx([0.5, 1], abs=0.05)
+    assert edited.left[read] == pytest.approx([1, 0.5], abs=0.05)
+    assert edited.left[2] == pytest.approx([1, 0], abs=0.02)
+    assert edited.placebo == pytest.approx(np.ones((3, 2)), abs=0.02)
+    assert edited.followed.tolist() == [0, 1]
+    assert edited.placebo_followed.tolist() == [0, 0]
+
+
+def test_keys_or_queries_carry_a_direct_answer():
+    for layer, site in ((0, "query"), (1, "key")):
+        found, _ = measure_planted(f"direct in layer {layer}")
+        assert found.restored is not None
+        shares: dict[str, float] = dict(zip(SITES, found.restored.share[:, 1], strict=True))
+        assert shares.pop(site) == pytest.approx(1, abs=1e-5)
+        assert list(shares.values()) == pytest.approx([0] * 4, abs=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stack", ["AM*3", "SM*2"])
+def test_restoring_is_the_loop_over_rows(stack):
+    model, pairs = build_random(stack)
+    found = restore(model, pairs, measure_baseline(model, pairs), make_generator())
+    n_layers = len(model.blocks)
+    assert found.depths.tolist() == list(range(n_layers + 1))
+    assert found.queries == 2 * int(pairs.valid.sum()) >= 4
+    for depth in range(n_layers + 1):
+        above: dict[str, float] = dict.fromkeys(SITES[:4], 0.0)
+        below = 0.0
+        for row in pairs.valid[:, 0].nonzero()[:, 0].tolist():
+            sites = [set(z[row].flatten().tolist()) for z in (pairs.key, pairs.value, pairs.query)]
+            sites.append(set(range(16)) - sites[0] - sites[1] - sites[2])
+            clean = model.embed(pairs.clean.inputs[row : row + 1])
+            corrupt = model.embed(pairs.corrupt.inputs[row : row + 1])
+            for block in model.blocks[:depth]:
+                clean, corrupt = block(clean), block(corrupt)
+            for site, positions in (("none", set()), *zip(SITES[:4], sites, strict=True)):
+                x = corrupt.clone()
+                for position in positions:
+                    x[0, position] = clean[0, position]
+                for block in model.blocks[depth:]:
+                    x = block(x)
+                logits = model.head(model.norm_final(x))[0]
+                whole = model(pairs.clean.inputs[row : row + 1])[0]
+                none = model(pairs.corrupt.inputs[row : row + 1])[0]
+                for j in range(2):
+                    left = compute_margin(none, pairs, row, j)
+                    if site == "none":
+                        below += compute_margin(whole, pairs, row, j) - left
+                    else:
+                        above[site] += compute_margin(logits, pairs, row, j) - left
+        expected = [of / below for of in above.values()]
+        assert found.share[:4, depth].tolist() == pytest.approx(expected, abs=1e-8)
+
+
+class Edit(nn.Module):
+    """A mixer by its matrix, edited for one row and couple."""
+
+    def __init__(self, inner: nn.Module, arm: int, pairs: Couples, row: int):
+        super().__init__()
+        assert isinstance(inner, MatrixMixer)
+        self.inner, self.arm = inner, arm
+        self.query, self.key, self.value = (
+            z[row, 0].tolist() for z in (pairs.query, pairs.key, pairs.value)
+        )
+
+    def forward(self, x):
+        inner = self.inner
+        assert isinstance(inner, MatrixMixer)
+        matrix, values = inner.matrix(x).clone(), inner.values(x).clone()
+        for j in range(2):
+            i, s = [(self.query[j], self.value[j]), (self.value[j], self.key[j]), (0, 0)][self.arm]
+            if self.arm < 2:
+                for head in range(matrix.shape[1]):
+                    matrix[0, head, i, s] = 0
+                    if isinstance(inner, Attention):
+                        matrix[0, head, i] /= matrix[0, head, i].sum()
+        if self.arm == 2:
+            values[:, :, self.value] = values[:, :, self.value[::-1]]
+        return inner.project(x, matrix @ values)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stack", ["AM*2", "SM*2"])
+def test_editing_is_the_loop_over_rows(stack):
+    model, pairs = build_random(stack)
+    known = measure_baseline(model, pairs)
+    found = edit(model, pairs, known, make_generator())
+    assert found is not None
+    assert found.layers.tolist() == [0, 1]
+    for layer in range(2):
+        for arm in range(3):
+            above = below = followed = asked = 0.0
+            for row in pairs.valid[:, 0].nonzero()[:, 0].tolist():
+                block = model.blocks[layer]
+                assert isinstance(block, Block)
+                inner = block.mixer
+                assert inner is not None
+                block.mixer = Edit(inner, arm, pairs, row)
+                logits = model(pairs.clean.inputs[row : row + 1])[0]
+                block.mixer = inner
+                whole = model(pairs.clean.inputs[row : row + 1])[0]
+                none = model(pairs.corrupt.inputs[row : row + 1])[0]
+                for j in range(2):
+                    left = compute_margin(none, pairs, row, j)
+                    above += compute_margin(logits, pairs, row, j) - left
+                    below += compute_margin(whole, pairs, row, j) - left
+                    answer = logits[pairs.query[row, 0, j]].argmax()
+                    followed += answer.item() == pairs.right[row, 0, 1 - j].item()
+                    asked += 1
+            assert found.left[arm, layer] == pytest.approx(above / below, abs=1e-8)
+            if arm == 2:
+                assert found.followed[layer] == pytest.approx(followed / asked)
+
+
+def test_where_couples_take_turns_one_pass_finds_the_same(monkeypatch):
+    batch = mechanisms.LARGE.batch(split="test", size=8)
+    model = mechanisms.induction()
+    found = draw_couples(mechanisms.LARGE, batch, make_generator())
+    assert found is not None
+    assert found.query.shape[1] == 6
+    before, passes = measure_baseline(model, found), []
+    monkeypatch.setattr(effects, "scored", lambda *given: passes.append(1) or scored(*given))
+    every = edit(model, found, before, make_generator())
+    assert len(passes) == 2 * 6
+    monkeypatch.setattr(effects, "MATRIX_ENTRIES", 1)
+    some = edit(model, found, before, make_generator())
+    assert len(passes) == 2 * 6 + 2
+    assert every is not None
+    assert some is not None
+    assert (every.rows, some.rows) == (8, 4)
+    # Each of six couples takes one arm in one pass; what leaks among 24 pairs is small.
+    assert some.left == pytest.approx(every.left, abs=0.05)
+    assert some.placebo == pytest.approx(every.placebo, abs=0.02)
+    assert some.followed == pytest.approx(every.followed)
+
+
+def test_a_ratio_over_what_may_be_nothing_has_no_interval():
+    sums = np.stack([np.ones(8), [1, 1, 1, 1, 1, 1, 1, -5.0]], 1)
+    value, ends = effects.estimate_share(sums, make_generator())
+    assert value == pytest.approx(4)
+    assert np.isnan(ends).all()
+    value, ends = effects.estimate_share(np.ones((8, 2)), make_generator())
+    assert (value, ends) == (1, (1, 1))
+
+
+def test_depths_of_a_deep_model_are_spread(monkeypatch):
+    monkeypatch.setattr(effects, "DEPTHS", 3)
+    model = build("NN*8 AN", vocab_size=mechanisms.VOCAB, d_model=16).eval()
+    found = draw_couples(mechanisms.TASK, ROWS[:2], make_generator())
+    assert found is not None
+    depths = restore(model, found, measure_baseline(model, found), make_generator()).depths
+    assert depths.tolist() in ([0, 1, 4, 8, 9], [0, 1, 5, 8, 9])

@@ -1,0 +1,156 @@
+"""A known mechanism gets its label; where an interval includes a threshold it is undecided."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis import mechanism
+from analysis.base import NotApplicableError, Subject
+from analysis.links import PAIR_LINKS
+from analysis.mechanism import describe, draw, measure
+from analysis.mechanism.cues import Cues, Measured
+from analysis.mechanism.edits import Edited
+from analysis.mechanism.effects import Restored
+from analysis.mechanism.label import classify
+from analysis.record import to_plain
+from tasks.base import IGNORE, Batch
+from tests import mechanisms
+from tests.unit.analysis.mechanism.planted import MAKERS, ROWS, measure_mechanism, measure_planted
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_planted_mechanism_gets_its_label(name):
+    found, _ = measure_planted(name)
+    assert name.startswith(found.label)
+    assert describe(found).says.startswith(found.label.capitalize())
+    assert to_plain(found)["label"] == found.label
+
+
+def make_cues(key: float, position: float, half: float = 0.02) -> Cues:
+    def make_measured(value: float) -> Measured:
+        return Measured("", value, (value - half, value + half))
+
+    either = key + position
+    return Cues(
+        *map(make_measured, (key, position, either, position / either if either else np.nan))
+    )
+
+
+def make_restored(
+    value: float, key: float = 0.0, query: float = 0.0, placebo=0.0, half=0.02
+) -> Restored:
+    inner = np.array([key, value, query, 0.0, placebo])[:, None]
+    share = np.concatenate([np.eye(5)[:, :1], inner, np.eye(5)[:, 2:3]], 1)
+    interval = np.stack([share - half, share + half], -1)
+    return Restored(np.array([0, 1, 2]), share, interval, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("cues", "restored", "label"),
+    [
+        (make_cues(0.9, 0.0), make_restored(0.9), "induction"),
+        (make_cues(0.3, 0.0), make_restored(0.9), "induction"),
+        (make_cues(0.21, 0.0), make_restored(0.9), "undecided"),
+        (make_cues(0.0, 0.0), make_restored(0.9), "undecided"),
+        (make_cues(0.9, 0.0), make_restored(0.66), "undecided"),
+        (make_cues(0.9, 0.0), make_restored(0.5), "mixed"),
+        (make_cues(0.9, 0.0), make_restored(0.34), "undecided"),
+        (make_cues(0.9, 0.0), make_restored(0.1, key=0.9), "direct"),
+        (make_cues(0.9, 0.0), make_restored(0.1, query=0.9), "direct"),
+        (make_cues(0.9, 0.0), make_restored(0.1, key=0.5, query=0.5), "undecided"),
+        (make_cues(0.9, 0.0), make_restored(0.9, placebo=0.4), "undecided"),
+        (make_cues(0.9, 0.0), make_restored(np.nan), "undecided"),
+        (make_cues(0.9, 0.0), make_restored(0.9, half=np.nan), "undecided"),
+        (make_cues(0.9, 0.0), None, "undecided"),
+        (make_cues(0.1, 0.8), None, "positional"),
+        (make_cues(0.4, 0.4), make_restored(0.9), "mixed"),
+        (make_cues(0.6, 0.3), make_restored(0.9), "undecided"),
+        (make_cues(0.9, 0.0, half=np.nan), make_restored(0.9), "undecided"),
+    ],
+)
+def test_the_label_abstains_where_an_interval_reaches_over_a_threshold(cues, restored, label):
+    assert classify(cues, restored, None)[0] == label
+
+
+def make_edited(values: float, others: float, half: float = 0.02) -> Edited:
+    """Return what exchanging values, and other positions, leaves in a model's one block."""
+    shares = [np.array([[1.0], [0.5], [share]]) for share in (values, others)]
+    ends = [np.stack([share - half, share + half], -1) for share in shares]
+    none = np.zeros(1)
+    return Edited(np.zeros(1, np.int64), shares[0], ends[0], shares[1], ends[1], none, none, 8)
+
+
+@pytest.mark.parametrize(
+    ("edited", "label"),
+    [
+        (make_edited(0.0, 1.0), "direct"),
+        (make_edited(0.34, 1.0), "undecided"),
+        (make_edited(1.0, 1.0), "undecided"),
+        (make_edited(0.0, 0.6), "undecided"),
+        (make_edited(0.0, 1.0, half=np.nan), "undecided"),
+        (None, "undecided"),
+    ],
+)
+def test_one_block_is_direct_only_where_the_answer_goes_with_the_values(edited, label):
+    ends = np.eye(5)[:, [0, 2]]
+    restored = Restored(np.array([0, 1]), ends, np.stack([ends, ends], -1), 8, 16)
+    found, reason, told = classify(make_cues(0.9, 0.0), restored, edited)
+    assert found == label
+    assert (found == "undecided") == ("no inner depth" in reason)
+    assert len(told) == (2 if edited is None else 4)
+
+
+def test_a_label_from_some_depths_says_of_how_many():
+    shares = np.stack([make_restored(0.1, key=0.9).share[:, 1]] * 4, 1)
+    ends = np.stack([shares - 0.02, shares + 0.02], -1)
+    for last, said in ((3, "at any depth"), (12, "at the 2 of 11 depths tried")):
+        restored = Restored(np.array([0, 1, 2, last]), shares, ends, 8, 16)
+        label, reason, _ = classify(make_cues(0.9, 0.0), restored, None)
+        assert (label, reason) == ("direct", f"no value's position carries its key {said}")
+
+
+def test_one_row_has_no_interval_and_so_no_label():
+    found, _ = measure_mechanism(mechanisms.induction(), ROWS[:1])
+    assert found.label == "undecided"
+
+
+def drop_links(batch: Batch) -> Batch:
+    return replace(batch, links={})
+
+
+def ask_for_constants(batch: Batch) -> Batch:
+    """Queries that ask for nothing stored: their answers do not change with the keys."""
+    links = {name: batch.links[name] for name in PAIR_LINKS}
+    targets = torch.where(batch.targets == IGNORE, IGNORE, 0)
+    return replace(batch, targets=targets, links=links)
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "why"),
+    [
+        (mechanisms.TASK, drop_links, "store no pairs"),
+        (replace(mechanisms.TASK, n_pairs=1), lambda batch: batch, "two pairs"),
+        (mechanisms.TASK, ask_for_constants, "do not change places"),
+    ],
+)
+def test_where_there_is_nothing_to_exchange_it_says_so(task, change, why):
+    batch = change(task.batch(split="test", size=3))
+    with pytest.raises(NotApplicableError, match=why):
+        measure(Subject(task, mechanisms.untrained(), batch))
+
+
+def test_figures_show_every_site_and_edit():
+    found, edited = measure_planted("induction")
+    assert edited is not None
+    fig, dots = draw(found), draw(edited)
+    assert fig is not None
+    assert dots is not None
+    lines = fig.to_dict()["data"]
+    assert [line["name"] for line in lines] == ["keys", "values", "queries", "all else", "placebo"]
+    assert len(dots.to_dict()["data"]) == 6
+    assert "100.0 % of answers with them in layer 1 (placebo 0.0 %)" in describe(edited).says
+    untrained, _ = measure_planted("undecided, untrained")
+    assert (untrained.restored is None) == (draw(untrained) is None)
+    assert mechanism.TITLE.endswith("?")

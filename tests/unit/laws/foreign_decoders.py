@@ -1,0 +1,104 @@
+"""Foreign modules that decode, and the adapter that continues from their state."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lab.models import build
+
+
+class Going(nn.Module):
+    """Returns its state beside its output, and writes into the one that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor, cache: dict | None = None) -> tuple[Tensor, None, dict]:
+        z = self.linear(x).cumsum(1)
+        if cache is None:
+            cache = {"sum": torch.zeros_like(z[:, 0])}
+        y = z + cache["sum"][:, None]
+        cache["sum"].copy_(y[:, -1])
+        return y.tanh(), None, cache
+
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(8, 8)
+
+    def init_state(self, batch: int) -> Tensor:
+        return self.cell.weight_hh.new_zeros(batch, 8)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.cell(x, state)
+        return state, state
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack(self.outputs(x, self.init_state(len(x))), 1)
+
+    def outputs(self, x: Tensor, state: Tensor) -> list[Tensor]:
+        outputs = []
+        for one in x.unbind(1):
+            y, state = self.step(one, state)
+            outputs.append(y)
+        return outputs
+
+
+class TakesState(nn.Module):
+    """Its state is required, and made by a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Cell()
+
+    def zero_state(self, batch: int) -> Tensor:
+        return self.inner.init_state(batch)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.inner.outputs(x, h)
+        return torch.stack(outputs, 1), outputs[-1]
+
+
+class Cached(nn.Module):
+    """As mamba-ssm's are: a state for inference, filled by forward and written to by step."""
+
+    def __init__(self, layer_idx: int | None):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.layer_idx = layer_idx
+
+    def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None):
+        return tuple(torch.zeros(batch_size, 8, dtype=dtype) for _ in range(2))
+
+    def forward(self, x: Tensor, inference_params=None) -> Tensor:
+        z = self.linear(x)
+        if inference_params is not None:
+            last, total = inference_params.key_value_memory_dict[self.layer_idx]
+            last.copy_(z[:, -1])
+            total.copy_(z.sum(1))
+        return z.cumsum(1) + torch.cat([torch.zeros_like(z[:, :1]), z[:, :-1]], 1)
+
+    def step(self, x: Tensor, last: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z = self.linear(x[:, 0])
+        total.add_(z)
+        y = total + last
+        last.copy_(z)
+        return y[:, None], last, total
+
+
+DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "gru": (lambda: nn.GRU(8, 6, 2), "TorchRecurrent(module, layout='tbd')"),
+    "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), "TorchRecurrent(module)"),
+    "returned": (Going, "Returned(module, name='cache', place=2)"),
+    "stepping": (Cell, "Stepping(module, initial='init_state')"),
+    "told": (TakesState, "Returned(module, name='h', initial='zero_state')"),
+    "at once": (lambda: Cached(0), "Allocated(module)"),
+    "by steps": (lambda: Cached(None), "Allocated(module)"),
+    "tokens": (
+        lambda: build("AM", vocab_size=32, d_model=8),
+        "DecodingTokens(module, vocab_size=32, table='embed')",
+    ),
+}

@@ -1,0 +1,59 @@
+"""An adapter decodes from any state that the foreign module can continue from."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lab.laws.adapters import adapt
+from lab.laws.adapters.tokens import BITS
+from lab.laws.probes import draw
+from lab.layers.state import Decoder
+from tests.unit.laws.foreign_decoders import DECODERS
+from tests.unit.laws.foreign_modules import relative_difference
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_goes_on_from_any_state_any_number_of_times(name: str):
+    made, recipe = DECODERS[name]
+    torch.manual_seed(0)
+    found = adapt(made())
+    assert found.recipe == recipe
+    assert found.d_model == 8 + BITS * ("Tokens" in recipe)
+    module = found.module.double().eval()
+    assert isinstance(module, Decoder)
+    x = draw((3, 9, found.d_model), 0)
+    with torch.no_grad():
+        y = module(x)
+        state, steps = module.start(3), []
+        for i in range(9):
+            one, state = module.step(x[:, i], state)
+            steps.append(one)
+        assert relative_difference(torch.stack(steps, 1), y) < 1e-13
+        assert state.position.tolist() == [9] * 3
+        head, state = module.prefill(x[:, :4])
+        before = copy.deepcopy(state)
+        for _ in range(2):
+            tail, end = module.prefill(x[:, 4:], state)
+            assert relative_difference(torch.cat([head, tail], 1), y) < 1e-13
+            assert end.position.tolist() == [9] * 3
+    for mine, theirs in zip(list_tensors(state), list_tensors(before), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def list_tensors(state: object) -> list[Tensor]:
+    return [x for x in tree_leaves(state) if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize("name", ["gru", "stepping", "returned"])
+def test_padding_is_refused_where_no_mask_is_taken(name: str):
+    module: Any = adapt(DECODERS[name][0]()).module
+    assert module.paddings == ()
+    keep = torch.ones(2, 5, dtype=torch.bool)
+    module.prefill(torch.zeros(2, 5, 8), None, keep)
+    keep[0, 0] = False
+    with pytest.raises(ValueError, match="keep has padding"):
+        module.prefill(torch.zeros(2, 5, 8), None, keep)
