@@ -179,7 +179,7 @@ def measure_components(
             at, positions = places[site].nonzero(as_tuple=True)
             with patch(model, after, source, rows=at, positions=positions):
                 margins = compute_margins(scored(model, pairs.corrupt), pairs)
-            shares[n, s], intervals[n, s] = estimate_share(known.sums(margins), rng)
+            shares[n, s], intervals[n, s] = estimate_share(known.sum_changes(margins), rng)
     return Components(
         layers=np.array([layer for layer, _ in found]),
         components=tuple(kind for _, kind in found),

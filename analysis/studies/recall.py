@@ -1,4 +1,4 @@
-"""Hard recall by mixer, width and row length, beside the numbers of the paper's figure."""
+"""Results of the recall study by mixer, width and row length, next to the paper's figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LOOKS = {
     "inner function attention": (PURPLE, "solid", "pentagon"),
     "Cheems pair": (SKY, "solid", "hexagon"),
 }
-"""Colour, dash and marker of each mixer: a colour a family, no two mixers with the same dash."""
+"""Color, dash and marker of each mixer: one color per family, a different dash within it."""
 PAPER_LOOKS = {
     "dynamic mask attention": (VERMILLION, "square-open"),
     "attention": (BLUE, "circle-open"),
@@ -34,11 +34,11 @@ PAPER_LOOKS = {
     "Based": (MUTED, "x-thin-open"),
 }
 LEVEL = 0.05
-"""Below this corrected p a mask is ahead, or behind."""
+"""Corrected p below which a mask counts as better or worse than attention."""
 MOST_FLIPPED = 16
-"""Pairs of which all flips of signs are tried."""
+"""Most pairs for which the sign-flip test tries every combination of signs."""
 PANEL, LEGEND_ROW = 220, 22
-"""Heights of a panel and of a row of the legend, px."""
+"""Heights of a panel and of a row of the legend in pixels."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Setting:
 
     Attributes:
         mixer: its name in the study.
-        seq_len: tokens a row.
+        seq_len: tokens per row.
         d_model: width.
-        learning_rate: of those tried, the one best on validation rows.
-        seeds: of its runs.
-        accuracies: on test rows, one a seed.
-        cut: how many of these runs were not solved when their minutes were up.
+        learning_rate: the one of those tried that was best on validation rows.
+        seeds: the seeds of its runs.
+        accuracies: on test rows, one per seed.
+        cut: how many of these runs reached the time limit unsolved.
     """
 
     mixer: str
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def published(self) -> float | None:
-        """The paper's number for the mixer that this one stands for; None without one."""
+        """The paper's accuracy for the corresponding mixer; None if it has none."""
         counterpart = COUNTERPARTS.get(self.mixer, "")
         return PUBLISHED.get((counterpart, self.seq_len, self.d_model))
 
@@ -78,8 +78,8 @@ class Setting:
 def measure(table: pl.DataFrame) -> list[Setting]:
     """Return the settings that were run and evaluated, each at its best learning rate.
 
-    The rate with the highest mean accuracy on validation rows of that length is taken: test rows
-    choose nothing.
+    The best rate has the highest mean accuracy on validation rows of that length. Test rows take
+    no part in the choice.
     """
     run = table.filter(pl.col("accuracy").is_not_null())
     found = []
@@ -104,41 +104,41 @@ def measure(table: pl.DataFrame) -> list[Setting]:
     return found
 
 
-def missing(table: pl.DataFrame) -> int:
-    """Return how many settings have no accuracy."""
+def count_missing(table: pl.DataFrame) -> int:
+    """Count the settings that have no accuracy."""
     by_setting = table.group_by("mixer", "d_model", "seq_len").agg(
         pl.col("accuracy").is_not_null().any().alias("run")
     )
     return by_setting.filter(~pl.col("run")).height
 
 
-def verdict(settings: Sequence[Setting], without: int) -> list[str]:
-    """Return what the settings that were run say about the paper's figure, in sentences.
+def summarize(settings: Sequence[Setting], without: int) -> list[str]:
+    """Compare the settings that were run with the paper's figure, in sentences.
 
     Args:
         settings: as `measure` returns.
         without: how many settings of the study were not run.
     """
     if not settings:
-        return [f"No setting was run, {without} are left: no verdict."]
-    said = [
-        *_beside_the_paper(settings, "attention"),
-        *_beside_the_paper(settings, "SSD, RoPE"),
-        *_masks(settings),
+        return [f"No setting was run, so there is nothing to compare: {without} are left."]
+    sentences = [
+        *_compare_with_paper(settings, "attention"),
+        *_compare_with_paper(settings, "SSD, RoPE"),
+        *_compare_masks(settings),
     ]
     cut = [setting for setting in settings if setting.cut]
     if cut:
-        said.append(
-            f"In {len(cut)} of {len(settings)} settings a run was not solved when its minutes were "
-            "up: the accuracy is that of training cut short."
+        sentences.append(
+            f"In {len(cut)} of {len(settings)} settings a run reached its time limit unsolved, so "
+            "the accuracy is that of training cut short."
         )
     if without:
-        said.append(f"{without} settings of the study were not run; nothing is said of them.")
-    return said
+        sentences.append(f"{without} settings of the study were not run and are left out.")
+    return sentences
 
 
-def _beside_the_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
-    """Compare one mixer's accuracies with those read off the figure."""
+def _compare_with_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
+    """Compare one mixer's accuracies with those read off the paper's figure."""
     pairs = [
         (setting, setting.published)
         for setting in settings
@@ -148,21 +148,21 @@ def _beside_the_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
         return []
     above = [pair for pair in pairs if pair[0].mean > pair[1] + READING_ERROR]
     below = [pair for pair in pairs if pair[0].mean < pair[1] - READING_ERROR]
-    said = (
+    text = (
         f"{mixer} is more accurate here than in the paper in {len(above)} of {len(pairs)} settings "
-        f"run, less in {len(below)}, within ±{READING_ERROR} in the others"
+        f"run, less accurate in {len(below)}, and within ±{READING_ERROR} in the others"
     )
     if above:
         setting, published = max(above, key=lambda pair: pair[0].mean - pair[1])
-        said += f"; most at {_where(setting)}, {setting.mean:.2f} against {published:.2f}"
+        text += f"; the largest gain is {_describe_difference(setting, published)}"
     elif below:
         setting, published = min(below, key=lambda pair: pair[0].mean - pair[1])
-        said += f"; least at {_where(setting)}, {setting.mean:.2f} against {published:.2f}"
-    return [f"{said}."]
+        text += f"; the largest loss is {_describe_difference(setting, published)}"
+    return [f"{text}."]
 
 
-def _masks(settings: Sequence[Setting]) -> list[str]:
-    """Compare each dynamic mask with attention, as the paper does, where both were run."""
+def _compare_masks(settings: Sequence[Setting]) -> list[str]:
+    """Compare each dynamic mask with attention wherever both were run, as the paper does."""
     bare = {(s.seq_len, s.d_model): s for s in settings if s.mixer == "attention"}
     masks = [name for name, paper in COUNTERPARTS.items() if paper == PAPER_MIXERS[0]]
     both = [s for s in settings if s.mixer in masks and (s.seq_len, s.d_model) in bare]
@@ -174,30 +174,31 @@ def _masks(settings: Sequence[Setting]) -> list[str]:
         > PUBLISHED["attention", *place] + 2 * READING_ERROR
         for place in places
     )
-    said = [
-        f"The paper has the dynamic mask ahead of attention without one in {claimed} of the "
-        f"{len(places)} row lengths and widths at which both were run here."
+    sentences = [
+        f"In the paper the dynamic mask is better than attention without a mask in {claimed} of "
+        f"the {len(places)} combinations of row length and width at which both were run here."
     ]
-    gains = {name: _gains([s for s in both if s.mixer == name], bare) for name in masks}
+    gains = {name: _compute_gains([s for s in both if s.mixer == name], bare) for name in masks}
     gains = {name: gain for name, gain in gains.items() if len(gain)}
     ps = [sign_flip_p(gain) for gain in gains.values()]
     for (name, gain), p in zip(gains.items(), holm(ps), strict=True):
-        place = "cannot be told from"
+        relation = "does not differ significantly from"
         if p < LEVEL:
-            place = "is ahead of" if gain.mean() > 0 else "is behind"
-        said.append(
-            f"Here the {name} {place} attention without one: {gain.mean():+.3f} over "
-            f"{len(gain)} pairs of runs of one width and seed (sign flips, Holm: p = {p:.2g})."
+            relation = "is better than" if gain.mean() > 0 else "is worse than"
+        sentences.append(
+            f"Here the {name} {relation} attention without a mask: {gain.mean():+.3f} over "
+            f"{len(gain)} pairs of runs with the same width and seed (sign-flip test, p = {p:.2g} "
+            "after Holm's correction)."
         )
-    return said
+    return sentences
 
 
-def _gains(
+def _compute_gains(
     masked: Sequence[Setting], bare: dict[tuple[int, int], Setting]
 ) -> Float[np.ndarray, " n"]:
-    """Return how much more accurate masked runs are, each a mean over its row lengths.
+    """Return how much more accurate each masked run is, as a mean over its row lengths.
 
-    The lengths of one run share its training, so that they do not count as several.
+    One run is evaluated at all its lengths, so they count as one observation.
     """
     gains: dict[tuple[int, int], list[float]] = {}
     for setting in masked:
@@ -210,27 +211,28 @@ def _gains(
 
 
 def sign_flip_p(gains: Float[np.ndarray, " n"]) -> float:
-    """Return the two-sided p of a mean of pairs' differences, under flips of their signs.
+    """Return the two-sided p of the sign-flip test for a mean of paired differences.
 
-    All flips are tried, or 2^16 drawn ones where there are more.
+    It tries every combination of signs, or draws 2^16 of them if there are more.
     """
     n = len(gains)
     if n <= MOST_FLIPPED:
         flips = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
     else:
         flips = np.random.default_rng(0).choice([-1, 1], (2**MOST_FLIPPED, n))
-    # Flips that differ by rounding alone are as extreme.
+    # The tolerance counts sums that differ only by rounding as equally extreme.
     return float(np.mean(np.abs(flips @ gains) >= abs(gains.sum()) - 1e-12))
 
 
-def _where(setting: Setting) -> str:
-    return f"T {setting.seq_len:,}, d_model {setting.d_model}"
+def _describe_difference(setting: Setting, published: float) -> str:
+    place = f"at T {setting.seq_len:,}, d_model {setting.d_model}"
+    return f"{place}, {setting.mean:.2f} here and {published:.2f} there"
 
 
 def draw(settings: Sequence[Setting]) -> go.Figure:
-    """Draw accuracy by d_model, a panel a row length, a line a mixer, the paper's hollow.
+    """Draw accuracy by d_model: one panel per row length, one line per mixer.
 
-    Whiskers reach from the lowest seed to the highest.
+    Hollow markers are the paper's numbers. Whiskers reach from the lowest seed to the highest.
     """
     lengths = sorted({length for _, length, _ in PUBLISHED})
     widths = sorted({width for _, _, width in PUBLISHED})
@@ -249,7 +251,7 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
     for i, length in enumerate(lengths):
         place = {"row": i // 2 + 1, "col": i % 2 + 1, "showlegend": i == 0}
         for mixer in mixers:
-            _add(
+            _add_line(
                 fig,
                 [s for s in settings if (s.mixer, s.seq_len) == (mixer, length)],
                 mixer,
@@ -278,8 +280,8 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
     )
 
 
-def _add(fig: go.Figure, points: Sequence[Setting], mixer: str, place: dict[str, int]) -> None:
-    """Add a mixer's line to a panel; one without points keeps its entry in the legend."""
+def _add_line(fig: go.Figure, points: Sequence[Setting], mixer: str, place: dict[str, int]) -> None:
+    """Add a mixer's line to a panel; without points it only gets an entry in the legend."""
     color, dash, symbol = LOOKS[mixer]
     points = sorted(points, key=lambda setting: setting.d_model)
     fig.add_scatter(

@@ -1,8 +1,8 @@
-"""What shortens the first stage of training: steps to solve, factor by factor, as survival times.
+"""Which factors shorten the first stage of training: a survival analysis of the steps to solve.
 
-A run that is not solved after its last step says only that solving it takes longer: its time is
-censored. Medians are Kaplan and Meier's. A factor is compared with the baseline by the log-rank
-test, exact for few runs, with Holm's correction over the factors.
+A run that ends unsolved shows only that solving takes longer, so its time is censored. Medians are
+Kaplan–Meier medians. An exact log-rank test compares each factor with the baseline, with Holm's
+correction over the factors.
 """
 
 import html
@@ -20,15 +20,14 @@ from analysis.studies.holm import holm
 from lab.studies.trainability import BASELINE
 
 LEVEL = 0.05
-"""Below this corrected p a factor counts."""
+"""Corrected p below which a factor differs from the baseline."""
 ENDED = ("solved", "budget", "out of time", "diverged")
-"""Status of cells that say something; one that diverged is taken as not solved, at the most steps
-that any run had."""
+"""Statuses to analyze; a diverged run counts as unsolved after the most steps of any run."""
 SPLITS = 50_000
 HALF = 0.5 + 1e-9
-"""Share of runs still unsolved at the median: a product of fractions is a half but for rounding."""
+"""Share of runs unsolved at the median; the margin absorbs rounding in products of fractions."""
 ROW = 19
-"""Height of a factor, px."""
+"""Height of one factor's line in pixels."""
 
 
 class MissingLibraryError(Exception):
@@ -36,7 +35,7 @@ class MissingLibraryError(Exception):
 
 
 def check_installed() -> None:
-    """Look for the library of survival analysis.
+    """Check that the library for survival analysis is installed.
 
     Raises:
         MissingLibraryError: when it is not installed.
@@ -50,15 +49,15 @@ def check_installed() -> None:
 
 @dataclass(frozen=True)
 class FactorEffect:
-    """What a factor does to the number of steps until rows are solved.
+    """How a factor changes the number of steps until a run is solved.
 
     Attributes:
         factor: its name.
-        steps: of each run, seed by seed.
-        solved: whether the run was solved then; else it was censored.
-        median: Kaplan–Meier median of the steps; infinite where half were not solved.
-        interval: 95 % of the median; infinite ends are not known.
-        rows: Kaplan–Meier median of the training rows, which batches of other sizes change.
+        steps: steps of each run, in the order of the seeds.
+        solved: whether the run was solved by then; otherwise its time is censored.
+        median: Kaplan–Meier median of the steps; infinite if fewer than half were solved.
+        interval: 95 % interval of the median; an infinite end is unknown.
+        rows: Kaplan–Meier median of the training rows; unlike steps, it reflects the batch size.
         p: of the log-rank test against the baseline; None for the baseline itself.
         corrected: p after Holm's correction over all factors.
     """
@@ -74,12 +73,12 @@ class FactorEffect:
 
     @property
     def counts(self) -> bool:
-        """Whether the factor can be told from the baseline."""
+        """Whether the factor differs significantly from the baseline."""
         return self.corrected is not None and self.corrected < LEVEL
 
 
 def measure(table: pl.DataFrame) -> list[FactorEffect]:
-    """Return the factors that were run, fastest first; without the baseline, none has a p.
+    """Return the factors that were run, fastest first; without a baseline run, none has a p.
 
     Raises:
         MissingLibraryError: when lifelines is not installed.
@@ -90,7 +89,7 @@ def measure(table: pl.DataFrame) -> list[FactorEffect]:
     diverged = pl.col("status") == "diverged"
     run = run.with_columns(steps=pl.when(diverged).then(pl.lit(most)).otherwise("steps"))
     groups = {str(factor): rows for (factor,), rows in run.group_by("factor", maintain_order=True)}
-    effects = [_effect(factor, rows) for factor, rows in groups.items()]
+    effects = [_estimate_effect(factor, rows) for factor, rows in groups.items()]
     baseline = groups.get(BASELINE)
     if baseline is not None:
         others = [effect for effect in effects if effect.factor != BASELINE]
@@ -104,20 +103,22 @@ def measure(table: pl.DataFrame) -> list[FactorEffect]:
     return sorted(effects, key=lambda effect: (effect.median, np.mean(effect.steps)))
 
 
-def _effect(factor: str, rows: pl.DataFrame) -> FactorEffect:
+def _estimate_effect(factor: str, rows: pl.DataFrame) -> FactorEffect:
     solved = rows["solved"].to_list()
-    median, interval = _median(rows["steps"].to_list(), solved)
+    median, interval = _estimate_median(rows["steps"].to_list(), solved)
     return FactorEffect(
         factor,
         tuple(rows["steps"]),
         tuple(solved),
         median,
         interval,
-        _median(rows["rows"].to_list(), solved)[0],
+        _estimate_median(rows["rows"].to_list(), solved)[0],
     )
 
 
-def _median(times: Sequence[int], solved: Sequence[bool]) -> tuple[float, tuple[float, float]]:
+def _estimate_median(
+    times: Sequence[int], solved: Sequence[bool]
+) -> tuple[float, tuple[float, float]]:
     """Return the Kaplan–Meier median of censored times and its 95 % interval."""
     from lifelines import KaplanMeierFitter
     from lifelines.utils import qth_survival_times
@@ -138,10 +139,10 @@ def log_rank_p(
 ) -> float:
     """Return the two-sided p of the log-rank test, exact under permutation of the runs.
 
-    The statistic, observed minus expected events of the first group, is a sum over its runs of
-    δ − H(t), H being Nelson and Aalen's cumulative hazard of all runs together: that is permuted.
-    With three runs in a group the usual χ² is far off. Of more than `SPLITS` ways to split
-    the runs, so many are drawn.
+    The statistic is the first group's observed minus expected events, a sum over its runs of
+    δ − H(t), where H is the Nelson–Aalen cumulative hazard of all runs together. The test permutes
+    these terms, because the usual χ² is far off with three runs in a group. If there are more than
+    `SPLITS` ways to split the runs, it draws that many.
     """
     from lifelines import NelsonAalenFitter
     from scipy.stats import permutation_test
@@ -161,13 +162,13 @@ def log_rank_p(
     return min(1.0, float(found.pvalue))
 
 
-def least_p(runs: int, others: int) -> float:
-    """Return the smallest two-sided p that `log_rank_p` can have of groups so large."""
+def compute_least_p(runs: int, others: int) -> float:
+    """Return the smallest two-sided p that `log_rank_p` can reach with groups of these sizes."""
     return min(1.0, 2 / math.comb(runs + others, runs))
 
 
-def verdict(effects: Sequence[FactorEffect], without: int) -> list[str]:
-    """Return what shortens the first stage and what does not, in sentences.
+def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:
+    """Say which factors shorten the first stage and which do not.
 
     Args:
         effects: as `measure` returns.
@@ -176,47 +177,47 @@ def verdict(effects: Sequence[FactorEffect], without: int) -> list[str]:
     baseline = next((effect for effect in effects if effect.factor == BASELINE), None)
     tested = [effect for effect in effects if effect.p is not None]
     if baseline is None or not tested:
-        said = ["The baseline and a factor must be run first: no verdict."]
-        return said + _left(without)
-    faster = [e for e in tested if e.counts and _sooner(e, baseline)]
-    slower = [e for e in tested if e.counts and not _sooner(e, baseline)]
+        sentences = [
+            "Nothing to compare yet: the baseline and at least one factor must be run first."
+        ]
+        return sentences + _describe_unfinished(without)
+    faster = [e for e in tested if e.counts and _is_faster(e, baseline)]
+    slower = [e for e in tested if e.counts and not _is_faster(e, baseline)]
     same = [e for e in tested if not e.counts]
-    against = f"against {_steps(baseline.median)} of {BASELINE}"
-    said = []
+    reference = f"the baseline, {BASELINE} ({_format_steps(baseline.median)})"
+    sentences = []
     if faster:
-        listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in faster)
-        said.append(f"Shorter than the baseline's: {listed}, {against}.")
+        listed = ", ".join(f"{e.factor} ({_format_steps(e.median)})" for e in faster)
+        sentences.append(f"Solved sooner than {reference}: {listed}.")
     if slower:
-        listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in slower)
-        said.append(f"Longer: {listed}, {against}.")
+        listed = ", ".join(f"{e.factor} ({_format_steps(e.median)})" for e in slower)
+        sentences.append(f"Solved later than {reference}: {listed}.")
     if same:
-        listed = ", ".join(f"{e.factor} ({_steps(e.median)})" for e in same)
-        said.append(
-            f"No difference from the baseline was found, {_steps(baseline.median)}: {listed}."
-        )
-    least = [least_p(len(e.steps), len(baseline.steps)) * len(tested) for e in tested]
+        listed = ", ".join(f"{e.factor} ({_format_steps(e.median)})" for e in same)
+        sentences.append(f"Not significantly different from {reference}: {listed}.")
+    least = [compute_least_p(len(e.steps), len(baseline.steps)) * len(tested) for e in tested]
     blind = sum(p >= LEVEL for p in least)
     if blind:
-        said.append(
-            f"{blind} of {len(tested)} factors have too few runs to be told from the baseline "
-            f"whatever they do: run more --seeds."
+        sentences.append(
+            f"{blind} of {len(tested)} factors have too few runs to differ significantly from the "
+            "baseline, whatever their effect: run more --seeds."
         )
-    return said + _left(without)
+    return sentences + _describe_unfinished(without)
 
 
-def _left(without: int) -> list[str]:
-    return [f"{without} cells have not ended; nothing is said of them."] if without else []
+def _describe_unfinished(without: int) -> list[str]:
+    return [f"{without} cells have not ended and are left out."] if without else []
 
 
-def _sooner(effect: FactorEffect, baseline: FactorEffect) -> bool:
-    """Whether a factor's runs are solved sooner: by medians, or by means where those are equal."""
+def _is_faster(effect: FactorEffect, baseline: FactorEffect) -> bool:
+    """Whether a factor's runs are solved sooner, by median or, for equal medians, by mean."""
     ours, theirs = effect.median, baseline.median
     if ours == theirs:
         return float(np.mean(effect.steps)) < float(np.mean(baseline.steps))
     return ours < theirs
 
 
-def _steps(median: float) -> str:
+def _format_steps(median: float) -> str:
     return (
         f"{median:,.0f} steps"
         if math.isfinite(median)
@@ -225,7 +226,7 @@ def _steps(median: float) -> str:
 
 
 def draw(effects: Sequence[FactorEffect]) -> go.Figure:
-    """Draw each factor's runs and their median, fastest on top; triangles were not solved."""
+    """Draw each factor's runs and their median, fastest on top; triangles are unsolved runs."""
     names = [html.escape(effect.factor) for effect in effects]
     fig = new_figure(height=150 + ROW * len(effects))
     for solved, symbol, name in (
@@ -248,7 +249,7 @@ def draw(effects: Sequence[FactorEffect]) -> go.Figure:
         )
     for counts, color, symbol, name in (
         (False, BLUE, "line-ns", "median"),
-        (True, VERMILLION, "diamond", "median, told from the baseline"),
+        (True, VERMILLION, "diamond", "median, differs from the baseline"),
     ):
         known = [
             (effect, label)

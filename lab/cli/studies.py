@@ -52,7 +52,7 @@ def reproduce(
         )
     found = _run(study, options)
     settings = results.measure(found)
-    said = results.verdict(settings, results.missing(found))
+    said = results.summarize(settings, results.count_missing(found))
     if settings:
         _print(build_recall_table(settings))
     _conclude(
@@ -82,7 +82,9 @@ def study(
     if effects:
         _print(build_trainability_table(effects))
     fig = results.draw(effects) if options.figure else None
-    _conclude(results.verdict(effects, left), fig, options.figure, "What shortens the first stage")
+    _conclude(
+        results.summarize(effects, left), fig, options.figure, "What shortens the first stage"
+    )
 
 
 def _print(table: Any) -> None:

@@ -38,13 +38,15 @@ def recall_frame(*rows) -> pl.DataFrame:
 def test_the_verdict_speaks_of_what_was_run_alone():
     nothing = recall_frame(recall_rows("attention", None), recall_rows("soft mask", None))
     assert recalled.measure(nothing) == []
-    assert recalled.verdict([], 16) == ["No setting was run, 16 are left: no verdict."]
+    assert recalled.summarize([], 16) == [
+        "No setting was run, so there is nothing to compare: 16 are left."
+    ]
     half = recall_frame(recall_rows("attention", 0.99), recall_rows("soft mask", None))
     settings = recalled.measure(half)
-    said = recalled.verdict(settings, recalled.missing(half))
+    said = recalled.summarize(settings, recalled.count_missing(half))
     assert len(said) == 2
     assert said[0].startswith("attention is more accurate here than in the paper in 8 of 8")
-    assert "most at T 2,048, d_model 64, 0.99 against 0.09" in said[0]
+    assert "the largest gain is at T 2,048, d_model 64, 0.99 here and 0.09 there" in said[0]
     assert said[1].startswith("8 settings of the study were not run")
 
 
@@ -69,12 +71,14 @@ def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
             recall_runs("literal mask", -0.3, 0.02, 3),
         )
     )
-    paper, *said = recalled.verdict(found, 0)[1:]
-    assert paper.startswith("The paper has the dynamic mask ahead of attention without one in 4 of")
-    assert [text.split(" attention without one: ")[0] for text in said] == [
-        "Here the value mask is ahead of",
-        "Here the soft mask cannot be told from",
-        "Here the literal mask is behind",
+    paper, *said = recalled.summarize(found, 0)[1:]
+    assert paper.startswith(
+        "In the paper the dynamic mask is better than attention without a mask in 4"
+    )
+    assert [text.split(" attention without a mask: ")[0] for text in said] == [
+        "Here the value mask is better than",
+        "Here the soft mask does not differ significantly from",
+        "Here the literal mask is worse than",
     ]
 
 

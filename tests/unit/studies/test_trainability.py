@@ -59,9 +59,10 @@ def test_a_planted_effect_is_found_and_a_null_is_not():
         pl.concat([BEFORE, plant("fast", [100, 110, 120]), plant("slow", [600, 610, 620]), *nulls])
     )
     assert {effect.factor for effect in found if effect.counts} == {"fast", "slow"}
-    faster, slower, same = trained.verdict(found, 0)
-    assert faster.startswith("Shorter than the baseline's: fast (110 steps)")
-    assert slower.startswith("Longer: slow (610 steps)")
+    faster, slower, same = trained.summarize(found, 0)
+    assert faster.startswith(f"Solved sooner than the baseline, {BASELINE} (")
+    assert faster.endswith(": fast (110 steps).")
+    assert slower.endswith(": slow (610 steps).")
     assert all(f"null {i}" in same for i in range(20))
 
 
@@ -69,12 +70,12 @@ def test_the_verdict_is_silent_on_a_null_and_says_when_runs_are_too_few():
     three = plant(BASELINE, [300, 310, 320])
     found = trained.measure(pl.concat([three, plant("fast", [100, 110, 120])]))
     assert not any(effect.counts for effect in found)
-    said = trained.verdict(found, 5)
-    assert not any(text.startswith(("Shorter", "Longer")) for text in said)
+    said = trained.summarize(found, 5)
+    assert not any(text.startswith("Solved") for text in said)
     assert "1 of 1 factors have too few runs" in said[1]
     assert said[-1].startswith("5 cells have not ended")
-    assert trained.verdict(trained.measure(three), 0) == [
-        "The baseline and a factor must be run first: no verdict."
+    assert trained.summarize(trained.measure(three), 0) == [
+        "Nothing to compare yet: the baseline and at least one factor must be run first."
     ]
 
 
@@ -95,7 +96,7 @@ def test_the_log_rank_test_is_exact_and_near_the_usual_one_for_many_runs():
 def test_holm_is_as_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
-    assert trained.least_p(3, 3) == pytest.approx(0.1)
+    assert trained.compute_least_p(3, 3) == pytest.approx(0.1)
 
 
 def test_the_figure_is_drawn(tmp_path):
