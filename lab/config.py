@@ -63,21 +63,25 @@ def _require(holds: bool, name: str, value: object, bound: str) -> None:
 class ModelConfig(_Config):
     """A language model, apart from its vocabulary, which the task brings."""
 
-    stack: str = option("AM*2", "pairs of mixer and state transform, e.g. 'SE*7 IE'")
+    stack: str = option("AM*2", "the blocks, as pairs of mixer and state transform, e.g. 'SE*7 IE'")
     d_model: int = option(64, "width of the residual stream")
-    n_heads: int = option(1, "heads of every mixer")
-    model: str | None = option(None, "MODULE:CLASS of your own mixer, the letter U of the stack")
+    n_heads: int = option(1, "number of heads of every mixer")
+    model: str | None = option(
+        None, "MODULE:CLASS of your own mixer; the letter U of --stack stands for it"
+    )
     options: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "a layer's option: S.d_state=64 for a letter, 1.A.mask=soft for a layer"},
+        metadata={
+            "help": "an option of layers: S.d_state=64 for every S, 1.A.mask=soft for block 1's A"
+        },
     )
-    tied: bool = option(True, "read the logits off the embedding table")
+    tied: bool = option(True, "use the embedding table as the output head")
     train_embedding: bool = option(
         True, "train the embedding table, or keep its random initial values"
     )
     embedding_std: float = option(1.0, "standard deviation of the initial embedding table")
 
-    logit_scale: float = option(1.0, "fixed factor on the logits", "1/√d_model")
+    logit_scale: float = option(1.0, "constant that multiplies the logits", "1/√d_model")
 
     def __post_init__(self):
         _require(isinstance(self.stack, str), "stack", self.stack, "text, e.g. 'SE*7 IE'")
@@ -103,7 +107,7 @@ class TrainConfig(_Config):
     )
     seed: int = option(0, "seed of the rows and of the initial weights")
     init: Literal["random", "oracle"] = option(
-        "random", "initial weights: random, or a construction, set by hand to solve the task"
+        "random", "initial weights: random, or set by hand to solve the task (oracle)"
     )
     optimizer: Literal["muon", "adamw"] = option(
         "muon", "muon uses Muon for matrices and AdamW for the rest"
@@ -111,33 +115,41 @@ class TrainConfig(_Config):
     learning_rate: float = option(3e-3, "peak learning rate")
     table_learning_rate: float | None = option(
         None,
-        "learning rate of embedding and head while rows are shortest",
+        "learning rate of embedding and head at the first row length",
         "3e-3 · √(V/256), ≤ 2e-2",
     )
     schedule: Literal["constant", "cosine"] = option("constant", "learning rate after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices")
-    clip_norm: float = option(1.0, "largest norm of the whole gradient")
-    batch_size: int = option(64, "rows a step", f"{LAB_TOKENS_A_STEP} tokens")
-    max_steps: int = option(20_000, "most training steps")
+    clip_norm: float = option(1.0, "clip the norm of the gradient to this")
+    batch_size: int = option(64, "rows per step", f"{LAB_TOKENS_A_STEP} tokens")
+    max_steps: int = option(20_000, "stop after this many steps")
     lengthen: bool = option(
         False, "start with short rows and lengthen them", "on; off in --protocol paper"
     )
     start_len: int | None = option(
         None,
-        "tokens of the first rows; must divide seq_len",
-        "halves of seq_len, down to 8 or more",
+        "length of the first rows; seq_len divided by a power of two",
+        "seq_len halved while at least 8",
     )
     lengthen_at: float = option(0.99, "validation accuracy at which rows are lengthened")
-    stage_steps: int = option(5_000, "most steps at each row length below seq_len")
-    train_rows: int | None = option(None, "rows of the training set; without it every row is new")
-    test_rows: int = option(1024, "rows of the test split", "1024, of 2²¹ tokens at most")
+    stage_steps: int = option(5_000, "stop after this many steps at one row length below seq_len")
+    train_rows: int | None = option(
+        None, "size of the training set; if not given, every row is new"
+    )
+    test_rows: int = option(
+        1024, "rows of the test split", "1024, or fewer if they exceed 2²¹ tokens"
+    )
     eval_every: int = option(
         100, "steps between evaluations on validation rows", f"{LAB_EVAL_EVERY}"
     )
-    early_stop: bool = option(True, "stop when validation and then test accuracy reach --solved-at")
+    early_stop: bool = option(
+        True, "stop when validation accuracy and then test accuracy reach --solved-at"
+    )
     solved_at: float = option(0.99, "accuracy that counts as solved")
-    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto measures which is faster")
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "precision of training; auto measures which is faster"
+    )
 
     def __post_init__(self):
         _check_choices(self)
@@ -168,7 +180,9 @@ class Runtime(_Config):
     """Where and how long a run computes; may change when a run is resumed."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    max_minutes: float | None = option(None, "stop, resumably, after this many minutes")
+    max_minutes: float | None = option(
+        None, "stop after this many minutes; the same command resumes"
+    )
     checkpoint_every: int = option(200, "steps between checkpoints")
     history: bool = option(
         True, "keep the weights of about 30 to 50 steps, to analyse how training went"

@@ -21,27 +21,33 @@ MOST_MEMORY = 2**20
 def analyze(
     path: Annotated[Path, typer.Argument(help="A run folder.")],
     only: Annotated[
-        list[str] | None, typer.Option(help="An analysis by name; again for more than one.")
+        list[str] | None, typer.Option(help="Run only this analysis; repeat for more.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(help="Rows of the test split to look at; default by length.")
+        int | None,
+        typer.Option(help="Rows of the test split to analyze.", show_default="by their length"),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Whose weights; default: the newest checkpoint's.")
+        int | None,
+        typer.Option(
+            help="Analyze the weights of this step.", show_default="the newest checkpoint"
+        ),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="Most memory for what is looked at, GiB; default: what is free."),
+        typer.Option(
+            metavar="GIB", help="Most memory that it may take.", show_default="what is free"
+        ),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Save every figure into this folder too.")
+        Path | None, typer.Option(help="Also save every figure in this folder.")
     ] = None,
     kind: Annotated[
-        str, typer.Option("--format", help="Of the saved figures: png, svg or html.")
+        str, typer.Option("--format", help="File format of the saved figures: png, svg or html.")
     ] = "png",
-    as_json: Annotated[bool, typer.Option("--json", help="Print analysis.json alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only analysis.json.")] = False,
 ) -> None:
-    """Write analysis.json and report.html: what a run learned, and how it does it."""
+    """Analyze what a run learned and how, and write analysis.json and report.html."""
     with report_failures():
         from analysis.base import NotApplicableError
         from analysis.examination import record, select_analyses
@@ -119,11 +125,12 @@ def _examine(
 
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("compare.html"),
+    out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path("compare.html"),
     rows: Annotated[
-        int | None, typer.Option(help="Rows of the test split to look at; default by length.")
+        int | None,
+        typer.Option(help="Rows of the test split to analyze.", show_default="by their length"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed."""
     with report_failures(), report_usage_errors():

@@ -1,4 +1,4 @@
-"""`lab bench`: every speed claim as a ratio."""
+"""`lab bench`: measure every speed claim as a ratio of two times."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ def bench(
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
-    """Measure every speed claim as a ratio of two sides, both in one run."""
+    """Measure every speed claim as a ratio of two times, both taken in the same run."""
     from lab.bench import BENCHMARKS
     from lab.peers import MissingPeerError
 

@@ -1,4 +1,4 @@
-"""`lab certify`: try the laws on a module, the lab's or foreign."""
+"""`lab certify`: test any PyTorch module against the laws."""
 
 import json
 import os
@@ -28,40 +28,52 @@ TIME_SHARE = 8
 
 def certify(
     target: Annotated[
-        str, typer.Argument(help="package.module:factory; a factory is a class or a function.")
+        str,
+        typer.Argument(
+            help="package.module:factory; a factory is a class or a function that returns a module."
+        ),
     ],
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An argument of the factory.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An argument of the factory; may be repeated."),
     ] = None,
     reads: Annotated[
         Literal["hidden", "tokens"] | None,
         typer.Option(
-            "--input", help="What it reads: vectors or token ids.", show_default="found by trying"
+            "--input",
+            help="What the module reads: vectors (hidden) or token ids.",
+            show_default="found by trying",
         ),
     ] = None,
     d_model: Annotated[
-        int | None, typer.Option(help="Width of its inputs.", show_default="found by trying")
+        int | None,
+        typer.Option(help="Width of the module's inputs.", show_default="found by trying"),
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(help="Size of its vocabulary, if it reads tokens.", show_default="looked for"),
+        typer.Option(
+            help="Size of the vocabulary, if the module reads tokens.",
+            show_default="found by trying",
+        ),
     ] = None,
     layout: Annotated[
         Literal["btd", "tbd", "bdt"] | None,
-        typer.Option(help="Order of its axes.", show_default="found by trying"),
+        typer.Option(
+            help="Order of the axes of inputs and outputs.", show_default="found by trying"
+        ),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|INDEX", help="Which output is the sequence.", show_default="the first"
+            metavar="NAME|INDEX", help="Which output holds the sequence.", show_default="the first"
         ),
     ] = None,
     relative: Annotated[
         bool | None,
         typer.Option(
             "--relative/--absolute",
-            help="Whether it claims that only differences of positions count.",
-            show_default="as recognised",
+            help="Whether outputs should depend only on differences of positions.",
+            show_default="recognised by class",
         ),
     ] = None,
     lengths: Annotated[
@@ -72,13 +84,17 @@ def certify(
             show_default="1 to 130, and around the module's chunks",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Rows of a probe.")] = CertifySettings.batch,
-    seed: Annotated[int, typer.Option(help="Seed of weights and probes.")] = CertifySettings.seed,
+    batch: Annotated[
+        int, typer.Option(help="Number of rows of each input.")
+    ] = CertifySettings.batch,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = CertifySettings.seed,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="LAW", help="Try this law only; repeat for more laws."),
+        typer.Option(metavar="LAW", help="Try only this law; repeat for more."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Try less, in seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Test less thoroughly; takes seconds.")
+    ] = False,
     compiler: Annotated[
         Literal["aot_eager", "inductor", "none"] | None,
         typer.Option(help="Backend of torch.compile.", show_default="aot_eager; none with --quick"),
@@ -88,31 +104,35 @@ def certify(
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Most memory that it may take.",
+            help="Most memory that the module may take.",
             show_default="3/4 of what is free",
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="Time after which a law is stopped.",
+            help="Stop a law after this many seconds.",
             show_default=f"{SECONDS:g}; {QUICK_SECONDS:g} with --quick",
         ),
     ] = None,
     snippets: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write each failing law's program as DIR/LAW.py."),
+        typer.Option(
+            metavar="DIR",
+            help="For each law that fails, write a program that shows it: DIR/LAW.py.",
+        ),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw errors over bounds: .html, .png or .svg.")
+        Path | None,
+        typer.Option(help="Draw each law's error relative to its bound: .html, .png or .svg."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Try every law on a module: is it causal, are rows independent, does decoding agree, …
+    """Test a module against every law: is it causal, are rows independent, does decoding agree, …
 
-    The module runs in a process of its own, which is stopped if it takes too much time or memory.
+    The module runs in its own process, which is stopped if it takes too much time or memory.
 
-    Exit code 0: no law fails; 1: one does; 2: none could be decided.
+    Exit code 0: no law fails. 1: a law fails. 2: no law could be decided.
     """
     with report_usage_errors():
         limit, base = _choose_seconds(seconds, quick), QUICK if quick else CertifySettings()
@@ -190,7 +210,7 @@ def _print_summary(found: dict[str, Any], snippets: Path | None, programs: list[
 
     typer.echo(f"{count_outcomes(found)}; {found['seconds']:.1f} s")
     if programs and snippets is None:
-        typer.echo("--snippets DIR writes the program that shows it")
+        typer.echo("Add --snippets DIR to get a program that shows each failure.")
     if snippets is not None:
         for name in programs:
             typer.echo(f"PYTHONPATH=. python {snippets / name}")
@@ -200,7 +220,7 @@ def _read_lengths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"lengths={text}: must be whole numbers, 7,64,200") from None
+        raise ValueError(f"lengths={text}: must be whole numbers, e.g. 7,64,200") from None
 
 
 def _choose_compiler(compiler: str | None, quick: bool) -> str | None:
@@ -245,7 +265,7 @@ def _check_figure(figure: Path | None) -> None:
     if figure.suffix.lower() not in SUFFIXES:
         raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
     if not figure.parent.is_dir():
-        raise ValueError(f"figure={figure}: {figure.parent} is no folder")
+        raise ValueError(f"figure={figure}: {figure.parent} is not a folder")
 
 
 def _name_file(law: dict[str, Any]) -> str:

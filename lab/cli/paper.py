@@ -1,4 +1,4 @@
-"""`lab model` and `lab errata`: what the paper describes, and what it prints."""
+"""`lab model` and `lab errata`: the paper's models, and the mistakes in its text."""
 
 import json
 from dataclasses import asdict
@@ -11,21 +11,28 @@ from lab.cli.answers import parse_assignments, refuse, report_failures, report_u
 
 
 def model(
-    name: Annotated[str, typer.Argument(help="An architecture, or a stack: cheems, 'SE*7 IE'.")],
-    size: Annotated[str | None, typer.Option(help="The paper's size: 320M or 1.3B.")] = None,
+    name: Annotated[
+        str, typer.Argument(help="An architecture or a stack, e.g. cheems or 'SE*7 IE'.")
+    ],
+    size: Annotated[
+        str | None, typer.Option(help="A size that the paper gives: 320M or 1.3B.")
+    ] = None,
     d_model: Annotated[int | None, typer.Option(help="Width of the residual stream.")] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Heads of every mixer.")] = None,
-    n_layers: Annotated[int | None, typer.Option(help="Blocks of an architecture.")] = None,
+    n_heads: Annotated[int | None, typer.Option(help="Number of heads of every mixer.")] = None,
+    n_layers: Annotated[
+        int | None, typer.Option(help="Number of blocks, for an architecture.")
+    ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Rows of the embedding table.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="A layer's option: S.d_state=64.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of a layer, e.g. S.d_state=64."),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the stack into this HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a model is made of: its blocks, total and active parameters, the paper's size.
+    """Show a model's blocks and its total and active parameters, next to the paper's numbers.
 
-    Nothing is allocated. Without a size of its own an architecture is shown at the paper's 320M.
+    No weights are allocated. An architecture is shown at the paper's 320M unless you give a size.
     """
     from lab.models.anatomy import dissect
     from lab.models.paper_sizes import build_on_meta, compare_with_paper
@@ -63,10 +70,14 @@ def model(
 
 
 def errata(
-    rows: Annotated[list[str] | None, typer.Argument(help="Rows, e.g. R1 D3; all of them.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    rows: Annotated[
+        list[str] | None, typer.Argument(help="Errata to run, e.g. R1 D3.", show_default="all")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """Run the paper's errata live: each printed reading fails as said, the meant one holds."""
+    """Run the paper's errata: show that each printed formula fails and the intended one holds."""
     from lab.errata import run
 
     with report_usage_errors():
@@ -84,4 +95,4 @@ def errata(
         if not erratum.confirmed:
             unconfirmed.append(erratum.row)
     if unconfirmed:
-        raise refuse(f"not as the record says: {', '.join(unconfirmed)}", 1)
+        raise refuse(f"these errata did not come out as recorded: {', '.join(unconfirmed)}", 1)

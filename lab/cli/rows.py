@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tasks.base import Task
 
 Action = Literal["show", "audit", "export"]
-PANEL = "Rows: look, without training"
+PANEL = "Rows: look at them, without training"
 MOST_SHOWN = 64
 
 OPTIONS: dict[str, Any] = {
@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {
         int | None,
         typer.Option(
             metavar="N",
-            help=f"Print N rows, 1 … {MOST_SHOWN}, coloured by role.",
+            help=f"Print N rows (1 to {MOST_SHOWN}), coloured by role.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -30,13 +30,16 @@ OPTIONS: dict[str, Any] = {
     ],
     "figure": Annotated[
         Path | None,
-        typer.Option(help="Draw the rows shown: .html, .png or .svg.", rich_help_panel=PANEL),
+        typer.Option(
+            help="Draw the rows that --show prints: .html, .png or .svg.", rich_help_panel=PANEL
+        ),
     ],
     "audit": Annotated[
         bool | None,
         typer.Option(
             "--audit",
-            help="Score chance, the shortcuts, the oracle, and models with weights set by hand.",
+            help="Print the scores of chance, of shortcuts, of the oracle, and of models with "
+            "weights set by hand.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -44,7 +47,7 @@ OPTIONS: dict[str, Any] = {
         Path | None,
         typer.Option(
             metavar="FILE.parquet",
-            help="Write rows to a file, with the recipe that makes them again.",
+            help="Write rows to a file, together with the settings that made them.",
             rich_help_panel=PANEL,
         ),
     ],
@@ -55,7 +58,9 @@ OPTIONS: dict[str, Any] = {
     "split": Annotated[
         str | None,
         typer.Option(
-            help="Split of the rows.", show_default="train; test to audit", rich_help_panel=PANEL
+            help="Split of the rows: train, validation, test, …",
+            show_default="train; test with --audit",
+            rich_help_panel=PANEL,
         ),
     ],
 }
@@ -79,14 +84,14 @@ def choose_action(given: dict[str, Any], training: dict[str, Any]) -> Action | N
     needs = {"whole": "show", "figure": "show", "rows": "export"}
     for option, needed in needs.items():
         if given[option] is not None and action != needed:
-            raise ValueError(f"--{option}: goes with --{needed}")
+            raise ValueError(f"--{option}: works only with --{needed}")
     if action is None:
         if given["split"] is not None:
-            raise ValueError("--split: goes with --show, --audit or --export")
+            raise ValueError("--split: works only with --show, --audit or --export")
         return None
     for flag, value in training.items():
         if value is not None:
-            raise ValueError(f"--{flag} with --{action}: nothing is trained")
+            raise ValueError(f"--{flag}: has no effect with --{action}, which trains nothing")
     if action == "show" and not 1 <= given["show"] <= MOST_SHOWN:
         raise ValueError(f"show={given['show']}: must be in 1 … {MOST_SHOWN}")
     if action == "export" and given["rows"] is None:

@@ -12,7 +12,9 @@ def runs(
     root: Annotated[
         Path, typer.Argument(help="The folder to search, including its subfolders.")
     ] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
     """List the runs below a folder: what was trained and how it ended."""
     from rich.console import Console

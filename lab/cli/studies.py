@@ -35,12 +35,12 @@ def reproduce(
     learning_rate: Annotated[
         list[float] | None,
         typer.Option(
-            help="Peak learning rate; of several, the best on validation rows counts.",
+            help="Peak learning rate. If repeated, the best on validation rows counts.",
             show_default="the lab's",
         ),
     ] = None,
 ) -> None:
-    """Reproduce a table or figure of the paper: its numbers next to ours, with a verdict."""
+    """Reproduce a figure of the paper, and compare its numbers with ours."""
     from analysis.studies import recall as results
     from lab.cli.tables.studies import build_recall_table
     from lab.studies import recall
@@ -64,7 +64,7 @@ def reproduce(
 def study(
     name: Annotated[Question, typer.Argument(help="Which study.")], options: StudyOptions
 ) -> None:
-    """Run one of the lab's own studies: trainability, what shortens the first stage of training."""
+    """Run one of the lab's own studies. trainability: what shortens the first stage of training?"""
     from analysis.studies import trainability as results
     from lab.cli.tables.studies import build_trainability_table
     from lab.studies import trainability
@@ -136,7 +136,7 @@ def _run(study: "Study", options: StudyOptions) -> Any:
     number = 0
 
     def begin(cell: "Cell") -> None:
-        typer.echo(f"{cell.name}: begins", err=True)
+        typer.echo(f"{cell.name}: started", err=True)
 
     def end(cell: "Cell", folder: "CellFolder") -> None:
         nonlocal number
@@ -159,7 +159,7 @@ def _run(study: "Study", options: StudyOptions) -> Any:
                 )
         found = tabulate()
     if stopped:
-        raise refuse("interrupted; the same command resumes", 128 + stopped)
+        raise refuse("interrupted; run the same command again to resume", 128 + stopped)
     return found
 
 

@@ -15,30 +15,34 @@ class StudyOptions:
 
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the cells; the same again resumes.", show_default="runs/NAME"),
+        typer.Option(
+            help="Folder of the runs; the same folder resumes the study.", show_default="runs/NAME"
+        ),
     ] = None
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="FACTOR=VALUE", help="Run only these cells; may be repeated."),
+        typer.Option(metavar="FACTOR=VALUE", help="Run only these settings; may be repeated."),
     ] = None
-    seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = 3
+    seeds: Annotated[
+        int, typer.Option(help="Number of runs of each setting, each with its own seed.")
+    ] = 3
     precision: Annotated[str, typer.Option(help="Precision of all runs: fp32 or bf16.")] = "fp32"
     workers: Annotated[
-        int, typer.Option(help="Cells that run at the same time, each with one thread.")
+        int, typer.Option(help="Number of runs at the same time, each with one thread.")
     ] = 1
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Minutes that a cell may take in total.", show_default="no limit"),
+        typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),
     ] = None
     table: Annotated[
-        Path | None, typer.Option(help="Also write the table to this .csv file, after every cell.")
+        Path | None, typer.Option(help="Also write the table to this .csv file after every run.")
     ] = None
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the figure into this .html, .png or .svg file.")
+        Path | None, typer.Option(help="Save the figure as this .html, .png or .svg file.")
     ] = None
-    show: Annotated[bool, typer.Option("--show", help="Run nothing; show the results so far.")] = (
-        False
-    )
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the results so far and run nothing.")
+    ] = False
 
     def validate(self) -> None:
         """Check the options that do not depend on the study.

@@ -1,4 +1,4 @@
-"""`lab tasks`: the suite at a glance."""
+"""`lab tasks`: a table of all tasks."""
 
 import json
 from dataclasses import asdict
@@ -8,9 +8,11 @@ import typer
 
 
 def tasks(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """List the tasks: what each separates, its sizes, chance, and the time a row takes here."""
+    """List the tasks: what each tests, its sizes, chance, and how long a row takes to make here."""
     from lab.suite.survey import survey_tasks
 
     if as_json:

@@ -22,7 +22,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
 
 Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
-TASK_PANEL = "Tasks: train a model on one"
+TASK_PANEL = "Tasks: train a model on one of them"
 ROWS_DEPEND_ON = frozenset(
     ("seed", "protocol", "batch_size", "max_steps", "train_rows", "d_model", "n_heads")
 )
@@ -85,7 +85,7 @@ def _build_trainer(name: str) -> Callable[..., None]:
         "out": Annotated[
             Path | None,
             typer.Option(
-                help="The run folder; the same folder resumes the run.",
+                help="The run folder. A folder that holds an unfinished run resumes it.",
                 show_default=f"runs/{name}-DIGEST",
             ),
         ],
@@ -93,8 +93,8 @@ def _build_trainer(name: str) -> Callable[..., None]:
         "preset": Annotated[
             Literal["small", "published"] | None,
             typer.Option(
-                help="A named size: small is learned in minutes, published is the literature's; "
-                "given options take precedence.",
+                help="Sizes by name: small is learned in minutes, published is the literature's. "
+                "Options that you give take precedence.",
                 rich_help_panel="Task",
             ),
         ],
@@ -103,7 +103,7 @@ def _build_trainer(name: str) -> Callable[..., None]:
             typer.Option(
                 "--eval",
                 metavar="OPTION=VALUE,…",
-                help="Also evaluate at other values of a task's option.",
+                help="Also evaluate at these values of one of the task's options.",
                 show_default=known or False,
             ),
         ],
@@ -210,14 +210,17 @@ def _train(
             Console(markup=False).print(build_evaluations_table(found))
         typer.echo(describe_ending(result))
     if result["signal"]:
-        typer.echo(f"The same command resumes; `lab analyze {run.path}` reports.", err=True)
+        typer.echo(
+            f"Run the same command again to resume, or `lab analyze {run.path}` for a report.",
+            err=True,
+        )
         raise typer.Exit(128 + signal.Signals[result["signal"]])
     from analysis.pages.report import write_quick
 
     with report_failures():
         report = write_quick(run)
     typer.echo(f"report: {report}", err=as_json)
-    typer.echo(f"`lab analyze {run.path}` looks deeper.", err=True)
+    typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)
 
 
 def describe_run(name: str, given: dict[str, Any], out: Path | None) -> tuple[Any, Runtime]:

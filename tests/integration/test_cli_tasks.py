@@ -191,7 +191,9 @@ def test_what_only_training_takes_is_refused_beside_rows(action):
     if action == "export":
         given["rows"] = 3
     training = {"out": None, "learning-rate": 7.0, "model": "nosuch:X"}
-    with pytest.raises(ValueError, match=f"^--learning-rate with --{action}: nothing is trained$"):
+    with pytest.raises(
+        ValueError, match=f"^--learning-rate: has no effect with --{action}, which trains nothing$"
+    ):
         choose_action(given, training)
     assert choose_action(given, dict.fromkeys(training)) == action
     assert choose_action(dict.fromkeys(OPTIONS), training) is None
@@ -231,16 +233,19 @@ def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
         ("--show 65", "show=65: must be in 1 … 64"),
         ("--show 1 --audit", "--show and --audit: choose one"),
         ("--audit --export x.parquet --rows 2", "--audit and --export: choose one"),
-        ("--show 1 --out run", "--out with --show: nothing is trained"),
-        ("--audit --eval seq_len=32", "--eval with --audit: nothing is trained"),
-        ("--show 1 --learning-rate 7", "--learning-rate with --show: nothing is trained"),
-        ("--audit --model nosuch:X", "--model with --audit: nothing is trained"),
-        ("--show 1 --init oracle", "--init with --show: nothing is trained"),
-        ("--rows 3", "--rows: goes with --export"),
-        ("--show 1 --rows 3", "--rows: goes with --export"),
-        ("--whole", "--whole: goes with --show"),
-        ("--audit --figure x.html", "--figure: goes with --show"),
-        ("--split test", "--split: goes with --show, --audit or --export"),
+        ("--show 1 --out run", "--out: has no effect with --show, which trains nothing"),
+        ("--audit --eval seq_len=32", "--eval: has no effect with --audit, which trains nothing"),
+        (
+            "--show 1 --learning-rate 7",
+            "--learning-rate: has no effect with --show, which trains nothing",
+        ),
+        ("--audit --model nosuch:X", "--model: has no effect with --audit, which trains nothing"),
+        ("--show 1 --init oracle", "--init: has no effect with --show, which trains nothing"),
+        ("--rows 3", "--rows: works only with --export"),
+        ("--show 1 --rows 3", "--rows: works only with --export"),
+        ("--whole", "--whole: works only with --show"),
+        ("--audit --figure x.html", "--figure: works only with --show"),
+        ("--split test", "--split: works only with --show, --audit or --export"),
         ("--show 1 --split probe", "split='probe': induction has train, test"),
         ("--show 1 --seq-len 2", "seq_len=2: must be in 3"),
         ("--show 1 --figure x.gif", "x.gif: must end in .png, .svg or .html"),
@@ -258,7 +263,7 @@ def test_what_contradicts_itself_is_one_clear_line(tmp_path, monkeypatch, option
 
 def test_the_panel_of_rows_is_in_a_tasks_help():
     text = lab("mqar --help").output
-    assert "Rows: look, without training" in text
+    assert "Rows: look at them, without training" in text
     for option in ("--show", "--whole", "--figure", "--audit", "--export", "--rows", "--split"):
         assert option in text
 
