@@ -240,7 +240,7 @@ def test_hostile_text_stays_text(visit, tmp_path):
 
 
 def test_long_sequences_stay_within_budget(visit, tmp_path):
-    run = trained(tmp_path / "run", MQAR(seq_len=2048, vocab_size=4096), d_model=8)
+    run = trained(tmp_path / "run", MQAR(seq_len=1024, vocab_size=2048), d_model=8)
     found = examine(Subject.of(run, rows=2))
     path = write_both(run, found)
     text = path.read_text()

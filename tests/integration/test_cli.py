@@ -123,7 +123,7 @@ def test_the_papers_protocol_is_kept_in_the_run(tmp_path):
     out = tmp_path / "run"
     result = lab(
         f"mqar --seq-len 256 --protocol paper --out {out} --max-minutes 0.0001 --test-rows 4 "
-        "--batch-size 2 --train-rows 2"
+        "--vocab-size 512 --batch-size 2 --train-rows 2"
     )
     assert result.exit_code == 0, result.output
     train = Run.open(out).train
