@@ -17,13 +17,13 @@ INDEX_BITS, ROW_BITS = 24, 36
 """A counter is split (4 bits), row (36), index (24): no two rows share one."""
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     """Return the int64 with the low 64 bits of `word`."""
     return ((word + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 _GAMMA = 0x9E3779B97F4A7C15
-_STEPS = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, 1))
+_STEPS = ((30, _to_signed(0xBF58476D1CE4E5B9)), (27, _to_signed(0x94D049BB133111EB)), (31, 1))
 
 
 # The bin of a float32 in [1, 2²³): its exponent and the first 11 bits of its mantissa.
@@ -56,8 +56,8 @@ def draw_words_at(
         rows: row numbers in 0 … 2³⁶ − 1.
         index: in 0 … 2²⁴ − 1, the same for all rows or one set for each.
     """
-    first = _signed(key + _GAMMA * ((split << ROW_BITS + INDEX_BITS) + 1))
-    word = (rows * _signed(_GAMMA << INDEX_BITS) + first)[:, None] + index * _signed(_GAMMA)
+    first = _to_signed(key + _GAMMA * ((split << ROW_BITS + INDEX_BITS) + 1))
+    word = (rows * _to_signed(_GAMMA << INDEX_BITS) + first)[:, None] + index * _to_signed(_GAMMA)
     shifted = torch.empty_like(word)
     for shift, factor in _STEPS:
         torch.bitwise_right_shift(word, shift, out=shifted)

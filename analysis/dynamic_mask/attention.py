@@ -34,7 +34,7 @@ def sum_attention(
     sums: dict[str, Tensor] = {}
     position = torch.arange(asking.shape[1], device=asking.device)
     wanted = torch.stack([asking, *(targets for _, targets in edges.values())]).any(0)
-    for some, at, pattern, free in layer.patterns(wanted):
+    for some, at, pattern, free in layer.iterate_patterns(wanted):
         masked = repeat_heads(layer.onset[some, :, None, : at.stop] <= position[at, None], n_heads)
         lost = free * masked
         parts = {"lost": lost.sum(-1), "moved": (pattern - free).abs().sum(-1) / 2}

@@ -55,7 +55,7 @@ class MaskedLayer:
         """The first position whose query, and all later ones, finds each key masked."""
         return find_onsets(self.bias, self.module.window)
 
-    def patterns(
+    def iterate_patterns(
         self, wanted: Bool[Tensor, "b t"]
     ) -> Iterator[tuple[slice, slice, Float[Tensor, "r h n s"], Float[Tensor, "r h n s"]]]:
         """Yield (rows of the batch, targets, A, A⁰) for every block that has a wanted target."""

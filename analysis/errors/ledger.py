@@ -83,9 +83,9 @@ class Ledger(Finding):
             return Words(title, says, "", says)
         shares = ", ".join(f"{cause.name} {percent(cause.share)}" for cause in self.causes)
         alt = f"Bars of the share of errors: {shares}."
-        return Words(title, self._sentence(), self._reading(), alt)
+        return Words(title, self._summarize(), self._explain_figure(), alt)
 
-    def _sentence(self) -> str:
+    def _summarize(self) -> str:
         share = percent(self.wrong / self.scored)
         says = f"{self.wrong:,} of {self.scored:,} answers ({share}) are wrong: "
         top = sorted((c for c in self.causes if c.count), key=lambda cause: -cause.count)[:3]
@@ -104,7 +104,7 @@ class Ledger(Finding):
             says += f"stored next to the right one (chance {percent(self.by_chance)})."
         return says
 
-    def _reading(self) -> str:
+    def _explain_figure(self) -> str:
         names = [cause.name for cause in self.causes]
         reading = (
             f"Each error goes to the first cause that holds of: {', '.join(names)}. Whiskers are "

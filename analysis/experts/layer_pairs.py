@@ -129,7 +129,7 @@ def measure_pairs(
     for i in range(SHUFFLES):
         chance = count_pairs(shuffle_choices(chosen, rng))
         null[i] = chance.mean_pmi
-        aligned += chance.share_aligned(columns) / SHUFFLES
+        aligned += chance.compute_aligned_share(columns) / SHUFFLES
         heights += chance.bin_pmi() / SHUFFLES
     return LayerPairs(
         layer=found.layer,
@@ -139,7 +139,7 @@ def measure_pairs(
         mean_pmi=pairs.mean_pmi,
         initial=before,
         null=null,
-        aligned=pairs.share_aligned(columns),
+        aligned=pairs.compute_aligned_share(columns),
         aligned_null=aligned,
         coalition=find_coalition(pairs),
         top=_find_top(pairs, columns),

@@ -13,11 +13,11 @@ from analysis.experts.pairs import PairedChoices, exchange_ids
 from analysis.plots import style
 from analysis.record import figure_only
 from analysis.statistics.distributions import (
+    compute_shares,
+    count_joint,
     entropy,
-    joint_counts,
     miller_madow,
     mutual_information,
-    shares,
 )
 from analysis.words import percent
 
@@ -230,10 +230,10 @@ def map_load(found: PairedChoices, rng: np.random.Generator) -> LoadMap:
     counts = np.bincount(experts.ravel(), minlength=rows * columns).reshape(rows, columns)
     compared = found.sample(LABELS // experts.shape[1], rng)
     row, column = np.divmod(compared.experts, columns)
-    joint = joint_counts(row.ravel(), column.ravel())
+    joint = count_joint(row.ravel(), column.ravel())
     # Which of another token's columns meets which row is random, too.
     null = [
-        mutual_information(joint_counts(row.ravel(), rng.permuted(other, axis=1).ravel()))
+        mutual_information(count_joint(row.ravel(), rng.permuted(other, axis=1).ravel()))
         for other in (column[exchange_ids(compared.ids, rng)] for _ in range(ROUNDS))
     ]
     return LoadMap(
@@ -241,8 +241,8 @@ def map_load(found: PairedChoices, rng: np.random.Generator) -> LoadMap:
         kind=found.kind,
         tokens=len(experts),
         per_token=experts.shape[1],
-        row_share=shares(counts.sum(1)),
-        column_share=shares(counts.sum(0)),
+        row_share=compute_shares(counts.sum(1)),
+        column_share=compute_shares(counts.sum(0)),
         used=int((counts > 0).sum()),
         constant=bool((np.sort(experts, axis=1) == np.sort(experts[0])).all()),
         zero_keys=found.zero_keys,

@@ -112,7 +112,7 @@ class ExpertPairs:
         """The mean over co-occurrences, so that rare pairs weigh little; NaN without pairs."""
         return float(np.average(self.pmi, weights=self.both)) if len(self.both) else math.nan
 
-    def share_aligned(self, columns: int) -> float:
+    def compute_aligned_share(self, columns: int) -> float:
         """Return the share of co-occurrences with a row key or a column key in common."""
         (row, column), (other_row, other_column) = (
             np.divmod(expert, columns) for expert in (self.first, self.second)

@@ -223,7 +223,7 @@ def measure_preferences(
     counts = np.bincount(roles, minlength=len(names))
     return RolePreferences(
         role_names=names,
-        roles=distributions.shares(counts),
+        roles=distributions.compute_shares(counts),
         uncertainty=float(distributions.entropy(counts)),
         # Differences by the order of summation alone do not count.
         p_value=float((first >= first[0] - 1e-12).mean()),
@@ -256,12 +256,12 @@ def measure_layer(
     # Number only the experts that were chosen, to keep the table small.
     known, experts = np.unique(experts, return_inverse=True)
     experts = experts.reshape(len(roles), -1)
-    counts = distributions.joint_counts(experts, roles)
+    counts = distributions.count_joint(experts, roles)
     counts = np.pad(counts, ((0, 0), (0, n_roles - counts.shape[1])))
     information = distributions.mutual_information(counts)
     shuffled = distributions.permutation_null(experts, roles, rng, ROUNDS)
-    load, shares = distributions.shares(counts.sum(1)), distributions.shares(counts)
-    overall = distributions.shares(counts.sum(0))
+    load, shares = distributions.compute_shares(counts.sum(1)), distributions.compute_shares(counts)
+    overall = distributions.compute_shares(counts.sum(0))
     ratio = np.divide(shares, overall, out=np.ones_like(shares), where=shares > 0)
     told = load * (shares * np.log(ratio)).sum(1)
     first = np.argsort(-told, kind="stable")[:shown]

@@ -53,7 +53,7 @@ def measure_spread(counts: Real[np.ndarray, " e"], size: int) -> Spread:
         counts: ≥ 0.
         size: experts that a token chooses.
     """
-    p = distributions.shares(counts)
+    p = distributions.compute_shares(counts)
     half, most, nearly = (float(distributions.coverage(p, share)) for share in (0.5, 0.9, 0.99))
     return Spread(
         used=float((counts > 0).mean()),

@@ -12,7 +12,7 @@ from analysis.frequencies.comparisons import join_parts, name_comparison
 from analysis.frequencies.rotation import RotatedSides, average_causal_pairs
 from analysis.plots.style import new_figure
 from analysis.record import figure_only
-from analysis.statistics.distributions import effective_number, shares
+from analysis.statistics.distributions import compute_shares, effective_number
 from analysis.words import capitalize, percent
 
 LEANS = 0.1
@@ -134,7 +134,7 @@ class Energies(Finding):
 def measure_spectrum(sides: RotatedSides) -> FrequencySpectrum:
     """Measure how a mixer spreads what it compares over its frequencies."""
     size, product = average_causal_pairs(sides)
-    share = shares(size)
+    share = compute_shares(size)
     waves = 2 * np.pi / sides.theta
     long = waves > sides.q.shape[1]
     return FrequencySpectrum(

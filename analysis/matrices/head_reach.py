@@ -36,7 +36,7 @@ class HeadReach(Finding):
 
     def describe(self) -> Words:
         """Name the sharpest, widest, nearest and farthest heads."""
-        count, says = len(self.layers), self._sentence()
+        count, says = len(self.layers), self._summarize()
         reading = (
             "Effective keys are e^H, H the entropy of a row of |M| normalised, mean over rows: 1 "
             "for a row of one entry. Distance is Σ|M|(i − j) / Σ|M|. The dashed line is a uniform "
@@ -49,7 +49,7 @@ class HeadReach(Finding):
         alt = f"Dot plot of effective keys and mean distance of {count} heads. {says}"
         return Words("Spread and distance of |M|", says, reading, alt)
 
-    def _sentence(self) -> str:
+    def _summarize(self) -> str:
         keys, distance = self.effective_keys, self.distance
         if len(keys) == 1:
             says = f"The head spreads over {keys[0]:.3g} keys (uniform rows"

@@ -73,11 +73,11 @@ class HeadScores(Finding):
     def describe(self) -> Words:
         """Name the heads that surely show a pattern, or the one that comes nearest."""
         count = len(self.layers)
-        says = self._sentence()
+        says = self._summarize()
         alt = f"Dot plot of {count} heads by {', '.join(self.patterns)}. {says}"
-        return Words("Head scores, share of |M|", says, self._reading(), alt)
+        return Words("Head scores, share of |M|", says, self._explain_figure(), alt)
 
-    def _sentence(self) -> str:
+    def _summarize(self) -> str:
         shown = self.find_patterns()
         if shown:
             says = "; ".join(self._name(h, p) for h, p in shown[:NAMED])
@@ -99,7 +99,7 @@ class HeadScores(Finding):
         weighed = "" if np.isnan(moved) else f"{percent(float(moved))} by what it moves, "
         return f"{text} ({weighed}uniform {percent(float(self.chance[pattern]))})"
 
-    def _reading(self) -> str:
+    def _explain_figure(self) -> str:
         reading = (
             "The share of a head's mass |M| on a kind of position, over those rows of its matrix "
             "that have such a position. The dashed line is what a uniform row would have there; "

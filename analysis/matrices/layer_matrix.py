@@ -46,7 +46,7 @@ class LayerMatrix(Finding):
     def describe(self) -> Words:
         """Say what the layer does most, or where the crop lies."""
         title = f"Layer {self.layer} · {self.mixer}"
-        heatmap = self._heatmap()
+        heatmap = self._build_heatmap()
         if heatmap is None or self.mass is None:
             says = f"This layer offers no matrix: {self.mixer} has no matrix, values and project."
             return Words(title, says, "", says)
@@ -65,10 +65,10 @@ class LayerMatrix(Finding):
 
     def draw(self) -> go.Figure | None:
         """Draw a heat map per head; None where the mixer offers no matrix."""
-        heatmap = self._heatmap()
+        heatmap = self._build_heatmap()
         return None if heatmap is None else draw_heatmap(heatmap)
 
-    def _heatmap(self) -> Heatmap | None:
+    def _build_heatmap(self) -> Heatmap | None:
         if self.picture is None:
             return None
         return Heatmap(self.picture, self.links, self.tokens, self.roles, self.role_names)
@@ -106,14 +106,14 @@ def _describe_mass(mass: Mass) -> str:
     recall = f"query rows put {_name_best(mass.on_value, mass.uniform_value)} of their mass"
     recall += " on the value they ask for"
     write = f"value rows put {_name_best(mass.written, mass.uniform_written)} on their key"
-    if _shows(mass.on_value, mass.uniform_value):
+    if _exceeds_uniform(mass.on_value, mass.uniform_value):
         return f"It recalls: {recall}; {write}."
-    if _shows(mass.written, mass.uniform_written):
+    if _exceeds_uniform(mass.written, mass.uniform_written):
         return f"It binds each value to its key: {write}; {recall}."
     return f"No recall shows: {recall}; {write}."
 
 
-def _shows(share: Float[np.ndarray, " h"], uniform: float) -> bool:
+def _exceeds_uniform(share: Float[np.ndarray, " h"], uniform: float) -> bool:
     """Whether some head is far enough from uniform."""
     return bool(share.max() >= uniform + SHOWS * (1 - uniform))
 

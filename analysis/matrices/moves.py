@@ -61,7 +61,7 @@ class Moves:
         module, x = mixer.module, mixer.x[row : row + 1]
         assert isinstance(module, MatrixMixer)
         if is_gated(module):
-            return cls._of_gated(module, x, rng)
+            return cls._build_gated(module, x, rng)
         try:
             parts = list(_split_heads(module, x))
         # A user's mixer may raise anything.
@@ -72,7 +72,9 @@ class Moves:
         return cls(torch.stack(parts).float())
 
     @classmethod
-    def _of_gated(cls, module: SSD, x: Float[Tensor, "1 t d"], rng: np.random.Generator) -> "Moves":
+    def _build_gated(
+        cls, module: SSD, x: Float[Tensor, "1 t d"], rng: np.random.Generator
+    ) -> "Moves":
         assert module.z_proj is not None
         values = module.values(x)[0]
         n_heads, seq_len, width = values.shape
@@ -92,7 +94,9 @@ class Moves:
             targets=torch.from_numpy(chosen).sort().values.to(x.device),
         )
 
-    def norms(self, targets: Int[Tensor, " t"]) -> tuple[Int[Tensor, " n"], Float[Tensor, "h n s"]]:
+    def compute_norms(
+        self, targets: Int[Tensor, " t"]
+    ) -> tuple[Int[Tensor, " n"], Float[Tensor, "h n s"]]:
         """Return which of the targets have weighted entries, as indices, and the weights."""
         every = torch.arange(len(targets), device=targets.device)
         if self.by_source is not None:

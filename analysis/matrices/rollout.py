@@ -77,10 +77,10 @@ class Rollout(Finding):
             f"batch. Colours end at {picture.bound:.2g}; ticks on the left mark query rows"
         )
         reading += ", rings where a query meets its value." if self.on_value.size else "."
-        says = self._sentence()
+        says = self._summarize()
         return Words(title, says, reading, f"Heat map of {title}, lower triangle. {says}")
 
-    def _sentence(self) -> str:
+    def _summarize(self) -> str:
         layers = "one layer" if self.depth == 1 else f"all {self.depth} layers"
         kept = f"{percent(float(self.on_self.mean()))} of a position's mass stays with itself"
         kept += f" (uniform layers: {percent(self.uniform_self)})"

@@ -65,7 +65,7 @@ def sum_row(mixer: Mixer, row: int, tokens: Int[Tensor, " s"], rng: np.random.Ge
         on, within = sum_on_patterns(size, tokens, targets)
         add("on_patterns", on)
         add("with_patterns", within)
-        chosen, norms = moves.norms(targets)
+        chosen, norms = moves.compute_norms(targets)
         on, within = sum_on_patterns(size[:, chosen] * norms, tokens, targets[chosen])
         add("moved_on_patterns", on)
         add("moved_with_patterns", within)

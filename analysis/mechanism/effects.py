@@ -111,15 +111,15 @@ def estimate_share(
     ratios: list[float] = []
 
     def record_ratio(sums: Float[np.ndarray, "b 2"]) -> float:
-        ratios.append(_divide_sums(sums))
+        ratios.append(_compute_ratio(sums))
         return ratios[-1]
 
     low, high = bootstrap(sums, rng, statistic=record_ratio)
     unsure = bool(np.isnan(ratios).any())
-    return _divide_sums(sums), (math.nan, math.nan) if unsure else (low, high)
+    return _compute_ratio(sums), (math.nan, math.nan) if unsure else (low, high)
 
 
-def _divide_sums(sums: Float[np.ndarray, "b 2"]) -> float:
+def _compute_ratio(sums: Float[np.ndarray, "b 2"]) -> float:
     above, below = sums.sum(0)
     return float(above / below) if below > 0 else math.nan
 

@@ -134,7 +134,7 @@ def measure_memory(found: Sequence[Recurrence]) -> tuple[StateMemory, Contexts]:
             ),
         )
 
-    context = average(Recurrence.contexts)
+    context = average(Recurrence.measure_contexts)
     shares = average(Recurrence.split_variance)
     powers = np.round(2 ** (np.arange(2 * seq_len.bit_length()) / 2)).astype(int) - 1
     positions = np.unique([*powers[powers < seq_len], seq_len - 1])

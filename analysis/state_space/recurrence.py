@@ -92,7 +92,7 @@ class Recurrence:
                 matrix[..., rows.start :].diagonal(dim1=-2, dim2=-1).sub_(module.D[:, None])
             yield rows, matrix
 
-    def contexts(self, row: int) -> Int[Tensor, "h t"]:
+    def measure_contexts(self, row: int) -> Int[Tensor, "h t"]:
         """Return each position's effective context, tokens in [1, i + 1].
 
         It is the smallest window of latest tokens, the position's own included, that holds

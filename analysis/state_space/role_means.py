@@ -41,7 +41,7 @@ class RoleMeans(Finding):
 
     def describe(self) -> Words:
         """Say whether heads write more at one role's tokens than at another's."""
-        says = self._sentence()
+        says = self._summarize()
         reading = (
             "Means over the tokens of each role, on logarithmic axes: dt, the step; 1 − e^a, the "
             "share of the state that is forgotten at that token; ‖dt·B⊗x‖, what is written to the "
@@ -53,7 +53,7 @@ class RoleMeans(Finding):
         alt = f"Dot plots of step, decay, write and read by role. {says}"
         return Words("What the SSD heads do at each kind of token", says, reading, alt)
 
-    def _sentence(self) -> str:
+    def _summarize(self) -> str:
         if len(self.role_names) < 2:
             return f"All tokens have the same role, {', '.join(self.role_names)}."
         write = self.means[self.quantities.index("write")]

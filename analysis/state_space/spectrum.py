@@ -54,7 +54,7 @@ class StateSpectrum(Finding):
 
     def describe(self) -> Words:
         """Say which effective and numerical ranks the heads have in the middle of a row."""
-        m, says = int(self.splits[self.middle]), self._sentence()
+        m, says = int(self.splits[self.middle]), self._summarize()
         reading = (
             f"Singular values σ of M̃[i ≥ m, j < m] at m = {m}, as shares of the largest, geometric "
             f"mean over {self.rows} rows of the batch: a steep line means that the past is carried "
@@ -67,7 +67,7 @@ class StateSpectrum(Finding):
         title = f"Spectrum of what SSD carries past token {m}"
         return Words(title, says, reading, f"Lines of falling singular values. {says}")
 
-    def _sentence(self) -> str:
+    def _summarize(self) -> str:
         numerical, bound = self.rank[self.middle], self.bound[self.middle]
         cut = f"Across the middle of a row, token {self.splits[self.middle]},"
         if len(numerical) == 1:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 
 
-def shares(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b n"]:
+def compute_shares(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b n"]:
     """Return p = load / Σ load; NaN where nothing is loaded.
 
     Raises:
@@ -24,7 +24,7 @@ def shares(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b n"]:
 
 def entropy(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b"]:
     """Return H(p) = −Σ p log p, nats, from 0 (one item) to log n (uniform)."""
-    p = shares(load)
+    p = compute_shares(load)
     surprise = np.log(p, out=np.zeros_like(p), where=p > 0)
     # Rounding must not turn a single item's −0 or −1e-17 into a negative entropy.
     return np.asarray(np.maximum(-(p * surprise).sum(axis=-1), 0.0))
@@ -52,7 +52,9 @@ def gini(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b"]:
     """
     n = load.shape[-1]
     ranks = 2 * np.arange(1, n + 1) - n - 1
-    return np.asarray(np.maximum((np.sort(shares(load), axis=-1) * ranks).sum(axis=-1) / n, 0.0))
+    return np.asarray(
+        np.maximum((np.sort(compute_shares(load), axis=-1) * ranks).sum(axis=-1) / n, 0.0)
+    )
 
 
 def coverage(load: Real[np.ndarray, "*b n"], share: float) -> Float[np.ndarray, "*b"]:
@@ -67,14 +69,14 @@ def coverage(load: Real[np.ndarray, "*b n"], share: float) -> Float[np.ndarray, 
     """
     if not 0 < share <= 1:
         raise ValueError(f"share={share}: must be in (0, 1]")
-    p = shares(load)
+    p = compute_shares(load)
     held = np.cumsum(-np.sort(-p, axis=-1), axis=-1)
     # Nine of ten equal items hold 90 %, whatever rounding makes of the sum.
     fewest = (held < share - 1e-9).sum(axis=-1) + 1.0
     return np.asarray(np.where(np.isnan(p).any(axis=-1), np.nan, fewest))
 
 
-def joint_counts(
+def count_joint(
     x: Int[np.ndarray, "n ..."], y: Int[np.ndarray, " n"]
 ) -> Int[np.ndarray, "n_x n_y"]:
     """Count how often each label of x occurs with each of y; the m labels x[i] all go with y[i].
@@ -129,5 +131,5 @@ def permutation_null(
         rng: shuffles y.
         rounds: shuffles; the p-value (1 + those that reach the value) / (1 + rounds) is no finer.
     """
-    shuffled = (joint_counts(x, rng.permutation(y)) for _ in range(rounds))
+    shuffled = (count_joint(x, rng.permutation(y)) for _ in range(rounds))
     return np.array([mutual_information(counts) for counts in shuffled])

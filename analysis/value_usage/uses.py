@@ -13,10 +13,10 @@ from analysis.base import Finding, Words
 from analysis.plots.panels import stack_panels
 from analysis.plots.style import HEAD, SEQUENTIAL, new_figure
 from analysis.statistics.distributions import (
+    count_joint,
     effective_number,
     entropy,
     gini,
-    joint_counts,
     kl_to_uniform,
     miller_madow,
     mutual_information,
@@ -240,7 +240,7 @@ def measure_dependence(
     chosen: Int[np.ndarray, "n k"], labels: Int[np.ndarray, " n"], rng: np.random.Generator
 ) -> Dependence:
     """Measure how much a label of tokens tells about the values they choose."""
-    counts = joint_counts(chosen, labels)
+    counts = count_joint(chosen, labels)
     null = permutation_null(chosen, labels, rng, SHUFFLES)
     return Dependence(
         information=mutual_information(counts),

@@ -52,7 +52,7 @@ def explain_cuts(
 def _explain_missing(operations: list[Operation], parameter: Tensor, x: Tensor, y: Tensor) -> str:
     """Name the first operation towards the output after which no path leads back."""
     carries, reaches = _find_carriers(operations, parameter), _find_sources(operations, y)
-    ends = [o for o in operations if _any_in(o.inputs, carries)]
+    ends = [o for o in operations if _contains_any(o.inputs, carries)]
     by = next((o for o in ends if any(id(t) in reaches - carries for t in o.outputs)), None)
     taken = [o for o in operations if any(t is parameter for t in o.inputs)]
     taken = [o for o in taken if o.outputs or o.method in TO_PYTHON | POINTERS]
@@ -115,7 +115,7 @@ def _find_carriers(
     """
     carries = {id(parameter)}
     for o in operations:
-        if _any_in(o.inputs, carries):
+        if _contains_any(o.inputs, carries):
             inside = through_functions and o.guard not in ("", "no_grad")
             carries |= {id(t) for t in o.outputs if t.requires_grad or inside}
     return carries
@@ -125,7 +125,7 @@ def _find_sources(operations: list[Operation], y: Tensor) -> set[int]:
     """Return the ids of the output and of all tensors that it was computed from."""
     reaches = {id(y)}
     for o in reversed(operations):
-        if _any_in(o.outputs, reaches):
+        if _contains_any(o.outputs, reaches):
             reaches |= {id(t) for t in o.inputs}
     return reaches
 
@@ -137,7 +137,7 @@ def _has_hole(operations: list[Operation], reaches: set[int], x: Tensor, y: Tens
     return any(t.grad_fn is not None and id(t) not in seen for t in came)
 
 
-def _any_in(tensors: list[Tensor], ids: set[int]) -> bool:
+def _contains_any(tensors: list[Tensor], ids: set[int]) -> bool:
     return any(id(t) in ids for t in tensors)
 
 

@@ -32,7 +32,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     # loop over tokens is compiled token by token, which limits the length.
     with torch.no_grad():
         few = [n for n in probes.lengths if _count_calls(module, probes.input(n)) <= MOST_CALLS]
-    longest = probes.at_lengths([max(few, default=probes.lengths[0])])
+    longest = probes.with_lengths([max(few, default=probes.lengths[0])])
     refusals = []
     # Where a backend cannot compile the module, tracing alone may already differ from eager code.
     for backend in dict.fromkeys((compiler, "eager")):

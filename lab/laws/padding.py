@@ -44,7 +44,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 
     # There are five trials per pattern, so only every other length is tried, and the longest.
     few = sorted({*probes.lengths[::2], probes.lengths[-1]})
-    return run_trials(LAW.name, module, probes.at_lengths(few), trials)
+    return run_trials(LAW.name, module, probes.with_lengths(few), trials)
 
 
 LAW = Law("padding", judge, conditions="evaluating", seeded=False)

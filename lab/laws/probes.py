@@ -61,7 +61,7 @@ class Probes:
         x = draw((rows, length, self.d_model), self.settings.seed)
         return x.to(self.device, self.dtype)
 
-    def at_lengths(self, lengths: Sequence[int]) -> "Probes":
+    def with_lengths(self, lengths: Sequence[int]) -> "Probes":
         """Return these probes at other lengths."""
         return replace(self, settings=replace(self.settings, lengths=lengths))
 

@@ -47,7 +47,7 @@ class DynamicMask(nn.Module, ABC):
         """Return the keys' biases, given their values and where they stand."""
 
 
-def _last(positions: Positions) -> int:
+def _find_last(positions: Positions) -> int:
     """Return the largest position; from the shape alone where that is enough.
 
     Raises:
@@ -80,7 +80,7 @@ class _TableMask(DynamicMask):
         Raises:
             ValueError: for a position before the table or past it (erratum D3).
         """
-        last, max_seq_len = _last(positions), self.l.shape[-1]
+        last, max_seq_len = _find_last(positions), self.l.shape[-1]
         if last >= max_seq_len:
             raise ValueError(
                 f"position {last} is beyond the mask's table of {max_seq_len=}; raise it"
@@ -189,7 +189,7 @@ class OracleMask(DynamicMask):
         batch, n_heads = v.shape[:2]
         if self.keep.shape[0] != batch:
             raise ValueError(f"keep has a batch of {self.keep.shape[0]}, must have {batch}")
-        last, known = _last(positions), self.keep.shape[1]
+        last, known = _find_last(positions), self.keep.shape[1]
         if last >= known:
             raise ValueError(f"position {last} is beyond the {known} positions of keep")
         keep = self.keep.to(v.device)

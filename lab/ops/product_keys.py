@@ -29,9 +29,12 @@ def factor(n_experts: int) -> tuple[int, int]:
     """
     if not 1 <= n_experts <= MOST:
         raise ValueError(f"n_experts={n_experts}: must be in 1 … {MOST:,}")
-    rows, columns = _most_square(n_experts)
+    rows, columns = _factor_most_evenly(n_experts)
     if rows == 1 and n_experts > 3:
-        near = _nearest(range(n_experts, 0, -1)), _nearest(range(n_experts, 2 * n_experts))
+        near = (
+            _suggest_number(range(n_experts, 0, -1)),
+            _suggest_number(range(n_experts, 2 * n_experts)),
+        )
         raise ValueError(
             f"n_experts={n_experts}: must be a product of rows and columns, and is prime; "
             f"near numbers that factor: {' and '.join(near)}"
@@ -68,7 +71,7 @@ def product_topk(
     with torch.no_grad():
         row_ranks, column_ranks = (
             torch.tensor(ranks, device=row_scores.device)
-            for ranks in _possible_ranks(best_rows.shape[-1], best_columns.shape[-1], k)
+            for ranks in _list_possible_ranks(best_rows.shape[-1], best_columns.shape[-1], k)
         )
         sums = best_rows.index_select(-1, row_ranks) + best_columns.index_select(-1, column_ranks)
         chosen = sums.topk(k, dim=-1).indices
@@ -83,17 +86,17 @@ def naive_product_topk(
 ) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
     """The obvious form, over all r · c sums: the reference for `product_topk`."""
     _require_k(row_scores, column_scores, k)
-    scores, indices = _all_sums(row_scores, column_scores).topk(k, dim=-1)
+    scores, indices = _add_all_pairs(row_scores, column_scores).topk(k, dim=-1)
     return scores, indices
 
 
-def _possible_ranks(rows: int, columns: int, k: int) -> tuple[list[int], list[int]]:
+def _list_possible_ranks(rows: int, columns: int, k: int) -> tuple[list[int], list[int]]:
     """Return the ranks (from 0) of the row and of the column of every pair that can be chosen."""
     pairs = [(i, j) for i in range(rows) for j in range(min(columns, k // (i + 1)))]
     return [i for i, _ in pairs], [j for _, j in pairs]
 
 
-def _all_sums(
+def _add_all_pairs(
     row_scores: Float[Tensor, "*b r"], column_scores: Float[Tensor, "*b c"]
 ) -> Float[Tensor, "*b r*c"]:
     return (row_scores[..., :, None] + column_scores[..., None, :]).flatten(-2)
@@ -105,15 +108,15 @@ def _require_k(row_scores: Tensor, column_scores: Tensor, k: int) -> None:
         raise ValueError(f"k={k}: must be in 1 … {rows * columns}, for {rows} × {columns} experts")
 
 
-def _most_square(n: int) -> tuple[int, int]:
+def _factor_most_evenly(n: int) -> tuple[int, int]:
     rows = next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
     return rows, n // rows
 
 
-def _nearest(numbers: Iterable[int]) -> str:
+def _suggest_number(numbers: Iterable[int]) -> str:
     """Name the first number worth suggesting: with at most twice as many columns as rows."""
     for n in numbers:
-        rows, columns = _most_square(n)
+        rows, columns = _factor_most_evenly(n)
         if columns <= 2 * rows:
             return f"{n} = {rows} × {columns}"
     raise AssertionError("a power of two lies in every range from n up to 2n, and 2 = 1 × 2 below")

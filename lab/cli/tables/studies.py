@@ -43,9 +43,9 @@ def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
         low, high = effect.interval
         table.add_row(
             effect.factor,
-            _number(effect.median),
-            f"{_number(low)} … {_number(high)}",
-            _number(effect.rows),
+            _format_number(effect.median),
+            f"{_format_number(low)} … {_format_number(high)}",
+            _format_number(effect.rows),
             f"{sum(effect.solved)} of {len(effect.solved)}",
             "" if effect.p is None else f"{effect.p:.2g}",
             "" if effect.corrected is None else f"{effect.corrected:.2g}",
@@ -54,5 +54,5 @@ def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
     return table
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "—"

@@ -298,7 +298,7 @@ def test_shares_of_common_keys_and_heights_count_co_occurrences():
     pairs = count_pairs(chosen)
     together = [pair for row in chosen.tolist() for pair in combinations(sorted(row), 2)]
     aligned = [a // 8 == b // 8 or a % 8 == b % 8 for a, b in together]
-    assert pairs.share_aligned(8) == pytest.approx(np.mean(aligned))
+    assert pairs.compute_aligned_share(8) == pytest.approx(np.mean(aligned))
     assert pairs.bin_pmi().sum() == pytest.approx(1)
 
 

@@ -51,7 +51,7 @@ def test_contexts_are_the_smallest_windows(options, block, monkeypatch):
     found = recurrence(module)
     matrix = matrix_without_skip(module, found.mixer.x).float()
     for row in range(2):
-        contexts = found.contexts(row)
+        contexts = found.measure_contexts(row)
         for h in range(4):
             for i in range(11):
                 size = matrix[row, h, i, : i + 1].abs().tolist()
@@ -142,7 +142,7 @@ def same_everywhere(module: SSD) -> Recurrence:
 @pytest.mark.parametrize("a", [-0.05, -0.7])
 def test_a_known_decay_has_its_context(a):
     """Of Σ e^{a·k}, k < i + 1, a window of w holds (1 − e^{aw}) / (1 − e^{a(i+1)})."""
-    contexts = same_everywhere(constant(a)).contexts(0)[0].tolist()
+    contexts = same_everywhere(constant(a)).measure_contexts(0)[0].tolist()
     for i, context in enumerate(contexts):
         held = [(1 - math.exp(a * w)) / (1 - math.exp(a * (i + 1))) for w in range(1, i + 2)]
         assert context == 1 + next(w for w, share in enumerate(held) if share >= 0.9 - 1e-9)
@@ -151,7 +151,7 @@ def test_a_known_decay_has_its_context(a):
 def test_uniform_rows_have_the_uniform_context():
     with torch.no_grad():
         module = moved(position="none")
-    contexts = same_everywhere(module).contexts(0)[0].tolist()
+    contexts = same_everywhere(module).measure_contexts(0)[0].tolist()
     assert contexts == [math.ceil(round(0.9 * (i + 1), 6)) for i in range(40)]
 
 
@@ -183,7 +183,7 @@ def test_scale_changes_no_rank_share_or_context():
         module.B_proj.weight.mul_(-7)
         module.C_proj.weight.mul_(0.3)
     after = recurrence(module)
-    assert torch.equal(after.contexts(0), before.contexts(0))
+    assert torch.equal(after.measure_contexts(0), before.measure_contexts(0))
     torch.testing.assert_close(after.split_variance(0), before.split_variance(0))
     sigmas = after.singular_values(5), before.singular_values(5)
     torch.testing.assert_close(effective_rank(sigmas[0]), effective_rank(sigmas[1]))

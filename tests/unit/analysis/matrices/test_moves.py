@@ -58,7 +58,7 @@ def test_an_entry_weighs_what_it_moves(kind: type[Attention] | type[SSD], option
     torch.manual_seed(0)
     module, x = kind(16, 2, **options), torch.randn(1, 7, 16)
     entries = Moves.of(Mixer(0, module, x), 0, np.random.default_rng(0))
-    chosen, norms = entries.norms(torch.arange(7))
+    chosen, norms = entries.compute_norms(torch.arange(7))
     assert chosen.tolist() == list(range(7))
     matrix, values = module.matrix(x)[0], module.values(x)[0]
     norms_by_hand, total = torch.zeros(2, 7, 7), torch.zeros(7, 16)
@@ -100,7 +100,7 @@ def test_weights_are_those_of_the_rows_they_stand_in(monkeypatch):
         monkeypatch.setattr(moves, "GATED_TARGETS", 4)
         some = sum_row(mixer, 0, TOKENS, np.random.default_rng(0))
         rows = np.sort(np.random.default_rng(0).choice(10, size=4, replace=False))
-        norms = Moves.of(mixer, 0, np.random.default_rng(0)).norms(torch.arange(10))[1]
+        norms = Moves.of(mixer, 0, np.random.default_rng(0)).compute_norms(torch.arange(10))[1]
     torch.testing.assert_close(blocks.moved_on_patterns, whole.moved_on_patterns)
     size = mixer.matrix(0).detach().abs()[:, rows] * norms
     previous = sum(size[:, n, i - 1] for n, i in enumerate(rows.tolist()) if i)
