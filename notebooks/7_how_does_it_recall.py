@@ -17,11 +17,11 @@
 # # How does it recall?
 #
 # By which steps does a model of two attention blocks get from a key to the value that followed it,
-# and does the answer really hang on them?
+# and does the answer really depend on them?
 #
-# A matrix that looks right is only a hint. Here each step is taken away, given back or redirected
-# while everything else stays, and beside every such intervention stands a placebo: one of the same
-# size where the step is not.
+# A matrix that looks right is only a hint. Here we remove, restore or redirect each step while
+# everything else stays the same. Every intervention has a placebo: an intervention of the same size
+# at a place where the step does not happen.
 
 # %%
 from pathlib import Path
@@ -44,8 +44,8 @@ tables = pl.Config(
 # %% [markdown]
 # ## A model that recalls
 #
-# Eight key–value pairs, then every key once more: hard MQAR, small. `carry_out` trains the run, or
-# returns at once when the folder holds it, finished.
+# Eight key–value pairs, then every key once more: a small version of hard MQAR. `carry_out` trains
+# the run, or returns at once if the folder already holds the finished run.
 
 # %%
 task = TASKS["mqar"](seq_len=32, n_pairs=8, vocab_size=64)
@@ -77,16 +77,16 @@ for found in (restored, *edited):
     print(f"{words.title}\n{words.says}\n")
 
 # %% [markdown]
-# Rows in which two keys changed places get the clean residual stream back, at one kind of position
-# and one depth at a time. Where the values' line is at 1, the answer is carried by the value's
-# position.
+# In the corrupt rows two keys have changed places. The clean residual stream is restored in them at
+# one kind of position and one depth at a time. Where the values' line is at 1, the value's position
+# carries the answer.
 
 # %%
 mechanism.draw(restored)
 
 # %% [markdown]
-# And what is left of the answer when single edges of a mixer's matrix are cut, or two values change
-# places; the crosses are the placebos.
+# The next figure shows what is left of the answer when single edges of a mixer's matrix are
+# blocked, or when two values change places. The crosses are the placebos.
 
 # %%
 mechanism.draw(edited[0]) if edited else print("keys do not move the answer: nothing to edit")
@@ -94,8 +94,8 @@ mechanism.draw(edited[0]) if edited else print("keys do not move the answer: not
 # %% [markdown]
 # ## The same by hand
 #
-# The rest of the notebook does it without the analysis, in the open. `batch.links` says where each
-# pair's key, value and query stand, in store order, `[b q]`.
+# The rest of the notebook repeats this step by step without the analysis. `batch.links` holds the
+# positions of each pair's key, value and query, in the order of storing, `[b q]`.
 
 # %%
 query, key, value = (batch.links[name] for name in ("query_pos", "key_pos", "value_pos"))
@@ -108,44 +108,44 @@ print("asked for at", query[0, 0].item())
 
 # %%
 @torch.no_grad()
-def answers(inputs=batch.inputs):
+def answer_queries(inputs=batch.inputs):
     """Return what the model answers at each query, [b q], with the interventions in place."""
     return model(inputs).argmax(-1).gather(1, query)
 
 
-def share(hits):
+def compute_share(hits):
     """Return the share of True."""
     return hits.double().mean().item()
 
 
-print(f"right without any intervention: {share(answers() == stored):.1%}")
+print(f"right without any intervention: {compute_share(answer_queries() == stored):.1%}")
 
 # %% [markdown]
 # ### Block an edge
 #
-# `block_edges` lets some positions not read some others, in one layer: the score is −∞ before the
-# softmax. First each query is kept from its value; the placebo keeps it from another pair's value.
-# Then each value is kept from its own key; the placebo keeps it from the key of the pair before,
-# so the first pair is left out.
+# `block_edges` keeps some positions from reading others in one layer: their score is −∞ before the
+# softmax. First we keep each query from its value; the placebo keeps it from another pair's value.
+# Then we keep each value from its own key; the placebo keeps it from the key of the pair before, so
+# the first pair is left out.
 
 
 # %%
-def blocked(layer, targets, sources):
-    """Return the share of right answers about these pairs with the edges between them cut."""
+def block_and_score(layer, targets, sources):
+    """Return the share of right answers about these pairs with the edges between them blocked."""
     many = rows.repeat_interleave(targets.shape[1])
     with block_edges(model, layer, targets.flatten(), sources.flatten(), rows=many):
-        right = answers() == stored
-    return share(right[:, -targets.shape[1] :])
+        right = answer_queries() == stored
+    return compute_share(right[:, -targets.shape[1] :])
 
 
 block = pl.DataFrame(
     [
         {
             "layer": layer,
-            "query ↛ its value": blocked(layer, query, value),
-            "query ↛ another value": blocked(layer, query, value.roll(1, 1)),
-            "value ↛ its key": blocked(layer, value[:, 1:], key[:, 1:]),
-            "value ↛ the key before": blocked(layer, value[:, 1:], key[:, :-1]),
+            "query ↛ its value": block_and_score(layer, query, value),
+            "query ↛ another value": block_and_score(layer, query, value.roll(1, 1)),
+            "value ↛ its key": block_and_score(layer, value[:, 1:], key[:, 1:]),
+            "value ↛ the key before": block_and_score(layer, value[:, 1:], key[:, :-1]),
         }
         for layer in range(2)
     ]
@@ -153,24 +153,24 @@ block = pl.DataFrame(
 block
 
 # %% [markdown]
-# ### Take something away, and give it back
+# ### Corrupt the rows, and restore the residual stream
 #
-# In the corrupt rows the first two keys have changed places. Whoever asks for the first key should
-# now answer the second pair's value.
+# In the corrupt rows the first two keys have changed places. The right answer to the query for the
+# first key is now the second pair's value.
 
 # %%
 corrupt = batch.inputs.clone()
 corrupt[rows, key[:, 0]] = batch.inputs[rows, key[:, 1]]
 corrupt[rows, key[:, 1]] = batch.inputs[rows, key[:, 0]]
 first_two = stored[:, :2]
-moved = share(answers(corrupt)[:, :2] == first_two.flip(1))
+moved = compute_share(answer_queries(corrupt)[:, :2] == first_two.flip(1))
 print(f"answers about the first two keys that go with the key: {moved:.1%}")
 
 # %% [markdown]
-# Now the corrupt rows run with the clean residual stream put back at two positions, between the two
-# blocks. `run_with_cache` takes it, `patch` gives it. Only the key tokens differ, and yet after
-# block 0 it should not be the keys' positions that bring the clean answer back, if the values'
-# positions have read them.
+# Now we run the corrupt rows with the clean residual stream restored at two positions between the
+# two blocks: `run_with_cache` records it, `patch` writes it. Only the key tokens differ. But if the
+# values' positions have read them in block 0, restoring the keys' positions after that block should
+# not bring the clean answer back.
 
 # %%
 name = "blocks.1.hook_resid_pre"
@@ -178,18 +178,18 @@ with torch.no_grad():
     _, clean = model.run_with_cache(batch.inputs, name)
 
 
-def restored_by(positions):
+def patch_and_score(positions):
     """Return the share of clean answers with the clean stream at two positions a row."""
     with patch(model, name, clean[name], rows=rows.repeat(2), positions=positions.T.flatten()):
-        return share(answers(corrupt)[:, :2] == first_two)
+        return compute_share(answer_queries(corrupt)[:, :2] == first_two)
 
 
 restore = {
-    "nothing": share(answers(corrupt)[:, :2] == first_two),
-    "their values": restored_by(value[:, :2]),
-    "their keys": restored_by(key[:, :2]),
-    "their queries": restored_by(query[:, :2]),
-    "two other values (placebo)": restored_by(value[:, 2:4]),
+    "nothing": compute_share(answer_queries(corrupt)[:, :2] == first_two),
+    "their values": patch_and_score(value[:, :2]),
+    "their keys": patch_and_score(key[:, :2]),
+    "their queries": patch_and_score(query[:, :2]),
+    "two other values (placebo)": patch_and_score(value[:, 2:4]),
 }
 for where, clean_answers in restore.items():
     print(f"{where:27} {clean_answers:.1%}")
@@ -197,9 +197,10 @@ for where, clean_answers in restore.items():
 # %% [markdown]
 # ### Exchange two values
 #
-# `swap_values` leaves the matrix as it is and exchanges what two positions hold for the mixer to
-# read. If the last step is "read what stands at that position", the answers about the first two
-# keys change places too: the share of those that do. The placebo exchanges two other pairs' values.
+# `swap_values` leaves the matrix as it is and exchanges the values that two positions offer to the
+# mixer. If the last step reads what is at that position, the answers about the first two keys
+# change places too. The table shows the share that do. The placebo exchanges the values of two
+# other pairs.
 
 # %%
 swaps = []
@@ -207,7 +208,7 @@ for layer in range(2):
     row = {"layer": layer}
     for (one, other), kind in (((0, 1), "their values"), ((2, 3), "two other values")):
         with swap_values(model, layer, value[:, one], value[:, other]):
-            row[f"{kind} exchanged"] = share(answers()[:, :2] == first_two.flip(1))
+            row[f"{kind} exchanged"] = compute_share(answer_queries()[:, :2] == first_two.flip(1))
     swaps.append(row)
 swaps = pl.DataFrame(swaps)
 swaps
@@ -215,31 +216,31 @@ swaps
 # %% [markdown]
 # ### Ablate a head
 #
-# Each layer has one head. What it returns (`hook_z`) becomes the mean over the rows, everywhere or
-# at one kind of position only: where the step should happen, and, as the placebo, at as many
-# positions where it should not.
+# Each layer has one head. We replace its output (`hook_z`) by the mean over the rows, everywhere or
+# only at one kind of position: where the step should happen and, as a placebo, at as many positions
+# where it should not.
 
 
 # %%
-def ablated(layer, positions=None, how="mean"):
-    """Return the share of right answers without a layer's head at these positions."""
+def ablate_and_score(layer, positions=None, how="mean"):
+    """Return the share of right answers with a layer's head ablated at these positions."""
     place = {}
     if positions is not None:
         many = rows.repeat_interleave(positions.shape[1])
         place = {"rows": many, "positions": positions.flatten()}
     with ablate(model, f"blocks.{layer}.mixer.hook_z", how, heads=[0], **place):
-        return share(answers() == stored)
+        return compute_share(answer_queries() == stored)
 
 
 ablation = pl.DataFrame(
     [
         {
             "layer": layer,
-            "everywhere": ablated(layer),
-            "everywhere, resampled": ablated(layer, how="resample"),
-            "at the keys": ablated(layer, key),
-            "at the values": ablated(layer, value),
-            "at the queries": ablated(layer, query),
+            "everywhere": ablate_and_score(layer),
+            "everywhere, resampled": ablate_and_score(layer, how="resample"),
+            "at the keys": ablate_and_score(layer, key),
+            "at the values": ablate_and_score(layer, value),
+            "at the queries": ablate_and_score(layer, query),
         }
         for layer in range(2)
     ]
@@ -264,8 +265,9 @@ for kind in ("their values exchanged", "two other values exchanged"):
 # ## Answer
 #
 # It reads twice. In layer 0 the value's position reads the token before it, its key; in layer 1 the
-# query's position finds the value's by that key, and copies what stands there. Cut either edge and
-# hardly an answer is right, cut as many others and nothing happens. After block 0 the clean stream
-# at two values' positions brings the answers back, although only key tokens differ; and when two
-# values change places in layer 1, nearly all answers go with them. That is induction, and so
-# `mechanism` calls it. Measured on one tiny run from one seed: for another model, run it again.
+# query's position finds the value's position by that key and copies its token. With either edge
+# blocked hardly any answer is right; with as many other edges blocked nothing changes. After block
+# 0 the clean stream at two values' positions brings the answers back, although only key tokens
+# differ. When two values change places in layer 1, nearly all answers go with them. That is
+# induction, the label that `mechanism` gives. All this holds for one tiny run from one seed;
+# measure other models again.
