@@ -71,6 +71,8 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise RunError(f"{otherwise}: {path.name} is missing") from error
     except (OSError, ValueError) as error:
         raise RunError(f"{otherwise}: {error}") from error
     if not isinstance(content, dict):

@@ -79,7 +79,7 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
     elif not config.lengthen:
         raise ValueError(f"start_len={first}: needs --lengthen, which is off")
     elif first > full or full % first:
-        raise ValueError(f"start_len={first}: must divide the row's length, seq_len={full}")
+        raise ValueError(f"start_len={first}: must divide seq_len={full}")
     lengths = []
     while first < full:
         lengths.append(first)

@@ -158,7 +158,9 @@ class Task(ABC):
                 schedule; for a length at which the options are out of their bounds.
         """
         if not self.grows:
-            raise ValueError(f"seq_len={seq_len}: {self.name} does not grow: {self.why_fixed}")
+            raise ValueError(
+                f"seq_len={seq_len}: {self.name} cannot shorten its rows: {self.why_fixed}"
+            )
         now = self.options
         return self.replace(**{name: self._scale(name, now[name], seq_len) for name in self.grows})
 

@@ -29,7 +29,7 @@ def check_choice(name: str, value: str, known: Sequence[str]) -> None:
         ValueError: if it is none of them.
     """
     if value not in known:
-        raise ValueError(f"{name}={value!r}: must be {', '.join(known)}")
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
 
 
 def check_kind(name: str, value: Any, hint: Any) -> None:

@@ -83,7 +83,9 @@ class Hops(Task):
         """Validate the options."""
         check_range("hops", self.hops, 1, MAX_HOPS)
         shortest = 4 * (self.hops + 2) + 1
-        check_range("seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "hops + 2 pairs and slots")
+        check_range(
+            "seq_len", self.seq_len, shortest, MAX_SEQ_LEN, "room for hops + 2 pairs and slots"
+        )
         most = (self.seq_len - 1) // 4
         check_range("n_pairs", self.n_pairs, self.hops + 2, most, "hops + 2; (seq_len − 1) / 4")
         least = FIRST_ENTITY + self.n_pairs

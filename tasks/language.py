@@ -94,7 +94,7 @@ class Language(Task):
     separates: ClassVar[str] = "in-context language learning"
     grows: ClassVar[tuple[str, ...]] = ()
     why_fixed: ClassVar[str] = (
-        "its answers are uncertain, so no accuracy shows that a length is learned"
+        "its answers are uncertain, so no accuracy tells when a length is learned"
     )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(

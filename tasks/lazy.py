@@ -1,4 +1,4 @@
-"""torch, imported when it is first used: which options a task has is known without it.
+"""Import torch on first use, so that a task's options can be listed without it.
 
 >>> from tasks.lazy import Tensor, torch
 """

@@ -86,7 +86,7 @@ class MQAR(Task):
         if self.seq_len > MAX_SEQ_LEN:
             raise ValueError(f"seq_len={self.seq_len}: too long, must be ≤ {MAX_SEQ_LEN}")
         if self.seq_len % 2:
-            raise ValueError(f"seq_len={self.seq_len}: must be even, slots are two tokens")
+            raise ValueError(f"seq_len={self.seq_len}: must be even, because a slot is two tokens")
         if not self.seq_len < self.vocab_size <= MAX_VOCAB_SIZE:
             raise ValueError(
                 f"vocab_size={self.vocab_size}: must be > seq_len={self.seq_len} "
@@ -97,7 +97,7 @@ class MQAR(Task):
         if not 1 <= self.pair_count <= self.seq_len // 4:
             raise ValueError(
                 f"n_pairs={self.n_pairs}: must be in 1 … {self.seq_len // 4} (seq_len / 4); "
-                f"a longer seq_len takes more"
+                f"a longer seq_len allows more"
             )
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power={self.power}: must be > 0 and finite")

@@ -64,7 +64,7 @@ class Bytes(Task):
     separates: ClassVar[str] = "perplexity on real text"
     grows: ClassVar[tuple[str, ...]] = ()
     why_fixed: ClassVar[str] = (
-        "its answers are uncertain, so no accuracy shows that a length is learned"
+        "its answers are uncertain, so no accuracy tells when a length is learned"
     )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset({"seq_len": 64}, "LOG.md, the suite end to end"),

@@ -48,7 +48,9 @@ class SelectiveCopy(Task):
     role_names: ClassVar[tuple[str, ...]] = ("content", "insert", "blank")
     separates: ClassVar[str] = "ordered selection"
     grows: ClassVar[tuple[str, ...]] = ()
-    why_fixed: ClassVar[str] = "short rows teach answers by place, which longer ones unlearn"
+    why_fixed: ClassVar[str] = (
+        "short rows teach the model to answer by position, which fails on longer rows"
+    )
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "n_tokens": 8, "vocab_size": 10}, "LOG.md, the suite end to end"

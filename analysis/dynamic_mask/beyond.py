@@ -1,4 +1,4 @@
-"""What the masks are past the length of the rows that they were trained on."""
+"""How the masks behave on rows longer than those that they were trained on."""
 
 import math
 from dataclasses import dataclass, replace

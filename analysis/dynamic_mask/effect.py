@@ -1,4 +1,4 @@
-"""What attention and answers owe to the masks."""
+"""How the masks change attention and answers."""
 
 import html
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class MaskEffect(Finding):
-    """What attention and answers owe to the masks.
+    """How the masks change attention and answers.
 
     Attributes:
         accuracy: share of right answers; chance is the task's.
@@ -81,8 +81,9 @@ class MaskEffect(Finding):
         reading = (
             "A⁰ is the attention of the same queries and keys without bias and window; the lost "
             "mass is what A⁰ puts on masked keys, by chance the share of keys masked. A mask "
-            "removes noise if attention on the answer's value rises, answers too if some of those "
-            "values are masked; keys if stored values lose attention to their own key, to which "
+            "removes noise if attention on the answer's value rises. It also removes answers if it "
+            "masks some of those values, and keys if stored values lose attention to their own "
+            "key, to which "
             "they attend more than evenly without the mask. A layer's masks do harm if more "
             f"answers are right without them, p < {SURE} corrected for the number of layers. "
             f"{self.beyond.summarize()}"

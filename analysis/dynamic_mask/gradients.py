@@ -1,4 +1,4 @@
-"""What the masks of a model learn, and the gradient that reaches it."""
+"""The parameters that the masks of a model learn, and the gradients that reach them."""
 
 import math
 

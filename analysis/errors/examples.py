@@ -50,14 +50,14 @@ class Examples(Finding):
         of_cause = {example.cause: example for example in reversed(self.errors)}
         examples = "; ".join(
             f"{e.cause}: row {e.row}, position {e.position}, token {e.token}, "
-            f"{e.answered} for {e.right}"
+            f"{e.answered} instead of {e.right}"
             for e in reversed(of_cause.values())
         )
         return Words(
             title="Errors, one by one",
             says=f"{examples[0].upper()}{examples[1:]}.",
-            reading="The first errors of each cause in turn. Rank: of the right answer among all "
-            "tokens; p: the probability that the model gives it, to three decimals.",
+            reading="The first errors of each cause. Rank is the rank of the right answer among "
+            "all tokens; p is the probability that the model gives it, to three decimals.",
             alt=f"Table of errors. {examples}.",
         )
 

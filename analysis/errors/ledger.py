@@ -107,17 +107,17 @@ class Ledger(Finding):
     def _explain_figure(self) -> str:
         names = [cause.name for cause in self.causes]
         reading = (
-            f"Each error goes to the first cause that holds of: {', '.join(names)}. Whiskers are "
+            f"An error has the first of these causes that holds: {', '.join(names)}. Whiskers are "
             "95 % Wilson intervals, treating errors as independent. Diamonds: the same rules on "
             f"random answers, other targets of these rows. Outranked: the right value is among the "
-            f"{TOP} best tokens, whatever was answered, so random answers give no level for it or "
-            f"for unknown. The right answer's median rank among the errors is {self.rank:,.0f}."
+            f"{TOP} best tokens, whatever was answered, so random answers have no level for it, "
+            f"nor for unknown. The right answer's median rank among the errors is {self.rank:,.0f}."
         )
         if MASKED in names:
             reading += (
-                f" A mask hides the key or value of {self.masked:,} errors. Masked away are those "
-                "that come right when the mask is lifted there; their diamond is how often lifting "
-                "it gives the value of a random pair."
+                f" A mask hides the key or value of {self.masked:,} errors. An error counts "
+                "as masked away if the answer is right once the mask is lifted there; the diamond "
+                "is how often lifting it gives the value of a random pair."
             )
         if self.reader is not None:
             reading += (

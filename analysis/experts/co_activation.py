@@ -44,7 +44,7 @@ class CoActivation(Finding):
         says = self._summarize(layers)
         details = " ".join(layer.describe() for layer in _find_strongest(layers))
         reading = (
-            "Every time one token chooses two experts counts at the PMI of this pair: the log of "
+            "Each time one token chooses two experts, their PMI is counted once: the log of "
             "how many times more often the two meet than independent experts with their loads. "
             f"Dotted: each choice is taken from another token id, {SHUFFLES} times; rare pairs "
             f"are above 0 there, too. {details}"

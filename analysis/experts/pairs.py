@@ -1,4 +1,4 @@
-"""Pairs of experts that the same token chooses, and what independent choices would make of them.
+"""Pairs of experts that the same token chooses, compared with independent choices.
 
 Only pairs that occur are stored: a table of all pairs of a million experts would not fit.
 

@@ -119,7 +119,10 @@ class RunCurves(Finding):
         if never:
             said.append(f"{', '.join(never)} never")
         says = f"Half of the answers are right at full row length: {'; '.join(said)}."
-        reading = "Accuracy on held-out rows of the length then trained at, one line a run."
+        reading = (
+            "Accuracy on held-out rows of the length that the run trains on at that step, one "
+            "line per run."
+        )
         grown = [run for run in self.runs if len(run.stages) > 1]
         if grown:
             says += " Steps at each row length: "

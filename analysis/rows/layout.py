@@ -73,7 +73,7 @@ class RowLayout(Finding):
         names, order = self.role_names, np.argsort(-self.a_row, kind="stable").tolist()
         present = [role for role in order if self.a_row[role] > 0]
         says = (
-            f"Of the {self.seq_len:,} positions of a row {_format_mean(self.scored)} "
+            f"{_format_mean(self.scored)} of the {self.seq_len:,} positions of a row "
             f"({percent(self.scored / self.seq_len)}) "
         )
         says += "is scored" if self.scored == 1 else "are scored"

@@ -117,7 +117,7 @@ class Continuations(Finding):
             f"rows. Sampled: at temperature {TEMPERATURE} among the {self.top_k} likeliest."
         )
         if self.unit == "byte":
-            reading += " Control characters appear as pictures, bytes that are no text as \\x."
+            reading += " Control characters appear as pictures, bytes that are not text as \\x."
         passages = tuple(
             Passage(
                 f"Row {sample.row}",

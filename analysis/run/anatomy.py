@@ -73,9 +73,9 @@ class StackAnatomy(Anatomy, Finding):
             title="The stack, from tokens to logits",
             says=says,
             reading=(
-                "From the bottom up. Each block adds the output of its mixer, then that of its "
-                "state transform, to the residual stream (the line). The bracket marks what "
-                "repeats, × how often."
+                "Read it from the bottom up. Each block adds the output of its mixer, then "
+                "that of its state transform, to the residual stream (the line). A bracket marks "
+                "blocks that repeat, and × says how often."
             ),
             alt=f"Drawing of the model's blocks. {says}",
         )

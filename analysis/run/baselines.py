@@ -94,7 +94,7 @@ class Standing(Finding):
                 "below": [name for name, score in rivals if score > high],
             }
             places = [f"{where} {_quote(names)}" for where, names in groups.items() if names]
-            opening = f"The model stands {', '.join(places)}."
+            opening = f"The model's accuracy is {', '.join(places)}."
             reason = f"{self.by_hand} {self.failure}".strip()
             reading = (
                 f"The whisker is the 95 % Wilson interval over {self.scored:,} scored positions, "

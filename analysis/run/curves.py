@@ -55,7 +55,7 @@ class Curve(Finding):
         means = f", means of {self.window} steps" if self.window > 1 else ""
         reading = f"Thin line: training batches{means}. Thick line: held-out rows."
         if len(self.stages) > 1:
-            reading += " Dotted vertical lines: where rows of the length beside it begin."
+            reading += " A dotted line marks where rows of the length beside it begin."
         return Words(title, says, reading, f"Line of {self.quantity} by training step. {says}")
 
     def _summarize(self) -> str:

@@ -1,4 +1,4 @@
-"""What changed when? Quantities over a run's kept weights, their changes and the order of these."""
+"""What changed when? Quantities over training, when each changes, and in which order."""
 
 from collections.abc import Sequence
 

@@ -76,8 +76,9 @@ class Onsets(Finding):
         runs = len(self.runs)
         says = _describe_order(self.onsets[0]) if runs == 1 else self._describe_agreement()
         reading = (
-            "Dot: half-way from one level to the other. Thick: between which kept steps that is, "
-            "on resampled rows too (95 %). Thin: from a tenth of the change to nine tenths. Where "
+            "The dot is half-way from one level to the other. The thick line spans the kept steps "
+            "between which that point lies, also on resampled rows (95 %). The thin line goes "
+            "from a tenth of the change to nine tenths. Where "
             f"thick lines overlap, the order is not decided. {CRITERION}"
         )
         if runs > 1:

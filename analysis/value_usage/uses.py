@@ -145,7 +145,7 @@ class ValueUses(Finding):
         reading = (
             "Each row of a map sums to the number of values that a token chooses. e^H: the "
             "number of values that, used evenly, would be as diverse. I: the mutual information of "
-            "value and role, out of the lesser of their entropies; shuffled: its 95 % quantile "
+            "value and role, as a share of the smaller entropy; shuffled: its 95 % quantile "
             f"under shuffled roles. {capitalize(measures)}."
         )
         if len(self.layers) > LAYERS:

@@ -1,4 +1,4 @@
-"""The `lab` command: what it is made of."""
+"""The `lab` command, assembled from its subcommands."""
 
 import os
 import sys

@@ -88,7 +88,9 @@ def read_settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...
         if not equals or not values:
             raise ValueError(f"eval={text}: must look like seq_len=512,1024")
         if name not in known:
-            raise ValueError(f"eval={text}: {task.name} has {', '.join(known)}")
+            raise ValueError(
+                f"eval={text}: unknown option {name!r}; {task.name} has {', '.join(known)}"
+            )
         value = read(name, values, hints[name])
         if isinstance(value, Span):
             raise ValueError(f"eval={text}: must be values, not a schedule")

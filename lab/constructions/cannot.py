@@ -16,7 +16,7 @@ class CannotError(ValueError):
         said = (
             "no weights solve the task in this model"
             if proven
-            else "weights set by hand, not built"
+            else "no weights set by hand are known for this model"
         )
         super().__init__(f"{said}: {reason}")
         self.reason = reason

@@ -1,4 +1,4 @@
-"""Look up by content: fetch the answer from the position that gathered the own key."""
+"""Look up by content: fetch the answer from the position that gathered the query's key."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check that every layer's named readings share."""
+"""Check layer options that have a fixed set of values."""
 
 
 def require_one_of(field: str, value: str, known: tuple[str, ...]) -> None:

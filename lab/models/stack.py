@@ -31,11 +31,13 @@ def parse_stack(
     for word in stack.split():
         match = PAIR.fullmatch(word)
         if match is None:
-            raise ValueError(f"stack={stack!r}: {word!r} is no pair like 'AM' or 'SE*7'")
+            raise ValueError(f"stack={stack!r}: {word!r} is not a pair such as 'AM' or 'SE*7'")
         for kind, known in (("mixer", mixers), ("transform", transforms)):
             if match[kind] not in known:
                 letters = ", ".join(known)
-                raise ValueError(f"stack={stack!r}: unknown {kind} {match[kind]!r}; {letters}")
+                raise ValueError(
+                    f"stack={stack!r}: unknown {kind} {match[kind]!r}; known: {letters}"
+                )
         times = int(match["times"] or 1)
         if not 1 <= times <= MAX_BLOCKS - len(blocks):
             raise ValueError(
@@ -71,7 +73,7 @@ def split_options(
                     split[i][j][name] = options[key]
                     met = True
         if not met:
-            raise ValueError(f"option {key!r} meets no layer of a stack of {len(blocks)} blocks")
+            raise ValueError(f"option {key!r}: the stack of {len(blocks)} blocks has no such layer")
     return split
 
 

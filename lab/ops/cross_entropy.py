@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head, in row blocks: the logits of a block live and die in cache.
+"""Cross-entropy of a linear head, in row blocks, so that the logits of a block stay in cache.
 
     logits = hidden Wᵀ,   loss = mean_q [logsumexp(logits_q) − logits_{q,target}]
 

@@ -1,4 +1,4 @@
-"""The folder of a cell: what it is, its run, and how far it got.
+"""The folder of a cell: its settings, its run, and how far it got.
 
 cell.json       factors, task, options, lengths
 spent.json      minutes it has taken, and the error that ended it, if there is one

@@ -89,10 +89,12 @@ class Study:
             factor, equals, value = text.partition("=")
             if not equals or factor not in known:
                 names = ", ".join(known)
-                raise ValueError(f"only={text}: must be FACTOR=VALUE with a factor of {names}")
+                raise ValueError(
+                    f"only={text}: must be FACTOR=VALUE, with one of these factors: {names}"
+                )
             if value not in known[factor]:
-                values = ", ".join(known[factor])
-                raise ValueError(f"only={text}: no cell has it; {factor} is one of {values}")
+                values = "; ".join(known[factor])
+                raise ValueError(f"only={text}: {factor} must be one of: {values}")
             wanted.setdefault(factor, set()).add(value)
         cells = tuple(
             cell

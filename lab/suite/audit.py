@@ -1,4 +1,4 @@
-"""The accuracies that a model's is compared with: chance, each shortcut, and the oracle."""
+"""Baselines for a model's accuracy: chance, each shortcut, and the oracle."""
 
 from dataclasses import dataclass
 

@@ -63,7 +63,7 @@ class Run:
             RunError: when there is none, or its config.json cannot be read or is of a newer format.
         """
         path = Path(path)
-        config = read_json(path / "config.json", f"{path} is no run folder")
+        config = read_json(path / "config.json", f"{path} is not a run folder")
         if config.get("format") != FORMAT:
             raise RunError(
                 f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"

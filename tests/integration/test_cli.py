@@ -222,7 +222,7 @@ def test_a_tampered_checkpoint_is_one_line_and_exit_code_1(tmp_path):
 def test_analyzing_what_is_no_run_is_named(tmp_path):
     result = lab(f"analyze {tmp_path}")
     assert result.exit_code == 1
-    assert "is no run folder" in one_line(result)
+    assert "is not a run folder" in one_line(result)
 
 
 def test_a_mixer_whose_matrix_raises_keeps_its_result(tmp_path):

@@ -132,7 +132,7 @@ def halved(name: str):
     [
         (without_checkpoint, "has no checkpoint; give a step: 0, 1, 2"),
         (newer, "format 2 is newer than this lab's 1"),
-        (halved("config.json"), "is no run folder"),
+        (halved("config.json"), "is not a run folder"),
         (halved("result.json"), "result.json cannot be read"),
         (halved("model.safetensors"), "truncated or changed"),
         (spoiled_result(accuracy="x"), "result.json holds no result"),
@@ -183,7 +183,7 @@ def test_runs_side_by_side(run, trained, tmp_path):
     [
         (["RUN"], "runs=1: must be at least 2 to compare", 2),
         (["RUN", "RUN"], "run: is given twice", 2),
-        (["RUN", "nowhere"], "nowhere is no run folder", 1),
+        (["RUN", "nowhere"], "nowhere is not a run folder", 1),
         (["RUN", "OTHER", "--rows", "0"], "rows=0: must be ≥ 1", 2),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_task_that_does_not_grow_says_why(name: str):
     task = TASKS[name](**TASKS[name].presets["small"].options)
     assert lengths(task) == [task.seq_len]
     half = task.seq_len // 2
-    why = f"start_len={half}: seq_len={half}: {name} does not grow: {task.why_fixed}"
+    why = f"start_len={half}: seq_len={half}: {name} cannot shorten its rows: {task.why_fixed}"
     with pytest.raises(ValueError, match=why):
         lengths(task, start_len=half)
 
@@ -96,8 +96,8 @@ def test_rows_that_vary_by_themselves_are_left_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start_len": 128}, "start_len=128: must divide the row's length, seq_len=64"),
-        ({"start_len": 24}, "start_len=24: must divide the row's length, seq_len=64"),
+        ({"start_len": 128}, "start_len=128: must divide seq_len=64"),
+        ({"start_len": 24}, "start_len=24: must divide seq_len=64"),
         ({"start_len": 2}, "start_len=2: seq_len=2: too short"),
         ({"start_len": 8, "lengthen": False}, "start_len=8: needs --lengthen"),
         ({"lengthen_at": 0.0001}, r"lengthen_at=0.0001: must be in \(0.000244, 1\], above chance"),

@@ -1,4 +1,4 @@
-"""Right causal attention in small methods, of which a fault replaces one."""
+"""Correct causal attention in small methods, so that a fault can replace one."""
 
 import torch
 from torch import Tensor, nn

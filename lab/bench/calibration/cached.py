@@ -1,4 +1,4 @@
-"""Right attention over a cache in small methods, of which a fault replaces one."""
+"""Correct attention over a cache in small methods, so that a fault can replace one."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Right routing and retrieval in small methods, of which a fault replaces one."""
+"""Correct routing and retrieval in small methods, so that a fault can replace one."""
 
 import torch
 from torch import Tensor, nn

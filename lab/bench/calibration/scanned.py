@@ -1,4 +1,4 @@
-"""A right state-space mixer that decodes, in small methods, of which a fault replaces one."""
+"""A correct state-space mixer that decodes, in small methods, so that a fault can replace one."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Right recurrences and convolutions in small methods, of which a fault replaces one."""
+"""Correct recurrences and convolutions in small methods, so that a fault can replace one."""
 
 import torch
 import torch.nn.functional as F

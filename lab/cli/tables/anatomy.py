@@ -1,4 +1,4 @@
-"""What a model is made of, in a terminal."""
+"""The table of a model's blocks and parameters, for the terminal."""
 
 from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The accuracies that a model's is compared with, in a terminal."""
+"""The table of baselines, for the terminal."""
 
 from collections.abc import Sequence
 

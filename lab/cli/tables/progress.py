@@ -48,18 +48,18 @@ def show_progress(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[
         model = run.model.model or run.model.stack
         console.print(
             f"{run.task.name}: {model}, {plan.parameters:,} parameters, on {plan.device} in "
-            f"{plan.precision}, {run.train.optimizer}, {run.train.batch_size} rows a step; "
-            f"kept in {run.path}"
+            f"{plan.precision}, {run.train.optimizer}, {run.train.batch_size} rows per step; "
+            f"run folder {run.path}"
         )
         if len(plan.seq_lens) > 1:
             console.print(
-                f"rows grow: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, each length "
-                f"once {run.train.lengthen_at:.1%} of validation answers are right"
+                f"row length: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, longer "
+                f"whenever {run.train.lengthen_at:.1%} of the validation answers are right"
             )
         why = explain_start_length(run.task, run.train)
         if why:
             first = list_stages(run.task, run.train)[0].task.seq_len
-            console.print(f"rows start with no fewer than {first:,} tokens: {why}")
+            console.print(f"the first rows have {first:,} tokens and not fewer: {why}")
         if plan.first_step:
             console.print(f"resuming after step {plan.first_step:,}")
         bar.update(shown, completed=plan.first_step, visible=True)
@@ -112,9 +112,9 @@ def _describe_cost(times: list[float], steps_left: int, slowing: float) -> str:
     longest = each * max(1.0, slowing)
     later = f", {1000 * longest:,.0f} ms at full length" if longest > each else ""
     return (
-        f"{1000 * each:,.0f} ms a step measured{later}: the {steps_left:,} steps left take at most "
-        f"{format_duration(longest * steps_left)}, without evaluation; Ctrl-C stops, the same "
-        "command resumes"
+        f"measured {1000 * each:,.0f} ms per step{later}: the {steps_left:,} steps left take at "
+        f"most {format_duration(longest * steps_left)}, not counting evaluations; Ctrl-C stops, "
+        "the same command resumes"
     )
 
 

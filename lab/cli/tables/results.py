@@ -25,7 +25,7 @@ def build_result_table(result: dict[str, Any]) -> Table:
     table = Table(
         title=f"{result['task']}: test accuracy",
         title_justify="left",
-        caption=f"rules: first {AUDIT_ROWS} test rows",
+        caption=f"chance, shortcuts and oracle: on the first {AUDIT_ROWS} test rows",
     )
     table.add_column("")
     table.add_column("accuracy", justify="right")
@@ -67,8 +67,8 @@ def describe_ending(result: dict[str, Any]) -> str:
     stages = result.get("stages", [])
     if stages and stages[-1]["seq_len"] < result["seq_len"]:
         line += (
-            f"\nrows stayed at {stages[-1]['seq_len']:,} of {result['seq_len']:,} tokens, "
-            "which were not learned in time (--stage-steps, --max-steps)"
+            f"\ntraining did not get past rows of {stages[-1]['seq_len']:,} tokens to the "
+            f"{result['seq_len']:,} asked for (limits: --stage-steps, --max-steps)"
         )
     if len(stages) > 1:
         grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)

@@ -1,4 +1,4 @@
-"""The suite in a terminal."""
+"""The table of all tasks, for the terminal."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,9 @@ def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
             table.add_column(name, justify="right", no_wrap=True)
         for entry in entries:
             table.add_row(entry.name, entry.separates, *_format_numbers(entry))
-        fixed = [f"— {e.name} does not grow: {e.why_fixed}." for e in entries if not e.grows]
+        fixed = [
+            f"— {e.name} cannot shorten its rows: {e.why_fixed}." for e in entries if not e.grows
+        ]
         start = (
             "starts at: tokens a row at which training starts, before it goes on to longer rows."
         )

@@ -1,4 +1,4 @@
-"""Modules that read tokens, as modules that read vectors.
+"""Adapters that let modules that read tokens read vectors instead.
 
 The signs of a vector's last channels encode a token. The other channels, scaled like the rows of
 the embedding table, shift the token's embedding. So a changed vector is another token, a rounded

@@ -1,8 +1,8 @@
-"""The paper's formulas as they stand, where they differ from what works: layers that train.
+"""Layers that compute the paper's formulas as printed, where these differ from what works.
 
-None is ever a default. Each is a mixer from [b t d] to [b t d], for `lab mqar --model
-lab.layers.printed:NAME` with the letter U, and shows one erratum, everything else as it should be.
-Literal readings that are an option of a layer are not repeated here: see `lab.errata`.
+None is ever a default. Each is a mixer from [b t d] to [b t d] that shows one erratum and is
+otherwise correct. Train it with `lab mqar --model lab.layers.printed:NAME`; its letter is U.
+Literal readings that are an option of another layer are not repeated here: see `lab.errata`.
 """
 
 from torch import nn

@@ -21,8 +21,8 @@ def look(failed: FailedRun, found: Answers) -> Look:
     }
     named = found.rule if found.rule == "chance" else f"“{found.rule}”"
     place = (
-        f"validation accuracy is {found.accuracy:.3f} ({low:.3f} … {high:.3f}) where {named}, "
-        f"which needs no recall, has {found.plateau:.3f}"
+        f"validation accuracy is {found.accuracy:.3f} ({low:.3f} … {high:.3f}); {named}, "
+        f"which needs no recall, reaches {found.plateau:.3f}"
     )
     if low > found.plateau:
         return Look(False, place, evidence)
@@ -32,7 +32,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
         evidence |= {"outranks": found.outranks, "outranks interval": [least, most]}
         than_guessing = "more often than" if least > 0.5 else "no more often than"
         says.append(
-            f"the right answer outranks another of its row {found.outranks:.1%} of the time "
+            f"the right answer outranks another token of its row {found.outranks:.1%} of the time "
             f"({least:.1%} … {most:.1%}), {than_guessing} by guessing"
         )
     trend = _fit_trend(failed)

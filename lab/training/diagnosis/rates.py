@@ -84,7 +84,7 @@ def _try_from_last(failed: FailedRun, rate: float, steps: int) -> Look:
         )
         return Look(False, says, evidence)
     says = (
-        f"{steps} steps from the last weights go better at a learning rate of {best:.3g} than at "
+        f"from the last weights, {steps} steps at a learning rate of {best:.3g} go better than at "
         f"the run's {rate:.3g}: the loss is lower by {found[best]:.2f} nats on the same rows"
     )
     return Look(True, says, evidence | {"better": best})
@@ -105,10 +105,10 @@ def _try_afresh(failed: FailedRun, steps: int, before: Look) -> Look:
         _note(evidence, "gain afresh", factor * peak, gain, error)
     best = max(found, key=found.__getitem__)
     if found[best] <= 0:
-        says = f"{before.says}, and none, started anew, gets as far in {steps} steps"
+        says = f"{before.says}; from the start, none gets as far in {steps} steps"
         return Look(False, says, evidence)
     says = (
-        f"begun afresh at a learning rate of {best:.3g}, {steps} steps reach a loss lower by "
+        f"from the start, {steps} steps at a learning rate of {best:.3g} reach a loss lower by "
         f"{found[best]:.2f} nats than the run's last {half}, after {failed.state.step:,} steps at "
         f"{peak:.3g}"
     )

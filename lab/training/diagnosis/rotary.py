@@ -71,8 +71,8 @@ def look(failed: FailedRun, accuracy: float | None) -> Look:
     channels = sum(part.width * part.copies for part in turned)
     says = (
         f"codes trained for matching alone, in all {channels} rotated channels of the layers, "
-        f"reach {found['reached']:.2f} ({low:.2f} … {high:.2f}) at these distances, where "
-        f"{failed.goal:.2f} is asked for"
+        f"reach {found['reached']:.2f} ({low:.2f} … {high:.2f}) at these distances; "
+        f"{failed.goal:.2f} is required"
     )
     short = high + max(0.0, found["gain"]) < failed.goal - MARGIN
     above = accuracy is not None and accuracy > high

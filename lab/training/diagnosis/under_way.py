@@ -24,7 +24,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
     """
     seen = failed.evaluations
     if len(seen) < FEWEST:
-        return Look(False, f"the stage has {len(seen)} evaluations, too few to tell a rise by")
+        return Look(False, f"the stage has {len(seen)} evaluations, too few to see a rise")
     rows, accuracy = np.array(seen).T
     late = max(FEWEST, int((rows >= rows[-1] / 2).sum()))
     rows, accuracy = rows[-late:], accuracy[-late:]
@@ -61,8 +61,9 @@ def look(failed: FailedRun, found: Answers) -> Look:
     evidence |= {"rows needed": needed, "rows needed interval": [float(least), float(most)]}
     beyond = "or more" if most >= FARTHEST * rows[-1] else f"… {_round(most)}"
     says = (
-        f"validation accuracy rises, to {accuracy[-1]:.2f} so far; at this pace {failed.goal:.2f} "
-        f"takes some {_round(needed)} more rows ({_round(least)} {beyond}) at this length"
+        f"validation accuracy rises, to {accuracy[-1]:.2f} so far; at this pace it takes "
+        f"about {_round(needed)} more rows ({_round(least)} {beyond}) of this length to reach "
+        f"{failed.goal:.2f}"
     )
     return Look(True, says, evidence)
 

@@ -38,7 +38,7 @@ def test_every_ending_has_a_sentence_and_a_figure(stopped, accuracy, opening):
 def test_rules_are_placed_by_the_interval():
     says = describe(standing("budget", 0.06)).says
     assert says == (
-        "The model stands above chance, level with “last value”, below “most recent match”."
+        "The model's accuracy is above chance, level with “last value”, below “most recent match”."
     )
 
 

@@ -107,13 +107,13 @@ def test_one_role_and_one_answer_have_their_words():
     task = WordProblem(group="Z2", seq_len=8)
     found = lay_out(task, task.batch(size=1))
     assert describe(found).says == (
-        "Of the 8 positions of a row 8 (100.0 %) are scored; all positions have the same role, "
+        "8 of the 8 positions of a row (100.0 %) are scored; all positions have the same role, "
         "element."
     )
     assert describe(found).reading.startswith("1 row, first line to last")
     task = Induction(seq_len=8)
     assert describe(lay_out(task, task.batch(size=2))).says == (
-        "Of the 8 positions of a row 1 (12.5 %) is scored, of role query; positions by role: "
+        "1 of the 8 positions of a row (12.5 %) is scored, of role query; positions by role: "
         "filler 5, trigger 1, follower 1, query 1."
     )
 

@@ -35,11 +35,11 @@ def test_the_papers_stack():
     ("stack", "message"),
     [
         ("", "must name at least one pair"),
-        ("ZM", "unknown mixer 'Z'; A, S, I, N"),
+        ("ZM", "unknown mixer 'Z'; known: A, S, I, N"),
         ("AZ", "unknown transform 'Z'; M, E, R, X, P, N"),
-        ("AMM", "'AMM' is no pair"),
-        ("A", "'A' is no pair"),
-        ("AM*", "is no pair"),
+        ("AMM", "'AMM' is not a pair"),
+        ("A", "'A' is not a pair"),
+        ("AM*", "is not a pair"),
         ("AM*0", "repeats 0 times, must be ≥ 1"),
         ("AM SM*1000", "repeats 1000 times, must be ≥ 1 and leave the stack at most 1000"),
     ],
@@ -67,7 +67,7 @@ def test_an_option_of_another_form_is_named(key):
 
 @pytest.mark.parametrize("key", ["S.d_state", "2.A.mask"])
 def test_an_option_that_meets_no_layer_is_named(key):
-    with pytest.raises(ValueError, match="meets no layer of a stack of 1 blocks"):
+    with pytest.raises(ValueError, match="the stack of 1 blocks has no such layer"):
         split_options({key: 1}, blocks("AM"))
 
 

@@ -156,7 +156,7 @@ def test_a_batch_without_its_last_columns_is_answered():
         ({"n_pairs": ()}, r"n_pairs=\(\): must name at least one"),
         ({"power": 0.0}, r"power=0\.0: must be > 0"),
         ({"power": float("nan")}, r"power=nan: must be > 0 and finite"),
-        ({"fillers": "none"}, r"fillers='none': must be any, fresh, zero"),
+        ({"fillers": "none"}, r"fillers='none': must be one of any, fresh, zero"),
     ],
 )
 def test_bad_options_are_named(monkeypatch, options: dict, message: str):

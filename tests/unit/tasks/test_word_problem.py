@@ -95,7 +95,7 @@ def test_elements_are_shown():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "A4"}, "group='A4': must be Z2, Z60, S5, A5"),
+        ({"group": "A4"}, "group='A4': must be one of Z2, Z60, S5, A5"),
         ({"seq_len": 1}, "seq_len=1: must be in 2 … 1048576"),
         ({"seq_len": 2**21}, "seq_len=2097152: must be in 2 … 1048576"),
     ],

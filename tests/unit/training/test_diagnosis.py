@@ -163,7 +163,7 @@ def test_a_fresh_start_that_overtakes_the_whole_run_shows_its_rate(
     assert look.claims == claims
     assert look.evidence["steps afresh"] == rates.FEWEST_AFRESH
     if claims:
-        assert look.says.startswith("begun afresh at a learning rate of 0.01, 100 steps reach a")
+        assert look.says.startswith("from the start, 100 steps at a learning rate of 0.01 reach a")
 
 
 def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path, monkeypatch):
