@@ -65,10 +65,13 @@ class Compositional(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    n_pairs: int = field(default=36, metadata={"help": "pairs of keys a row; a square"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    n_pairs: int = field(default=36, metadata={"help": "pairs of keys per row; a square"})
     vocab_size: int = field(
-        default=8192, metadata={"help": "tokens; first keys, second keys and values share it 1:1:2"}
+        default=8192,
+        metadata={
+            "help": "size of the vocabulary; first keys, second keys and values share it 1:1:2"
+        },
     )
 
     def validate(self) -> None:

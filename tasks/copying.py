@@ -87,17 +87,19 @@ class Copy(Task):
     mode: Mode = field(
         default="copy",
         metadata={
-            "help": "copy, or what follows a key that is given before (prefix) or after (suffix)"
+            "help": "copy the string, or what follows a key before (prefix) or after it (suffix)"
         },
     )
-    seq_len: int = field(default=200, metadata={"help": "tokens a row"})
+    seq_len: int = field(default=200, metadata={"help": "tokens per row"})
     shortest: int | None = field(
         default=None,
-        metadata={"help": "tokens of the shortest string", "shown": "a fifth of the longest"},
+        metadata={"help": "length of the shortest string", "shown": "a fifth of the longest"},
     )
-    vocab_size: int = field(default=64, metadata={"help": "tokens; 0 is the marker"})
-    repeats: bool = field(default=True, metadata={"help": "a token may recur in a string"})
-    query_len: int = field(default=2, metadata={"help": "tokens of a lookup's key"})
+    vocab_size: int = field(
+        default=64, metadata={"help": "size of the vocabulary; token 0 is the marker"}
+    )
+    repeats: bool = field(default=True, metadata={"help": "whether a token may recur in a string"})
+    query_len: int = field(default=2, metadata={"help": "length of a lookup's key"})
 
     def validate(self) -> None:
         """Validate the options."""
@@ -123,7 +125,7 @@ class Copy(Task):
 
     @property
     def least(self) -> int:
-        """The number of tokens of the shortest string."""
+        """The length of the shortest string."""
         return max(self._fewest, self.longest // SHORT) if self.shortest is None else self.shortest
 
     @property

@@ -56,7 +56,7 @@ class FlipFlop(Task):
     }
     evaluations: ClassVar[dict[str, tuple[float, ...]]] = {"p_ignore": (0.98, 0.1)}
 
-    seq_len: int = field(default=512, metadata={"help": "tokens a row; even"})
+    seq_len: int = field(default=512, metadata={"help": "tokens per row; even"})
     p_ignore: float = field(
         default=0.8, metadata={"help": "probability of ignore; write and read share the rest"}
     )

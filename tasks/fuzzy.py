@@ -76,11 +76,14 @@ class Fuzzy(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    n_pairs: int = field(default=16, metadata={"help": "key and value motifs a row"})
-    max_key_len: int = field(default=3, metadata={"help": "tokens of the longest key"})
-    max_value_len: int = field(default=3, metadata={"help": "tokens of the longest value"})
-    vocab_size: int = field(default=64, metadata={"help": "tokens; the upper half are values'"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    n_pairs: int = field(default=16, metadata={"help": "key and value motifs per row"})
+    max_key_len: int = field(default=3, metadata={"help": "length of the longest key"})
+    max_value_len: int = field(default=3, metadata={"help": "length of the longest value"})
+    vocab_size: int = field(
+        default=64,
+        metadata={"help": "size of the vocabulary; the upper half is for values"},
+    )
 
     def validate(self) -> None:
         """Validate the options."""

@@ -72,11 +72,14 @@ class Hops(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"hops": (1, 2, 3, 4, 5)}
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    n_pairs: int = field(default=32, metadata={"help": "entities, and links between them, a row"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    n_pairs: int = field(default=32, metadata={"help": "entities per row, each with one link"})
     hops: int = field(default=2, metadata={"help": "links to follow, 1 to 5"})
     vocab_size: int = field(
-        default=8192, metadata={"help": "tokens; 1 to 5 say how many hops, from 6 on are entities"}
+        default=8192,
+        metadata={
+            "help": "size of the vocabulary; tokens 1 to 5 say how many hops, entities start at 6"
+        },
     )
 
     def validate(self) -> None:

@@ -51,8 +51,10 @@ class Induction(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (64, 128, 256, 512, 1024)}
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    vocab_size: int = field(default=16, metadata={"help": "tokens; 0 is the trigger"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    vocab_size: int = field(
+        default=16, metadata={"help": "size of the vocabulary; token 0 is the trigger"}
+    )
 
     def validate(self) -> None:
         """Validate the options."""

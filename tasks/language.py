@@ -108,14 +108,16 @@ class Language(Task):
     }
     stochastic: ClassVar[bool] = True
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
     vocab_size: int = field(init=False, default=19)
     min_states: int = field(default=4, metadata={"help": "fewest states of an automaton"})
     max_states: int = field(default=12, metadata={"help": "most states of an automaton"})
-    n_symbols: int = field(default=18, metadata={"help": "symbols that alphabets are taken from"})
-    min_strings: int = field(default=10, metadata={"help": "fewest strings a row"})
-    max_strings: int = field(default=20, metadata={"help": "most strings a row"})
-    max_length: int = field(default=30, metadata={"help": "symbols of the longest string"})
+    n_symbols: int = field(
+        default=18, metadata={"help": "number of symbols from which alphabets are drawn"}
+    )
+    min_strings: int = field(default=10, metadata={"help": "fewest strings per row"})
+    max_strings: int = field(default=20, metadata={"help": "most strings per row"})
+    max_length: int = field(default=30, metadata={"help": "length of the longest string"})
 
     def validate(self) -> None:
         """Validate the options."""

@@ -58,7 +58,7 @@ class Memorize(Task):
 
     name: ClassVar[str] = "memorize"
     role_names: ClassVar[tuple[str, ...]] = ("key", "query", "padding")
-    separates: ClassVar[str] = "facts a parameter; CDMoE retrieval, expert collapse"
+    separates: ClassVar[str] = "facts per parameter; CDMoE retrieval, expert collapse"
     grows: ClassVar[tuple[str, ...]] = ()
     why_fixed: ClassVar[str] = "its facts are asked one by one, in rows of any length"
     presets: ClassVar[dict[str, Preset]] = {
@@ -71,9 +71,12 @@ class Memorize(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    n_facts: int = field(default=2**12, metadata={"help": "facts of the map"})
-    vocab_size: int = field(default=256, metadata={"help": "tokens; the upper half are values"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    n_facts: int = field(default=2**12, metadata={"help": "number of facts"})
+    vocab_size: int = field(
+        default=256,
+        metadata={"help": "size of the vocabulary; the upper half is for values"},
+    )
 
     def validate(self) -> None:
         """Validate the options."""

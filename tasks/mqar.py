@@ -68,12 +68,17 @@ class MQAR(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row; even"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row; even"})
     n_pairs: int | None = field(
-        default=None, metadata={"help": "key–value pairs a row", "shown": "T/4"}
+        default=None, metadata={"help": "key–value pairs per row", "shown": "T/4"}
     )
-    vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
-    power: float = field(default=0.01, metadata={"help": "slot s is drawn ∝ s^(power − 1)"})
+    vocab_size: int = field(
+        default=8192,
+        metadata={"help": "size of the vocabulary; the upper half is for values"},
+    )
+    power: float = field(
+        default=0.01, metadata={"help": "a query gets slot s with probability ∝ s^(power − 1)"}
+    )
     fillers: Fillers = field(
         default="any",
         metadata={"help": "any token, fresh (never a key or value of the row), or zero"},

@@ -75,7 +75,7 @@ class Bytes(Task):
     }
     stochastic: ClassVar[bool] = True
 
-    seq_len: int = field(default=256, metadata={"help": "bytes a row"})
+    seq_len: int = field(default=256, metadata={"help": "bytes per row"})
     vocab_size: int = field(init=False, default=N_BYTES)
     path: str | None = field(
         default=None,

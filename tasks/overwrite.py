@@ -69,9 +69,9 @@ class Overwrite(Task):
         "spacing": (1, 2, 4),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
-    n_pairs: int = field(default=16, metadata={"help": "keys a row"})
-    rewrites: int = field(default=3, metadata={"help": "values a key gets after its first"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    n_pairs: int = field(default=16, metadata={"help": "keys per row"})
+    rewrites: int = field(default=3, metadata={"help": "how many times each key is written again"})
     spacing: int | None = field(
         default=None,
         metadata={
@@ -79,7 +79,10 @@ class Overwrite(Task):
             "shown": "none: all writes in random order",
         },
     )
-    vocab_size: int = field(default=8192, metadata={"help": "tokens; the upper half are values"})
+    vocab_size: int = field(
+        default=8192,
+        metadata={"help": "size of the vocabulary; the upper half is for values"},
+    )
 
     def validate(self) -> None:
         """Validate the options."""

@@ -60,9 +60,12 @@ class SelectiveCopy(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens a row"})
+    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
     n_tokens: int = field(default=16, metadata={"help": "content tokens to repeat"})
-    vocab_size: int = field(default=18, metadata={"help": "tokens; 0 is blank, 1 the insert"})
+    vocab_size: int = field(
+        default=18,
+        metadata={"help": "size of the vocabulary; token 0 is blank, 1 the insert"},
+    )
 
     def validate(self) -> None:
         """Validate the options."""

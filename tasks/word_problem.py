@@ -50,7 +50,7 @@ class WordProblem(Task):
 
     name: ClassVar[str] = "word_problem"
     role_names: ClassVar[tuple[str, ...]] = ("element", "padding")
-    separates: ClassVar[str] = "negative control: constant-depth models fail A5"
+    separates: ClassVar[str] = "negative control: constant-depth models fail on A5"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"group": "Z2", "seq_len": 14}, "LOG.md, the suite end to end", stack="SM*2"
@@ -63,7 +63,7 @@ class WordProblem(Task):
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (16, 32, 64, 128, 256)}
 
     group: Group = field(default="A5", metadata={"help": "Z2 (parity), Z60, S5, or A5"})
-    seq_len: int = field(default=128, metadata={"help": "elements a row"})
+    seq_len: int = field(default=128, metadata={"help": "elements per row"})
     vocab_size: int = field(init=False, default=60)
 
     def validate(self) -> None:

@@ -27,7 +27,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     """
     compiler = probes.settings.compiler
     if compiler is None:
-        return Verdict(LAW.name, "not decided", "no compiler was named")
+        return Verdict(LAW.name, "not decided", "no compiler was chosen")
     # Every length is compiled anew, so only the longest is tried, which has the most chunks; but a
     # loop over tokens is compiled token by token, which limits the length.
     with torch.no_grad():

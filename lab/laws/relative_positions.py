@@ -38,7 +38,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     Source: the bound of the RoPE properties, |Δ| ≤ ‖c‖‖b‖u·2θΣpositions, in the output's terms.
     """
     if not isinstance(module, RelativeDecoder):
-        missing = "the module has no start, prefill and step, or no word on positions: relative"
+        missing = "the module has no start, prefill and step, or does not declare `relative`"
         return Verdict(LAW.name, "not applicable", missing)
     if not module.relative:
         words = "the module says that its positions are absolute"

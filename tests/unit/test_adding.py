@@ -138,7 +138,7 @@ class Echo(Task):
     role_names: ClassVar[tuple[str, ...]] = ("token",)
     separates: ClassVar[str] = "a fixed distance"
     presets: ClassVar = {"small": Preset({}, "the test")}
-    seq_len: int = field(default=12, metadata={"help": "tokens a row"})
+    seq_len: int = field(default=12, metadata={"help": "tokens per row"})
     vocab_size: int = field(default=8, metadata={"help": "tokens there are"})
     lag: int = field(default=2, metadata={"help": "positions back"})
 

@@ -17,7 +17,7 @@ def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
     numbers = (
         "scored",
         "chance",
-        "µs a row",
+        "µs per row",
         "tokens × vocabulary",
         "starts at",
         "small",
@@ -26,7 +26,7 @@ def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
     if width >= ROOM_FOR_A_LINE:
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("task", no_wrap=True)
-        table.add_column("separates", overflow="fold")
+        table.add_column("what it tests", overflow="fold")
         for name in numbers:
             table.add_column(name, justify="right", no_wrap=True)
         for entry in entries:
@@ -34,9 +34,7 @@ def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
         fixed = [
             f"— {e.name} cannot shorten its rows: {e.why_fixed}." for e in entries if not e.grows
         ]
-        start = (
-            "starts at: tokens a row at which training starts, before it goes on to longer rows."
-        )
+        start = "starts at: tokens per row when training starts; rows grow from there."
         return Group(table, Text("\n".join(["", start, *fixed])))
     parts: list[RenderableType] = []
     for entry in entries:
@@ -46,7 +44,7 @@ def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
         grows = ", ".join(entry.grows)
         grown = f"grows from {start} tokens ({grows})" if grows else f"fixed: {entry.why_fixed}"
         parts.append(Text(f"    {grown}"))
-        parts.append(Text(f"    {scored} scored, chance {chance}, {cost} µs a row"))
+        parts.append(Text(f"    {scored} scored, chance {chance}, {cost} µs per row"))
     parts.append(Text("Sizes are tokens a row × vocabulary."))
     return Group(*parts)
 
