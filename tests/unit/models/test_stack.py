@@ -36,7 +36,7 @@ def test_the_papers_stack():
     [
         ("", "must name at least one pair"),
         ("ZM", "unknown mixer 'Z'; known: A, S, I, N"),
-        ("AZ", "unknown transform 'Z'; M, E, R, X, P, N"),
+        ("AZ", "unknown transform 'Z'; known: M, E, R, X, P, N"),
         ("AMM", "'AMM' is not a pair"),
         ("A", "'A' is not a pair"),
         ("AM*", "is not a pair"),

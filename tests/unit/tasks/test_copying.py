@@ -166,7 +166,7 @@ def test_a_match_suffices_without_repeats(rule: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "prefix lookup"}, "mode='prefix lookup': must be copy, prefix, suffix"),
+        ({"mode": "prefix lookup"}, "mode='prefix lookup': must be one of copy, prefix, suffix"),
         ({"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576 \(mode=copy\)"),
         ({"seq_len": 8, "mode": "prefix"}, "seq_len=8: must be in 9 …"),
         ({"seq_len": 7, "mode": "suffix"}, "seq_len=7: must be in 8 …"),
