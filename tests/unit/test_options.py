@@ -81,8 +81,11 @@ def test_settings_to_evaluate_at():
     [
         ("512", "eval=512: must look like seq_len=512,1024"),
         ("seq_len=", "eval=seq_len=: must look like"),
-        ("length=5", "eval=length=5: mqar has seq_len, vocab_size, n_pairs"),
-        ("varied=5", "eval=varied=5: mqar has seq_len"),
+        (
+            "length=5",
+            "eval=length=5: unknown option 'length'; mqar has seq_len, vocab_size, n_pairs",
+        ),
+        ("varied=5", "eval=varied=5: unknown option 'varied'; mqar has seq_len"),
         ("seq_len=4:64", "eval=seq_len=4:64: must be values, not a schedule"),
         ("seq_len=x", "seq_len=x: must be a whole number"),
     ],

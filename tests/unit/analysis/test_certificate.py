@@ -129,7 +129,7 @@ def test_lab_certify_draws_it(tmp_path, monkeypatch):
     ("path", "said"),
     [
         ("x.pdf", "figure=x.pdf: must end in .png, .svg, .html"),
-        ("nowhere/x.svg", "figure=nowhere/x.svg: nowhere is no folder"),
+        ("nowhere/x.svg", "figure=nowhere/x.svg: nowhere is not a folder"),
     ],
 )
 def test_a_figure_that_cannot_be_is_said_first(path, said, monkeypatch):
