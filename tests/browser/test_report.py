@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +86,22 @@ def examination(run) -> Examination:
     return found
 
 
+@dataclass(frozen=True)
+class Page:
+    """A short report, for what does not depend on which analyses it shows."""
+
+    path: Path
+    examination: Examination
+
+
+@pytest.fixture(scope="module")
+def short(run, tmp_path_factory) -> Page:
+    found = examine(Subject.of(run, rows=8), ["baselines", "curves", "matrices", "experts"])
+    path = tmp_path_factory.mktemp("short") / "report.html"
+    path.write_text(render(run, found))
+    return Page(path, found)
+
+
 @pytest.fixture
 def visit(browser):
     """Open a page; what it complains of and whom it calls is collected."""
@@ -123,18 +140,18 @@ def test_the_page_is_whole_and_quiet(run, examination, visit, width, scheme):
         assert paper in plot.locator(".main-svg").first.get_attribute("style")
 
 
-def test_figures_follow_a_change_of_theme(run, examination, visit):
-    page = visit(run.path / "report.html")
+def test_figures_follow_a_change_of_theme(run, short, visit):
+    page = visit(short.path)
     page.emulate_media(color_scheme="dark")
     dark = page.locator(".main-svg[style*='rgb(20, 22, 26)']")
-    dark.nth(figures(examination) - 1).wait_for(state="attached")
+    dark.nth(figures(short.examination) - 1).wait_for(state="attached")
     assert page.complaints == []
 
 
-def test_everything_is_reachable_by_keyboard_and_named(run, examination, visit):
-    page = visit(run.path / "report.html")
+def test_everything_is_reachable_by_keyboard_and_named(run, short, visit):
+    page = visit(short.path)
     reached = []
-    for _ in range(len(examination.results) + 3 * figures(examination)):
+    for _ in range(len(short.examination.results) + 3 * figures(short.examination)):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -142,7 +159,7 @@ def test_everything_is_reachable_by_keyboard_and_named(run, examination, visit):
                 "(document.activeElement)"
             )
         )
-    assert {f"#{name}" for name in examination.results} <= set(reached)
+    assert {f"#{name}" for name in short.examination.results} <= set(reached)
     for plot in page.locator(".plot").all():
         name = plot.get_attribute("id")
         assert {name, f"{name}.png", f"{name}.svg"} <= set(reached)
@@ -153,8 +170,8 @@ def test_everything_is_reachable_by_keyboard_and_named(run, examination, visit):
     assert page.locator("details pre").is_visible()
 
 
-def test_a_cell_names_what_meets_in_it(run, examination, visit):
-    page = visit(run.path / "report.html")
+def test_a_cell_names_what_meets_in_it(run, short, visit):
+    page = visit(short.path)
     plot = page.locator(MATRIX)
     plot.scroll_into_view_if_needed()
     box = plot.locator(".nsewdrag").first.bounding_box()
@@ -174,8 +191,8 @@ def test_a_cell_names_what_meets_in_it(run, examination, visit):
     assert int(i) - int(j) == int(lag)
 
 
-def test_a_figure_can_be_saved(run, examination, visit):
-    page = visit(run.path / "report.html")
+def test_a_figure_can_be_saved(run, short, visit):
+    page = visit(short.path)
     with page.expect_download() as download:
         page.locator("[data-save][data-format=svg]").first.click()
     saved = download.value.path().read_text()
@@ -184,9 +201,9 @@ def test_a_figure_can_be_saved(run, examination, visit):
     assert page.complaints == []
 
 
-def test_tampered_numbers_are_flagged(run, examination, visit, tmp_path):
-    untouched = (run.path / "report.html").read_text()
-    assert visit(run.path / "report.html").locator("#alarm").is_hidden()
+def test_tampered_numbers_are_flagged(run, short, visit, tmp_path):
+    untouched = short.path.read_text()
+    assert visit(short.path).locator("#alarm").is_hidden()
     forged = {"accuracy": ("50.0 %", "93.0 %"), "loss": ("1.250", "0.125"), "steps": ("4", "400")}
     text = untouched
     for name, (shown, tampered) in forged.items():

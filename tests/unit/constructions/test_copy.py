@@ -83,11 +83,16 @@ def test_the_marker_of_a_copy_reads_the_first_token_alone():
     ("task", "given", "words", "proven"),
     [
         (Copy(), {}, "79% of the longest's tokens recur", False),
-        (Copy(mode="prefix"), {}, "not built: mode=prefix", False),
+        (Copy(mode="prefix"), {}, "by hand .*: mode=prefix", False),
         (ONCE, {"stack": "AM SM"}, "the marker asks for, by an SSD whose keys attention", False),
         (Copy(), {"stack": "SM*2"}, "79% of the longest's tokens recur", False),
         (ONCE, {"stack": "SM*2", "S__position": "none"}, "in no order", False),
-        (ONCE, {"stack": "SM*2", "S__skip": False}, "not built: S.skip=false", False),
+        (
+            ONCE,
+            {"stack": "SM*2", "S__skip": False},
+            "by hand .*: S.skip=false",
+            False,
+        ),
         (
             Copy(seq_len=64, repeats=False, vocab_size=128),
             {"stack": "SM*2"},
@@ -95,7 +100,12 @@ def test_the_marker_of_a_copy_reads_the_first_token_alone():
             False,
         ),
         (ONCE, {"1.A.position": "none"}, "to prefer the earliest .* without rotation", False),
-        (ONCE, {"stack": "SM AM", "S__skip": False}, "not built: S.skip=false", False),
+        (
+            ONCE,
+            {"stack": "SM AM", "S__skip": False},
+            "by hand .*: S.skip=false",
+            False,
+        ),
         (FIXED, {"stack": "SM*2"}, "rank 32, and one SSD has at most 128", False),
         (FIXED, {"stack": "SM", "d_model": 2, "S__d_state": 2}, "hold 4 numbers .* 191", True),
         (
