@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
 from analysis.plots.style import MUTED, new_figure
+from analysis.words import capitalize
 
 COLUMN_WIDTHS = [9, 9, 9, 10, 11, 10, 12, 30]
 
@@ -55,7 +56,7 @@ class Examples(Finding):
         )
         return Words(
             title="Errors, one by one",
-            says=f"{examples[0].upper()}{examples[1:]}.",
+            says=f"{capitalize(examples)}.",
             reading="The first errors of each cause. Rank is the rank of the right answer among "
             "all tokens; p is the probability that the model gives it, to three decimals.",
             alt=f"Table of errors. {examples}.",

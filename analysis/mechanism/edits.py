@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
-from analysis.mechanism.shares import format_share, make_bars
-from analysis.plots.style import MUTED, new_figure
+from analysis.mechanism.shares import format_share
+from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, percent
 
 ARMS = ("query → value", "value → key", "values exchanged")
@@ -86,7 +86,7 @@ class Edited(Finding):
                 y=height,
                 mode="markers",
                 marker={"symbol": symbol, "size": 9},
-                error_x=make_bars(self.left[arm], self.interval[arm]),
+                error_x=make_whiskers(self.left[arm], self.interval[arm], 1.2, 4),
                 name=ARMS[arm] if arm == 2 else f"{ARMS[arm]} blocked",
                 hovertemplate=f"{ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
             )
@@ -95,7 +95,10 @@ class Edited(Finding):
                 y=height,
                 mode="markers",
                 marker={"symbol": "x-thin-open", "size": 8, "color": MUTED, "line_width": 1.5},
-                error_x=make_bars(self.placebo[arm], self.placebo_interval[arm]) | {"color": MUTED},
+                error_x={
+                    **make_whiskers(self.placebo[arm], self.placebo_interval[arm], 1.2, 4),
+                    "color": MUTED,
+                },
                 name="placebo",
                 showlegend=arm == 0,
                 legendrank=2000,

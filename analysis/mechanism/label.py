@@ -35,8 +35,8 @@ from analysis.base import Finding, Words
 from analysis.mechanism.cues import Cues, Measured
 from analysis.mechanism.edits import Edited
 from analysis.mechanism.effects import SITE_NAMES, SITES, Restored
-from analysis.mechanism.shares import format_share, make_bars
-from analysis.plots.style import MUTED, new_figure
+from analysis.mechanism.shares import format_share
+from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import percent
 
 ENOUGH, LITTLE, SOME = 2 / 3, 1 / 3, 1 / 5
@@ -236,7 +236,7 @@ def _draw_restored(found: Restored) -> go.Figure:
             mode="lines+markers",
             line={"dash": dashes[i], "width": 2 if i < 3 else 1.3, **muted},
             marker={"symbol": symbols[i], "size": 9 if i < 3 else 8, **muted},
-            error_y=make_bars(found.share[i], found.interval[i]),
+            error_y=make_whiskers(found.share[i], found.interval[i], 1.2, 4),
             name=name,
             hovertemplate=f"{name} restored: %{{y:.2f}}<extra></extra>",
         )

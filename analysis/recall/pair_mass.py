@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
 from analysis.matrices.layer_matrix import SHOWS
-from analysis.plots.style import MUTED, new_figure
+from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import name_layers, percent
 
 LINES = 32
@@ -94,14 +94,7 @@ class PairMass(Finding):
                 y=height,
                 mode="markers",
                 marker={"symbol": symbol, "size": 9},
-                error_x={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": np.nan_to_num(np.maximum(0, ends[:, 1] - share)),
-                    "arrayminus": np.nan_to_num(np.maximum(0, share - ends[:, 0])),
-                    "thickness": 1.5,
-                    "width": 4,
-                },
+                error_x=make_whiskers(share, ends, width=4),
                 cliponaxis=False,
                 name=QUANTITIES[quantity],
                 customdata=names,

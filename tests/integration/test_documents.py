@@ -94,18 +94,12 @@ def test_the_readme_is_short_and_its_tree_is_exact():
     assert len(lines) <= MOST_LINES
     tree = blocks(README, "")[-1].splitlines()
     assert len(tree) <= MOST_TREE_LINES
-    parent = ""
-    top, rooms = set(), set()
+    top, in_lab = set(), set()
     for line in tree:
-        path = line.split()[0]
-        if not line.startswith(" "):
-            parent = path
-            top.add(path.rstrip("/"))
-        else:
-            path = f"{parent}{path}"
-            rooms.add(path.removeprefix("lab/").rstrip("/"))
-        assert (HOME / path).exists(), path
-    for room in (HOME / "lab").iterdir():
-        if (room / "__init__.py").exists():
-            assert room.name in rooms
-    assert {"lab", "tasks", "analysis", "notebooks", "tests", "docs"} == top
+        paths = re.split(r"\s{2,}", line.strip())[0].split()
+        (in_lab if line.startswith(" ") else top).update(path.rstrip("/") for path in paths)
+    assert top == {"lab", "tasks", "analysis", "notebooks", "tests", "docs"}
+    assert all((HOME / name).is_dir() for name in top)
+    packages = {path.parent.name for path in HOME.glob("lab/*/__init__.py")}
+    modules = {path.name for path in HOME.glob("lab/*.py")} - {"__init__.py"}
+    assert in_lab == packages | modules
