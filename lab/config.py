@@ -112,6 +112,9 @@ class TrainConfig(_Config):
     optimizer: Literal["muon", "adamw"] = option(
         "muon", "muon uses Muon for matrices and AdamW for the rest"
     )
+    muon_on: Literal["all", "mixers", "mlps"] = option(
+        "all", "whose matrices Muon trains: of all layers, of mixers, or of MLPs and experts"
+    )
     learning_rate: float = option(3e-3, "peak learning rate")
     table_learning_rate: float | None = option(
         None,

@@ -22,6 +22,7 @@ from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.studies.variants import (
+    AlignedAttention,
     ConvolvedAttention,
     NearIdentityAttention,
     NormedAttention,
@@ -153,6 +154,7 @@ MIXERS = [
     Case("attention partly rotated", lambda: PartialRotary(16, 2, share=0.25), d_model=16),
     Case("attention normed q and k", lambda: NormedAttention(8, 2)),
     Case("attention near identity", lambda: NearIdentityAttention(8, 2)),
+    Case("attention, q and k near identity", lambda: AlignedAttention(8, 2)),
     Case("attention shifted keys", lambda: ShiftedKeys(8, 2), kind="sequence"),
     Case("attention convolved", lambda: ConvolvedAttention(8, 2), kind="sequence"),
 ]

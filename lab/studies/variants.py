@@ -1,6 +1,6 @@
 """Attention with one change each, for the trainability map: `--model lab.studies.variants:CLASS`.
 
-The first three are subclasses of attention and can decode. The last two use projections of earlier
+The first four are subclasses of attention and can decode. The last two use projections of earlier
 tokens, which attention's state does not hold, so they read whole sequences only.
 """
 
@@ -99,6 +99,22 @@ class NearIdentityAttention(Attention):
         super().__init__(d_model, n_heads)
         with torch.no_grad():
             for weight in (self.get_parameter("v.weight"), self.out.weight):
+                weight.mul_(noise).add_(torch.eye(d_model))
+
+
+class AlignedAttention(Attention):
+    """Attention whose queries and keys start near the identity, so a token looks for its like.
+
+    Args:
+        d_model: width of the residual stream.
+        n_heads: heads.
+        noise: share of the usual initial weights that is added.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 1, *, noise: float = 0.1):
+        super().__init__(d_model, n_heads)
+        with torch.no_grad():
+            for weight in (self.q.weight, self.k.weight):
                 weight.mul_(noise).add_(torch.eye(d_model))
 
 

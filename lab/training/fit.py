@@ -88,12 +88,12 @@ class TrainingState:
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
     """Return the state before the first step, with the optimisers of the configuration.
 
-    Muon updates the weights of the blocks' linear layers; its step is scaled to AdamW's, so that
-    one learning rate serves both. AdamW updates everything else. In the first stage the embedding
-    and the head learn at `table_learning_rate`. Weight decay applies to tensors of two dimensions
-    or more.
+    Muon updates the weights of the linear layers that `muon_on` names; its step is scaled to
+    AdamW's, so that one learning rate serves both. AdamW updates everything else. In the first
+    stage the embedding and the head learn at `table_learning_rate`. Weight decay applies to tensors
+    of two dimensions or more.
     """
-    linear = {id(m.weight) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
+    linear = {id(weight) for weight in _list_linear_weights(model, config.muon_on)}
     ends = {id(model.embed.weight), id(model.head.weight)}
     muon, tables, matrices, vectors = [], [], [], []
     for p in model.parameters():
@@ -125,6 +125,16 @@ def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
             muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
         )
     return TrainingState(model, optimizers)
+
+
+def _list_linear_weights(model: LanguageModel, layers: str) -> list[nn.Parameter]:
+    """Return the weights of the linear layers of the mixers, of the MLPs, or of all."""
+    weights = []
+    for block in model.blocks:
+        chosen = {"all": block, "mixers": block.mixer, "mlps": block.mlp}[layers]
+        if chosen is not None:
+            weights += [m.weight for m in chosen.modules() if isinstance(m, nn.Linear)]
+    return weights
 
 
 def compute_learning_rate(config: TrainConfig, step: int) -> float:

@@ -5,6 +5,7 @@ import torch
 
 from lab.layers.attention import Attention
 from lab.studies.variants import (
+    AlignedAttention,
     ConvolvedAttention,
     NearIdentityAttention,
     NormedAttention,
@@ -56,6 +57,12 @@ def test_normed_queries_do_not_know_their_scale():
     with torch.no_grad():
         layer.q.weight.mul_(7)
     torch.testing.assert_close(layer(x), before)
+
+
+def test_aligned_queries_and_keys_are_what_the_layer_reads():
+    layer, x = AlignedAttention(16, noise=0.0), torch.randn(2, 9, 16)
+    torch.testing.assert_close(layer.q(x), x)
+    torch.testing.assert_close(layer.k(x), x)
 
 
 def test_values_near_identity_come_out_as_they_went_in():

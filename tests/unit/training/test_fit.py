@@ -51,6 +51,21 @@ def test_every_trained_parameter_has_one_optimizer():
         assert decay == (0.1 if p.ndim >= 2 else 0.0), name
 
 
+@pytest.mark.parametrize(("layers", "part"), [("mixers", "mixer"), ("mlps", "mlp")])
+def test_muon_can_be_kept_to_some_layers(layers, part):
+    language_model = build("AM SM", vocab_size=64, d_model=16)
+    optimizers = start(language_model, TrainConfig(muon_on=layers)).optimizers
+    muon = {id(p) for p in optimizers["muon"].param_groups[0]["params"]}
+    names = {name for name, p in language_model.named_parameters() if id(p) in muon}
+    matrices = {
+        f"{name}.weight"
+        for name, module in language_model.named_modules()
+        if isinstance(module, torch.nn.Linear) and f".{part}." in name
+    }
+    assert names == matrices
+    assert len(matrices) >= 4
+
+
 def test_a_frozen_table_has_none():
     state = start(model(train_embedding=False), TrainConfig(optimizer="adamw"))
     held = {id(p) for g in state.optimizers["adamw"].param_groups for p in g["params"]}
