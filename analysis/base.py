@@ -71,7 +71,7 @@ class Subject:
                 raise RunError(f"{run.path}: has no checkpoint; give a step: {known}")
             step = max(run.list_checkpoints())
         if rows is None:
-            rows = count_rows(TOKENS, run.task.seq_len, fewest=FEWEST_ROWS, most=MOST_ROWS)
+            rows = count_default_rows(run.task)
         model = run.load_model(step)
         check_memory(model, rows, run.task.seq_len, memory)
         return cls(
@@ -91,6 +91,11 @@ class Subject:
         config = self.run.model
         mixer = f" ({config.model})" if config.model else ""
         return f"{self.task.name} · {config.stack}{mixer}"
+
+
+def count_default_rows(task: Task) -> int:
+    """Return how many rows an analysis takes by default: about 32,768 tokens, 4 to 256 rows."""
+    return count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=MOST_ROWS)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from lab.training.runs import Run
 
 STORED = "stored"
+DATA = "data, SHA-256"
 
 
 def figure_only() -> Any:
@@ -49,7 +50,7 @@ def collect_provenance(run: Run) -> dict[str, str]:
     return {
         "seed": str(run.train.seed),
         "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
-        "data, SHA-256": hash_data(run),
+        DATA: hash_data(run),
         "lab commit": find_commit() or "unknown",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy", "plotly")},

@@ -1,53 +1,77 @@
 """The report of a run: what was trained, how well, how it got there, and what it learned."""
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from analysis import ANALYSES, QUICK
 from analysis.base import Subject
-from analysis.examination import Examination, examine, record
-from analysis.pages.page import embed_json, fill_template, make_stamp, show_findings
-from analysis.record import collect_provenance
+from analysis.examination import Examination, examine
+from analysis.pages.kept import Report, ReportFiles, choose_files, choose_work
+from analysis.pages.page import embed_json, fill_template
 from analysis.run import baselines
-from lab.files import RunError, explain_write_errors, write, write_json
+from lab.files import RunError, explain_write_errors
 from lab.training.runs import Run
 
 
-def write_quick(run: Run) -> Path:
-    """Write report.html with the quick analyses, and return its path.
+def write_quick(run: Run) -> ReportFiles:
+    """Run the quick analyses, add them to the report that the run folder has, and return its files.
 
     Raises:
-        RunError: when a checkpoint cannot be read, or the folder cannot be written.
+        RunError: when a checkpoint or a report cannot be read, or the folder cannot be written.
     """
-    return write_both(run, examine(Subject.of(run), QUICK, lenient=True))
+    only, rows = choose_work(run, QUICK, None, None)
+    return write_both(run, examine(Subject.of(run, rows=rows), only, lenient=True))
 
 
-def write_both(run: Run, examination: Examination) -> Path:
-    """Write analysis.json and report.html into the run folder; return the latter's path.
+def write_both(
+    run: Run, examination: Examination, on_note: Callable[[str], None] = lambda text: None
+) -> ReportFiles:
+    """Write numbers and page into the run folder, and return their files.
+
+    They merge with a report of the same weights and rows. Others keep their files, or are moved.
+
+    Args:
+        run: in whose folder they go.
+        examination: what was found.
+        on_note: called with a sentence on what goes to another file than usual, and why.
 
     Raises:
-        RunError: when the folder cannot be written.
+        RunError: when a report cannot be read, or the folder cannot be written.
     """
-    path = run.path / "report.html"
-    page, numbers = render(run, examination), record(examination)
-    if path.is_dir():
-        raise RunError(f"{path}: is a folder, must be a file")
+    new = Report.of(examination)
     with explain_write_errors(run.path):
-        write_json(path.with_name("analysis.json"), numbers)
-        write(path, page)
-    return path
+        files = choose_files(run, new, on_note)
+        kept = files.read()
+        report = kept.update(new) if kept and kept.matches(new) else new
+        page = render(run, examination, report)
+        if files.page.is_dir():
+            raise RunError(f"{files.page}: is a folder, must be a file")
+        files.write(report, page)
+    return files
 
 
-def render(run: Run, examination: Examination) -> str:
-    """Return the page as HTML; all text from users is escaped."""
-    subject = examination.subject
+def render(run: Run, examination: Examination, report: Report | None = None) -> str:
+    """Return the page as HTML; all text from users is escaped.
+
+    Args:
+        run: what is reported.
+        examination: what was found now.
+        report: the examination merged with earlier ones; None: the examination alone.
+    """
+    subject, report = examination.subject, report or Report.of(examination)
+    numbers = report.numbers
     standing = baselines.measure(subject)[0]
     sections = [
-        (name, ANALYSES[name].TITLE, show_findings(ANALYSES[name], results, make_stamp(subject)))
-        for name, results in examination.results.items()
+        (name, analysis.TITLE, report.sections[name])
+        for name, analysis in ANALYSES.items()
+        if name in report.sections
     ]
-    left_out = {ANALYSES[name].TITLE: why for name, why in examination.not_applicable.items()}
+    left_out = {
+        ANALYSES[name].TITLE: why
+        for name, why in numbers["not_applicable"].items()
+        if name in ANALYSES
+    }
     return fill_template(
         "report.html.j2",
         subject=subject,
@@ -59,10 +83,20 @@ def render(run: Run, examination: Examination) -> str:
         record=embed_json(_collect_headlines(run, standing)),
         sections=sections,
         left_out=left_out,
-        partial=len(examination.seconds) < len(ANALYSES),
+        partial=len(numbers["seconds"]) < len(ANALYSES),
         config=json.dumps(run.to_dict(), indent=2, ensure_ascii=False),
-        provenance=collect_provenance(run),
+        provenance={**numbers["provenance"], **_list_earlier(numbers)},
     )
+
+
+def _list_earlier(numbers: dict[str, Any]) -> dict[str, str]:
+    """Return the provenance of analyses that another version or machine measured earlier."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, provenance in numbers.get("earlier", {}).items():
+        for what, value in provenance.items():
+            if value != numbers["provenance"].get(what):
+                found.setdefault((what, value), []).append(name)
+    return {f"{what}, of {', '.join(names)}": value for (what, value), names in found.items()}
 
 
 def _collect_headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:

@@ -50,8 +50,9 @@ def analyze(
     """Analyze what a run learned and how, and write analysis.json and report.html."""
     with report_failures():
         from analysis.base import NotApplicableError
-        from analysis.examination import record, select_analyses
+        from analysis.examination import select_analyses
         from analysis.pages.export import SUFFIXES, BrowserError, save_all
+        from analysis.pages.kept import choose_work
         from analysis.pages.page import draw_figures
         from analysis.pages.report import write_both
         from lab.files import explain_write_errors
@@ -66,11 +67,12 @@ def analyze(
         if figures is not None:
             with explain_write_errors(figures):
                 figures.mkdir(parents=True, exist_ok=True)
+        only, rows = choose_work(run, only, rows, step)
         try:
             examination = _examine(run, only, rows, step, memory)
         except NotApplicableError as error:
             raise refuse(f"only={error}; it does not apply to this run", 2) from error
-        report = write_both(run, examination)
+        files = write_both(run, examination, lambda note: typer.echo(note, err=True))
         saved = {}
         if figures is not None:
             saved = {figures / f"{n}.{kind}": f for n, f in draw_figures(examination).items()}
@@ -80,14 +82,14 @@ def analyze(
             except BrowserError as error:
                 raise refuse(error, 2) from error
     if as_json:
-        typer.echo(json.dumps(record(examination), ensure_ascii=False))
+        typer.echo(json.dumps(json.loads(files.numbers.read_text()), ensure_ascii=False))
         return
     for name, reason in examination.not_applicable.items():
         typer.echo(f"{name}: does not apply, {reason}", err=True)
     for file in saved:
         typer.echo(file)
-    typer.echo(report.with_name("analysis.json"))
-    typer.echo(report)
+    typer.echo(files.numbers)
+    typer.echo(files.page)
 
 
 def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float | None) -> None:

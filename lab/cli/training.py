@@ -192,6 +192,7 @@ def _train(
             wanted = read_settings(evaluations, TASKS[name])
             vary_settings(run, wanted)
     with report_failures(), show_progress(run) as (on_plan, on_row):
+        before = run.read_result()
         result = carry_out(run, runtime, on_plan, on_row)
     found = []
     if wanted and not result["signal"]:
@@ -215,10 +216,11 @@ def _train(
             err=True,
         )
         raise typer.Exit(128 + signal.Signals[result["signal"]])
+    from analysis.pages.kept import find_page
     from analysis.pages.report import write_quick
 
     with report_failures():
-        report = write_quick(run)
+        report = (result == before and find_page(run)) or write_quick(run).page
     typer.echo(f"report: {report}", err=as_json)
     typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)
 

@@ -222,7 +222,7 @@ def test_tampered_numbers_are_flagged(run, short, visit, tmp_path):
 def test_a_result_that_the_metrics_deny_is_flagged(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
     run.write_result({**(run.read_result() or {}), "accuracy": 0.99})
-    page = visit(write_both(run, examine(Subject.of(run), ["baselines"])))
+    page = visit(write_both(run, examine(Subject.of(run), ["baselines"])).page)
     assert "accuracy is shown as 99.0 %" in page.locator("#alarm").text_content()
 
 
@@ -259,7 +259,7 @@ def test_hostile_text_stays_text(visit, tmp_path):
 def test_long_sequences_stay_within_budget(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=1024, vocab_size=2048), d_model=8)
     found = examine(Subject.of(run, rows=2))
-    path = write_both(run, found)
+    path = write_both(run, found).page
     text = path.read_text()
     specs = re.findall(r'data-figure="[^"]*">(.*?)</script>', text, re.DOTALL)
     assert len(specs) == figures(found)

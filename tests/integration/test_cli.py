@@ -76,7 +76,7 @@ def test_train_resume_and_list(tmp_path):
     assert result["baselines"]["oracle"] == 1.0
     assert {p.name for p in out.iterdir()} == {
         *("config.json", "metrics.jsonl", "checkpoint", "history", "result.json"),
-        *("analysis.json", "report.html"),
+        *("analysis.json", "report.html", "report.json"),
     }
     again = lab(command)
     assert json.loads(again.stdout) == result

@@ -1,5 +1,6 @@
 """`lab analyze` and `lab compare` as a user meets them: files, options, refusals in one line."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -53,10 +54,56 @@ def test_one_analysis_of_other_weights_on_stdout(run):
     result = lab("analyze", str(run), "--only", "matrices", "--step", "4", "--rows", "2", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told == json.loads((run / "analysis.json").read_text())
+    assert told == json.loads((run / "analysis-step4.json").read_text())
     assert list(told["analyses"]) == ["matrices"]
     assert told["step"] == 4
-    assert "the model after step 4, not its last" in (run / "report.html").read_text()
+    assert "the model after step 4, not its last" in (run / "report-step4.html").read_text()
+
+
+def state_of(run: Path) -> dict[str, tuple[int, str]]:
+    """Return when each file was last written, and its digest."""
+    return {
+        str(path.relative_to(run)): (
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in run.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_finished_training_command_prints_its_result_and_touches_nothing(run):
+    before = state_of(run)
+    command = f"mqar {SMALL} --max-steps 8 --out {run}".split()
+    result = lab(*command)
+    assert result.exit_code == 0, result.output
+    assert "not solved: stopped at the limit of 8 steps" in result.stdout
+    assert f"report: {run}/report.html" in result.stdout
+    assert state_of(run) == before
+    # More evaluations are new: they join the report, and nothing leaves it.
+    analyses = json.loads((run / "analysis.json").read_text())["analyses"]
+    assert "generalisation" not in analyses
+    assert lab(*command, "--eval", "n_pairs=2").exit_code == 0
+    assert {*analyses, "generalisation"} == {
+        *json.loads((run / "analysis.json").read_text())["analyses"]
+    }
+    # A report that is gone is made again.
+    (run / "report.html").unlink()
+    assert lab(*command).exit_code == 0
+    assert (run / "report.html").exists()
+
+
+def test_a_partial_analysis_joins_the_report(run):
+    before = json.loads((run / "analysis.json").read_text())
+    assert "heads" not in before["analyses"]
+    result = lab("analyze", str(run), "--only", "heads")
+    assert result.exit_code == 0, result.output
+    after = json.loads((run / "analysis.json").read_text())
+    assert after["analyses"].pop("heads")
+    assert after["analyses"] == before["analyses"]
+    page = (run / "report.html").read_text()
+    for name in (*before["analyses"], "heads"):
+        assert f'<section class="analysis" id="{name}">' in page
 
 
 def test_figures_are_saved(run, tmp_path):

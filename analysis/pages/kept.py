@@ -1,0 +1,271 @@
+"""Reports kept in a run folder: which ones merge, and which get files of their own.
+
+A report is of one step, and of one number of rows. analysis.json and report.html are of the newest
+weights; reports of other steps or rows carry them in their names. Nothing replaces a fuller report.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from analysis import ANALYSES
+from analysis.base import Passage, Words, count_default_rows
+from analysis.examination import FORMAT, Examination, record
+from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
+from analysis.record import DATA, to_plain
+from lab.files import RunError, read_json, write, write_json
+from lab.training.runs import Run
+
+SAME = ("format", "step", "seed", "rows", "seq_len")
+"""Entries of analysis.json that merged analyses must share."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What analyses of the same weights on the same rows found.
+
+    Attributes:
+        numbers: the content of analysis.json.
+        sections: words and figures of each analysis, by name.
+    """
+
+    numbers: dict[str, Any]
+    sections: dict[str, list[Shown]]
+
+    @classmethod
+    def of(cls, examination: Examination) -> "Report":
+        """Describe and draw what an examination found."""
+        stamp = make_stamp(examination.subject)
+        sections = {
+            name: show_findings(ANALYSES[name], results, stamp)
+            for name, results in examination.results.items()
+        }
+        return cls(record(examination), sections)
+
+    @property
+    def undrawn(self) -> list[str]:
+        """The analyses whose figures are not kept: older versions of the lab kept none."""
+        return [name for name in self.numbers["analyses"] if name not in self.sections]
+
+    def matches(self, other: "Report") -> bool:
+        """Whether both are of the same weights and the same rows."""
+        ours, theirs = self.numbers, other.numbers
+        data = [(numbers["provenance"] or {}).get(DATA) for numbers in (ours, theirs)]
+        return data[0] == data[1] and all(ours[name] == theirs[name] for name in SAME)
+
+    def update(self, newer: "Report") -> "Report":
+        """Return this report with the analyses of a newer one, which take precedence."""
+        old, new = self.numbers, newer.numbers
+        analyses = _sort({**old["analyses"], **new["analyses"]})
+        refused = _sort({**old["not_applicable"], **new["not_applicable"]})
+        earlier = {
+            name: old.get("earlier", {}).get(name, old["provenance"])
+            for name in analyses
+            if name not in new["analyses"]
+        }
+        numbers = {
+            **new,
+            "earlier": {name: of for name, of in earlier.items() if of != new["provenance"]},
+            "seconds": _sort({**old["seconds"], **new["seconds"]}),
+            "not_applicable": {n: why for n, why in refused.items() if n not in analyses},
+            "analyses": analyses,
+        }
+        return Report(numbers, _sort({**self.sections, **newer.sections}))
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files of a report in a run folder.
+
+    Attributes:
+        folder: the run folder.
+        suffix: what follows "analysis" and "report" in their names, e.g. "-step256".
+    """
+
+    folder: Path
+    suffix: str = ""
+
+    @property
+    def numbers(self) -> Path:
+        """The numbers: analysis.json."""
+        return self.folder / f"analysis{self.suffix}.json"
+
+    @property
+    def page(self) -> Path:
+        """The page: report.html."""
+        return self.folder / f"report{self.suffix}.html"
+
+    @property
+    def sections(self) -> Path:
+        """The page's sections, from which it is put together again: report.json."""
+        return self.folder / f"report{self.suffix}.json"
+
+    def read(self) -> Report | None:
+        """Return the report; None if there is none.
+
+        Raises:
+            RunError: when it cannot be read.
+        """
+        if not self.numbers.exists():
+            return None
+        advice = "move it away to begin a new one"
+        numbers = read_json(self.numbers, f"{self.numbers} cannot be read; {advice}")
+        needed = {*SAME, "provenance", "analyses", "seconds", "not_applicable"}
+        if numbers.get("format") != FORMAT or not needed <= numbers.keys():
+            raise RunError(f"{self.numbers}: is not of format {FORMAT}; {advice}")
+        sections: dict[str, list[Shown]] = {}
+        if self.sections.exists():
+            kept = read_json(self.sections, f"{self.sections} cannot be read; {advice}")
+            if all(kept.get(name) == numbers[name] for name in SAME):
+                sections = {
+                    name: [_restore(part) for part in parts]
+                    for name, parts in kept["sections"].items()
+                    if name in numbers["analyses"]
+                }
+        return Report(numbers, sections)
+
+    def write(self, report: Report, page: str) -> None:
+        """Write all files, the numbers after the sections, so that they never promise too much."""
+        sections = {
+            name: [_to_plain(part) for part in parts] for name, parts in report.sections.items()
+        }
+        about = {name: report.numbers[name] for name in SAME}
+        write(self.sections, json.dumps({**about, "sections": sections}, ensure_ascii=False))
+        write_json(self.numbers, report.numbers)
+        write(self.page, page)
+
+    def move(self, suffix: str) -> "ReportFiles":
+        """Rename the files, to a free name that begins with a suffix."""
+        free = next(files for files in self.list_names(suffix) if not files.numbers.exists())
+        for file, name in (
+            (self.sections, free.sections),
+            (self.page, free.page),
+            (self.numbers, free.numbers),
+        ):
+            if file.exists():
+                file.rename(name)
+        return free
+
+    def list_names(self, suffix: str) -> Iterator["ReportFiles"]:
+        """Yield files with a longer suffix, then with a number after it."""
+        for number in count(1):
+            again = f"-{number}" if number > 1 else ""
+            yield ReportFiles(self.folder, f"{self.suffix}{suffix}{again}")
+
+
+def choose_files(
+    run: Run, new: Report, on_note: Callable[[str], None] = lambda text: None
+) -> ReportFiles:
+    """Return the files to which a new report goes, after moving aside what it must not replace.
+
+    Args:
+        run: in whose folder they are.
+        new: the new report.
+        on_note: called with a sentence on what goes to another file than usual, and why.
+
+    Raises:
+        RunError: when a report in the folder cannot be read.
+    """
+    step, rows = _get_size(new)
+    files = _find(run, step)
+    kept = files.read()
+    if kept is None or kept.matches(new):
+        return files
+    kept_step, kept_rows = _get_size(kept)
+    if kept_step != step:
+        moved = files.move(f"-step{kept_step}")
+        on_note(f"the report of step {kept_step:,} is now {moved.page}")
+        return files
+    if kept.numbers["analyses"].keys() <= new.numbers["analyses"].keys():
+        if kept_rows >= rows:
+            moved = files.move(f"-rows{kept_rows}")
+            on_note(f"the report on {kept_rows:,} rows is now {moved.page}")
+        return files
+    on_note(
+        f"{files.page} has other analyses, on {kept_rows:,} rows; those on {rows:,} rows get "
+        "files of their own"
+    )
+    for own in files.list_names(f"-rows{rows}"):
+        kept = own.read()
+        if kept is None or kept.matches(new):
+            return own
+    raise AssertionError("some name is free")
+
+
+def choose_work(
+    run: Run, only: Sequence[str] | None, rows: int | None, step: int | None
+) -> tuple[Sequence[str] | None, int | None]:
+    """Return which analyses to run, and on how many rows, so that they can join the kept report.
+
+    Without a number of rows, they run on those of the report. Analyses whose figures are not kept
+    run again, or else the page would lose them.
+
+    Args:
+        run: whose folder may have a report.
+        only: the analyses asked for; None: all.
+        rows: the number of rows asked for; None: not given.
+        step: of the weights; None: the newest checkpoint.
+
+    Raises:
+        RunError: when the report cannot be read.
+    """
+    step = _get_newest(run) if step is None else step
+    kept = _find(run, step).read()
+    if kept is None or kept.numbers["step"] != step:
+        return only, rows
+    recorded = kept.numbers["rows"]
+    if rows is None:
+        rows = recorded if only else max(recorded, count_default_rows(run.task))
+    if only and rows == recorded:
+        only = [*only, *(name for name in kept.undrawn if name in ANALYSES)]
+    return only, rows
+
+
+def find_page(run: Run) -> Path | None:
+    """Return the page of a run's newest weights; None if there is none."""
+    files = ReportFiles(run.path)
+    kept = files.read()
+    current = kept is not None and kept.numbers["step"] == _get_newest(run)
+    return files.page if current and files.page.exists() else None
+
+
+def _find(run: Run, step: int) -> ReportFiles:
+    """Return the files of a step's report: the usual ones for the newest weights.
+
+    Older versions of the lab wrote every step's report there; such a report stays where it is.
+    """
+    main = ReportFiles(run.path)
+    if step == _get_newest(run):
+        return main
+    kept = main.read()
+    return main if kept and kept.numbers["step"] == step else ReportFiles(run.path, f"-step{step}")
+
+
+def _get_newest(run: Run) -> int:
+    return max(run.list_checkpoints(), default=0)
+
+
+def _get_size(report: Report) -> tuple[int, int]:
+    return report.numbers["step"], report.numbers["rows"]
+
+
+def _sort(found: dict[str, Any]) -> dict[str, Any]:
+    """Sort by the order of `ANALYSES`; what this lab does not know comes last."""
+    return {name: found[name] for name in (*ANALYSES, *found) if name in found}
+
+
+def _to_plain(shown: Shown) -> dict[str, Any]:
+    return {**to_plain(shown), "spec": None if shown.spec is None else json.loads(shown.spec)}
+
+
+def _restore(content: dict[str, Any]) -> Shown:
+    words, spec = content["words"], content["spec"]
+    passages = tuple(Passage(**passage) for passage in words["passages"])
+    whole = {
+        "words": Words(**{**words, "passages": passages}),
+        "spec": None if spec is None else embed_json(spec),
+    }
+    return Shown(**{**content, **whole})
