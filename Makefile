@@ -17,13 +17,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable ".[dev,browser]"
 	touch $@
 
-# Public implementations that tests and benchmarks compare with. mamba-ssm's own requirements are for
-# CUDA, and so is its compiled extension: both are left out.
+# Public implementations that tests and benchmarks compare with, and the loggers. mamba-ssm's own
+# requirements are for CUDA, and so is its compiled extension: both are left out.
 peers: $(PEERS)
 
 $(PEERS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[peers]" setuptools wheel ninja
+		--constraint constraints.txt --editable ".[peers,tensorboard,wandb]" setuptools wheel ninja
 	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --no-deps --no-build-isolation mamba-ssm

@@ -8,3 +8,5 @@ Axis letters, used in every shape of this package:
 
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
 """
+
+__version__ = "0.1.0"

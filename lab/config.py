@@ -190,6 +190,9 @@ class Runtime(_Config):
     history: bool = option(
         True, "keep the weights of about 30 to 50 steps, to analyse how training went"
     )
+    log: Literal["tensorboard", "wandb"] | None = option(
+        None, "also send the metrics of every step to this logger"
+    )
 
     def __post_init__(self):
         _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "≥ 1")

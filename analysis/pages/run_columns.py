@@ -14,6 +14,7 @@ from analysis.mechanism.label import Mechanism
 from analysis.record import figure_only
 from analysis.run import baselines
 from lab.intervals import wilson
+from lab.training.endings import name_ending
 from lab.training.runs import Run
 
 
@@ -56,6 +57,11 @@ class RunColumn:
     held_out: Float[np.ndarray, " m"] = figure_only()
     stages: tuple[tuple[int, int], ...] = ()
     full_from: int | None = 0
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, in words."""
+        return name_ending(self.stopped)
 
 
 def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:

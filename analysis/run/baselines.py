@@ -12,6 +12,7 @@ from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, join_names, percent
 from lab.intervals import wilson
 from lab.training import conclusion
+from lab.training.endings import name_ending
 from lab.training.runs import Run
 from tasks.base import IGNORE
 
@@ -50,6 +51,11 @@ class Standing(Finding):
     failure: str = ""
 
     @property
+    def ending(self) -> str:
+        """How the run ended, in words."""
+        return name_ending(self.stopped)
+
+    @property
     def headline(self) -> str:
         """The verdict as one plain sentence."""
         steps = f"{self.steps:,} steps" if self.steps != 1 else "1 step"
@@ -84,7 +90,7 @@ class Standing(Finding):
         alt = "Bars of test accuracy: "
         if self.accuracy is None or self.interval is None:
             opening, reason = f"There is no accuracy yet. {self._describe_rules()}", self.failure
-            reading = f"Each rule is scored on test rows; the run itself is {self.stopped}."
+            reading = f"Each rule is scored on test rows; the run itself is {self.ending}."
         else:
             low, high = self.interval
             rivals = [rule for rule in rules if rule[0] != "oracle"]

@@ -43,4 +43,4 @@ def _time(options: str, words: str) -> Ratio:
 
 
 def _lab(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "lab.cli", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "lab", *words], check=True, capture_output=True)

@@ -18,7 +18,7 @@ def measure(repeats: int = 5) -> list[Ratio]:
     """
     found = []
     for arguments, bound in BOUNDS.items():
-        command = [sys.executable, "-m", "lab.cli", *arguments.split()]
+        command = [sys.executable, "-m", "lab", *arguments.split()]
         # The first run reads the modules from disk, and is not counted.
         taken = median([_cpu_seconds(command) for _ in range(repeats + 1)][1:])
         name = f"lab {arguments}, against its bound"

@@ -2,26 +2,29 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+from lab import __version__
 from lab.cli.analysis import analyze, compare
 from lab.cli.bench import bench
 from lab.cli.certify import certify
+from lab.cli.command import Command, unwrap
 from lab.cli.paper import errata, model
+from lab.cli.resume import resume
 from lab.cli.runs import runs
 from lab.cli.studies import reproduce, study
+from lab.cli.task_commands import LazyTasks
 from lab.cli.tasks import tasks
-from lab.cli.training import LazyTasks
 
 app = typer.Typer(
     cls=LazyTasks,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Train small sequence models on synthetic tasks and see what they learned.",
 )
 for command in (
     tasks,
+    resume,
     analyze,
     compare,
     runs,
@@ -32,7 +35,28 @@ for command in (
     study,
     bench,
 ):
-    app.command()(command)
+    app.command(cls=Command, help=unwrap(command.__doc__))(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"wonderful-lab {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def lab(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Train small sequence models on synthetic tasks and see what they learned."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
 
 
 def main() -> None:

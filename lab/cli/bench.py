@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
+from lab.bench import BENCHMARKS
 from lab.cli.answers import refuse
 
 
 def bench(
-    only: Annotated[str | None, typer.Option(help="Run only the benchmark of this name.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Run only this benchmark: {', '.join(BENCHMARKS)}."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
     """Measure every speed claim as a ratio of two times, both taken in the same run."""
-    from lab.bench import BENCHMARKS
     from lab.peers import MissingPeerError
 
     if only is not None and only not in BENCHMARKS:

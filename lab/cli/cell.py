@@ -17,7 +17,7 @@ def train_cell(
     ] = None,
 ) -> None:
     """Train a cell to its end, from its checkpoint if there is one, and evaluate its lengths."""
-    from lab.cli.training import describe_run
+    from lab.cli.run_settings import describe_run
     from lab.config import Runtime
     from lab.studies.folder import CellFolder
     from lab.studies.lengths import evaluate_lengths

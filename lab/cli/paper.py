@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,7 +15,7 @@ def model(
         str, typer.Argument(help="An architecture or a stack, e.g. cheems or 'SE*7 IE'.")
     ],
     size: Annotated[
-        str | None, typer.Option(help="A size that the paper gives: 320M or 1.3B.")
+        Literal["320M", "1.3B"] | None, typer.Option(help="A size that the paper gives.")
     ] = None,
     d_model: Annotated[int | None, typer.Option(help="Width of the residual stream.")] = None,
     n_heads: Annotated[int | None, typer.Option(help="Number of heads of every mixer.")] = None,

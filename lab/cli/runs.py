@@ -1,33 +1,48 @@
 """`lab runs`: a table of the runs below a folder."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from lab.cli.answers import report_failures
+from lab.cli.answers import report_failures, report_usage_errors
+
+Column = Literal[
+    "path", "task", "model", "accuracy", "chance", "steps", "seconds", "date", "stopped"
+]
 
 
 def runs(
     root: Annotated[
         Path, typer.Argument(help="The folder to search, including its subfolders.")
     ] = Path("runs"),
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="List only runs with this value of an option or a column, e.g. task=mqar, "
+            "d_model=64 or stopped=solved; may be repeated.",
+        ),
+    ] = None,
+    sort: Annotated[Column, typer.Option(help="Sort by this column, smallest first.")] = "date",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Sort the other way round.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
-    """List the runs below a folder: what was trained and how it ended."""
+    """List the runs below a folder: what was trained, when, and how it ended."""
     from rich.console import Console
 
-    from lab.training.catalog import find_runs, tabulate
+    from lab.training.catalog import find_runs, select_runs, tabulate
 
-    with report_failures():
-        found = tabulate(find_runs(root))
+    with report_failures(), report_usage_errors():
+        chosen = select_runs(find_runs(root), only or [])
+        found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
-        typer.echo(f"no runs below {root}")
+        typer.echo(f"no runs below {root}" + (f" with {' '.join(only)}" if only else ""))
     else:
-        from lab.cli.tables.runs import build_runs_table
+        from lab.cli.tables.runs import build_runs_list
 
-        Console(markup=False).print(build_runs_table(found))
+        Console(markup=False, highlight=False).print(build_runs_list(found), crop=False)

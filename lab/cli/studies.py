@@ -165,8 +165,11 @@ def _run(study: "Study", options: StudyOptions) -> Any:
 
 def describe_cell(folder: "CellFolder") -> str:
     """Describe in a few words how far a cell got."""
+    from lab.training.endings import name_ending
+
     status, error = folder.find_status(), folder.read_error()
-    text = status if error is None else f"{status}, {error}"
+    ending = name_ending(status)
+    text = ending if error is None else f"{ending}, {error}"
     lengths = ", ".join(
         f"{found['test']:.3f} at {found['seq_len']:,}" for found in folder.read_lengths()
     )

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,7 +26,9 @@ class StudyOptions:
     seeds: Annotated[
         int, typer.Option(help="Number of runs of each setting, each with its own seed.")
     ] = 3
-    precision: Annotated[str, typer.Option(help="Precision of all runs: fp32 or bf16.")] = "fp32"
+    precision: Annotated[Literal["fp32", "bf16"], typer.Option(help="Precision of all runs.")] = (
+        "fp32"
+    )
     workers: Annotated[
         int, typer.Option(help="Number of runs at the same time, each with one thread.")
     ] = 1
@@ -54,10 +56,6 @@ class StudyOptions:
 
         if self.seeds < 1:
             raise ValueError(f"seeds={self.seeds}: must be ≥ 1")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(
-                f"precision={self.precision}: must be fp32 or bf16, the same for all runs"
-            )
         if self.figure is not None and self.figure.suffix.lower() not in SUFFIXES:
             raise ValueError(f"figure={self.figure}: must end in {', '.join(SUFFIXES)}")
 

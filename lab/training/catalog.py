@@ -1,25 +1,36 @@
-"""All runs below a folder, and a table of them."""
+"""All runs below a folder, a table of them, and which of them have given settings."""
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError
 from lab.training.runs import Run
+from tasks import TASKS
+from tasks.base import Schedule
 
 COLUMNS = {
     "path": pl.String,
     "task": pl.String,
     "model": pl.String,
+    "options": pl.String,
     "seq_len": pl.Int64,
     "d_model": pl.Int64,
     "seed": pl.Int64,
     "accuracy": pl.Float64,
+    "chance": pl.Float64,
     "steps": pl.Int64,
     "seconds": pl.Float64,
+    "date": pl.String,
     "stopped": pl.String,
 }
+"""`options` are those that differ from the defaults. `date` is the local time of the last step."""
 
 
 def find_runs(root: Path) -> list[Run]:
@@ -31,26 +42,106 @@ def find_runs(root: Path) -> list[Run]:
     return runs
 
 
-def tabulate(runs: list[Run]) -> pl.DataFrame:
-    """Return a row for each run: path, task, stack, sizes, accuracy, steps, seconds, ending."""
-    rows = []
-    for run in runs:
-        try:
-            result = run.read_result() or {"stopped": "unfinished"}
-        except RunError:
-            result = {"stopped": "unreadable"}
-        rows.append(
-            {
-                "path": str(run.path),
-                "task": run.task.name,
-                "model": run.model.model or run.model.stack,
-                "seq_len": run.task.seq_len,
-                "d_model": run.model.d_model,
-                "seed": run.train.seed,
-                "accuracy": result.get("accuracy"),
-                "steps": result.get("steps"),
-                "seconds": result.get("seconds"),
-                "stopped": result["stopped"],
-            }
+def select_runs(runs: Sequence[Run], chosen: Sequence[str]) -> list[Run]:
+    """Return the runs that have the given values, each "NAME=VALUE".
+
+    A run must have one of the values given for each name. A name is a column of the table or an
+    option of `lab TASK`, including options of layers such as S.d_state.
+
+    Raises:
+        ValueError: for text of another form, or a name that no run has.
+    """
+    values = {run.path: _list_values(run) for run in runs}
+    known = dict.fromkeys(name for found in values.values() for name in found)
+    wanted: dict[str, list[str]] = {}
+    for text in chosen:
+        name, equals, value = text.partition("=")
+        name = name if name in known else name.replace("-", "_")
+        if not equals or (runs and name not in known):
+            raise ValueError(f"only={text}: must be NAME=VALUE with one of {', '.join(known)}")
+        wanted.setdefault(name, []).append(value)
+    return [
+        run
+        for run in runs
+        if all(
+            any(_equals(values[run.path].get(name), text) for text in texts)
+            for name, texts in wanted.items()
         )
-    return pl.DataFrame(rows, schema=COLUMNS)
+    ]
+
+
+def tabulate(runs: Sequence[Run]) -> pl.DataFrame:
+    """Return a row for each run, with the columns in `COLUMNS`."""
+    return pl.DataFrame([_describe_run(run) for run in runs], schema=COLUMNS)
+
+
+def list_changes(run: Run) -> dict[str, Any]:
+    """Return the options that differ from the defaults of the run's task and protocol."""
+    task, model, train = run.task, run.model, run.train
+    kinds = (TASKS[task.name], ModelConfig, TrainConfig)
+    defaults = {f.name: f.default for kind in kinds for f in fields(kind)}
+    with contextlib.suppress(ValueError):  # sizes that the paper's protocol does not name
+        defaults |= get_protocol_defaults(
+            train.protocol, task.seq_len, task.vocab_size, model.d_model
+        )
+    values = {**task.options, **model.to_dict(), **train.to_dict()}
+    layers = values.pop("options")
+    changed = {
+        name: value
+        for name, value in values.items()
+        if defaults.get(name, MISSING) != value and name not in ("model", "stack")
+    }
+    return {**changed, **layers}
+
+
+def format_value(value: Any) -> str:
+    """Return a value as it is typed for an option."""
+    if isinstance(value, Schedule):
+        return f"{value.first}:{value.last}"
+    if isinstance(value, list | tuple):
+        return ",".join(map(format_value, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _describe_run(run: Run) -> dict[str, Any]:
+    try:
+        result = run.read_result() or {"stopped": "unfinished"}
+    except RunError:
+        result = {"stopped": "unreadable"}
+    changes = list_changes(run).items()
+    return {
+        "path": str(run.path),
+        "task": run.task.name,
+        "model": run.model.model or run.model.stack,
+        "options": " ".join(f"{name}={format_value(value)}" for name, value in changes),
+        "seq_len": run.task.seq_len,
+        "d_model": run.model.d_model,
+        "seed": run.train.seed,
+        "accuracy": result.get("accuracy"),
+        "chance": run.task.chance,
+        "steps": result.get("steps"),
+        "seconds": result.get("seconds"),
+        "date": _find_date(run).isoformat(sep=" ", timespec="seconds"),
+        "stopped": result["stopped"],
+    }
+
+
+def _find_date(run: Run) -> datetime:
+    """Return when the newest step was recorded; before the first, when the run was made."""
+    files = (run.path / "metrics.jsonl", run.path / "config.json")
+    newest = next(file for file in files if file.exists())
+    return datetime.fromtimestamp(newest.stat().st_mtime)
+
+
+def _list_values(run: Run) -> dict[str, Any]:
+    settings = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
+    return {**settings, **settings.pop("options"), **_describe_run(run)}
+
+
+def _equals(value: Any, text: str) -> bool:
+    """Whether a value is what the text says; numbers may be written in different ways."""
+    if format_value(value) == text:
+        return True
+    with contextlib.suppress(TypeError, ValueError):
+        return not isinstance(value, str) and float(value) == float(text)
+    return False

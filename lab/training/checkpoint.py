@@ -67,6 +67,18 @@ def save(run: Path, state: TrainingState) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def rewrite_counters(run: Path, state: TrainingState) -> None:
+    """Write the counters of `state` into its checkpoint, which keeps its weights.
+
+    Raises:
+        OSError: when they cannot be written; the counters before are still there.
+        RunError: when the checkpoint is incomplete.
+    """
+    file = list_checkpoints(run)[state.step] / "state.json"
+    content = read_json(file, f"checkpoint {file.parent} is incomplete; {AGAIN}")
+    write_json(file, content | {name: getattr(state, name) for name in COUNTERS})
+
+
 def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
     """Load a checkpoint into `state`, fresh from `lab.training.fit.start`, and return it.
 

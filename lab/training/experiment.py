@@ -17,6 +17,7 @@ from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending, summarize
 from lab.training.fit import DivergedError, Row, TrainingState, check, fit
 from lab.training.history import Pace
+from lab.training.loggers import open_logger
 from lab.training.runs import Run
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import measure
@@ -56,7 +57,7 @@ def carry_out(
 
     Args:
         run: what to train, and where it is kept.
-        runtime: device, minutes, checkpoint interval.
+        runtime: device, minutes, checkpoint interval, logger.
         on_plan: called once, before the first step.
         on_row: called after every step.
 
@@ -74,10 +75,11 @@ def carry_out(
         state = run.load_state(device)
         run.rewind(state.step)
         on_plan(_plan(run, state, device))
-        with run.record_rows() as record:
+        with run.record_rows() as record, open_logger(runtime.log, run, state.step) as log:
 
             def on_step(row: Row) -> None:
                 record(row)
+                log(row)
                 on_row(row)
 
             try:

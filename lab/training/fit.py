@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -218,11 +218,16 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
             assert row.validation_accuracy is not None
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
-                state.stage, state.stage_step = state.stage + 1, step
-                if config.train_rows is not None:  # a batch begins at a multiple of its size
-                    size = parts[state.stage].batch_size
-                    state.rows = -(-state.rows // size) * size
+                enter_next_stage(state, parts, config)
         yield row
+
+
+def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: TrainConfig) -> None:
+    """Let training go on with the rows of the next stage."""
+    state.stage, state.stage_step = state.stage + 1, state.step
+    if config.train_rows is not None:  # a batch begins at a multiple of its size
+        size = stages[state.stage].batch_size
+        state.rows = -(-state.rows // size) * size
 
 
 def _evaluate(

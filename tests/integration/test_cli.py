@@ -84,7 +84,7 @@ def test_train_resume_and_list(tmp_path):
     (row,) = map(json.loads, listed.stdout.splitlines())
     assert (row["path"], row["accuracy"]) == (str(out), result["accuracy"])
     shown = lab(f"runs {tmp_path}").output
-    for word in ("AM*2", "budget", "mqar"):
+    for word in ("AM*2", "not solved: step limit reached", "mqar", "seq_len=16"):
         assert word in shown
     (out / "report.html").unlink()
     assert lab(f"analyze {out}").exit_code == 0
@@ -98,7 +98,7 @@ def test_the_ending_shows_accuracy_beside_its_baselines_and_the_report(tmp_path)
         "this model",
         "oracle",
         "chance",
-        "not solved: stopped at the limit of 4 steps",
+        "not solved: step limit reached after 4 steps",
         "report.html",
     ):
         assert word in result.stdout

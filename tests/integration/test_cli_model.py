@@ -57,7 +57,7 @@ def test_a_stack_takes_sizes_and_options():
     ("words", "said"),
     [
         (["chems"], "'chems'"),
-        (["cheems", "--size", "7B"], "size='7B' must be one of 320M, 1.3B"),
+        (["cheems", "--size", "7B"], "'--size': '7B' is not one of '320M', '1.3B'"),
         (["cheems", "--size", "320M", "--d-model", "64"], "sets d_model too"),
         (["AM", "--size", "320M"], "only of an architecture"),
         (["AM", "--n-layers", "3"], "n_layers=3"),

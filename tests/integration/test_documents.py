@@ -101,5 +101,5 @@ def test_the_readme_is_short_and_its_tree_is_exact():
     assert top == {"lab", "tasks", "analysis", "notebooks", "tests", "docs"}
     assert all((HOME / name).is_dir() for name in top)
     packages = {path.parent.name for path in HOME.glob("lab/*/__init__.py")}
-    modules = {path.name for path in HOME.glob("lab/*.py")} - {"__init__.py"}
+    modules = {path.name for path in HOME.glob("lab/*.py") if not path.name.startswith("__")}
     assert in_lab == packages | modules

@@ -6,14 +6,7 @@ from rich.table import Table
 
 from lab.cli.tables.progress import format_duration
 from lab.training.conclusion import AUDIT_ROWS
-
-ENDINGS = {
-    "solved": "solved after",
-    "budget": "not solved: stopped at the limit of",
-    "interrupted": "interrupted after",
-    "diverged": "diverged after",
-}
-"""How a run ended, in words that go before its number of steps."""
+from lab.training.endings import name_ending
 
 
 def build_result_table(result: dict[str, Any]) -> Table:
@@ -60,7 +53,7 @@ def describe_ending(result: dict[str, Any]) -> str:
     """Describe how a run ended, what its construction reaches, and why it is not solved."""
     steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
     line = (
-        f"{ENDINGS.get(result['stopped'], result['stopped'])} {steps}, {result['rows']:,} rows, "
+        f"{name_ending(result['stopped'])} after {steps}, {result['rows']:,} rows, "
         f"{format_duration(result['seconds'])} of training "
         f"({result['rows_per_second'] or 0:,.0f} rows/s)"
     )

@@ -3,24 +3,36 @@
 from typing import Any
 
 import polars as pl
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
+
+from lab.cli.tables.progress import format_duration
+from lab.training.endings import name_ending
+
+LINE = "{:>8}  {:>7}  {:>7}  {:>11}  {:16}  {}"
 
 
-def build_runs_table(runs: pl.DataFrame) -> Table:
-    """Return the most important columns of a table of runs."""
-    chosen = runs.select("path", "task", "model", "accuracy", "steps", "seconds", "stopped")
-    table = Table(box=None)
-    for name in chosen.columns:
-        table.add_column(name, overflow="fold", no_wrap=name != "path")
-    for row in chosen.iter_rows():
-        table.add_row(*map(_cell, row))
-    return table
+def build_runs_list(runs: pl.DataFrame) -> Group:
+    """Return a line of numbers for each run, and below it how it ended and what was trained."""
+    header = Text(LINE.format("accuracy", "chance", "steps", "time", "date", "run"), "bold")
+    parts: list[RenderableType] = [header]
+    for run in runs.iter_rows(named=True):
+        scores = [_cell(run[name], ".4f") for name in ("accuracy", "chance")]
+        time = "—" if run["seconds"] is None else format_duration(run["seconds"])
+        line = LINE.format(*scores, _cell(run["steps"], ","), time, run["date"][:16], run["path"])
+        parts.append(Text(line, no_wrap=True, overflow="ignore"))
+        ending = name_ending(run["stopped"])
+        trained = f"{ending}: {run['task']}, {run['model']}, {run['options']}"
+        parts.append(Padding(Text(trained, "dim"), (0, 0, 0, 4)))
+    return Group(*parts)
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, form: str = "") -> str:
     if value is None:
         return "—"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:{form or '.4g'}}" if form or isinstance(value, float) else str(value)
 
 
 def build_comparison_table(runs: list[dict[str, Any]]) -> Table:

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from lab.cli.cell import train_cell
-from lab.cli.training import describe_run
+from lab.cli.run_settings import describe_run
 from lab.studies import Cell, Study, recall, trainability
 from lab.studies.folder import CellFolder
 from lab.studies.lengths import evaluate_lengths, find_stage_ends

@@ -1,5 +1,0 @@
-"""`python -m lab.cli` is `lab`."""
-
-from lab.cli.app import main
-
-main()

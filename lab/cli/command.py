@@ -1,0 +1,93 @@
+"""What all commands share: plain names of types in the help, near names for mistyped words."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from lab.cli.answers import refuse
+
+TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Ask whether a near name was meant; if none is near, list the known ones."""
+    spelled = {word.casefold(): word for word in known}
+    near = get_close_matches(name.casefold(), spelled)
+    if near:
+        return f"Did you mean {' or '.join(spelled[word] for word in near)}?"
+    return f"Known: {', '.join(spelled.values())}"
+
+
+def unwrap(docstring: str | None) -> str:
+    """Join the lines of each paragraph, which a terminal breaks anew."""
+    paragraphs = (docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def name_type(param: TyperOption | TyperArgument) -> str:
+    """Return the name of a parameter's type, e.g. INT, or its choices; "" for a flag."""
+    if isinstance(param, TyperOption) and param.is_flag:
+        return ""
+    kind = param.type_descriptor
+    if kind.choices:
+        return "|".join(str(getattr(choice, "value", choice)) for choice in kind.choices)
+    single = get_args(kind.annotation)[0] if kind.is_list else kind.annotation
+    return TYPE_NAMES.get(single, "TEXT")
+
+
+def _name_types(params: list[Any]) -> list[Any]:
+    """Have typer's help show `name_type` of each parameter."""
+    for param in params:
+        label = name_type(param)
+        param.display_type = lambda ctx, label=label: label
+    return params
+
+
+@contextmanager
+def _report_in_one_line() -> Iterator[None]:
+    """Report what the parser refuses in one line, with near names of an unknown option."""
+    try:
+        yield
+    except typer.TyperException as error:
+        near = getattr(error, "possibilities", None)
+        if near:
+            raise refuse(f"{error.message}. Did you mean {' or '.join(near)}?", 2) from error
+        raise refuse(error.format_message().replace("Value error, ", ""), 2) from error
+
+
+class Command(TyperCommand):
+    """A command of `lab`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _name_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the command's name."""
+        with _report_in_one_line():
+            return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    """`lab` itself, which all commands belong to."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _name_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command's name."""
+        with _report_in_one_line():
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the first word names; suggest one if there is none."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            raise refuse(f"No such command: {name}. {suggest(name, known)}", 2)
+        return super().resolve_command(ctx, args)

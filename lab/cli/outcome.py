@@ -1,0 +1,63 @@
+"""Train a run to its end and show the outcome, as `lab TASK` and `lab resume` do."""
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lab.cli.answers import report_failures
+
+if TYPE_CHECKING:
+    from lab.config import Runtime
+    from lab.training.runs import Run
+
+
+def train_and_report(
+    run: "Run", runtime: "Runtime", wanted: dict[str, tuple[Any, ...]], as_json: bool
+) -> None:
+    """Train, evaluate at further settings, print the result, and write the report.
+
+    Args:
+        run: what to train; a finished run is only shown.
+        runtime: device, minutes, logger.
+        wanted: values to evaluate at, by option of the task.
+        as_json: print the result as JSON and nothing else.
+    """
+    from lab.cli.tables.progress import show_progress
+    from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
+    from lab.training.experiment import carry_out
+    from lab.training.generalisation import evaluate_settings
+
+    with report_failures(), show_progress(run) as (on_plan, on_row):
+        before = run.read_result()
+        result = carry_out(run, runtime, on_plan, on_row)
+    found = []
+    if wanted and not result["signal"]:
+        with report_failures():
+            found = evaluate_settings(
+                run, wanted, runtime.device, lambda text: typer.echo(f"evaluating {text}", err=True)
+            )
+            result = run.read_result() or result
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        from rich.console import Console
+
+        Console(markup=False).print(build_result_table(result))
+        if found:
+            Console(markup=False).print(build_evaluations_table(found))
+        typer.echo(describe_ending(result))
+    if result["signal"]:
+        typer.echo(
+            f"Run the same command again to resume, or `lab analyze {run.path}` for a report.",
+            err=True,
+        )
+        raise typer.Exit(128 + signal.Signals[result["signal"]])
+    from analysis.pages.kept import find_page
+    from analysis.pages.report import write_quick
+
+    with report_failures():
+        report = (result == before and find_page(run)) or write_quick(run).page
+    typer.echo(f"report: {report}", err=as_json)
+    typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)

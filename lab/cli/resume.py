@@ -1,0 +1,79 @@
+"""`lab resume`: go on with a run, up to a later limit if one is given."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.training import annotate_option
+from lab.config import Runtime
+
+OPTIONS: dict[str, Any] = {
+    "path": Annotated[Path, typer.Argument(help="A run folder.")],
+    "max_steps": Annotated[
+        int | None,
+        typer.Option(
+            help="New limit of all steps together, those already taken included.",
+            show_default="the run's own",
+        ),
+    ],
+    **{
+        f.name: annotate_option("Machine", get_type_hints(Runtime)[f.name], f, False)
+        for f in fields(Runtime)
+    },
+    "as_json": Annotated[bool, typer.Option("--json", help="Print the result as JSON.")],
+}
+
+
+def _take_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the parameters in `OPTIONS`."""
+    defaults = {"path": inspect.Parameter.empty, "as_json": False}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name),
+                annotation=annotation,
+            )
+            for name, annotation in OPTIONS.items()
+        ]
+    )
+    command.__annotations__ = OPTIONS
+    return command
+
+
+@_take_options
+def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> None:
+    """Go on with an unfinished run, or extend a run to a later limit of steps.
+
+    With a constant learning rate, an extended run ends with the same bits as a run that had the
+    later limit from the start. A cosine schedule is stretched: from here on the run follows the
+    curve of the later limit.
+    """
+    from lab.cli.outcome import train_and_report
+    from lab.device import choose_device
+    from lab.training.extension import describe_effects, explain_ending, extend
+    from lab.training.loggers import check_installed
+    from lab.training.runs import Run
+
+    with report_failures():
+        run = Run.open(path)
+        with report_usage_errors():
+            runtime = Runtime(**{name: v for name, v in machine.items() if v is not None})
+            choose_device(runtime.device)
+            check_installed(runtime.log)
+            if max_steps is not None:
+                final = explain_ending(run)
+                if final:
+                    typer.echo(f"{final}; a later limit changes nothing", err=True)
+                else:
+                    effects = list(describe_effects(run, max_steps))
+                    run = extend(run, max_steps)
+                    for effect in effects:
+                        typer.echo(effect, err=True)
+    train_and_report(run, runtime, {}, as_json)

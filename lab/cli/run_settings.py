@@ -1,0 +1,90 @@
+"""What the options of a command describe: a task, a run, and the machine that it uses."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from lab.cli.answers import parse_assignments
+from lab.cli.older_runs import read_older_defaults
+from lab.cli.options import keep_ends, read, resolve_spans
+from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
+from tasks import TASKS
+
+Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
+
+
+def describe_run(
+    name: str, given: Mapping[str, Any], out: Path | None, known: Mapping[str, Any] | None = None
+) -> tuple[Any, Runtime]:
+    """Return the run and the machine settings that the given options describe.
+
+    A given option takes precedence over the known value, that over the protocol's, and that over
+    the field's default.
+
+    Args:
+        name: of the task.
+        given: options as typed, by field.
+        out: the run folder; None: one named after the settings.
+        known: settings from a file (`lab.cli.config_file`), by field.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    from lab.device import choose_device
+    from lab.training.experiment import try_out
+    from lab.training.loggers import check_installed
+    from lab.training.runs import Run
+
+    known = known or {}
+    typed = parse_assignments(given.get("options", []))
+    values = {**known, **given, "options": {**known.get("options", {}), **typed}}
+    if values.get("model") and "stack" not in values:
+        values["stack"] = "UM*2"
+    task, train, values = configure(name, values, out)
+    runtime = build_config(Runtime, values)
+    choose_device(runtime.device)
+    check_installed(runtime.log)
+    run = Run(Path("runs"), task, build_config(ModelConfig, values), train)
+    try_out(run)
+    return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
+
+
+def configure(
+    name: str, given: Mapping[str, Any], out: Path | None = None
+) -> tuple[Any, TrainConfig, dict[str, Any]]:
+    """Return the task, its training configuration, and all values, the protocol's included.
+
+    Where `out` holds a run of an older version of the protocol, its values are the defaults.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    task_class = TASKS[name]
+    hints = get_type_hints(task_class)
+    preset = task_class.presets[given["preset"]] if "preset" in given else None
+    typed = {f.name: given[f.name] for f in fields(task_class) if f.init and f.name in given}
+    options = {
+        **(preset.options if preset else {}),
+        **{
+            name: read(name, value, hints[name]) if isinstance(value, str) else value
+            for name, value in typed.items()
+        },
+    }
+    d_model = given.get("d_model", ModelConfig.d_model)
+    # The row length decides how many rows make a step, and so over how many rows a schedule goes.
+    sizes = task_class(**keep_ends(options))
+    protocol = given.get("protocol", "lab")
+    defaults = get_protocol_defaults(protocol, sizes.seq_len, sizes.vocab_size, d_model)
+    if protocol == "lab":
+        defaults |= read_older_defaults(out, defaults)
+    stack = {"stack": preset.stack} if preset and preset.stack else {}
+    values = {**stack, **defaults, **given}
+    train = build_config(TrainConfig, values)
+    task = task_class(**resolve_spans(options, train.max_steps, train.batch_size))
+    return task, train, values
+
+
+def build_config(part: type[Part], values: Mapping[str, Any]) -> Part:
+    """Build one configuration from the values that are its fields."""
+    return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})

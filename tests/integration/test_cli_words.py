@@ -1,0 +1,142 @@
+"""The command line's words: versions, near names, names of types, settings from a file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from lab import __version__
+from lab.cli import app
+from lab.training.runs import Run
+from tasks import TASKS
+from tasks.schedule import Schedule
+
+SMALL = "mqar --vocab-size 64 --d-model 16 --stack AM --batch-size 4 --max-steps 2 --test-rows 8"
+
+
+def lab(words: str, code: int = 0) -> str:
+    found = CliRunner().invoke(app, words.split())
+    assert found.exit_code == code, found.output
+    return " ".join(found.output.replace("│", " ").split())
+
+
+def test_the_version_has_one_home():
+    assert lab("--version") == f"wonderful-lab {__version__}"
+    words = [sys.executable, "-m", "lab", "--version"]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert found.stdout == f"wonderful-lab {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("mqra", "No such command: mqra. Did you mean mqar?"),
+        ("MQAR", "Did you mean mqar?"),
+        ("selective-copy", "Did you mean selective_copy?"),
+        ("analyse runs/mqar", "Did you mean analyze?"),
+        ("qqq --x 1", "No such command: qqq. Known: mqar, overwrite,"),
+        ("mqar --seqlen 64", "No such option: --seqlen. Did you mean --seq-len"),
+        ("--verison", "No such option: --verison. Did you mean --version?"),
+        ("mqar --optimizer sgd", "'--optimizer': 'sgd' is not one of 'muon', 'adamw'"),
+        ("analyze", "Missing argument 'path'"),
+    ],
+)
+def test_mistyped_words_are_answered_in_one_line(words, meant):
+    found = CliRunner().invoke(app, words.split())
+    assert found.exit_code == 2
+    (line,) = found.stderr.splitlines()
+    assert meant in line
+
+
+COMMANDS = [command.callback.__name__ for command in app.registered_commands if command.callback]
+
+
+@pytest.mark.parametrize("name", ["mqar", "copy", *COMMANDS])
+def test_types_have_the_names_that_people_know(name):
+    text = lab(f"{name} --help")
+    for strange in ("<", "list[", "<bool>", "typing"):
+        assert strange not in text
+    if name in TASKS:
+        for words in ("--d-model INT", "--learning-rate FLOAT", "--out PATH", "--seq-len INT,…"):
+            assert words in text
+
+
+def test_a_run_is_repeated_from_its_settings(tmp_path):
+    lab(f"{SMALL} --seq-len 16 --n-pairs 1:4 --option A.mask=soft --out {tmp_path / 'a'}")
+    config = tmp_path / "a/config.json"
+    lab(f"mqar --config {config} --out {tmp_path / 'b'}")
+    assert (tmp_path / "b/config.json").read_bytes() == config.read_bytes()
+    result = (json.loads((tmp_path / name / "result.json").read_text()) for name in "ab")
+    assert len({found["loss"] for found in result}) == 1
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A part of what a run's config.json holds."""
+    file = tmp_path / "config.json"
+    schedule = {"first": 1, "last": 4, "rows": 8}
+    task = {"name": "mqar", "seq_len": 16, "vocab_size": 64, "n_pairs": schedule}
+    model = {"stack": "AM", "d_model": 16, "options": {"A.mask": "soft", "A.rope_base": "100"}}
+    train = {"max_steps": 2, "batch_size": 4, "test_rows": 8, "seed": 3}
+    file.write_text(json.dumps({"task": task, "model": model, "train": train}))
+    return file
+
+
+def test_options_take_precedence_over_a_file(config, tmp_path):
+    out = tmp_path / "run"
+    lab(f"mqar --config {config} --seed 5 --option A.rope_base=50 --vocab-size 32 --out {out}")
+    run = Run.open(out)
+    assert run.task.options["n_pairs"] == Schedule(1, 4, 8)
+    assert (run.task.vocab_size, run.task.seq_len, run.train.seed) == (32, 16, 5)
+    assert run.model.options == {"A.mask": "soft", "A.rope_base": "50"}
+    assert run.train.lengthen  # the protocol's, which the file does not give
+    assert "row 0" in lab(f"mqar --config {config} --show 1").lower()
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("task", {"name": "copy"}, "is of the task copy; use `lab copy --config"),
+        ("task", {"depth": 3}, "task: unknown name 'depth'; known: seq_len, vocab_size"),
+        ("train", {"max_step": 3}, "train: unknown name 'max_step'; known: protocol"),
+        ("train", {"seed": "x"}, "seed='x': must be a whole number"),
+        ("model", {"options": 3}, "options=3: must be an object"),
+        ("task", {"n_pairs": {"from": 1}}, "a schedule has first, last and rows"),
+        ("trian", {}, "unknown name 'trian'; known: task, model, train"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(config, part, values, message):
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps({**content, part: {**content.get(part, {}), **values}}))
+    assert message in lab(f"mqar --config {config}", code=2)
+
+
+def test_a_file_and_what_stands_for_many_settings_exclude_each_other(config):
+    text = lab(f"mqar --config {config} --protocol paper", code=2)
+    assert "--config and --protocol: both choose many settings; choose one" in text
+    assert "config.json is missing" in lab("mqar --config nowhere/config.json", code=2)
+
+
+def test_runs_are_sorted_and_filtered(tmp_path):
+    for seed, d_model in ((1, 16), (2, 8)):
+        words = SMALL.replace("--d-model 16", f"--d-model {d_model}")
+        lab(f"{words} --seq-len 16 --seed {seed} --max-minutes 1e-9 --out {tmp_path / str(seed)}")
+
+    def list_seeds(words: str) -> list[int]:
+        found = CliRunner().invoke(app, f"runs {tmp_path} --json {words}".split()).stdout
+        return [json.loads(line)["seed"] for line in found.splitlines()]
+
+    assert list_seeds("--sort path") == [1, 2]
+    assert list_seeds("--sort path --reverse") == [2, 1]
+    assert list_seeds("--only d-model=16") == [1]
+    assert list_seeds("--only seed=1 --only seed=2 --only learning_rate=3e-3") == [1, 2]
+    assert list_seeds("--only stopped=solved") == []
+    found = CliRunner().invoke(app, f"runs {tmp_path} --json --only seed=2".split())
+    (row,) = found.stdout.splitlines()
+    assert "seq_len=16 vocab_size=64 d_model=8 seed=2 batch_size=4" in json.loads(row)["options"]
+    assert json.loads(row)["chance"] == 1 / 32
+    assert "only=colour=red: must be NAME=VALUE" in lab(
+        f"runs {tmp_path} --only colour=red", code=2
+    )

@@ -1,0 +1,103 @@
+"""An extended run is the run that had the later limit from the start."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lab.cli import app
+from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.training.experiment import carry_out
+from lab.training.extension import describe_effects, explain_ending, extend
+from lab.training.runs import Run
+from tasks import TASKS
+
+STEPS = 16
+EASY = TrainConfig(
+    batch_size=4,
+    eval_every=4,
+    test_rows=32,
+    max_steps=STEPS,
+    learning_rate=0.02,
+    warmup_steps=0,
+    lengthen=True,
+    lengthen_at=0.6,
+    precision="fp32",
+)
+
+
+def train(path: Path, steps: int, minutes: float | None = None, **changes) -> Run:
+    task = TASKS["flip_flop"](seq_len=32, **changes.pop("task", {}))
+    config = replace(EASY, max_steps=steps, **changes)
+    run = Run(path, task, ModelConfig(stack="AM", d_model=8), config)
+    carry_out(run, Runtime(device="cpu", max_minutes=minutes))
+    return run
+
+
+def list_rows(run: Run) -> list[dict]:
+    return [{**row, "seconds": 0} for row in run.read_metrics()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run = train(tmp_path_factory.mktemp("whole") / "run", STEPS)
+    assert [stage.began for stage in run.read_metrics().stages][:3] == [0, 4, 8]
+    return run
+
+
+@pytest.mark.parametrize("steps", [4, 8, 10])
+def test_it_ends_with_the_same_bits(whole, tmp_path, steps):
+    """Limits at which the rows grow, and one between two evaluations."""
+    run = extend(train(tmp_path / "run", steps), STEPS)
+    carry_out(run, Runtime(device="cpu"))
+    assert Run.open(run.path).to_dict() == whole.to_dict()
+    assert list_rows(run) == list_rows(whole)
+    assert run.list_steps() == whole.list_steps()
+    ours, theirs = (r.load_state() for r in (run, whole))
+    assert (ours.rows, ours.stage_step) == (theirs.rows, theirs.stage_step)
+    for name, weight in ours.model.state_dict().items():
+        assert torch.equal(weight, theirs.model.state_dict()[name]), name
+    kept = json.loads((run.path / f"result.step-{steps}.json").read_text())
+    assert (kept["stopped"], kept["steps"]) == ("budget", steps)
+
+
+def test_the_command_goes_on_and_extends(whole, tmp_path):
+    path = train(tmp_path / "run", 4, minutes=1e-9).path
+    found = CliRunner().invoke(app, f"resume {path} --max-steps {STEPS}".split())
+    assert found.exit_code == 0, found.output
+    assert "resuming after step 1" in found.output
+    assert list_rows(Run.open(path)) == list_rows(whole)
+    found = CliRunner().invoke(app, f"resume {path} --max-steps {STEPS}".split())
+    assert found.exit_code == 2
+    assert f"max_steps={STEPS}: must be > {STEPS}, the steps already taken" in found.stderr
+
+
+def test_what_a_later_limit_changes_is_said(tmp_path):
+    run = train(tmp_path / "run", 2, schedule="cosine", task={"p_ignore": (0.5, 0.9)})
+    (cosine,) = describe_effects(run, 8)
+    assert "schedule=cosine: the learning rate goes from 0.002 to 0.0" in cosine
+    assert not list(describe_effects(replace(run, train=EASY), 8))
+
+
+def test_a_limit_that_changes_nothing_is_said(tmp_path):
+    solved = train(tmp_path / "solved", STEPS, solved_at=0.3)
+    assert explain_ending(solved) == f"solved after {solved.read_metrics()[-1]['step']} steps"
+    stuck = train(tmp_path / "stuck", STEPS, stage_steps=3, lengthen_at=0.99)
+    assert explain_ending(stuck) == "stopped after stage_steps=3 steps at rows of 8 tokens"
+    assert explain_ending(train(tmp_path / "limit", 3)) == ""
+
+
+def test_solved_only_by_the_test_of_the_last_step_is_extended(tmp_path):
+    """That test was made because it was the last; another run would have gone on."""
+    run = train(tmp_path / "run", 4, lengthen=False, solved_at=0.99)
+    *rows, last = run.read_metrics()
+    rows.append({**last, "test_accuracy": 1.0})
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.path / "result.json").unlink()
+    assert carry_out(run, Runtime(device="cpu"))["stopped"] == "solved"
+    assert explain_ending(run) == ""
+    extend(run, 5)
+    assert "test_accuracy" not in run.read_metrics()[-1]
