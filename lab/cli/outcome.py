@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def train_and_report(
-    run: "Run", runtime: "Runtime", wanted: dict[str, tuple[Any, ...]], as_json: bool
+    run: "Run", runtime: "Runtime", wanted: Mapping[str, Sequence[Any]], as_json: bool
 ) -> None:
     """Train, evaluate at further settings, print the result, and write the report.
 

@@ -3,7 +3,9 @@
 import json
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +20,7 @@ from tasks import TASKS
 SETTINGS = TrainConfig(batch_size=4, max_steps=4, eval_every=2, test_rows=8, precision="fp32")
 
 
-def train(path: Path, logger: str) -> Run:
+def train(path: Path, logger: Literal["tensorboard", "wandb"]) -> Run:
     """Train for one step, stop, and resume, so that the log has two parts."""
     task = TASKS["mqar"](seq_len=8, vocab_size=16)
     run = Run(path, task, ModelConfig(stack="AM", d_model=8), SETTINGS)
@@ -27,9 +29,9 @@ def train(path: Path, logger: str) -> Run:
     return run
 
 
-def list_expected(run: Run) -> dict[str, list[tuple[int, float]]]:
+def list_expected(run: Run) -> dict[str, list[tuple[int, Any]]]:
     """Return the numbers in metrics.jsonl by tag, with their steps."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, list[tuple[int, Any]]] = {}
     for row in run.read_metrics():
         for name, value in row.items():
             tag = "/".join(name.split("_", 1)) if name[:4] in ("vali", "test") else f"train/{name}"
@@ -63,12 +65,11 @@ def test_wandb_offline_has_every_number(tmp_path, monkeypatch):
 
 def read_history(files: list[Path]) -> dict[str, list[tuple[int, float]]]:
     """Return the numbers in files of wandb by name, with their steps."""
-    from wandb.proto import wandb_internal_pb2
-
+    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
     found: dict[str, list[tuple[int, float]]] = {}
     for file in files:
         for data in list_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
+            record = messages.Record()
             record.ParseFromString(data)
             for item in record.history.item:
                 name = item.key or "/".join(item.nested_key)
