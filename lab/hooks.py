@@ -110,6 +110,19 @@ def hook_points(model: nn.Module) -> dict[str, HookPoint]:
     return points
 
 
+_THEIRS = {"attn": "mixer", "ln1": "norm_mixer", "ln2": "norm_mlp", "ln_final": "norm_final"}
+"""TransformerLens's names of a model's parts, and ours."""
+
+
+def to_own_name(name: str) -> str:
+    """Return the lab's name of a point that TransformerLens names.
+
+    >>> to_own_name("blocks.0.attn.hook_pattern")
+    'blocks.0.mixer.hook_pattern'
+    """
+    return ".".join(_THEIRS.get(part, part) for part in name.split("."))
+
+
 _SHELL = "_orig_mod"
 """The attribute of a compiled module that holds the original one."""
 
@@ -122,7 +135,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
-    """Return the points that a filter selects.
+    """Return the points that a filter selects; a name may also be TransformerLens's.
 
     Raises:
         ValueError: when a name or a predicate matches no point; similar names are listed.
@@ -136,6 +149,7 @@ def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPo
             raise ValueError(f"names_filter matches none of the model's {len(points)} hook points")
         return chosen
     wanted = [names_filter] if isinstance(names_filter, str) else names_filter
+    wanted = [name if name in points else to_own_name(name) for name in wanted]
     for name in wanted:
         if name not in points:
             near = get_close_matches(name, points, n=3, cutoff=0.4) or list(points)[:3]

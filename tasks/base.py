@@ -1,7 +1,7 @@
 """What a task is: rows of tokens, each a pure function of (task, seed, split, row number)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -118,6 +118,27 @@ class Task(ABC):
     def format_token(self, token: int) -> str:
         """Return how a token is shown."""
         return str(token)
+
+    def to_str_tokens(self, tokens: "Tensor | Sequence[int]") -> list[str]:
+        """Return how the tokens of a row are shown, [t] or [1 t]; `to_tokens` reverses it."""
+        return [self.format_token(token) for token in torch.as_tensor(tokens).flatten().tolist()]
+
+    def to_tokens(self, text: "str | Sequence[str]") -> Tensor:
+        """Return the tokens of a row that is written as text, int64 [1 t].
+
+        Args:
+            text: tokens as `format_token` shows them: a list, or one string with spaces between.
+
+        Raises:
+            ValueError: for what is no token of this task.
+        """
+        known = {self.format_token(token): token for token in range(self.vocab_size)}
+        words = text.split() if isinstance(text, str) else list(text)
+        for word in words:
+            if word not in known:
+                some = ", ".join([*known][:8])
+                raise ValueError(f"text: {word!r} is no token of {self.name}, such as {some}")
+        return torch.tensor([[known[word] for word in words]], dtype=torch.int64)
 
     def list_tasks(self, batch: Batch) -> "list[Task]":
         """Return the task of each row of a batch; their `format_token` shows the row's tokens."""

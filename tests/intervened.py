@@ -10,7 +10,7 @@ from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 from tests.ssd_variants import moved as ssd_moved
 
 TOKENS = torch.randint(8, (3, 9), generator=torch.Generator().manual_seed(0))

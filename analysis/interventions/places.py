@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from lab.hooks import unwrap
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 
 Indices = Tensor | np.ndarray | Sequence[int]
 """A list of integers ≥ 0."""

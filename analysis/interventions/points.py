@@ -27,6 +27,9 @@ Ablation = Literal["zero", "mean", "resample"]
 POINT_AXES: dict[str, tuple[str, ...]] = {
     "hook_embed": ("b t d",),
     **dict.fromkeys(("hook_resid_pre", "hook_resid_mid", "hook_resid_post"), ("b t d",)),
+    **dict.fromkeys(("hook_attn_out", "hook_mlp_out", "hook_normalized"), ("b t d",)),
+    "hook_scale": ("b t 1",),
+    **dict.fromkeys(("hook_pre", "hook_pre_linear", "hook_post"), ("b t f",)),
     **dict.fromkeys(
         ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_z"), ("b t h p",)
     ),
@@ -224,7 +227,7 @@ class _Place:
         """
         for point in find_points(get_language_model(model), name):
             for field in self.restricted:
-                forms = _list_axes(point)
+                forms = list_axes(point)
                 if not any(_LETTERS[field] in form for form in forms):
                     raise ValueError(_explain_missing_axis(field, point, forms))
 
@@ -233,7 +236,7 @@ class _Place:
         marks = torch.ones((), dtype=torch.bool)
         if not self.restricted:
             return marks.to(tensor.device)
-        forms = [form for form in _list_axes(point) if len(form) == tensor.ndim]
+        forms = [form for form in list_axes(point) if len(form) == tensor.ndim]
         for field, found in self.restricted.items():
             if not forms or _LETTERS[field] not in forms[0]:
                 raise ValueError(_explain_missing_axis(field, point, forms))
@@ -255,7 +258,7 @@ _LETTERS = {"rows": "b", "positions": "t", "heads": "h"}
 """The letter in `POINT_AXES` of what each argument restricts."""
 
 
-def _list_axes(point: str) -> list[list[str]]:
+def list_axes(point: str) -> list[list[str]]:
     """Return the axes that a point may have, from `POINT_AXES`; none for an unknown point."""
     return [axes.split() for axes in POINT_AXES.get(point.rpartition(".")[2], ())]
 

@@ -20,7 +20,7 @@ from analysis.plots.style import new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
 from lab.hooks import HookPoint
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 from tasks.base import Batch
 
 COMPONENT_SITES = tuple(site for site in SITES if site != "elsewhere")

@@ -4,7 +4,7 @@ import math
 
 from lab.constructions.cannot import CannotError
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 
 BITS = 32
 """Bits of a number in fp32."""

@@ -9,7 +9,7 @@ from lab.constructions.codes import spread
 from lab.constructions.residual import ANSWER_SIZE, Residual, read_answers, write_tokens
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 
 
 def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:

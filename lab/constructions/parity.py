@@ -21,7 +21,7 @@ from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 
 COUNT = 5
 """Channel of the count, after the constant, the kind, the two tokens' channels and the answer."""

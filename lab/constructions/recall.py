@@ -21,7 +21,7 @@ from lab.constructions.residual import (
 from lab.constructions.slots import find_channels
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 
 MOST_KEYS = 8192
 """With more keys, comparing all pairs of codes takes minutes."""

@@ -14,7 +14,7 @@ from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 
 CONSTANT, KIND = 0, 1
 """The first two channels: one is equal for all tokens, so that a norm's divisor is known, and one
@@ -145,7 +145,7 @@ def read_answers(
     """
     amplitude = size * (residual.d_model / (others + size**2)) ** 0.5
     model.norm_final.weight.zero_()
-    gain = _find_scale(residual, noise) / (residual.unit * amplitude * model.norm_final.scale)
+    gain = _find_scale(residual, noise) / (residual.unit * amplitude * model.norm_final.factor)
     model.norm_final.weight[residual.answer] = gain
 
 

@@ -69,6 +69,8 @@ class Attention(nn.Module):
 
     # What the layer offers (`lab.layers.mixer`).
     matrix_form = "pattern A, rows sum to 1"
+    heads_hook = "hook_z"
+    input_hooks = ("hook_q", "hook_k", "hook_v")
     scores_hook = "hook_attn_scores"
     bias_hook = "hook_dynamic_mask"
 

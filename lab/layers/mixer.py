@@ -34,6 +34,26 @@ class MatrixMixer(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadsMixer(MatrixMixer, Protocol):
+    """A mixer whose heads' mixed values pass a hook point on their way into `project`."""
+
+    @property
+    def heads_hook(self) -> str:
+        """The hook point of the mixed values [b t h p], which `project` takes as [b h t p]."""
+        ...
+
+
+@runtime_checkable
+class SplitInputMixer(Protocol):
+    """A mixer that reads x only to compute a few tensors with heads, each with a hook point."""
+
+    @property
+    def input_hooks(self) -> tuple[str, ...]:
+        """Their hook points [b t h p]; the output depends on x through them alone."""
+        ...
+
+
 class MatrixRowsMixer(MatrixMixer, Protocol):
     """A mixer whose `matrix` can return some of its rows: long sequences need no whole matrix."""
 

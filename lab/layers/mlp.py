@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lab.hooks import HookPoint
 from lab.layers.choices import require_one_of
 
 Activation = Literal["silu", "gelu", "relu"]
@@ -23,6 +24,9 @@ class MLP(nn.Module):
     """Two linear maps with an activation between them, position by position. [b t d] → [b t d].
 
         φ(x) = σ(x W) V,            gated: φ(x) = (σ(x G) ⊙ x W) V
+
+    Hook points, as in TransformerLens, all [b t d_ff]: `hook_pre`, what σ is applied to;
+    `hook_pre_linear`, x W of a gated one; `hook_post`, what V multiplies.
 
     Args:
         d_model: width of x, ≥ 1.
@@ -54,6 +58,8 @@ class MLP(nn.Module):
         self.gate = nn.Linear(d_model, d_ff, bias=False) if gated else None
         self.up = nn.Linear(d_model, d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
+        self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+        self.hook_pre_linear = HookPoint() if gated else None
 
     def extra_repr(self) -> str:
         """Return the layer's sizes."""
@@ -61,6 +67,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return φ(x)."""
-        if self.gate is None:
-            return self.down(self.activation(self.up(x)))
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        if self.gate is None or self.hook_pre_linear is None:
+            return self.down(self.hook_post(self.activation(self.hook_pre(self.up(x)))))
+        gate, linear = self.hook_pre(self.gate(x)), self.hook_pre_linear(self.up(x))
+        return self.down(self.hook_post(self.activation(gate) * linear))

@@ -62,6 +62,7 @@ class SSD(SSDParameters):
 
     # What the layer offers (`lab.layers.mixer`).
     matrix_form = "M̃ = L∘CBᵀ·dt + D"
+    heads_hook = "hook_ssm_out"
     recurrent_hooks = ("hook_ssm_write", "hook_ssm_state")
 
     @property

@@ -6,7 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from lab.models.language_model import Block, LanguageModel
+from lab.models.block import Block
+from lab.models.language_model import LanguageModel
 
 
 @runtime_checkable

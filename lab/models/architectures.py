@@ -14,7 +14,8 @@ from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block, LanguageModel
+from lab.models.block import Block
+from lab.models.language_model import LanguageModel
 from lab.models.stack import MAX_BLOCKS, make_layer, parse_stack, split_options
 from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
 

@@ -4,102 +4,15 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab import hooks
-from lab.layers.state import Decoder, State, check_decoding, next_position
-
-
-class Block(nn.Module):
-    """One pre-norm pair: x ← x + mixer(norm(x)), then x ← x + mlp(norm(x)). [b t d] → [b t d].
-
-    Args:
-        mixer: a sequence mixer, or None.
-        mlp: a state transform of whatever kind, or None.
-
-    Source: § Architecture Design; no biases, RMSNorm.
-    """
-
-    def __init__(self, d_model: int, mixer: nn.Module | None, mlp: nn.Module | None):
-        super().__init__()
-        self.mixer, self.mlp = mixer, mlp
-        self.norm_mixer = nn.RMSNorm(d_model) if mixer is not None else None
-        self.norm_mlp = nn.RMSNorm(d_model) if mlp is not None else None
-        self.hook_resid_pre = hooks.HookPoint()
-        self.hook_resid_mid = hooks.HookPoint()
-        self.hook_resid_post = hooks.HookPoint()
-
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after both halves."""
-        x = self.hook_resid_pre(x)
-        if self.mixer is not None and self.norm_mixer is not None:
-            x = x + self.mixer(self.norm_mixer(x))
-        return self._transform(x)
-
-    def start(self, batch: int, position: int = 0) -> State | None:
-        """Return the mixer's state before the first token; None without a mixer.
-
-        Raises:
-            ValueError: for a mixer that cannot go on from a state.
-        """
-        return None if self.mixer is None else self._decoder().start(batch, position)
-
-    def prefill(
-        self,
-        x: Float[Tensor, "b t d"],
-        state: State | None = None,
-        keep: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d"], State | None]:
-        """Return the residual stream of further tokens, and the mixer's state after them."""
-        x = self.hook_resid_pre(x)
-        if self.mixer is not None and self.norm_mixer is not None:
-            y, state = self._decoder().prefill(self.norm_mixer(x), state, keep)
-            x = x + y
-        return self._transform(x), state
-
-    def step(
-        self, x: Float[Tensor, "b 1 d"], state: State | None
-    ) -> tuple[Float[Tensor, "b 1 d"], State | None]:
-        """Return the residual stream of one further token, and the mixer's state after it."""
-        x = self.hook_resid_pre(x)
-        if self.mixer is not None and self.norm_mixer is not None:
-            if state is None:
-                raise ValueError("state is of another model: it has none for this mixer")
-            y, state = self._decoder().step(self.norm_mixer(x)[:, 0], state)
-            x = x + y[:, None]
-        return self._transform(x), state
-
-    def _transform(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        x = self.hook_resid_mid(x)
-        if self.mlp is not None and self.norm_mlp is not None:
-            x = x + self.mlp(self.norm_mlp(x))
-        return self.hook_resid_post(x)
-
-    def _decoder(self) -> Decoder:
-        if not isinstance(self.mixer, Decoder):
-            name = type(self.mixer).__name__
-            raise ValueError(f"{name} cannot decode: it has no start, prefill and step")
-        return self.mixer
-
-
-class FinalNorm(nn.RMSNorm):
-    """The last RMSNorm, times a fixed factor: x ← scale · gain · x / rms(x). [b t d] → [b t d].
-
-    Args:
-        d_model: width d.
-        scale: 1/√d makes the first logits of a tied table of std 1 have a standard deviation of 1,
-            where they would have √d: T5 scales its tied head so (Raffel et al. 2020).
-    """
-
-    def __init__(self, d_model: int, scale: float = 1.0):
-        super().__init__(d_model)
-        self.scale = scale
-
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the scaled norm."""
-        return F.rms_norm(x, self.normalized_shape, self.weight * self.scale, self.eps)
+from lab.layers.norm import HookedRMSNorm
+from lab.layers.state import State, check_decoding, next_position
+from lab.models.activation_cache import ActivationCache
+from lab.models.block import Block
+from lab.models.sizes import ModelSizes, read_sizes
 
 
 class ModelState(NamedTuple):
@@ -142,7 +55,7 @@ class LanguageModel(nn.Module):
         self.embed.weight.requires_grad_(train_embedding)
         self.hook_embed = hooks.HookPoint()
         self.blocks = nn.ModuleList(blocks)
-        self.norm_final = FinalNorm(d_model, logit_scale)
+        self.norm_final = HookedRMSNorm(d_model, logit_scale)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -284,9 +197,10 @@ class LanguageModel(nn.Module):
         tokens: Int[Tensor, "b t"],
         names_filter: hooks.NamesFilter = None,
         stop_at_layer: int | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `lab.hooks.run_with_cache`."""
-        return hooks.run_with_cache(self, tokens, names_filter, stop_at_layer)
+    ) -> tuple[Tensor, ActivationCache]:
+        """Return the logits and the tensors at the hook points: see `lab.hooks.run_with_cache`."""
+        logits, cache = hooks.run_with_cache(self, tokens, names_filter, stop_at_layer)
+        return logits, ActivationCache(cache, self)
 
     def run_with_hooks(
         self, tokens: Int[Tensor, "b t"], fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
@@ -313,6 +227,11 @@ class LanguageModel(nn.Module):
     ) -> AbstractContextManager[nn.Module]:
         """See `lab.hooks.hooks`."""
         return hooks.hooks(self, fwd_hooks)
+
+    @property
+    def cfg(self) -> ModelSizes:
+        """The model's sizes, by TransformerLens's names."""
+        return read_sizes(self)
 
     def parameter_count(self) -> int:
         """Return the number of parameters, including frozen ones; tied ones count once."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.models.language_model import Block, LanguageModel
+from lab.models.block import Block
+from lab.models.language_model import LanguageModel
 
 USER_MIXER = "U"
 """The letter of a mixer class that is not the lab's own."""

@@ -12,7 +12,7 @@ from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.routed import RoutedMoE, imbalance
 from lab.layers.ssd import SSD
-from lab.models.language_model import Block
+from lab.models import Block
 from lab.ops.rope import rotary_table
 from tests.parity.compare import assert_agree, config, deviation, drawn, modules, normal
 from tests.parity.weights import mamba2_weights

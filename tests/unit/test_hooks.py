@@ -30,6 +30,10 @@ def test_the_promised_names_are_there(model):
     names = set(hook_points(model))
     for i in (0, 1):
         assert {f"blocks.{i}.hook_resid_{x}" for x in ("pre", "mid", "post")} <= names
+        assert {f"blocks.{i}.hook_{x}_out" for x in ("attn", "mlp")} <= names
+        assert {f"blocks.{i}.norm_{x}.hook_scale" for x in ("mixer", "mlp")} <= names
+    assert {"norm_final.hook_scale", "norm_final.hook_normalized"} <= names
+    assert {"blocks.0.mlp.hook_pre", "blocks.0.mlp.hook_post"} <= names
     attention = ["q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "dynamic_mask"]
     assert {f"blocks.0.mixer.hook_{x}" for x in attention} <= names
     ssd = [
@@ -55,6 +59,44 @@ def test_the_cache_holds_what_passed(model, tokens):
     pattern = cache["blocks.0.mixer.hook_pattern"]
     torch.testing.assert_close(pattern.sum(-1), torch.ones(2, 1, 9))
     assert attached(model) == 0
+
+
+def test_each_half_gives_what_it_adds(model, tokens):
+    _, cache = model.run_with_cache(tokens)
+    for i in (0, 1):
+        pre, mid, post = (cache[f"resid_{x}", i] for x in ("pre", "mid", "post"))
+        torch.testing.assert_close(pre + cache["attn_out", i], mid)
+        torch.testing.assert_close(mid + cache["mlp_out", i], post)
+
+
+def test_a_half_that_is_missing_has_no_point():
+    names = set(hook_points(build("AN NM", vocab_size=8, d_model=8)))
+    assert {"blocks.0.hook_attn_out", "blocks.1.hook_mlp_out"} <= names
+    assert not {"blocks.0.hook_mlp_out", "blocks.1.hook_attn_out"} & names
+
+
+@torch.no_grad()
+def test_what_replaces_an_output_replaces_it_in_decoding_too(model, tokens):
+    def shift(tensor, hook):
+        assert tensor.ndim == 3
+        return tensor + 1
+
+    outs = [("blocks.0.hook_attn_out", shift), ("blocks.1.hook_attn_out", shift)]
+    with model.hooks(outs):
+        whole = model(tokens)
+        _, state = model.prefill(tokens[:, :5])
+        stepped, _ = model.step(tokens[:, 5], state)
+    torch.testing.assert_close(stepped, whole[:, 5])
+
+
+def test_a_name_may_be_transformer_lenss(model, tokens):
+    theirs = ["blocks.0.attn.hook_pattern", "blocks.1.ln2.hook_scale", "ln_final.hook_normalized"]
+    _, cache = run_with_cache(model, tokens, theirs)
+    assert list(cache) == [
+        "blocks.0.mixer.hook_pattern",
+        "blocks.1.norm_mlp.hook_scale",
+        "norm_final.hook_normalized",
+    ]
 
 
 def test_filters(model, tokens):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lab.intervals import clustered_wilson
 from lab.layers.mixer import get_rotary_pairs
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.failed_run import FailedRun, Look
 from tasks.base import Task

@@ -175,7 +175,7 @@ def test_a_mixer_that_is_not_the_lab_s_may_decode_otherwise():
 COMPILED = """
 import torch
 from analysis.interventions import edit_matrix
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 from tests.intervened import UserMixer
 
 torch.set_grad_enabled(False)

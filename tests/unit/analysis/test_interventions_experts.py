@@ -13,7 +13,7 @@ from lab.layers.cdmoe import CDMoE
 from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
-from lab.models.language_model import Block, LanguageModel
+from lab.models import Block, LanguageModel
 from tests.intervened import TOKENS, every_experts, experts, stack
 
 

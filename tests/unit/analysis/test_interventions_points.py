@@ -10,6 +10,7 @@ from torch import Tensor
 from analysis.interventions import POINT_AXES, ablate, override_mask, patch
 from analysis.interventions.points import draw_derangement
 from lab.hooks import hook_points
+from lab.layers.mlp import MLP
 from lab.ops.attention import MASKED
 from tests.intervened import ATTENTIONS, EXPERTS, TOKENS, attention, experts, given, stack
 from tests.ssd_variants import moved as ssd_moved
@@ -19,7 +20,7 @@ from tests.ssd_variants import moved as ssd_moved
 def everything():
     """A model that has every kind of point, and what passes them for the tokens, and flipped."""
     mixers = [ATTENTIONS["ifa"](), ssd_moved(position="conv")]
-    model = stack(*mixers, mlps=tuple(map(experts, EXPERTS)))
+    model = stack(*mixers, mlps=(*map(experts, EXPERTS), MLP(12, d_ff=5, gated=True)))
     names = [name for name in hook_points(model) if not name.endswith("balance_loss")]
     with torch.no_grad():
         return model, *(model.run_with_cache(x, names)[1] for x in (TOKENS, TOKENS.flip(0)))

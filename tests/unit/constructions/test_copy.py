@@ -5,8 +5,8 @@ import torch
 
 from lab.constructions import CannotError
 from lab.layers.ssd import SSD
+from lab.models import Block
 from lab.models.evaluation import evaluate
-from lab.models.language_model import Block
 from tasks.copying import Copy
 from tests.unit.constructions.test_recall import assert_solves, make_construction
 

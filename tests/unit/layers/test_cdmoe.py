@@ -183,6 +183,8 @@ def test_hook_points():
         "hook_expert_scores": (2, 5, 2, 3),
         "hook_expert_indices": (2, 5, 2, 3),
         "hook_expert_weights": (2, 5, 2, 3),
+        "cross_domain.hook_pre": (2, 5, 5),
+        "cross_domain.hook_post": (2, 5, 5),
     }
     assert seen["hook_expert_indices"].dtype == torch.int64
     rows, columns = seen["hook_subkey_scores"].split((3, 4), dim=-1)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from lab.hooks import run_with_cache
 from lab.layers.mlp import ACTIVATIONS, MLP
 
 
@@ -48,3 +49,15 @@ def test_every_parameter_gets_gradient(gated):
 def test_errors(unchecked, options, words):
     with pytest.raises(ValueError, match=words):
         MLP(**options)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_hook_points_hold_the_activations(gated):
+    mlp, x = MLP(6, d_ff=10, gated=gated), torch.randn(2, 3, 6)
+    _, seen = run_with_cache(mlp, x)
+    pre = mlp.up(x) if mlp.gate is None else mlp.gate(x)
+    assert_close(seen["hook_pre"], pre)
+    assert_close(mlp.down(seen["hook_post"]), mlp(x))
+    assert ("hook_pre_linear" in seen) == gated
+    if gated:
+        assert_close(seen["hook_pre_linear"], mlp.up(x))

@@ -51,7 +51,8 @@ def test_the_defaults_have_a_plain_mlps_hidden_units_a_token():
 
 def test_hooks_and_balance_loss_are_the_routed_halfs():
     layer = small()
-    assert hook_points(layer).keys() == hook_points(RoutedMoE(8)).keys()
+    shared = {"shared.hook_pre", "shared.hook_post"}
+    assert hook_points(layer).keys() == hook_points(RoutedMoE(8)).keys() | shared
     with collect_balance_losses(layer) as losses:
         layer(draw_x())
     assert len(losses) == 1

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.models import ARCHITECTURES, build
-from lab.models.language_model import Block, LanguageModel
+from lab.models import ARCHITECTURES, Block, LanguageModel, build
 
 VOCAB, T = 40, 23
 

@@ -1,0 +1,94 @@
+"""One block of a stack: a sequence mixer and a state transform around the residual stream."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from lab.hooks import HookPoint
+from lab.layers.norm import HookedRMSNorm
+from lab.layers.state import Decoder, State
+
+
+class Block(nn.Module):
+    """One pre-norm pair: x ← x + mixer(norm(x)), then x ← x + mlp(norm(x)). [b t d] → [b t d].
+
+    Hook points, all [b t d]: `hook_resid_pre`, `hook_resid_mid` and `hook_resid_post`, x before,
+    between and after the halves; `hook_attn_out` and `hook_mlp_out`, what each half adds. The names
+    are TransformerLens's, also where the mixer is not attention and the transform no MLP: code that
+    reads them works on every stack. A half that is missing has no point.
+
+    Args:
+        mixer: a sequence mixer, or None.
+        mlp: a state transform of whatever kind, or None.
+
+    Source: § Architecture Design; no biases, RMSNorm.
+    """
+
+    def __init__(self, d_model: int, mixer: nn.Module | None, mlp: nn.Module | None):
+        super().__init__()
+        self.mixer, self.mlp = mixer, mlp
+        self.norm_mixer = HookedRMSNorm(d_model) if mixer is not None else None
+        self.norm_mlp = HookedRMSNorm(d_model) if mlp is not None else None
+        self.hook_attn_out = HookPoint() if mixer is not None else None
+        self.hook_mlp_out = HookPoint() if mlp is not None else None
+        self.hook_resid_pre = HookPoint()
+        self.hook_resid_mid = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return the residual stream after both halves."""
+        x = self.hook_resid_pre(x)
+        if self.mixer is not None and self.norm_mixer is not None:
+            x = self._add_mixed(x, self.mixer(self.norm_mixer(x)))
+        return self._transform(x)
+
+    def start(self, batch: int, position: int = 0) -> State | None:
+        """Return the mixer's state before the first token; None without a mixer.
+
+        Raises:
+            ValueError: for a mixer that cannot go on from a state.
+        """
+        return None if self.mixer is None else self._decoder().start(batch, position)
+
+    def prefill(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: State | None = None,
+        keep: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], State | None]:
+        """Return the residual stream of further tokens, and the mixer's state after them."""
+        x = self.hook_resid_pre(x)
+        if self.mixer is not None and self.norm_mixer is not None:
+            y, state = self._decoder().prefill(self.norm_mixer(x), state, keep)
+            x = self._add_mixed(x, y)
+        return self._transform(x), state
+
+    def step(
+        self, x: Float[Tensor, "b 1 d"], state: State | None
+    ) -> tuple[Float[Tensor, "b 1 d"], State | None]:
+        """Return the residual stream of one further token, and the mixer's state after it."""
+        x = self.hook_resid_pre(x)
+        if self.mixer is not None and self.norm_mixer is not None:
+            if state is None:
+                raise ValueError("state is of another model: it has none for this mixer")
+            y, state = self._decoder().step(self.norm_mixer(x)[:, 0], state)
+            x = self._add_mixed(x, y[:, None])
+        return self._transform(x), state
+
+    def _add_mixed(
+        self, x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]
+    ) -> Float[Tensor, "b t d"]:
+        assert self.hook_attn_out is not None
+        return x + self.hook_attn_out(y)
+
+    def _transform(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        x = self.hook_resid_mid(x)
+        if self.mlp is not None and self.norm_mlp is not None:
+            assert self.hook_mlp_out is not None
+            x = x + self.hook_mlp_out(self.mlp(self.norm_mlp(x)))
+        return self.hook_resid_post(x)
+
+    def _decoder(self) -> Decoder:
+        if not isinstance(self.mixer, Decoder):
+            name = type(self.mixer).__name__
+            raise ValueError(f"{name} cannot decode: it has no start, prefill and step")
+        return self.mixer

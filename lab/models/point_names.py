@@ -1,0 +1,68 @@
+"""Short names of hook points, as in TransformerLens: `"pattern", 1` for the pattern of block 1."""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from lab.hooks import to_own_name
+
+Key = str | tuple[str] | tuple[str, int | None] | tuple[str, int | None, str | None]
+"""A point's name, or (name, layer) or (name, layer, part): "pattern", 1 or "scale", 0, "ln1"."""
+
+SHORT = {
+    "attn": "pattern",
+    "attn_logits": "attn_scores",
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "mlp_pre": "pre",
+    "mlp_post": "post",
+}
+"""TransformerLens's other names of points."""
+PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
+"""TransformerLens's other names of a block's parts."""
+
+
+def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
+    """Return the full name that a key stands for.
+
+    Args:
+        names: the full names to choose from.
+        key: a full name, the lab's or TransformerLens's, or a short one.
+        n_layers: blocks of the model; negative layers count from the end.
+
+    Raises:
+        KeyError: when there is none, or when several have this short name.
+    """
+    if isinstance(key, str):
+        own = to_own_name(key)
+        if key in names or own in names:
+            return key if key in names else own
+        match = re.fullmatch(r"([A-Za-z_]+?)(\d+)(\w*)", key)
+        key = (key,) if match is None else (match[1], int(match[2]), match[3] or None)
+    name, layer, part = (*key, None, None)[:3]
+    if layer is not None and layer < 0:
+        layer += n_layers
+    last = f"hook_{SHORT.get(name, name)}"
+    found = [known for known in names if _matches(known, last, layer, part)]
+    depth = min((known.count(".") for known in found), default=0)
+    found = [known for known in found if known.count(".") == depth]
+    if len(found) > 1:
+        raise KeyError(f"{key}: may be {' or '.join(found)}; give the part, such as 'ln1'")
+    if not found:
+        near = get_close_matches(last if layer is None else f"blocks.{layer}.{last}", names)
+        raise KeyError(f"{key}: no such tensor was kept; near names: {', '.join(near) or 'none'}")
+    return found[0]
+
+
+def _matches(known: str, last: str, layer: int | None, part: str | None) -> bool:
+    """Whether a point has this last name, in this block (None: in none) and this part of it."""
+    *way, point = known.split(".")
+    blocks = [] if layer is None else ["blocks", str(layer)]
+    inside = way[len(blocks) :]
+    if point != last or way[: len(blocks)] != blocks or (layer is None and "blocks" in way):
+        return False
+    if part is None:
+        return True
+    own = to_own_name(PARTS.get(part, part))
+    return inside[:1] == [own] if own else not inside

@@ -1,0 +1,73 @@
+"""A model's sizes, by the names that TransformerLens gives them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from lab.layers.mlp import MLP
+
+if TYPE_CHECKING:
+    from lab.models.language_model import LanguageModel
+
+Size = TypeVar("Size")
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """What `model.cfg` holds; read from the layers, so it is also true of a model built by hand.
+
+    Attributes:
+        n_layers: blocks.
+        d_model: width of the residual stream.
+        d_vocab: tokens.
+        n_heads: heads of every mixer; None where mixers differ or do not say.
+        d_head: d_model / n_heads; None without n_heads.
+        d_mlp: hidden width of every MLP; None where they differ or a block has none.
+        attn_only: whether no block has a state transform.
+        normalization_type: always "RMS".
+        final_factor: fixed factor on the logits.
+        dtype: of the weights.
+        device: of the weights.
+    """
+
+    n_layers: int
+    d_model: int
+    d_vocab: int
+    n_heads: int | None
+    d_head: int | None
+    d_mlp: int | None
+    attn_only: bool
+    normalization_type: str
+    final_factor: float
+    dtype: torch.dtype
+    device: torch.device
+
+
+def read_sizes(model: "LanguageModel") -> ModelSizes:
+    """Return a model's sizes."""
+    d_vocab, d_model = model.embed.weight.shape
+    mixers = [block.mixer for block in model.blocks if block.mixer is not None]
+    mlps = [block.mlp for block in model.blocks]
+    n_heads = _find_common(getattr(mixer, "n_heads", None) for mixer in mixers)
+    d_mlp = _find_common(mlp.up.out_features if isinstance(mlp, MLP) else None for mlp in mlps)
+    return ModelSizes(
+        n_layers=len(model.blocks),
+        d_model=d_model,
+        d_vocab=d_vocab,
+        n_heads=n_heads,
+        d_head=None if n_heads is None else d_model // n_heads,
+        d_mlp=d_mlp,
+        attn_only=not any(mlps),
+        normalization_type="RMS",
+        final_factor=model.norm_final.factor,
+        dtype=model.embed.weight.dtype,
+        device=model.embed.weight.device,
+    )
+
+
+def _find_common(values: Iterable[Size | None]) -> Size | None:
+    """Return the value that all share; None where they differ or there are none."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,135 @@
+"""Short names mean what they say, and the parts of the residual stream add up to the logits."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lab.models import build
+from tests.intervened import TOKENS, UserMixer, attention, experts, moved, stack
+from tests.ssd_variants import moved as ssd_moved
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Attention and SSD of two heads, a gated norm, a user's mixer, and experts, in fp64."""
+    mixers = [attention(), ssd_moved(), ssd_moved(gate="norm"), UserMixer()]
+    torch.manual_seed(5)
+    return moved(stack(*mixers, None, mlps=(experts("cdmoe"), experts("shared"))))
+
+
+@pytest.fixture(scope="module")
+def run(model):
+    with torch.no_grad():
+        return model.run_with_cache(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (("pattern", 0), "blocks.0.mixer.hook_pattern"),
+        (("attn", 0), "blocks.0.mixer.hook_pattern"),
+        (("q", 0, "attn"), "blocks.0.mixer.hook_q"),
+        ("pattern0", "blocks.0.mixer.hook_pattern"),
+        ("blocks.0.attn.hook_pattern", "blocks.0.mixer.hook_pattern"),
+        ("embed", "hook_embed"),
+        ("scale", "norm_final.hook_scale"),
+        ("ln_final.hook_scale", "norm_final.hook_scale"),
+        ("scale0ln1", "blocks.0.norm_mixer.hook_scale"),
+        (("resid_post", -1), "blocks.6.hook_resid_post"),
+        (("mlp_out", -1), "blocks.6.hook_mlp_out"),
+        (("ssm_state", 1), "blocks.1.mixer.hook_ssm_state"),
+        (("pre", 5), "blocks.5.mlp.cross_domain.hook_pre"),
+        (("attn_out", 3, "block"), "blocks.3.hook_attn_out"),
+    ],
+    ids=str,
+)
+def test_a_short_name_finds_its_point(run, key, name):
+    assert run[1][key] is run[1][name]
+
+
+def test_a_name_that_is_missing_or_ambiguous_says_so(model):
+    both = build("AM", vocab_size=8, d_model=8).run_with_cache(TOKENS)[1]
+    assert both["scale", 0, "ln2"] is both["blocks.0.norm_mlp.hook_scale"]
+    with pytest.raises(KeyError, match=r"may be blocks\.0\.norm_mixer\.hook_scale or"):
+        both["scale", 0]
+    with pytest.raises(KeyError, match=r"near names: blocks\.0\.hook_resid_pre"):
+        both["resid_prae", 0]
+    assert isinstance(both, dict)
+    assert ("pattern", 0) not in both
+
+
+def test_components_add_up_to_the_logits(model, run):
+    logits, cache = run
+    parts, labels = cache.decompose_resid(return_labels=True)
+    assert labels == ["embed", *(f"{i}_attn_out" for i in range(4)), "5_mlp_out", "6_mlp_out"]
+    assert_close(parts.sum(0), cache["resid_post", -1])
+    normed = cache.decompose_resid(apply_ln=True)
+    assert_close((normed @ model.head.weight.T).sum(0), logits)
+    right, wrong = TOKENS.roll(1, 1), TOKENS
+    expected = logits.gather(-1, right[..., None])[..., 0]
+    assert_close(cache.logit_attrs(parts, right).sum(0), expected)
+    difference = expected - logits.gather(-1, wrong[..., None])[..., 0]
+    assert_close(cache.logit_attrs(parts, right, wrong).sum(0), difference)
+    assert_close(cache.logit_attrs(parts, 3).sum(0), logits[..., 3])
+    assert_close(
+        cache.logit_attrs(parts[:, :, -1], right[:, -1], pos_slice=-1).sum(0), expected[:, -1]
+    )
+    unscored = right.clone()
+    unscored[0, 2] = -100
+    assert cache.logit_attrs(parts, unscored).isnan().nonzero()[:, 1:].unique(dim=0).tolist() == [
+        [0, 2]
+    ]
+    with pytest.raises(ValueError, match="tokens must be in 0 … 7"):
+        cache.logit_attrs(parts, 8)
+
+
+def test_heads_and_the_rest_add_up_to_the_logits(model, run):
+    logits, cache = run
+    heads, labels = cache.stack_head_results(incl_remainder=True, return_labels=True)
+    ssd = [f"L1H{i}" for i in range(4)]
+    assert labels == ["L0H0", "L0H1", *ssd, "L2", "L3", "remainder"]
+    assert_close(heads[:2].sum(0), cache["attn_out", 0])
+    assert_close(heads[2:6].sum(0), cache["attn_out", 1])
+    attributed = cache.logit_attrs(heads, TOKENS)
+    assert_close(attributed.sum(0), logits.gather(-1, TOKENS[..., None])[..., 0])
+
+
+def test_a_head_is_what_ablating_the_others_leaves(model, run):
+    alone = run[1].stack_head_results()[1]
+    name = "blocks.0.mixer.hook_z"
+    with model.hooks([(name, lambda z, hook: z * torch.tensor([0.0, 1.0])[:, None])]):
+        _, cache = model.run_with_cache(TOKENS, "blocks.0.hook_attn_out")
+    assert_close(cache["attn_out", 0], alone)
+
+
+def test_parts_before_a_layer_add_up_to_what_it_reads(model, run):
+    cache = run[1]
+    for layer, mlp_input in ((2, False), (2, True), (6, True)):
+        parts = cache.decompose_resid(layer, mlp_input=mlp_input)
+        assert_close(parts.sum(0), cache["resid_mid" if mlp_input else "resid_pre", layer])
+    normed = cache.decompose_resid(6, mlp_input=True, apply_ln=True)
+    mlp = model.blocks[6]
+    assert_close(normed.sum(0), mlp.norm_mlp(cache["resid_mid", 6]))
+    only = cache.decompose_resid(mode="mlp", incl_embeds=False, return_labels=True)[1]
+    assert only == ["5_mlp_out", "6_mlp_out"]
+
+
+def test_the_lens_at_the_last_depth_is_the_model(model, run):
+    logits, cache = run
+    lens, labels = cache.logit_lens(return_labels=True)
+    assert labels == [*(f"{i}_pre" for i in range(7)), "final_post"]
+    assert_close(lens[-1], logits)
+    assert_close(lens[2], model.head(model.norm_final(cache["resid_pre", 2])))
+    assert_close(cache.logit_lens(pos_slice=-1)[-1], logits[:, -1])
+    mids = cache.accumulated_resid(3, incl_mid=True, return_labels=True)[1]
+    assert mids == ["0_pre", "0_mid", "1_pre", "1_mid", "2_pre", "2_mid", "3_pre"]
+    normed = cache.accumulated_resid(3, apply_ln=True)[-1]
+    assert_close(normed, model.blocks[3].norm_mixer(cache["resid_pre", 3]))
+
+
+def test_the_configuration_is_read_from_the_layers(model):
+    cfg = build("AM*2", vocab_size=32, d_model=16, n_heads=2).cfg
+    assert (cfg.n_layers, cfg.d_model, cfg.d_vocab, cfg.n_heads, cfg.d_head) == (2, 16, 32, 2, 8)
+    assert (cfg.d_mlp, cfg.attn_only, cfg.dtype) == (64, False, torch.float32)
+    assert (model.cfg.n_heads, model.cfg.d_mlp) == (None, None)
+    assert build("AN", vocab_size=8, d_model=8).cfg.attn_only
