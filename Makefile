@@ -5,9 +5,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PEERS := .venv/.peers
 NOTEBOOKS := .venv/.notebooks
+DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install peers mqar test check format lint types arch shapes verify bench notebooks gpu browser findings clean
+.PHONY: install peers mqar test check format lint types arch shapes verify bench notebooks docs gallery gpu browser findings clean
 
 install: $(INSTALLED)
 
@@ -33,6 +34,12 @@ $(PEERS): $(INSTALLED)
 $(NOTEBOOKS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable ".[notebooks]"
+	touch $@
+
+# What builds the site of docs/ and draws the gallery.
+$(DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 # The main job: the paper's hardest recall, then the verdict and the path of its report.
@@ -66,8 +73,18 @@ verify: shapes peers $(NOTEBOOKS)
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 
+# JupyterLab refuses root, whom containers run as, without the flag; for others it means nothing.
 notebooks: $(NOTEBOOKS)
-	$(BIN)/jupyter lab --notebook-dir notebooks
+	$(BIN)/jupyter lab --allow-root --ServerApp.root_dir=notebooks
+
+# The pages of docs/ with an API reference: site/index.html.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Repeats what docs/gallery.md prints, takes its pictures anew, and runs the notebooks that have changed.
+gallery: $(DOCS) $(NOTEBOOKS) browser
+	$(BIN)/python docs/scripts/draw_gallery.py
+	$(BIN)/python docs/scripts/run_notebooks.py
 
 bench: peers
 	$(BIN)/lab bench
@@ -96,4 +113,4 @@ $(FINDINGS): tests/findings/requirements.txt constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-findings .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf .venv .venv-findings .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs site

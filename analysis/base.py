@@ -28,6 +28,15 @@ class NotApplicableError(Exception):
 class Subject:
     """What an analysis looks at: a model, and rows to run it on.
 
+    >>> from analysis import matrices
+    >>> from lab.models import build
+    >>> from tasks import TASKS
+    >>> task = TASKS["mqar"](seq_len=16, n_pairs=2, vocab_size=32)
+    >>> model = build("AM SM", vocab_size=32, d_model=16).eval()
+    >>> subject = Subject(task, model, task.batch(split="test", size=4))
+    >>> attention, ssd = matrices.measure(subject)
+    >>> words, figure = matrices.describe(attention), matrices.draw(attention)
+
     Attributes:
         task: generates the rows.
         model: in evaluation mode, on the device of the rows.

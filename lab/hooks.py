@@ -206,6 +206,14 @@ def run_with_cache(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Run the model once and keep the tensors at its hook points.
 
+    >>> import torch
+    >>> from lab.models import build
+    >>> model = build("AM*2", vocab_size=64, d_model=16, n_heads=2)
+    >>> tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    >>> logits, cache = run_with_cache(model, tokens, "blocks.1.mixer.hook_pattern")
+    >>> cache["blocks.1.mixer.hook_pattern"].shape
+    torch.Size([1, 2, 5, 5])
+
     Args:
         model: a language model of this lab.
         tokens: int64 [b t].

@@ -40,7 +40,9 @@ class MissingPeerError(ValueError):
 def load(module: str) -> ModuleType:
     """Return a module of an optional package, by its dotted name.
 
-    >>> load("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
+    >>> load("torchvision")
+    Traceback (most recent call last):
+    ValueError: package='torchvision' must be one of ...
 
     Args:
         module: dotted name, beginning with a name of `PEERS`.

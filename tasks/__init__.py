@@ -45,6 +45,7 @@ class _Tasks(Mapping[str, Any]):
 
 
 TASKS = _Tasks()
+"""The class of each task by name, imported when it is asked for: `TASKS["mqar"](seq_len=64)`."""
 
 
 def restore(description: Mapping[str, Any]) -> Any:

@@ -64,9 +64,6 @@ def find_holders(
 ) -> Holding:
     """Find the expert whose deletion from its row raises the loss of each scored position most.
 
-    >>> facts = find_holders(model, batch, layer=0)  # doctest: +SKIP
-    >>> batch.inputs[facts.rows, facts.positions], facts.experts  # doctest: +SKIP
-
     Every effect is measured by a rerun without the expert; only the shortlist is to first order.
 
     Args:

@@ -1,7 +1,15 @@
 """Interventions: changes to what a model computes, for the length of a `with` block.
 
->>> with block_edges(model, 1, queries, values):  # doctest: +SKIP
-...     without = scored(model, batch).accuracy
+>>> import torch
+>>> from lab.models import build
+>>> model, tokens = build("AM SM", vocab_size=8, d_model=16), torch.tensor([[1, 2, 3, 4]])
+>>> before = model(tokens)
+>>> with block_edges(model, 1, targets=[3], sources=[0]):  # of the SSD's matrix
+...     without = model(tokens)
+>>> (before - without).abs().amax(-1)[0] > 1e-4  # only position 3 changes
+tensor([False, False, False,  True])
+>>> torch.equal(model(tokens), before)
+True
 
 Each yields the model and acts on every forward and backward pass inside the block. It is undone
 afterwards, also after an exception. Interventions nest: the inner one acts on the outer one's

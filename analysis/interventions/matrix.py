@@ -20,8 +20,10 @@ from analysis.interventions.places import Indices, check_below, check_lengths, t
 def edit_matrix(model: nn.Module, layer: int, edit: Edit) -> Iterator[nn.Module]:
     """Edit the matrix that a mixer applies: y = project(x, edit(matrix(x), rows) @ values(x)).
 
-    >>> with edit_matrix(model, 1, lambda matrix, rows: matrix.triu(-8)):  # doctest: +SKIP
-    ...     loss = scored(model, batch).losses.mean()  # nothing further back than 8 tokens
+    >>> from lab.models import build
+    >>> model, tokens = build("AM*2", vocab_size=8, d_model=16), torch.arange(8)[None]
+    >>> with edit_matrix(model, 1, lambda matrix, rows: matrix.triu(-2)):  # at most two tokens back
+    ...     logits = model(tokens)
 
     Args:
         model: a language model.

@@ -67,9 +67,12 @@ def patch(
 ) -> Iterator[nn.Module]:
     """Replace what passes a hook point, or some of its entries, by a tensor.
 
-    >>> _, clean = model.run_with_cache(batch.inputs, name)  # doctest: +SKIP
-    >>> with patch(model, name, clean[name], positions=[7]):  # doctest: +SKIP
-    ...     restored = scored(model, corrupt).accuracy
+    >>> from lab.models import build
+    >>> model, name = build("AM*2", vocab_size=8, d_model=16), "blocks.1.hook_resid_pre"
+    >>> clean, corrupt = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[5, 2, 3, 4]])
+    >>> logits, cache = model.run_with_cache(clean, name)
+    >>> with patch(model, name, cache[name], positions=[1, 2, 3]):
+    ...     restored = model(corrupt)  # the clean stream everywhere but at the corrupt token
 
     Args:
         model: a language model.

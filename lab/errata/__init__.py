@@ -3,8 +3,8 @@
     R rotation    S state space duality    D dynamic mask    I inner function
     C cross domain mixture of experts      T tables
 
->>> for erratum in run(["C4"]):  # doctest: +SKIP
-...     print(erratum.printed_evidence, "|", erratum.meant_evidence)
+>>> [(erratum.row, erratum.confirmed) for erratum in run(["C4"])]
+[('C4', True)]
 
 Each row takes at most seconds on a CPU, and gives the same numbers every time.
 """

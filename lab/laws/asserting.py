@@ -21,8 +21,12 @@ def assert_lawful(
 ) -> None:
     """Fail a test, with the counter-examples, unless a module obeys the laws.
 
-    >>> def test_mixer():
-    ...     assert_lawful(Mixer(64), laws=["causal", "prefill = step"])
+    >>> def test_my_mixer():
+    ...     assert_lawful(nn.LSTM(8, 8, batch_first=True), laws=["causal", "batch-invariant"])
+    >>> test_my_mixer()
+    >>> assert_lawful(lambda x: x - x.mean(1, keepdim=True), 8, laws=["causal"])
+    Traceback (most recent call last):
+    AssertionError: causal fails: ...
 
     Args:
         target: as in `certify`.

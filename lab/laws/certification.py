@@ -31,7 +31,10 @@ ADAPTERS = "lab.laws.adapters"
 def certify(target: Target, *args: Any, **settings: Any) -> list[Verdict]:
     """Try every law on a module, the lab's or foreign, and return the verdicts.
 
-    >>> certify("torch.nn:GRU", options={"input_size": 8, "hidden_size": 8})  # doctest: +SKIP
+    >>> centred = lambda x: x - x.mean(1, keepdim=True)  # subtracts a mean that later inputs enter
+    >>> verdicts = certify(centred, d_model=8, lengths=(7, 33))
+    >>> [verdict.law for verdict in verdicts if verdict.verdict == "fails"]
+    ['causal']
 
     Args:
         target: a module or function from [b t d] or tokens [b t], which is left unchanged; or

@@ -154,9 +154,12 @@ def imbalance(scores: Float[Tensor, "b t e"], indices: Int[Tensor, "b t k"]) -> 
 def collect_balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the weighted balance losses of all forward passes in a `with` block.
 
-    >>> with collect_balance_losses(model) as losses:  # doctest: +SKIP
-    ...     loss = cross_entropy(model(tokens))
-    >>> loss = sum(losses, start=loss)  # doctest: +SKIP
+    >>> layer = RoutedMoE(16, n_experts=4, k=1)
+    >>> with collect_balance_losses(layer) as losses:
+    ...     loss = layer(torch.randn(2, 8, 16)).square().mean()
+    >>> len(losses)
+    1
+    >>> sum(losses, start=loss).backward()
 
     One scalar per layer and pass, in the order of the layers; none without routed layers. It works
     in compiled code too (`lab.hooks`).

@@ -25,6 +25,7 @@ MIXERS: dict[str, type[nn.Module] | None] = {
     "I": InnerFunctionAttention,
     "N": None,
 }
+"""The mixers by their letter in stack notation."""
 TRANSFORMS: dict[str, type[nn.Module] | None] = {
     "M": MLP,
     "E": CDMoE,
@@ -33,6 +34,7 @@ TRANSFORMS: dict[str, type[nn.Module] | None] = {
     "P": PEER,
     "N": None,
 }
+"""The state transforms by their letter in stack notation."""
 
 
 def build(
@@ -51,7 +53,11 @@ def build(
 ) -> LanguageModel:
     """Build a language model from stack notation, or by an architecture's name.
 
-    >>> build("SE*7 IE", vocab_size=8192, d_model=64, n_heads=1)  # doctest: +SKIP
+    >>> model = build("SM*2 AM", vocab_size=64, d_model=16)
+    >>> [type(block.mixer).__name__ for block in model.blocks]
+    ['SSD', 'SSD', 'Attention']
+    >>> model(torch.zeros(1, 8, dtype=torch.long)).shape
+    torch.Size([1, 8, 64])
 
     Args:
         stack: pairs of letters; mixers A causal attention, S state space duality, I inner function

@@ -28,6 +28,13 @@ def rotate(
 
     (x'₁, x'₂) = (x₁ cos α − x₂ sin α, x₂ cos α + x₁ sin α), α = position·θ_m, for each pair m.
 
+    An inner product of turned vectors depends on the difference of their positions only:
+
+    >>> q, k = torch.randn(2, 1, 1, 1, 64, dtype=torch.float64)
+    >>> turned = [rotate(q, torch.tensor([j + 5])) * rotate(k, torch.tensor([j])) for j in (0, 90)]
+    >>> torch.allclose(turned[0].sum(), turned[1].sum())
+    True
+
     Args:
         x: n even.
         positions: whole numbers, negative ones too; exact in fp32 up to ±2^24.

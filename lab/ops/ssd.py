@@ -29,6 +29,17 @@ def ssd(
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
     """Return y, in x's dtype, and the state after the last token, in fp32 at least.
 
+    The state lets a row be computed in parts:
+
+    >>> import torch
+    >>> x, dt, A = torch.randn(1, 8, 2, 4), torch.rand(1, 8, 2), -torch.ones(2)
+    >>> B, C = torch.randn(2, 1, 8, 1, 16)
+    >>> y, _ = ssd(x, dt, A, B, C)
+    >>> _, state = ssd(x[:, :5], dt[:, :5], A, B[:, :5], C[:, :5])
+    >>> rest, _ = ssd(x[:, 5:], dt[:, 5:], A, B[:, 5:], C[:, 5:], initial_state=state)
+    >>> torch.allclose(y[:, 5:], rest, atol=1e-5)
+    True
+
     Args:
         x: what tokens write, t ≥ 1.
         dt: step sizes, ≥ 0; they scale both the decay and the write, so that a token with dt = 0

@@ -13,9 +13,13 @@ from lab.cli import app
 
 HOME = Path(__file__).parents[2]
 README = HOME / "README.md"
-DOCUMENTS = [README, *sorted((HOME / "docs").glob("*.md"))]
+DOCUMENTS = [README, *sorted((HOME / "docs").rglob("*.md"))]
+IMAGES = HOME / "docs" / "images"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
+IMAGE = re.compile(r'src="([^"]+)"')
 MOST_LINES, MOST_TREE_LINES = 250, 25
+MOST_IMAGE_BYTES = 1_500_000
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -85,8 +89,29 @@ def test_printed_python_runs(document, tmp_path, monkeypatch):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_links_lead_somewhere(document):
     text = BLOCK.sub("", document.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text):
-        assert (document.parent / target).exists(), target
+    for target, anchor in [*LINK.findall(text), *((image, "") for image in IMAGE.findall(text))]:
+        page = document.parent / target if target else document
+        assert page.exists(), target
+        assert not anchor or anchor in list_anchors(page), f"{target}#{anchor}"
+
+
+def list_anchors(page: Path) -> list[str]:
+    """What GitHub and mkdocs make of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def test_every_image_is_shown_and_all_are_small():
+    shown = {
+        (document.parent / target).resolve()
+        for document in DOCUMENTS
+        for pattern in (LINK, IMAGE)
+        for target in [match[1] for match in pattern.finditer(document.read_text("utf-8"))]
+        if target.endswith(".png")
+    }
+    images = {path.resolve() for path in IMAGES.rglob("*.*")}
+    assert images == shown
+    assert sum(path.stat().st_size for path in images) <= MOST_IMAGE_BYTES
 
 
 def test_the_readme_is_short_and_its_tree_is_exact():

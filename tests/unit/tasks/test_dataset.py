@@ -1,6 +1,5 @@
 """A task's rows as a dataset: each row once, whatever shares them."""
 
-import doctest
 from itertools import islice
 
 import pytest
@@ -20,11 +19,6 @@ TASK = TASKS["induction"](seq_len=12, vocab_size=100)
 class Worker:
     def __init__(self, number: int, workers: int):
         self.id, self.num_workers = number, workers
-
-
-def test_the_docstrings_example_is_true():
-    results = doctest.testmod(tasks.dataset)
-    assert (results.attempted > 0, results.failed) == (True, 0)
 
 
 def batches(monkeypatch, rows: Rows, number: int, workers: int):

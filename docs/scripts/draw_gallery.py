@@ -1,0 +1,98 @@
+"""Repeat the commands that gallery.md prints, and take its pictures anew: `make gallery`.
+
+Every command of gallery.md is run, and finished runs are kept. Then every picture of gallery.md and
+of the README is made. Its path says what it shows:
+
+    images/RUN/FIGURE.png     a figure of the newest run folder of that name, below runs/
+    images/RUN/report.png     the first screen of that run's report
+    images/NAME.png           the page or figure that a command wrote to runs/gallery/NAME.html
+
+A picture that stands beside another (`width="49%"`) is drawn narrower, so that one can read it.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import plotly.graph_objects as go
+from pictures import shrink
+from playwright.sync_api import sync_playwright
+
+from analysis.base import Subject
+from analysis.examination import examine
+from analysis.pages.export import find_browser, save_all
+from analysis.pages.page import draw_figures
+from analysis.plots.style import WIDTH
+from lab.training.runs import Run
+
+HOME = Path(__file__).parents[2]
+IMAGES = HOME / "docs" / "images"
+RUNS = (HOME / "runs" / "gallery", HOME / "runs")
+PICTURE = re.compile(r'images/([\w/-]+\.png)"?(?: width="(\d+)%")?')
+SCREEN = {"width": 1000, "height": 900}
+
+
+def main() -> None:
+    """Run the commands, make the pictures, and remove those that no page shows."""
+    pages = [(HOME / "README.md").read_text(), (HOME / "docs" / "gallery.md").read_text()]
+    for line in re.findall(r"^\.venv/bin/lab .*$", pages[1], re.MULTILINE):
+        done = subprocess.run(shlex.split(re.split(r"\s{2,}", line)[0]), cwd=HOME, check=False)
+        if done.returncode > 1:  # 1: a law fails, which the gallery is to show
+            sys.exit(f"{line}: exit code {done.returncode}")
+    wanted = {
+        Path(name): float(width or 100) / 100
+        for page in pages
+        for name, width in PICTURE.findall(page)
+    }
+    figures = {path: share for path, share in wanted.items() if not is_screen(path)}
+    save_all({IMAGES / path: figure for path, figure in draw(figures).items()})
+    photograph([path for path in wanted if is_screen(path)])
+    for path in IMAGES.rglob("*.png"):
+        if path.relative_to(IMAGES) in wanted:
+            shrink(path)
+        else:
+            path.unlink()
+
+
+def is_screen(path: Path) -> bool:
+    """Whether a picture shows a page, not a figure."""
+    return path.parent == Path() or path.stem == "report"
+
+
+def find_run(name: str) -> Run:
+    """Open the run folder of that name."""
+    return Run.open(next(runs / name for runs in RUNS if (runs / name).exists()))
+
+
+def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
+    """Draw figures of runs, each as wide as the share of the page that it takes."""
+    found = {}
+    for run in {path.parent.name for path in wanted}:
+        mine = {path: share for path, share in wanted.items() if path.parent.name == run}
+        only = {path.stem.rpartition("-")[0] for path in mine}
+        figures = draw_figures(examine(Subject.of(find_run(run)), sorted(only)))
+        for path, share in mine.items():
+            figure = figures[path.stem]
+            found[path] = figure.update_layout(width=WIDTH if share > 0.5 else 0.7 * WIDTH)
+    return found
+
+
+def photograph(paths: list[Path]) -> None:
+    """Take the first screen of each page."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        page = browser.new_page(viewport=SCREEN)
+        for path in paths:
+            if path.stem == "report":
+                file = find_run(path.parent.name).path / "report.html"
+            else:
+                file = HOME / "runs" / "gallery" / f"{path.stem}.html"
+            page.goto(file.as_uri())
+            page.wait_for_timeout(1000)
+            page.screenshot(path=IMAGES / path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
