@@ -5,7 +5,8 @@
     checkpoint/      step-N folders: weights and optimiser as safetensors, state.json with digests
     history/         weights kept along the way, for analysis
     result.json      how it ended
-    analysis.json    what analysis measured, report.html what it made of it, report.json its sections
+    analysis.json    what analysis measured
+    report.html      what it made of it; report.json: the sections of that page
 
 Every file is written under a temporary name and then renamed, so it is never half there. Only
 metrics.jsonl grows line by line. Loading unpickles nothing.
