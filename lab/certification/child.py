@@ -19,6 +19,8 @@ END_SECONDS = 10
 KEPT_BYTES = 4096
 """Bytes kept of the child's standard error."""
 WORKER = "lab.certification.worker"
+SAFE = ("-P", "-m")
+"""-P: files in the working directory must not take the place of the lab's packages."""
 
 Message = dict[str, Any]
 
@@ -38,7 +40,7 @@ class Child:
         self._request = request
         events, theirs = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(theirs)],
+            [sys.executable, *SAFE, WORKER, str(theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """The `lab` command, assembled from its subcommands."""
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -64,6 +63,4 @@ def main() -> None:
     # Threads of OpenMP that wait long in a loop take the time of those they wait for, where a
     # machine is shared; asleep at once they wake late, where it is not (LOG.md has the numbers).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # --model MODULE:CLASS is looked for in the user's folder, as `python -m` would.
-    sys.path.insert(0, os.getcwd())
     app()

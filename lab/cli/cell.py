@@ -1,4 +1,4 @@
-"""The process that trains one cell of a study: `python -m lab.cli.cell FOLDER`."""
+"""The process that trains one cell of a study: `python -P -m lab.cli.cell FOLDER`."""
 
 import os
 import sys
@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+
+COMMAND = (sys.executable, "-P", "-m", "lab.cli.cell")
+"""-P: files in the working directory must not take the place of the lab's packages."""
 
 
 def train_cell(
@@ -46,7 +49,5 @@ def train_cell(
 
 
 if __name__ == "__main__":
-    # Like `lab`: --model MODULE:CLASS is also searched for in the user's folder.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    sys.path.insert(0, os.getcwd())
     typer.run(train_cell)

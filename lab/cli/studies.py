@@ -1,7 +1,6 @@
 """`lab reproduce` and `lab study`: many runs that answer one question, and their table."""
 
 import signal
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.cell import COMMAND
 from lab.cli.study_options import StudyOptions, share_options
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _run(study: "Study", options: StudyOptions) -> Any:
                 stopped = run_cells(
                     study,
                     out,
-                    [sys.executable, "-m", "lab.cli.cell"],
+                    COMMAND,
                     workers=options.workers,
                     max_minutes=options.max_minutes,
                     on_begin=begin,

@@ -1,12 +1,13 @@
 """Loading a target by name, "package.module:factory", and building the module."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+
+from lab.user_modules import import_module
 
 
 def load(path: str) -> Any:
@@ -19,7 +20,7 @@ def load(path: str) -> Any:
     if not (module and colon and name) or module.startswith("."):
         raise ValueError(f"target={path}: must look like package.module:factory")
     try:
-        found = importlib.import_module(module)
+        found = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     # A user's module may raise anything when it is imported.

@@ -1,6 +1,5 @@
 """The user's own mixers: load them by path, check their outputs, report their errors."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
+from lab.user_modules import import_module
 
 USER_MIXER = "U"
 """The letter of a mixer class that is not the lab's own."""
@@ -75,7 +75,7 @@ def load_class(path: str) -> type[nn.Module]:
     if not (module and colon and name) or module.startswith("."):
         raise ValueError(f"model={path}: must look like package.module:Class")
     try:
-        cls = getattr(importlib.import_module(module), name)
+        cls = getattr(import_module(module), name)
     # A user's module may raise anything while it is imported.
     except Exception as error:
         raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error

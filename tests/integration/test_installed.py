@@ -1,0 +1,87 @@
+"""The installed command, in a folder whose files have the names of its packages."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.cli.cell import COMMAND
+from lab.studies import Cell
+from lab.studies.folder import CellFolder
+
+ROOT = Path(__file__).parents[2]
+MIXERS = """
+import torch
+from torch import nn
+
+
+class Average(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.value = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x):
+        import neighbour
+
+        count = torch.arange(1, x.shape[1] + 1)
+        return neighbour.GAIN * self.value(x).cumsum(1) / count[:, None]
+"""
+CLASHES = ("lab", "analysis", "tasks")
+FILES = ("tasks", "statistics", "queue", "plotly", "torch", "json")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The lab, built as a wheel and installed without what it depends on."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "install", *options, "--target", str(folder), str(ROOT)], check=True)
+    return folder
+
+
+@pytest.fixture
+def clashing(tmp_path) -> Path:
+    """A user's folder."""
+    for name in CLASHES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the user\\'s folder')")
+    for name in FILES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the user\\'s file')")
+    (tmp_path / "neighbour.py").write_text("GAIN = 1.0")
+    (tmp_path / "my_mixers.py").write_text(MIXERS)
+    return tmp_path
+
+
+def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with the wheel in front of the other packages."""
+    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_users_folder_does_not_change_what_the_command_does(installed, clashing):
+    lab = str(installed / "bin" / "lab")
+    options = "--seq-len 8 --vocab-size 32 --d-model 8 --batch-size 4 --max-steps 2 --test-rows 4"
+    mixer = "my_mixers:Average"
+    words = ("mqar", *options.split(), "--model", mixer, "--out", "out", "--json")
+    trained = json.loads(run(installed, clashing, lab, *words).stdout)
+    assert (trained["model"], trained["steps"]) == (mixer, 2)
+    assert (clashing / "out" / "report.html").exists()
+    # In other processes, which have to find the user's module too.
+    sizes = {"seq_len": 8, "vocab_size": 32, "d_model": 8, "batch_size": 4, "test_rows": 4}
+    cell = Cell({"seed": 0}, "mqar", {**sizes, "max_steps": 2, "model": mixer}, (8,))
+    CellFolder(clashing / "cell").claim(cell)
+    run(installed, clashing, *COMMAND, "cell")
+    assert (clashing / "cell" / "run" / "result.json").exists()
+    words = ("certify", mixer, "--option", "d_model=8", "--only", "causal", "--json")
+    certified = json.loads(run(installed, clashing, lab, *words).stdout)
+    assert [law["verdict"] for law in certified["laws"]] == ["holds"]
+    # `python -m` itself finds a folder `lab`, and nothing can be done about that.
+    shutil.rmtree(clashing / "lab")
+    assert "0." in run(installed, clashing, sys.executable, "-m", "lab", "--version").stdout
