@@ -14,14 +14,18 @@ from lab.files import RunError, explain_write_errors
 from lab.training.runs import Run
 
 
-def write_quick(run: Run) -> ReportFiles:
+def write_quick(run: Run, on_begin: Callable[[str], None] = lambda name: None) -> ReportFiles:
     """Run the quick analyses, add them to the report that the run folder has, and return its files.
+
+    Args:
+        run: which run.
+        on_begin: called with the name of each analysis before it begins.
 
     Raises:
         RunError: when a checkpoint or a report cannot be read, or the folder cannot be written.
     """
     only, rows = choose_work(run, QUICK, None, None)
-    return write_both(run, examine(Subject.of(run, rows=rows), only, lenient=True))
+    return write_both(run, examine(Subject.of(run, rows=rows), only, on_begin, lenient=True))
 
 
 def write_both(

@@ -118,7 +118,7 @@ def _examine(
     from analysis.examination import examine, select_analyses
     from lab.cli.tables.progress import show_count
 
-    with show_count(select_analyses(only)) as on_begin:
+    with show_count(select_analyses(only), "analyzing") as on_begin:
         with report_usage_errors():
             limit = None if memory is None else int(memory * GIBIBYTE)
             subject = Subject.of(run, step=step, rows=rows, memory=limit)

@@ -25,14 +25,14 @@ def train_and_report(
         wanted: values to evaluate at, by option of the task.
         as_json: print the result as JSON and nothing else.
     """
-    from lab.cli.tables.progress import show_progress
+    from lab.cli.tables.progress import open_console, show_count, show_progress
     from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
     from lab.training.experiment import carry_out
     from lab.training.generalisation import evaluate_settings
 
-    with report_failures(), show_progress(run) as (on_plan, on_row):
+    with report_failures(), show_progress(run, runtime.max_minutes) as shown:
         before = run.read_result()
-        result = carry_out(run, runtime, on_plan, on_row)
+        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_end)
     found = []
     if wanted and not result["signal"]:
         with report_failures():
@@ -43,22 +43,25 @@ def train_and_report(
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        from rich.console import Console
-
-        Console(markup=False).print(build_result_table(result))
+        console = open_console()
+        console.print(build_result_table(result))
         if found:
-            Console(markup=False).print(build_evaluations_table(found))
-        typer.echo(describe_ending(result))
+            console.print(build_evaluations_table(found))
+        console.print(describe_ending(result))
     if result["signal"]:
         typer.echo(
             f"Run the same command again to resume, or `lab analyze {run.path}` for a report.",
             err=True,
         )
         raise typer.Exit(128 + signal.Signals[result["signal"]])
+    from analysis import QUICK
     from analysis.pages.kept import find_page
     from analysis.pages.report import write_quick
 
     with report_failures():
-        report = (result == before and find_page(run)) or write_quick(run).page
+        report = find_page(run) if result == before else None
+        if report is None:
+            with show_count(QUICK, "writing the report") as on_begin:
+                report = write_quick(run, on_begin).page
     typer.echo(f"report: {report}", err=as_json)
     typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)

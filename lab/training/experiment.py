@@ -49,6 +49,7 @@ def carry_out(
     runtime: Runtime,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_row: Callable[[Row], None] = lambda row: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Train a run to its end, from its newest checkpoint if it has one, and return its result.
 
@@ -60,6 +61,7 @@ def carry_out(
         runtime: device, minutes, checkpoint interval, logger.
         on_plan: called once, before the first step.
         on_row: called after every step.
+        on_end: called after the last, before the result is evaluated.
 
     Raises:
         ValueError: when the device asked for is not there.
@@ -89,6 +91,7 @@ def carry_out(
                 kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
                 advice = f"last good checkpoint: {kept}; try a lower --learning-rate"
                 raise DivergedError(f"{error}; {advice}") from error
+        on_end()
         result = summarize(run, state, ending, str(device))
         run.write_result(result)
         return result

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from lab.cli.tables.forecast import Forecast
 from lab.lengthening import explain_start_length, list_stages
 from lab.training.experiment import Plan
 from lab.training.fit import Row
@@ -15,86 +17,124 @@ from lab.training.runs import Run
 
 MEASURED_STEPS = range(4, 13)
 """Steps whose median time estimates the cost: after the warm-up, and soon enough."""
-ROOM_FOR_A_BAR = 110
-"""Least columns of a terminal that has room for a bar."""
 RECENT_STEPS = 50
 """Number of last steps whose median time is shown."""
 
 
-@contextmanager
-def show_progress(run: Run) -> Iterator[tuple[Callable[[Plan], None], Callable[[Row], None]]]:
-    """Show the plan, the cost measured on the first steps, and a live bar; yields two callbacks.
+class _TwoLines(Progress):
+    """A bar, and below it a line of text."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield both lines."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.below)
+
+
+class TrainingDisplay:
+    """Shows the plan of a training, the time it will take, and a live bar.
 
     Without a terminal there is no bar, and each evaluation prints a line.
-    """
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    columns = [MofNCompleteColumn(), TextColumn("{task.description}", markup=False)]
-    if console.width >= ROOM_FOR_A_BAR:
-        columns[1:1] = [BarColumn(bar_width=None)]
-    bar = Progress(
-        *columns,
-        console=console,
-        disable=not console.is_terminal,
-    )
-    last_step = run.train.max_steps
-    shown = bar.add_task("", total=last_step, visible=False)
-    first: list[float] = []
-    recent: deque[float] = deque(maxlen=RECENT_STEPS)
-    held_out, slowing = "", 1.0
 
-    def on_plan(plan: Plan) -> None:
-        nonlocal slowing
-        slowing = plan.slowing
-        model = run.model.model or run.model.stack
-        console.print(
-            f"{run.task.name}: {model}, {plan.parameters:,} parameters, on {plan.device} in "
-            f"{plan.precision}, {run.train.optimizer}, {run.train.batch_size} rows per step; "
-            f"run folder {run.path}"
+    Args:
+        run: what is trained.
+        max_minutes: minutes after which it stops.
+    """
+
+    def __init__(self, run: Run, max_minutes: float | None):
+        self.run, self.max_minutes = run, max_minutes
+        self.console = open_console(stderr=True)
+        self.bar = _TwoLines(
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}", markup=False),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            expand=True,
         )
+        self.shown = self.bar.add_task("", total=None, visible=False)
+        self.first: list[float] = []
+        self.recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.held_out = ""
+        self.forecast = Forecast(run, max_minutes, 1.0)
+
+    def on_plan(self, plan: Plan) -> None:
+        """Print what training is about to do."""
+        run, write = self.run, self.console.print
+        self.forecast = Forecast(run, self.max_minutes, plan.slowing)
+        write(
+            f"{run.task.name}: {run.model.model or run.model.stack}, {plan.parameters:,} "
+            f"parameters, on {plan.device} in {plan.precision}, {run.train.optimizer}, "
+            f"{run.train.batch_size} rows per step"
+        )
+        write(f"run folder: {run.path}", soft_wrap=True)
         if len(plan.seq_lens) > 1:
-            console.print(
+            write(
                 f"row length: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, longer "
                 f"whenever {run.train.lengthen_at:.1%} of the validation answers are right"
             )
         why = explain_start_length(run.task, run.train)
         if why:
             first = list_stages(run.task, run.train)[0].task.seq_len
-            console.print(f"the first rows have {first:,} tokens and not fewer: {why}")
+            write(f"the first rows have {first:,} tokens and not fewer: {why}")
         if plan.first_step:
-            console.print(f"resuming after step {plan.first_step:,}")
-        bar.update(shown, completed=plan.first_step, visible=True)
+            write(f"resuming after step {plan.first_step:,}")
+        self.bar.update(self.shown, visible=True)
 
-    def on_row(row: Row) -> None:
-        nonlocal held_out
-        recent.append(row.seconds)
-        steps_left = last_step - row.step
-        if len(first) < MEASURED_STEPS.stop:
-            first.append(row.seconds)
-            if len(first) == MEASURED_STEPS.stop:
-                console.print(_describe_cost(first, steps_left, slowing))
-        each = median(recent)
+    def on_row(self, row: Row) -> None:
+        """Show a step."""
+        self.recent.append(row.seconds)
+        if len(self.first) < MEASURED_STEPS.stop:
+            self.first.append(row.seconds)
+            if len(self.first) == MEASURED_STEPS.stop:
+                each = median(self.first[i] for i in MEASURED_STEPS)
+                self.console.print(self.forecast.describe(row.step, row.seq_len, each))
+        each = median(self.recent)
         if row.validation_accuracy is not None:
-            held_out = f"  validation {row.validation_accuracy:.3f}"
+            self.held_out = f"  validation {row.validation_accuracy:.3f}"
         if row.test_accuracy is not None:
-            held_out = f"  test {row.test_accuracy:.3f}"
-        slowest = each if row.seq_len == run.task.seq_len else each * max(1.0, slowing)
-        text = (
-            f"T {row.seq_len:,}  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}{held_out}  "
-            f"{1000 * each:,.0f} ms  ≤ {format_duration(steps_left * slowest)}"
+            self.held_out = f"  test {row.test_accuracy:.3f}"
+        rest = self.forecast.describe_rest(row.step, row.seq_len, each)
+        metrics = (
+            f"{row.seq_len:,} tokens  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}"
+            f"{self.held_out}  {1000 * each:,.0f} ms"
         )
-        bar.update(shown, completed=row.step, description=text)
-        if not console.is_terminal and row.validation_accuracy is not None:
-            console.print(f"step {row.step:,}  {text}")
+        self.bar.below = metrics
+        self.bar.update(
+            self.shown,
+            total=self.forecast.find_total(row.step),
+            completed=row.step,
+            description=f"step {row.step:,}  {rest}",
+        )
+        if not self.console.is_terminal and row.validation_accuracy is not None:
+            self.console.print(f"step {row.step:,}  {metrics}  {rest}")
 
-    with bar:
-        yield on_plan, on_row
+    def on_end(self) -> None:
+        """Show what follows the last step."""
+        done = self.bar.tasks[0].completed
+        self.bar.below = "evaluating: test rows, shortcuts, weights set by hand …"
+        self.bar.update(self.shown, total=done, description=f"{done:,.0f} steps", refresh=True)
 
 
 @contextmanager
-def show_count(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+def show_progress(run: Run, max_minutes: float | None) -> Iterator[TrainingDisplay]:
+    """Show a training while it runs; yields what to call."""
+    display = TrainingDisplay(run, max_minutes)
+    with display.bar:
+        yield display
+        display.bar.below = ""
+
+
+@contextmanager
+def show_count(names: Sequence[str], what: str) -> Iterator[Callable[[str], None]]:
     """Show a live bar over named steps; yields a function to call when a step begins."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    console = open_console(stderr=True)
+    columns = (
+        TextColumn(f"{what} "),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(
         *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
     ) as bar:
@@ -107,22 +147,8 @@ def show_count(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
         bar.update(shown, completed=len(names), description="done")
 
 
-def _describe_cost(times: list[float], steps_left: int, slowing: float) -> str:
-    each = median(times[i] for i in MEASURED_STEPS)
-    longest = each * max(1.0, slowing)
-    later = f", {1000 * longest:,.0f} ms at full length" if longest > each else ""
-    return (
-        f"measured {1000 * each:,.0f} ms per step{later}: the {steps_left:,} steps left take at "
-        f"most {format_duration(longest * steps_left)}, not counting evaluations; Ctrl-C stops, "
-        "the same command resumes"
-    )
-
-
-def format_duration(seconds: float) -> str:
-    """Return a length of time in the two units that matter: "3 d 4 h", "2 min 5 s"."""
-    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    for i, (name, size) in enumerate(units[:-1]):
-        if seconds >= size:
-            finer, unit = units[i + 1]
-            return f"{seconds // size:.0f} {name} {seconds % size // unit:.0f} {finer}"
-    return f"{seconds:.0f} s"
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console that breaks lines only in a terminal, and there between words."""
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    console.soft_wrap = not console.is_terminal
+    return console

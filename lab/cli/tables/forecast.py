@@ -1,0 +1,75 @@
+"""How long a training will take: the usual time where there is a record, and the limits."""
+
+import time
+
+from lab.cli.tables.durations import format_duration
+from lab.lengthening import list_stages
+from lab.training.records import StepTimes, find_record
+from lab.training.runs import Run
+
+
+class Forecast:
+    """What is known of the time that a run will take.
+
+    Args:
+        run: what is trained.
+        max_minutes: minutes after which it stops; None: no such limit.
+        slowing: how many times as long a step takes at the longest rows as at the shortest.
+    """
+
+    def __init__(self, run: Run, max_minutes: float | None, slowing: float):
+        stages = list_stages(run.task, run.train)
+        self.first, self.last = (stage.task.seq_len for stage in (stages[0], stages[-1]))
+        self.max_steps, self.max_minutes, self.slowing = run.train.max_steps, max_minutes, slowing
+        record = find_record(run) if run.train.early_stop else None
+        self.record = record if record and record.total < self.max_steps else None
+        self.began = time.monotonic()
+
+    def describe(self, step: int, seq_len: int, seconds: float) -> str:
+        """Say how long the run usually takes, and how long at most.
+
+        Args:
+            step: steps taken.
+            seq_len: row length of the steps that were timed.
+            seconds: time of one.
+        """
+        times = self._scale(seq_len, seconds)
+        slower = "" if times.longest == seconds else f", {_milliseconds(times.longest)} at the end"
+        text = f"A step takes {_milliseconds(seconds)} here{slower}. "
+        steps, usual = self._find_rest(step, times)
+        if steps:
+            text += (
+                f"With these settings, a run is usually solved after {step + steps:,} steps: "
+                f"about {format_duration(usual)}. "
+            )
+        most = (self.max_steps - step) * times.longest
+        text += f"The limit of {self.max_steps:,} steps would take up to {format_duration(most)}. "
+        if self.max_minutes is not None and 60 * self.max_minutes < most:
+            text += f"--max-minutes stops it after {format_duration(60 * self.max_minutes)}. "
+        return f"{text}Ctrl-C stops; the same command resumes."
+
+    def describe_rest(self, step: int, seq_len: int, seconds: float) -> str:
+        """Say in a few words how long the run still takes."""
+        times = self._scale(seq_len, seconds)
+        steps, usual = self._find_rest(step, times)
+        most = (self.max_steps - step) * times.longest
+        if self.max_minutes is not None:
+            most = min(most, 60 * self.max_minutes - (time.monotonic() - self.began))
+        if steps and usual < most:
+            return f"about {format_duration(usual)} left"
+        return f"at most {format_duration(max(0.0, most))} left"
+
+    def find_total(self, step: int) -> int:
+        """Return the steps that a full bar stands for: the usual ones, or after them the limit."""
+        usual = self.record.total if self.record else 0
+        return usual if step <= usual else self.max_steps
+
+    def _find_rest(self, step: int, times: StepTimes) -> tuple[int, float]:
+        return self.record.estimate_rest(step, times) if self.record else (0, 0.0)
+
+    def _scale(self, seq_len: int, seconds: float) -> StepTimes:
+        return StepTimes(seconds, seq_len, self.first, self.last, self.slowing)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms"
