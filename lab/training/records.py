@@ -111,6 +111,8 @@ RECORDS = (
         "overwrite", {"seq_len": 64, "vocab_size": 64, "n_pairs": 4}, {16: 150, 32: 350, 64: 75}
     ),
     Record("compositional", {"seq_len": 24, "vocab_size": 32, "n_pairs": 4}, {24: 575}),
+    Record("selective_copy", {"seq_len": 64, "vocab_size": 10, "n_tokens": 8}, {64: 525}),
+    Record("fuzzy", {"seq_len": 64, "vocab_size": 16, "n_pairs": 5}, {16: 275, 32: 425, 64: 300}),
 )
 """Measured on two cores, 2026-11-22 (LOG.md). Steps hardly depend on the machine. Seconds
 do, so they are estimated from the time of a step on this one."""

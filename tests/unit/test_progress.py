@@ -33,7 +33,10 @@ def test_a_record_is_of_a_run_that_one_can_start(record):
     assert find_record(describe(record.task, learning_rate=1e-3, **record.options)) is None
 
 
-@pytest.mark.parametrize("name", ["mqar", "induction", "overwrite", "compositional"])
+SMALL = ["mqar", "induction", "overwrite", "compositional", "selective_copy", "fuzzy"]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_small_presets_have_a_record(name):
     assert find_record(describe(name, preset="small")) is not None
 
