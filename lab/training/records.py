@@ -111,6 +111,8 @@ RECORDS = (
         "overwrite", {"seq_len": 64, "vocab_size": 64, "n_pairs": 4}, {16: 150, 32: 350, 64: 75}
     ),
     Record("compositional", {"seq_len": 24, "vocab_size": 32, "n_pairs": 4}, {24: 575}),
+    Record("copy", {"seq_len": 32}, {8: 250, 16: 575, 32: 200}),
+    Record("flip_flop", {"seq_len": 64}, {8: 150, 16: 50, 32: 50, 64: 25}),
     Record("selective_copy", {"seq_len": 64, "vocab_size": 10, "n_tokens": 8}, {64: 525}),
     Record("fuzzy", {"seq_len": 64, "vocab_size": 16, "n_pairs": 5}, {16: 275, 32: 425, 64: 300}),
 )

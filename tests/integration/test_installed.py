@@ -5,10 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
 
+from lab import __version__
 from lab.cli.cell import COMMAND
 from lab.studies import Cell
 from lab.studies.folder import CellFolder
@@ -30,7 +32,7 @@ class Average(nn.Module):
         count = torch.arange(1, x.shape[1] + 1)
         return neighbour.GAIN * self.value(x).cumsum(1) / count[:, None]
 """
-CLASHES = ("lab", "analysis", "tasks")
+PACKAGES = ("lab", "analysis", "tasks")
 FILES = ("tasks", "statistics", "queue", "plotly", "torch", "json")
 
 
@@ -44,10 +46,29 @@ def installed(tmp_path_factory) -> Path:
     return folder
 
 
+def test_the_wheel_has_all_files_of_the_packages_and_no_others(installed):
+    def list_files(home: Path) -> set[Path]:
+        """Return the files of the packages."""
+        return {
+            path.relative_to(home)
+            for package in PACKAGES
+            for path in (home / package).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+
+    assert list_files(installed) == list_files(ROOT)
+    assert {Path(package, "py.typed") for package in PACKAGES} < list_files(installed)
+    assert Path("analysis/pages/templates/report.html.j2") in list_files(installed)
+    info = f"wonderful_lab-{__version__}.dist-info"
+    assert {path.name for path in installed.iterdir()} == {*PACKAGES, "bin", info}
+    needed = Distribution.at(installed / info).requires or []
+    assert not [line for line in needed if line.startswith("hypothesis") and "extra" not in line]
+
+
 @pytest.fixture
 def clashing(tmp_path) -> Path:
     """A user's folder."""
-    for name in CLASHES:
+    for name in PACKAGES:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the user\\'s folder')")
     for name in FILES:

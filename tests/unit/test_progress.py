@@ -33,7 +33,7 @@ def test_a_record_is_of_a_run_that_one_can_start(record):
     assert find_record(describe(record.task, learning_rate=1e-3, **record.options)) is None
 
 
-SMALL = ["mqar", "induction", "overwrite", "compositional", "selective_copy", "fuzzy"]
+SMALL = ["mqar", "overwrite", "compositional", "fuzzy", "selective_copy", "copy", "induction"]
 
 
 @pytest.mark.parametrize("name", SMALL)
