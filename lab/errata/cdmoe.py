@@ -37,17 +37,17 @@ def c1() -> Erratum:
     return Erratum(
         row="C1",
         where="θ_eK of § Efficient Retrieval Experts",
-        printed="θ_eK of [h, √N, d_ret]",
-        meant="[h, √N, 2, d_ret/2]: a half each for rows and columns",
-        printed_evidence=f"scores are {list(g.shape)}, without the 2 in front that g is said to "
-        f"have: the top k is among {reached} of {n_experts} experts",
-        meant_evidence=f"scores are 2 of {list(rows.shape)}, and their sums reach {meant} of "
-        f"{n_experts}",
+        printed="θ_eK has the shape [h, √N, d_ret].",
+        meant="θ_eK has the shape [h, √N, 2, d_ret/2]: one half for rows, the other for columns.",
+        printed_evidence=f"the scores have the shape {list(g.shape)}, without the leading 2 that "
+        f"the text gives g. So the top k can only be among {reached} of {n_experts} experts",
+        meant_evidence=f"there are 2 scores of shape {list(rows.shape)}, and their sums reach "
+        f"{meant} of {n_experts} experts",
         printed_option=None,
         meant_option="the state transform E",
         fails=g.shape == (1, 5, h, side) and reached == side,
         holds=meant == n_experts,
-        note="the listing has the 2",
+        note="The listing has the 2.",
     )
 
 
@@ -66,11 +66,12 @@ def c2() -> Erratum:
     return Erratum(
         row="C2",
         where="lst:cdmoe",
-        printed="Linear(d_ff, d_ff_private); num_keys = math.sqrt(n_experts)",
-        meant="Linear(d_ff, d_model); isqrt, or two factors",
+        printed="Linear(d_ff, d_ff_private), and num_keys = math.sqrt(n_experts), a float",
+        meant="Linear(d_ff, d_model), and math.isqrt(n_experts) or two factors of n_experts",
         printed_evidence="; ".join(r or "runs" for r in refusals),
-        meant_evidence=f"{n_experts} experts: row and column keys {list(keys[0])} and "
-        f"{list(keys[1])}; φ is {width} wide, as x, and y {list(y.shape)}",
+        meant_evidence=f"with {n_experts} experts, row and column keys have the shapes "
+        f"{list(keys[0])} and {list(keys[1])}. φ is {width} wide, like x, and y has the shape "
+        f"{list(y.shape)}",
         printed_option=None,
         meant_option="the state transform E",
         fails=all(refusals),
@@ -94,19 +95,19 @@ def c3() -> Erratum:
     return Erratum(
         row="C3",
         where="lst:cdmoe, the fifth step of § Efficient Retrieval Experts",
-        printed="keys of zeros, σ(x · d × s)",
-        meant="normal keys, σ(x · d) · softmax(s)",
-        printed_evidence=f"experts add exactly {added['silu']:g}; gradient reaches "
-        f"{', '.join(live['silu'])} of the retrieval with SiLU, "
+        printed="Keys start at zero, and an expert's weight is σ(x · d × s).",
+        meant="Keys start normally distributed, and the weight is σ(x · d) · softmax(s).",
+        printed_evidence=f"the experts add exactly {added['silu']:g}. Of the retrieval's "
+        f"parameters, {', '.join(live['silu'])} get a gradient with SiLU, and "
         f"{', '.join(live['relu']) or 'none'} with ReLU",
-        meant_evidence=f"experts add up to {adds:.1e}; the smallest of all largest gradients is "
-        f"{least:.1e}",
+        meant_evidence=f"the experts add up to {adds:.1e}. Every parameter of the retrieval has a "
+        f"gradient: the largest entry of each is at least {least:.1e}",
         printed_option="--option E.score=inside --option E.key_init=zeros",
         meant_option="--option E.score=outside --option E.key_init=normal, the defaults",
         fails=added == {"silu": 0.0, "relu": 0.0}
         and live == {"silu": ["row_keys", "column_keys"], "relu": []},
         holds=adds > 0.1 and least > 1e-4,
-        note="φ has its gradient throughout: with ReLU the layer stays an MLP",
+        note="φ always has a gradient, so with ReLU the layer trains, but stays an MLP.",
     )
 
 
@@ -131,11 +132,11 @@ def c4() -> Erratum:
     return Erratum(
         row="C4",
         where="lst:cdmoe; n_experts of tab:downstream_evaluation:model",
-        printed="√n_experts keys a side, for 3,072 and 8,192 experts",
-        meant="rows × columns keys with n_experts = rows · columns, or an error",
+        printed="3,072 and 8,192 experts have √n_experts keys for rows, and as many for columns.",
+        meant="n_experts = rows · columns, with that many row and column keys; else an error.",
         printed_evidence=f"⌊√n⌋² leaves {printed[0]} of 3072 and {printed[1]} of 8192 experts "
-        f"unreachable; of 12, inputs choose 0 … {chosen[-1]}",
-        meant_evidence=f"{' and '.join(factors)} leave {meant[0]} and {meant[1]}",
+        f"unreachable. With 12 experts, inputs choose only numbers 0 to {chosen[-1]}",
+        meant_evidence=f"{' and '.join(factors)} leave {meant[0]} and {meant[1]} unreachable",
         printed_option="--model lab.layers.printed:FloorSquareCDMoE",
         meant_option="--option E.n_experts=…: any number that factors",
         fails=printed == [47, 92] and chosen == list(range(9)),
@@ -168,15 +169,16 @@ def c5() -> Erratum:
     return Erratum(
         row="C5",
         where="eq. cdmoe, § Cross Domain, lst:cdmoe",
-        printed="Σ e(x) + φ(x), or Σ e(φ(x)); the steps and the listing: Σ e(φ(x)) + φ(x)",
-        meant="both forms, each with φ(x) added; φ gated or not",
-        printed_evidence=f"same weights: form one is off the listing by {apart[0]:.1e} of its "
-        f"largest entry, form two, which lacks φ(x), by {apart[1]:.1e}",
-        meant_evidence=f"form one equals its equation to {same[0]:.1e}, form two the listing to "
-        f"{same[1]:.1e}; a gate adds {more} = d_model · d_ff parameters",
+        printed="The equation has two forms, Σ e(x) + φ(x) and Σ e(φ(x)); the steps and the "
+        "listing have Σ e(φ(x)) + φ(x).",
+        meant="Both forms add φ(x), and φ may be gated or not.",
+        printed_evidence=f"with the same weights, form one is off the listing by {apart[0]:.1e} of "
+        f"its largest entry, and form two, which lacks φ(x), by {apart[1]:.1e}",
+        meant_evidence=f"the lab's form one equals its equation to {same[0]:.1e}, and its form two "
+        f"the listing to {same[1]:.1e}. A gate adds {more} = d_model · d_ff parameters",
         printed_option="--option E.form=one",
         meant_option="--option E.form=two, the default; --option E.gated=true",
         fails=min(apart) > 1e-2,
         holds=max(same) < 1e-12 and more == 8 * 5,
-        note="form two as the equation has it, without φ(x), is not offered",
+        note="Form two of the equation, without φ(x), is not offered.",
     )

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MINIATURE = (
-    "the printed evidence is a miniature of the fault, written out in this row: only the meant "
-    "side can turn with the lab's code"
+    "The listing does not run, so the printed evidence is from a small copy of its faulty lines; "
+    "only the intended reading runs the lab's code."
 )
 """Note of the rows whose printed reading raises an error of Python or torch itself."""
 

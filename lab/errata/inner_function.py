@@ -27,12 +27,13 @@ def i1() -> Erratum:
     return Erratum(
         row="I1",
         where="lst:innerfuncattn, the steps below eq. inner_function_V",
-        printed="only the indices of the top k are used; keys start at zero",
-        meant="values weighted by their scores, or straight-through; keys that differ",
-        printed_evidence=f"no gradient (None) for {' and '.join(none)}; V = x ∘ w with one w for "
-        f"all tokens, to {one_row:.1e}",
-        meant_evidence="smallest of the two's largest gradients: "
-        + ", ".join(f"{kind} {size:.1e}" for kind, size in alive.items()),
+        printed="Only the indices of the top k are used, and keys start at zero.",
+        meant="Values are weighted by their scores, or straight-through, and keys start with "
+        "different values.",
+        printed_evidence=f"there is no gradient (None) for {' and '.join(none)}. All tokens "
+        f"choose the same w in V = x ∘ w, to {one_row:.1e}",
+        meant_evidence="both have a gradient; the largest entry of each is at least "
+        + ", ".join(f"{size:.1e} ({kind})" for kind, size in alive.items()),
         printed_option="--option I.retrieval=literal --option I.key_init=zeros",
         meant_option="--option I.retrieval=softmax, the default, =sigmoid or =straight-through",
         fails=sorted(none) == sorted(retrieval) and one_row < 1e-12,
@@ -71,16 +72,18 @@ def i2() -> Erratum:
         row="I2",
         where="lst:innerfuncattn",
         printed="Embedding(n_heads, d_model)",
-        meant="n_v rows",
-        printed_evidence=f"1 head, n_v = 2: value 1 gives {past}; of 12 heads' and 32 heads' rows "
-        f"(n_v = 6, 16) {unread[12]} and {unread[32]} are never read: a gradient reaches "
-        f"{large[12]} and {large[32]}",
-        meant_evidence=f"{rows} rows for n_v = {n_values}, {reached} of them with a gradient",
+        meant="Embedding(n_v, d_model)",
+        printed_evidence=f"with 1 head and n_v = 2, looking up value 1 raises {past}. With 12 and "
+        f"32 heads (n_v = 6 and 16), {unread[12]} and {unread[32]} are never read: of the table's "
+        f"rows, a gradient reaches {large[12]} and {large[32]}",
+        meant_evidence=f"for n_v = {n_values} there are {rows} rows, and {reached} of them have a "
+        "gradient",
         printed_option=None,
         meant_option="--option I.n_values=…",
         fails=past is not None and large == {12: 6, 32: 16},
         holds=rows == n_values == reached,
-        note="hidden by I1: zero keys tie, one row is taken throughout, and the error may not show",
+        note="I1 can hide this: with keys of zero all scores tie, the same row is always chosen, "
+        "and the error may not appear.",
     )
 
 
@@ -105,11 +108,12 @@ def i3() -> Erratum:
     return Erratum(
         row="I3",
         where="eq. inner_function_V, against the steps below it",
-        printed="V = (x W_vQ θ_vKᵀ) W_Vᵀ × x, W_V of n_v × d_model",
-        meant="the top k rows of W_V by these scores, times x",
-        printed_evidence=f"[{t} {n_v}] @ [{d} {n_v}]: {shapes}; with W_V for W_Vᵀ it sums all "
-        f"rows, off the top 1 by {apart:.1e}, and V grows as x to the power {powers[0]:.2f}",
-        meant_evidence=f"the top 1 grows as x to the power {powers[1]:.2f}",
+        printed="V = (x W_vQ θ_vKᵀ) W_Vᵀ × x, where W_V has the shape n_v × d_model",
+        meant="V is x times the k rows of W_V with the highest scores.",
+        printed_evidence=f"[{t} {n_v}] @ [{d} {n_v}] raises {shapes}. With W_V in place of W_Vᵀ, "
+        f"the equation sums all rows: it is off the top 1 by {apart:.1e}, and V grows as x to the "
+        f"power {powers[0]:.2f}",
+        meant_evidence=f"with the top 1, V grows as x to the power {powers[1]:.2f}",
         printed_option="--model lab.layers.printed:SoftSumAttention, with W_V for W_Vᵀ",
         meant_option="--option I.k=…",
         fails=shapes is not None and apart > 0.1 and abs(powers[0] - 2) < 1e-9,
@@ -129,16 +133,17 @@ def i4() -> Erratum:
     return Erratum(
         row="I4",
         where="tab:multi_query_associative_recall:model against § Effect of Modules",
-        printed="d_innerV = d_model / 2: the listing's retrieval width, the text's '64 dimensions "
-        "for each V'",
-        meant="not decided; both are offered",
-        printed_evidence=f"d_model = 128: as a value's width, x ∘ w of {d} and {width}: {clash}",
-        meant_evidence=f"64 wide queries: values {list(shapes[0])}, {counts[0]:,} parameters; 64 "
-        f"wide values: {list(shapes[1])}, {counts[1]:,}",
+        printed="d_innerV = d_model / 2 is the retrieval width in the listing, but '64 dimensions "
+        "for each V' in the text.",
+        meant="The paper does not decide this, so both are offered.",
+        printed_evidence=f"if it is a value's width at d_model = 128, x ∘ w multiplies widths {d} "
+        f"and {width}, which raises {clash}",
+        meant_evidence=f"queries of width 64 give values of shape {list(shapes[0])} and "
+        f"{counts[0]:,} parameters; values of width 64 give {list(shapes[1])} and {counts[1]:,}",
         printed_option="--option I.value_map=linear --option I.d_value=64, a value's width",
         meant_option="--option I.d_retrieval=64, a query's width; d_model / 2 is the default",
         fails=clash is not None,
         holds=all(y) and shapes == [(2, d), (2, width)],
-        note="in all rows of the table n_v · d_innerV = d_model, so it may also be two values side "
-        "by side",
+        note="In all rows of the table, n_v · d_innerV = d_model, so it may also mean two values "
+        "side by side.",
     )

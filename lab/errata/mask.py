@@ -55,18 +55,18 @@ def d1() -> Erratum:
     return Erratum(
         row="D1",
         where="eq. dynamic_mask, lst:dynamic_mask",
-        printed="round(l), and masked_fill where padding · l == 0",
-        meant="a mask that learns: straight-through, soft log σ(l), or from the values",
-        printed_evidence=f"l's gradient is {grad} by the listing and exactly {rounded:g} through "
-        f"round; after three steps, which move "
-        f"its weights by {moved:.1e}, the layer is off plain causal attention by {apart:.1e}",
-        meant_evidence=f"soft: l's largest gradient is {alive:.1e}",
+        printed="The equation rounds l; the listing calls masked_fill where padding · l == 0.",
+        meant="A mask that learns: straight-through, soft (log σ(l)), or computed from the values.",
+        printed_evidence=f"the gradient of l is {grad} in the listing, and exactly {rounded:g} "
+        f"through round. Three training steps move the layer's weights by {moved:.1e}, and its "
+        f"output is then off that of plain causal attention by {apart:.1e}",
+        meant_evidence=f"the largest entry of the soft mask's gradient is {alive:.1e}",
         printed_option="--option A.mask=literal (also I)",
         meant_option="--option A.mask=soft, =straight-through or =value (also I)",
         fails=not bias.requires_grad and grad is None and rounded == 0 and apart < 1e-12 < moved,
         holds=alive > 1e-4,
-        note="the listing does not even round; by the equation's product l gets a gradient of "
-        "zero, not none, and then weight decay does move it",
+        note="The listing does not even round. In the equation's product, l gets a gradient of "
+        "zero instead of none, so weight decay does move it.",
     )
 
 
@@ -83,18 +83,20 @@ def d2() -> Erratum:
     return Erratum(
         row="D2",
         where="M = L ∘ A after eq. dynamic_mask, against lst:innerfuncattn",
-        printed="the text multiplies softmax(QKᵀ) by the mask, the listing adds it before",
-        meant="added before the softmax",
-        printed_evidence=f"a row sums to {sums[0]:.2f}; the last token moves earlier outputs by "
-        f"{leaks[0]:.1e}: not causal",
-        meant_evidence=f"rows sum to one to {abs(1 - sums[1]):.0e}; they move by {leaks[1]:.1e}",
+        printed="The text multiplies softmax(QKᵀ) by the mask; the listing adds the mask before "
+        "the softmax.",
+        meant="The mask is added before the softmax.",
+        printed_evidence=f"a row sums to {sums[0]:.2f}. The last token moves earlier outputs by "
+        f"{leaks[0]:.1e}, so the layer is not causal",
+        meant_evidence=f"rows sum to one, to {abs(1 - sums[1]):.0e}. The last token moves earlier "
+        f"outputs by {leaks[1]:.1e}",
         printed_option="--model lab.layers.printed:MaskAfterSoftmaxAttention",
         meant_option="--option A.mask=… (also I): every mask is added before the softmax",
         fails=sums[0] < 0.5 and leaks[0] > 1e-3,
         holds=abs(1 - sums[1]) < 1e-12 and leaks[1] < 1e-12,
-        note="the softmax divides by keys that the mask removes afterwards, later ones too; the "
-        "text's softmax has no 1/√d, the listing's has. With the listing's own 0 and −∞ for L the "
-        "product would be 0 and −∞",
+        note="The softmax is normalised over all keys, also those that the mask removes "
+        "afterwards, and later ones. The listing's softmax has 1/√d, the text's has not. The "
+        "listing's mask holds 0 and −∞; multiplied, it would give 0 and −∞.",
     )
 
 
@@ -119,15 +121,17 @@ def d3() -> Erratum:
     return Erratum(
         row="D3",
         where="lst:static_mask, lst:dynamic_mask",
-        printed="the diagonal starts at key 0; −∞ for padding; l[:, :T]",
-        meant="the last query stands at the last key; empty rows guarded; an error in words",
-        printed_evidence=f"one query of 6 keys sees {seen}; 2 tokens of left padding leave {empty} "
-        f"rows NaN; 12 tokens on a table of 9: {long}",
-        meant_evidence=f"the sixth token by itself is off the whole by {apart:.1e}, a row padded "
-        f"on the left off one that is not by {alone:.1e}; {said}",
+        printed="The first query is at key 0, padding is −∞, and the table is cut by l[:, :T].",
+        meant="The last query is at the last key, rows without a key are guarded, and a sequence "
+        "longer than the table is a clear error.",
+        printed_evidence=f"one query of 6 keys sees only {seen}. Two tokens of left padding make "
+        f"{empty} rows NaN. 12 tokens with a table of 9 raise {long}",
+        meant_evidence=f"the sixth token decoded by itself is off the whole by {apart:.1e}, and a "
+        f"row padded on the left off one without padding by {alone:.1e}. Too long a sequence "
+        f"raises {said}",
         printed_option=None,
         meant_option="prefill, step and keep of A and I; --option A.max_seq_len=…",
         fails=seen == [0] and empty == 2 and long is not None,
         holds=apart < 1e-12 and alone < 1e-12 and said is not None,
-        note="the static mask has no table, so it shares the first two faults alone",
+        note="The static mask has no table, so it has only the first two faults.",
     )

@@ -41,21 +41,21 @@ def r1() -> Erratum:
         stretched.append((R.mT @ R - torch.eye(n)).abs().max().item())
         scores = (R[5:] @ q * (R[:-5] @ k)).sum(-1)
         moved.append(((scores - scores[0]).abs().max() / (q.norm() * k.norm())).item())
-    words = "RᵀR is off the identity by {:.1e}, and a score at distance 5 moves by {:.1e} of |q||k|"
-    words += ", n = 8, positions to 2047"
+    words = "RᵀR is off the identity by {:.1e}. The scores of q and k five positions apart should "
+    words += "all be equal; they differ by up to {:.1e} of |q||k| (width 8, positions up to 2047)"
     return Erratum(
         row="R1",
         where="eq. rope_cb and the end of its proof: the matrix R",
-        printed="the last 2 × 2 block has θ_{d/2} in one column and θ_{d/2−1} in the other",
-        meant="one angle a block, θ_m = base^(−2m/d), m = 0 … d/2 − 1",
+        printed="The last 2 × 2 block has θ_{d/2} in one column and θ_{d/2−1} in the other.",
+        meant="Each block has one angle, θ_m = base^(−2m/d) with m = 0 … d/2 − 1.",
         printed_evidence=words.format(stretched[0], moved[0]),
         meant_evidence=words.format(stretched[1], moved[1]),
         printed_option="--model lab.layers.printed:SkewedRotationAttention",
         meant_option=ROTARY,
         fails=stretched[0] > 0.1 and moved[0] > 0.1,
         holds=stretched[1] < 1e-12 and moved[1] < 1e-12,
-        note="the Θ next to it counts i = 1 … d/2, so the matrix's first angle θ_0 is not in Θ, "
-        "and Θ's θ_i is the matrix's θ_{i−1}",
+        note="The set Θ beside the matrix counts i = 1 … d/2. So it lacks the matrix's first "
+        "angle θ_0, and its θ_i is the matrix's θ_{i−1}.",
     )
 
 
@@ -83,14 +83,15 @@ def r2() -> Erratum:
         where="the end of the proof of eq. rope_cb, d = 2",
         printed="⟨f(c, j), f(b, i)⟩ = cᵀ [[cos δ, −sin δ], [sin δ, cos δ]] b, δ = (j − i)θ",
         meant="cᵀ [[cos δ, sin δ], [−sin δ, cos δ]] b",
-        printed_evidence=f"off by {errors[0]:.1e} at j, i, θ = 7, 3, 1",
-        meant_evidence=f"off by {errors[1]:.1e}; the product before it by {errors[2]:.1e}, "
-        f"g in complex numbers by {errors[3]:.1e}, the lab's rotation by {errors[4]:.1e}",
+        printed_evidence=f"at j = 7, i = 3, θ = 1 the two sides differ by {errors[0]:.1e}",
+        meant_evidence=f"the two sides differ by {errors[1]:.1e}. Three other forms agree with the "
+        f"left side: the product one line earlier (to {errors[2]:.1e}), g in complex numbers (to "
+        f"{errors[3]:.1e}) and the lab's rotation (to {errors[4]:.1e})",
         printed_option=None,
         meant_option=ROTARY,
         fails=errors[0] > 0.1,
         holds=max(errors[1:]) < 1e-14,
-        note="the sign is lost between the product, which is right, and its last line",
+        note="The product in the line before is right; the sign is lost in the last line.",
     )
 
 
@@ -107,16 +108,17 @@ def r3() -> Erratum:
     return Erratum(
         row="R3",
         where="eq. rope_cb against lst:rope",
-        printed="the matrix pairs channels 2m and 2m + 1, the listing m and m + d/2",
-        meant="two layouts, equal after a permutation of channels",
-        printed_evidence=f"the two differ by {apart:.1e} of the largest entry; q by one and k by "
-        f"the other, a score at distance 5 moves by {mixed:.1e} of |q||k|",
-        meant_evidence=f"with the channels permuted they differ by {same:.1e}",
+        printed="The matrix rotates channels 2m and 2m + 1 together, the listing m and m + d/2.",
+        meant="Both layouts are right, and equal after a permutation of channels.",
+        printed_evidence=f"the two layouts differ by {apart:.1e} of the largest entry. If q is "
+        "rotated in one and k in the other, the scores of q and k five positions apart differ by "
+        f"up to {mixed:.1e} of |q||k|",
+        meant_evidence=f"after the permutation they differ by {same:.1e}",
         printed_option="--option A.rope_layout=interleaved (also S and I)",
         meant_option="--option A.rope_layout=half (also S and I), the default",
         fails=apart > 0.1 and mixed > 0.1,
         holds=same < 1e-14,
-        note="each layout is right by itself; q in one and k in the other is not relative",
+        note="Scores depend only on distance as long as q and k use the same layout.",
     )
 
 
@@ -140,20 +142,21 @@ def r4() -> Erratum:
     return Erratum(
         row="R4",
         where="lst:rope",
-        printed="a class of no base that registers a buffer; frequencies @ position_ids; an "
-        "exponent dim/(dim − 2)",
-        meant="positions turned into fp32; any even width; a base that stays",
-        printed_evidence=f"without a base class {refusals[0]}; fp32 @ int64 {refusals[1]}; "
-        f"dim = 2, 6 positions where 5 are foreseen: {refusals[2]}",
-        meant_evidence="width 2, int64 positions up to 2^24 − 1, fp32: "
-        f"off the fp64 matrix by {error:.1e}",
+        printed="The class registers a buffer but has no base class; fp32 frequencies are "
+        "multiplied with integer position_ids; an exponent is dim/(dim − 2).",
+        meant="Positions are converted to fp32, any even width works, and the base does not "
+        "change.",
+        printed_evidence=f"a class without a base class raises {refusals[0]}. fp32 @ int64 raises "
+        f"{refusals[1]}. dim = 2 with 6 positions where 5 are foreseen raises {refusals[2]}",
+        meant_evidence="at width 2 and int64 positions up to 2^24 − 1, the rotation in fp32 is "
+        f"off the matrix in fp64 by {error:.1e}",
         printed_option=None,
         meant_option=ROTARY,
         fails=all(refusals),
         # The one pair of width 2 has θ = 1, so nothing rounds but the result.
         holds=error < 2**-22,
-        note=f"{MINIATURE}. The division, which only sequences longer than "
-        "max_position_embeddings reach, is that of a printed layer",
+        note=f"{MINIATURE} The division by zero comes from the layer as printed, and only for "
+        "sequences longer than max_position_embeddings.",
     )
 
 
@@ -178,13 +181,14 @@ def r5() -> Erratum:
     return Erratum(
         row="R5",
         where="lst:rope as lst:innerfuncattn calls it",
-        printed="unsqueeze_dim = 2 for q and k laid out b h t p",
-        meant="the axis of the heads decides: 2 for b t h p, 1 for b h t p",
-        printed_evidence=f"one head: {list(one.shape)}, [b t t p], which the output map refuses: "
-        f"{refused}; 4 heads of 6 tokens: {other}; "
-        f"6 heads: reordering the past moves the last output by {blind:.1e}: no positions at all",
-        meant_evidence=f"reordering moves it by {seeing:.1e}; a head alone and beside others "
-        f"differ by {alone:.1e}",
+        printed="q and k have the axes b h t p, and are called with unsqueeze_dim = 2.",
+        meant="unsqueeze_dim is the axis of the heads: 2 for b t h p, 1 for b h t p.",
+        printed_evidence=f"one head and 6 tokens give {list(one.shape)}, i.e. [b t t p], on which "
+        f"the output map raises {refused}. 4 heads and 6 tokens raise {other}. With 6 heads and "
+        f"6 tokens, reordering the past moves the last output by only {blind:.1e}: the layer does "
+        "not see positions",
+        meant_evidence=f"reordering the past moves the last output by {seeing:.1e}. A head alone "
+        f"and the same head among others differ by {alone:.1e}",
         printed_option="--model lab.layers.printed:HeadRotatedAttention, n_heads = seq_len",
         meant_option=ROTARY,
         fails=tuple(one.shape) == (2, t, t, p)
@@ -192,8 +196,9 @@ def r5() -> Erratum:
         and other is not None
         and blind < 1e-12,
         holds=seeing > 1e-3 and alone == 0,
-        note="with as many heads as tokens, q and k of a head turn by the same angle, the head's "
-        "number, and their product cancels it; C and B of the SSD listing are b t h n: 2 is right",
+        note="With as many heads as tokens, q and k of a head rotate by the same angle, which "
+        "depends on the head's number and cancels in their product. C and B of the SSD listing "
+        "have the axes b t h n, for which 2 is right.",
     )
 
 
@@ -216,18 +221,21 @@ def r6() -> Erratum:
     return Erratum(
         row="R6",
         where="lst:rope",
-        printed="past max_position_embeddings the base follows the batch's largest position",
-        meant="one base; or, with dynamic NTK, a cache of keys not yet turned",
-        printed_evidence=f"16 more tokens move the first 48 outputs by {moved:.1e}; a key cached "
-        f"at length 41 scores {cached:.1e} off at 64; all positions shifted by 9, the pattern "
-        f"moves by {within:.1e}",
-        meant_evidence=f"one base: they move by {kept:.1e}; keys turned anew by one call's base "
-        f"score by distance, to {relative:.1e}",
+        printed="Beyond max_position_embeddings, the base depends on the batch's largest position.",
+        meant="The base is fixed; or, with dynamic NTK, the cache holds keys that are not rotated "
+        "yet.",
+        printed_evidence=f"16 more tokens move the first 48 outputs by {moved:.1e}. The score of a "
+        f"key that was cached at length 41 is off by {cached:.1e} at length 64. Shifting all "
+        f"positions by 9 moves the attention pattern by {within:.1e}",
+        meant_evidence=f"with a fixed base, 16 more tokens move the first 48 outputs by {kept:.1e}."
+        " If all keys are rotated again with the base of the current call, scores depend only on "
+        f"distance, to {relative:.1e}",
         printed_option="--model lab.layers.printed:DynamicBaseAttention",
         meant_option=ROTARY,
         fails=min(moved, cached, within) > 1e-3,
         holds=kept < 1e-12 and relative < 1e-12,
-        note="the maximum is over the batch: a row's outputs depend on how long its neighbours are",
+        note="The maximum is over the batch, so a row's outputs also depend on how long the other "
+        "rows are.",
     )
 
 
@@ -253,17 +261,19 @@ def r7() -> Erratum:
     return Erratum(
         row="R7",
         where="lst:rope",
-        printed="cos and sin in x's type",
-        meant="angles and rotation in fp32 at least; only the result in x's type",
-        printed_evidence=f"bf16, T = 2048: cos off by {table:.1e} where the table alone is "
-        f"rounded; in a module all bf16 its angles are off by {radians:.1f} radians and cos by "
-        f"{all_low:.2f}, turned vectors by {printed:.1e} of the largest entry",
-        meant_evidence=f"cos in fp32 off by {single:.1e}, turned vectors by {meant:.1e}, the "
-        "rounding of the result",
+        printed="cos and sin have the type of x.",
+        meant="Angles and rotation are computed in fp32 at least; only the result has the type of "
+        "x.",
+        printed_evidence=f"in bf16 with 2,048 positions, rounding the table alone puts "
+        f"cos off by {table:.1e}. If the whole module is cast to bf16, its angles are off by "
+        f"{radians:.1f} radians, cos by {all_low:.2f}, and rotated vectors by {printed:.1e} of the "
+        "largest entry",
+        meant_evidence=f"cos in fp32 is off by {single:.1e}, and rotated vectors in bf16 by "
+        f"{meant:.1e}, which is the rounding of the result",
         printed_option="--model lab.layers.printed:RoundedRotationAttention --precision bf16",
         meant_option=ROTARY,
         fails=table > 1e-3 and all_low > 1.9 and radians > 2 and printed > 0.5,
         holds=single < 1e-4 and meant < 2**-8,
-        note="as printed only the table is rounded; positions and frequencies become bf16, and "
-        "angles wrong, when the module is cast, as it must be for its product with them to run",
+        note="As printed, only the table is rounded. But the product of frequencies and positions "
+        "runs only after the module is cast, and then both are bf16 and the angles wrong.",
     )

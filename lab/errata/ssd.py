@@ -35,20 +35,20 @@ def s1() -> Erratum:
     """The listings of SSD cannot run."""
     x = torch.ones(2, 6, 8)
     refusals = {
-        "a remark's second line without its hash": catch_refusal(
+        "a comment's second line without its hash": catch_refusal(
             SyntaxError, lambda: compile(PROSE, SOURCE, "exec")
         ),
-        "__init__'s body not indented": catch_refusal(
+        "the body of __init__ not indented": catch_refusal(
             IndentationError, lambda: compile(BODY_BESIDE_ITS_HEAD, SOURCE, "exec")
         ),
         "'bt(hp)->bthp'": catch_refusal(EinopsError, lambda: rearrange(x, "bt(hp)->bthp", h=2)),
         "'...->...1'": catch_refusal(EinopsError, lambda: rearrange(x, "...->...1")),
-        "no return": catch_refusal(
+        "a function without return": catch_refusal(
             RuntimeError, lambda: rearrange((lambda x: None)(x), "b t h p -> b t (h p)")
         ),
-        "a submodule never made": catch_refusal(AttributeError, lambda: nn.Module().BC_rotary_emb),
-        "names from nowhere": catch_refusal(NameError, lambda: eval(NAMES, {})),
-        "padding dropped": catch_refusal(
+        "a missing submodule": catch_refusal(AttributeError, lambda: nn.Module().BC_rotary_emb),
+        "undefined names": catch_refusal(NameError, lambda: eval(NAMES, {})),
+        "a length that is not padded": catch_refusal(
             EinopsError, lambda: rearrange(x, "b (c l) h -> b c l h", l=4)
         ),
     }
@@ -59,19 +59,21 @@ def s1() -> Erratum:
     return Erratum(
         row="S1",
         where="lst:ssd_helper, lst:ssd_algorithm_pytorch and the listing after it",
-        printed="two listings that do not parse (line 7 of the helper, 3 of the class), einops "
-        "patterns without spaces, no return, names that nothing defines, a padded tensor dropped",
+        printed="Two listings do not parse (line 7 of the helper, line 3 of the class). They have "
+        "einops patterns without spaces, a function without return, undefined names, and a padded "
+        "tensor that is not used.",
         meant="lab.ops.ssd.ssd",
         printed_evidence="; ".join(f"{what}: {r or 'runs'}" for what, r in refusals.items()),
-        meant_evidence=f"10 tokens in chunks of 4: off the fp64 recurrence by {error:.1e}",
+        meant_evidence=f"on 10 tokens in chunks of 4 it is off the recurrence in fp64 by "
+        f"{error:.1e}",
         printed_option=None,
         meant_option="the mixer S",
         fails=all(refusals.values()) and spaced,
         holds=error < 1e-12,
-        note=f"{MINIATURE}. The helper pads to look at the number of axes and then splits what "
-        "was not padded: once it parses, it still refuses T not a multiple of the chunk. Nor is "
-        "the kernel imported, which an except for everything would hide. Patterns without spaces "
-        "stand in lst:innerfuncattn and lst:cdmoe too",
+        note=f"{MINIATURE} The helper pads only to count the axes, and then splits the unpadded "
+        "tensor. So once it parses, it still refuses lengths that are not multiples of the chunk. "
+        "The kernel is not imported either, which the listing's bare except would hide. "
+        "lst:innerfuncattn and lst:cdmoe also have patterns without spaces.",
     )
 
 
@@ -93,20 +95,21 @@ def s2() -> Erratum:
     return Erratum(
         row="S2",
         where="lst:ssd_algorithm_pytorch, the sum over chunks",
-        printed="sums over the chunk that a state goes to (dim = 2)",
-        meant="sums over the chunk that it comes from (dim = 3)",
-        printed_evidence=f"chunks of 4: off by {errors['target', 4]:.1e} at T = 4 and by "
-        f"{errors['target', 12]:.1e} at T = 12, where the last token's dt moves earlier outputs by "
-        f"{moved['target', 12]:.1e}",
-        meant_evidence=f"off by {errors['source', 12]:.1e} at T = 12; earlier outputs move by "
-        f"{moved['source', 12]:.1e}",
+        printed="The sum is over the chunk that a state goes to (dim = 2).",
+        meant="The sum is over the chunk that a state comes from (dim = 3).",
+        printed_evidence="in chunks of 4 tokens it is off the recurrence by "
+        f"{errors['target', 4]:.1e} at T = 4, and by {errors['target', 12]:.1e} at T = 12, where "
+        f"the last token's dt also moves earlier outputs, by {moved['target', 12]:.1e}",
+        meant_evidence=f"it is off by {errors['source', 12]:.1e} at T = 12, and earlier outputs "
+        f"move by {moved['source', 12]:.1e}",
         printed_option="--model lab.layers.printed:TargetSummedSSD",
         meant_option="the mixer S",
         fails=errors["target", 4] < 1e-12
         and errors["target", 12] > 0.1
         and moved["target", 12] > 1e-3,
         holds=errors["source", 12] < 1e-12 and moved["source", 12] == 0,
-        note="a chunk then starts from its neighbour's write alone, scaled by decays after it",
+        note="As printed, a chunk starts from what the chunk before it wrote, scaled by later "
+        "decays.",
     )
 
 
@@ -125,15 +128,16 @@ def s3() -> Erratum:
         row="S3",
         where="the listing after lst:ssd_algorithm_pytorch",
         printed="repeat(1, 1, H // G, 1)",
-        meant="repeat_interleave(H // G, 2), or G groups handed on as they are",
-        printed_evidence=f"4 heads read groups {tiled}; off the grouped form by {apart:.1e}",
-        meant_evidence=f"4 heads read groups {interleaved}; off it by {same:.1e}",
+        meant="repeat_interleave(H // G, 2), or no repetition, as kernels take G groups",
+        printed_evidence=f"4 heads read groups {tiled}, which is off the grouped form by "
+        f"{apart:.1e}",
+        meant_evidence=f"4 heads read groups {interleaved}, which is off it by {same:.1e}",
         printed_option="--option S.groups=tiled --option S.n_groups=2",
         meant_option="--option S.groups=interleaved, the default",
         fails=tiled == [0, 1, 0, 1] and apart > 0.1,
         holds=interleaved == [0, 0, 1, 1] and same < 1e-12,
-        note="an order of heads: training from scratch does not tell them apart, weights that "
-        "meet a kernel do",
+        note="This is only an order of heads. Training from scratch does not show it; loading the "
+        "weights into a kernel does.",
     )
 
 
@@ -157,15 +161,16 @@ def s4() -> Erratum:
     return Erratum(
         row="S4",
         where="the listing after lst:ssd_algorithm_pytorch; § Downstream Evaluation, no bias terms",
-        printed="dt = softplus(W x) without bias, A = −1 … −H",
-        meant="a bias of dt that starts it in [0.001, 0.1], A in [−16, −1] (Mamba-2)",
-        printed_evidence=f"one head keeps {decay:.2f} a token, {decay**32:.1e} after 32; of 64 "
-        f"heads the longest half-life is {longest:.2f} tokens, the median {median:.3f}",
-        meant_evidence=f"of 64 heads the longest half-life is {meant_longest:.0f} tokens, the "
+        printed="dt = softplus(W x) has no bias, and A = −1 … −H.",
+        meant="A bias starts dt in [0.001, 0.1], and A is in [−16, −1], as in Mamba-2.",
+        printed_evidence=f"a single head keeps {decay:.2f} of its state per token and "
+        f"{decay**32:.1e} after 32. Of 64 heads, the longest half-life is {longest:.2f} tokens and "
+        f"the median {median:.3f}",
+        meant_evidence=f"of 64 heads, the longest half-life is {meant_longest:.0f} tokens and the "
         f"median {meant_median:.0f}",
         printed_option="--option S.dt_init=paper",
         meant_option="--option S.dt_init=mamba2, the default",
         fails=decay**32 < 1e-9 and longest < 2,
         holds=meant_longest > 100 and meant_median > 2,
-        note="the listing's own dt_proj has torch's default bias, at most 1/√d: it changes little",
+        note="The listing's dt_proj has torch's default bias, at most 1/√d, which changes little.",
     )

@@ -46,7 +46,7 @@ def test_cdmoe_is_not_best_on_all_tasks(erratum: Run):
         found.append([sum(f(lead) for lead in leads) for f in (is_ahead, is_level, is_behind)])
     assert found == [[33, 7, 12], [41, 3, 8]]
     assert (count_strictly_best(0), count_strictly_best(5)) == (33, 41)
-    assert "33 of 52 tasks zero-shot and 41" in erratum("T1").printed_evidence
+    assert "33 of 52 tasks zero-shot and on 41" in erratum("T1").printed_evidence
 
 
 def is_ahead(lead: float) -> bool:

@@ -14,10 +14,10 @@ def build_erratum_table(erratum: Erratum) -> Table:
     table.add_row(f"{mark} {erratum.row}", erratum.where, style="bold")
     for name, said, evidence, option in (
         ("printed", erratum.printed, erratum.printed_evidence, erratum.printed_option),
-        ("meant", erratum.meant, erratum.meant_evidence, erratum.meant_option),
+        ("intended", erratum.meant, erratum.meant_evidence, erratum.meant_option),
     ):
         table.add_row(f"  {name}", said)
-        table.add_row("", f"→ {evidence}")
+        table.add_row("", f"→ {evidence[:1].upper()}{evidence[1:]}.")
         if option is not None:
             table.add_row("", option, style="dim")
     if erratum.note:
