@@ -198,7 +198,7 @@ def test_matrices_are_edited_in_compiled_code():
     # A process of its own: torch.compile cannot look into the type checks that the tests put on.
     ran = subprocess.run(
         [sys.executable, "-c", COMPILED],
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=False,

@@ -28,7 +28,7 @@ LAWS = [
 ]
 CERTIFICATE = {
     "target": "a.b:C<D>",
-    "notes": ["width 4, found by probing"],
+    "notes": ["reads vectors of width 4 (found by trying)"],
     "lengths": [1, 7],
     "d_model": 4,
     "seconds": 1.2,
