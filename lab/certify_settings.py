@@ -86,6 +86,9 @@ class CertifySettings:
                 raise ValueError(f"{name}={value} must be at least 1")
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths={tuple(self.lengths)}: give one or more, each at least 1")
+        # Far below torch's own bound, because conditions and probes add to it.
+        if not 0 <= self.seed < 2**62:
+            raise ValueError(f"seed={self.seed} must be in 0 … 2⁶² − 1")
         if not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds} must be above 0")
 

@@ -33,13 +33,13 @@ def _list_trials(x: Tensor, same_shape: bool) -> Iterator[Trial]:
         yield Trial(compare_reversed_rows, {}, words)
         if x.shape[1] <= MOST_ROWS:
             # With as many rows as tokens, axes that are mistaken for each other fit.
-            words = "among as many rows as tokens, row {row} gives another output {position}"
+            words = "with as many rows as tokens, output {position} of row {row} moves"
             yield Trial(compare_square_batch, {}, words, refusable=True)
     for row in range(x.shape[0]):
         if not same_shape:
-            words = f"row {row} alone gives another output {{position}}"
+            words = f"without the other rows, output {{position}} of row {row} moves"
             yield Trial(compare_row_alone, {"row": row}, words, refusable=True)
-        words = f"row {row} beside others gives another output {{position}}"
+        words = f"beside other rows, output {{position}} of row {row} moves"
         yield Trial(compare_among_others, {"row": row}, words)
 
 

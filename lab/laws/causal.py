@@ -43,7 +43,7 @@ def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
             yield Trial(compare_changed_position, {"s": s, "scale": scale}, words)
     if cuts:
         for s in _spread(0, length - 2, 16 if length <= 16 else FEW):
-            words = f"cutting after position {s} moves output {{position}} of row {{row}}"
+            words = f"cutting the input after position {s} moves output {{position}} of row {{row}}"
             yield Trial(compare_cut, {"s": s}, words, refusable=True)
     for s in {*_find_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
         words = f"output {s} of row {{row}} has a gradient at position {{position}}"

@@ -57,9 +57,9 @@ class Undecided:
     def __str__(self) -> str:
         words = [f"length {length}: {why}" for length, why in list(self.noisy.items())[:1]]
         if len(self.noisy) > 1:
-            words.append(f"{len(self.noisy) - 1} more lengths likewise")
+            words.append(f"the same at {len(self.noisy) - 1} more lengths")
         if self.late:
-            words.append(f"no time for {', '.join(map(str, self.late))}")
+            words.append(f"no time was left for lengths {', '.join(map(str, self.late))}")
         return "; ".join(words)
 
 
@@ -132,7 +132,7 @@ def run_trials(
     if not tried:
         return Verdict(law, "not decided", str(undecided), allowed=NOISY)
     lengths = f"lengths {', '.join(map(str, tried))} in {name_precision(probes.dtype)}"
-    evidence = f"worst relative error {worst:.2g} of {allowed:.2g} allowed, {lengths}"
+    evidence = f"largest relative error {worst:.2g} ({allowed:.2g} allowed), {lengths}"
     evidence += f"; not decided: {undecided}" if str(undecided) else ""
     return Verdict(law, "holds", evidence, measured=worst, allowed=allowed, left=str(undecided))
 
@@ -246,7 +246,7 @@ def _rerun(
 
 
 def _report_failure(law: str, failure: _Result, probes: Probes) -> Verdict:
-    evidence = f"relative error {failure.error:.2g} against {failure.allowed:.2g} allowed"
+    evidence = f"relative error {failure.error:.2g} ({failure.allowed:.2g} allowed)"
     check, given = failure.trial.check, failure.trial.given
     rows, length = failure.x.shape[:2]
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())

@@ -32,25 +32,24 @@ LAW = Law("prefill = step", judge, conditions="evaluating", seeded=False)
 def _list_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
     t = x.shape[1]
     other = "moves output {position} of row {row}"
-    yield Trial(
-        compare_steps, {"cut": 0, "end": min(t, MANY)}, f"going by steps from the start {other}"
-    )
-    yield Trial(check_step_position, {"cut": 0}, "after a step, row {row}'s position is wrong")
+    words = f"decoding token by token from the start {other}"
+    yield Trial(compare_steps, {"cut": 0, "end": min(t, MANY)}, words)
+    words = "after one step, row {row}'s state has a wrong position"
+    yield Trial(check_step_position, {"cut": 0}, words)
     for cut in sorted({cut for cut in (1, t // 3, t // 2, t - 1) if 0 < cut < t}):
         end = min(cut + FAR, t)
-        yield Trial(
-            compare_two_prefills, {"cut": cut}, f"going by prefills of {cut} and {t - cut} {other}"
-        )
-        words = f"going by steps after a prefill of {cut} {other}"
+        words = f"splitting forward into prefills of {cut} and {t - cut} tokens {other}"
+        yield Trial(compare_two_prefills, {"cut": cut}, words)
+        words = f"decoding token by token after a prefill of {cut} {other}"
         yield Trial(compare_steps, {"cut": cut, "end": end}, words)
-        words = f"going on a second time from the state after {cut} {other}"
+        words = f"using the state after {cut} tokens a second time {other}"
         yield Trial(compare_second_use, {"cut": cut, "end": end}, words)
-        words = f"after prefills of {cut} and {t - cut} row {{row}}'s position is wrong"
+        words = f"after prefills of {cut} and {t - cut}, row {{row}}'s state has a wrong position"
         yield Trial(check_prefill_position, {"cut": cut}, words)
         middle = (cut + t) // 2
         if cut < middle:
             given = {"cut": cut, "middle": middle, "end": min(middle + FAR, t)}
-            words = f"going by steps after prefills of {cut} and {middle - cut} {other}"
+            words = f"decoding token by token after prefills of {cut} and {middle - cut} {other}"
             yield Trial(compare_steps_after_two, given, words)
 
 

@@ -53,7 +53,7 @@ LAW = Law("forms agree", judge)
 
 
 def _list_trials(backend: str, module: nn.Module, x: Tensor) -> Iterator[Trial]:
-    words = "compiled, it gives another output or gradient {position} of row {row}"
+    words = "compiling moves output or gradient {position} of row {row}"
     yield Trial(compare_compiled, {"backend": backend}, words)
 
 
@@ -92,7 +92,7 @@ def compare_compiled(module: nn.Module, x: Tensor, backend: str) -> tuple[Tensor
         _differentiate(form, x) for form in (module, compiled)
     )
     if not counters["stats"]["unique_graphs"]:
-        raise RuntimeError("nothing of it was compiled")
+        raise RuntimeError("torch.compile compiled no part of it")
     torch._dynamo.reset()
     tiny = torch.finfo(x.dtype).tiny
     moved = [

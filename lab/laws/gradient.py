@@ -58,15 +58,16 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     waiting = [n for n, how in built.reach.items() if how != "alive" and later[n] == "alive"]
     dead = [n for n, how in later.items() if how != "alive"]
     n_alive = len(built.reach) - len(dead) - len(waiting)
-    evidence = f"{n_alive} of {len(built.reach)} parameters alive, "
+    evidence = f"{n_alive} of {len(built.reach)} parameters get a gradient at once, "
     if waiting:
         movers = _name_movers(module, moves, inputs, {n: built.reach[n] for n in waiting})
-        evidence += f"{_join_three(f'{n} {built.reach[n]}' for n in waiting)} until {movers}, "
+        asleep = _join_three(f"{n} ({built.reach[n]})" for n in waiting)
+        evidence += f"{asleep} only after {movers}, "
     evidence += probes.describe()
     cancelled = [n for n in dead if _cancels(module, n, later, inputs[-1])]
     dead = [n for n in dead if n not in cancelled]
     if cancelled:
-        evidence += f"; {_join_three(cancelled)} cancels out: no change of it moves the output"
+        evidence += f"; {_join_three(cancelled)} cancels out: changing it never moves the output"
     if not dead:
         return Verdict(LAW.name, "holds", evidence, measured=0, allowed=0)
     with _move(module, moves):
@@ -169,7 +170,7 @@ def _name_movers(
         movers += [name] if freed else []
         left -= freed
     movers = list(moves) if left else movers
-    return f"{_join_three(movers)} {'moves' if len(movers) == 1 else 'move'}"
+    return f"{_join_three(movers)} {'has' if len(movers) == 1 else 'have'} moved"
 
 
 @torch.no_grad()

@@ -44,10 +44,12 @@ def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) ->
             something that cannot be called.
     """
     name = getattr(factory, "__qualname__", repr(factory))
+    if not callable(factory):
+        raise ValueError(f"the target is a {type(factory).__name__}, must be a class or a function")
     missing = [argument for argument in _list_required(factory) if argument not in options]
     if missing:
         given = " ".join(f"--option {argument}=…" for argument in missing)
-        raise ValueError(f"{name} needs {', '.join(missing)}: give {given}, or name a factory")
+        raise ValueError(f"{name} needs {', '.join(missing)}: give {given}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -55,7 +57,7 @@ def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) ->
         except Exception as error:
             raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
     if not callable(made):
-        raise ValueError(f"{name} made a {type(made).__name__}, must make a module or a function")
+        raise ValueError(f"{name} returned {made!r:.100}, must return a module or a function")
     return made
 
 

@@ -54,12 +54,12 @@ def _list_trials(pattern: str, every: bool) -> Iterator[Trial]:
     given = {"pattern": pattern, "every": every}
     words = f"{pattern} padding gives NaN or infinity at position {{position}} of row {{row}}"
     yield Trial(find_not_finite, given, words)
-    words = f"{pattern} padding moves a real position's output: row {{row}}, token {{position}}"
+    words = f"{pattern} padding moves the output of real token {{position}} in row {{row}}"
     yield Trial(compare_padded, given, words)
-    words = f"{pattern} padding moves an output after it, by the state, in row {{row}}"
+    words = f"through the state, {pattern} padding moves a later output of row {{row}}"
     yield Trial(compare_after_padding, given, words)
     if every:
-        words = f"a row of padding alone moves the step after it, {pattern}"
+        words = f"a row of padding only moves the step after it ({pattern} padding in other rows)"
         yield Trial(compare_after_padding_only, {"pattern": pattern}, words)
     words = (
         f"{pattern} padding has a gradient that is not zero, or NaN, at {{position}} of row {{row}}"

@@ -36,7 +36,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     Source: the first-order rule, error ≲ roundings · condition · u.
     """
     if probes.dtype != torch.float64:
-        words = "the module does not run in fp64: nothing to hold it to"
+        words = "the module does not run in fp64, so there is no reference"
         return Verdict(LAW.name, "not decided", words)
     x = draw_longest(module, probes.input(1, 1), probes.settings.rounding_len)
     found, nearest = [], 0.0
@@ -52,7 +52,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         # NaN is above any bound.
         over = [not e <= a for e, a in zip(errors, allowed, strict=True)]
         words = [
-            f"{name}: {e:.2g} of {a:.2g} allowed at quantile {q}"
+            f"{name}, quantile {q}: {e:.2g} ({a:.2g} allowed)"
             for e, a, q in zip(errors, allowed, QUANTILES, strict=True)
         ]
         found += words

@@ -47,10 +47,10 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     for shift in SHIFTS:
 
         def trials(module: nn.Module, x: Tensor, shift: int = shift) -> Iterator[Trial]:
-            words = f"started at position {shift}, row {{row}} gives another output {{position}}"
+            words = f"starting at position {shift} moves output {{position}} of row {{row}}"
             yield Trial(compare_shifted, {"shift": shift}, words)
-            yield Trial(compare_shifted_step, {"shift": shift}, f"{words} of a step")
-            words = f"started at position {shift}, row {{row}} ends at a wrong one"
+            yield Trial(compare_shifted_step, {"shift": shift}, f"{words}, computed by a step")
+            words = f"starting at position {shift}, the state ends at a wrong one in row {{row}}"
             yield Trial(check_shifted_position, {"shift": shift}, words)
 
         roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
@@ -58,10 +58,11 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         if found[-1].verdict == "fails":
             return found[-1]
     decided = [v for v in found if v.verdict == "holds"]
-    evidence = "; ".join(f"by {s}: {v.evidence}" for s, v in zip(SHIFTS, found, strict=True))
+    shifted = [(f"shifted by {s}", v) for s, v in zip(SHIFTS, found, strict=True)]
+    evidence = "; ".join(f"{how}: {v.evidence}" for how, v in shifted)
     if not decided:
         return Verdict(LAW.name, "not decided", evidence)
-    left = "; ".join(f"by {s}" for s, v in zip(SHIFTS, found, strict=True) if v not in decided)
+    left = "; ".join(how for how, v in shifted if v not in decided)
     worst = max(decided, key=lambda v: v.measured or 0.0)
     return replace(worst, evidence=evidence, left=left)
 

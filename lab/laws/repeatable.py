@@ -24,8 +24,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             # Calls in training may change the module, e.g. its running statistics: use a copy.
             tried = copy_module(module).train(training)
             seed = 0 if training else None
-            how = "training, a call with the same seed" if training else "a second call"
-            ways = ((call_twice, how), (call_after_another, "a call after another input's"))
+            how = "in training, a call with the same seed" if training else "a second call"
+            ways = ((call_twice, how), (call_after_another, "a call after one with another input"))
             for repeat, words in ways:
                 if repeat is call_after_another and training:
                     continue
@@ -36,9 +36,9 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
                 tried = copy_module(module).train(training)
             if training:
                 random |= not same(*call_twice(tried, x, seed=None))
-    evidence = f"two calls, evaluating, and training from one seed, {probes.describe()}: equal bits"
+    evidence = f"two calls (in training, with one seed) return equal bits, {probes.describe()}"
     if random:
-        evidence += "; in training calls differ, by their seed or by what they leave behind"
+        evidence += "; in training, calls without a seed differ"
     return Verdict(LAW.name, "holds", evidence, measured=0.0, allowed=0.0)
 
 
@@ -83,7 +83,7 @@ def _report_failure(
     outputs: tuple[Tensor, Tensor],
 ) -> Verdict:
     error = relative_error(outputs[1] - outputs[0], outputs[0])
-    words = f"length {x.shape[1]}: {how} gives another output"
+    words = f"length {x.shape[1]}: {how} returns another output"
     body = f"""
         {probes.print_input(x.shape[0], x.shape[1])}
         first, second = {repeat.__name__}(module.train({training}), x, {0 if training else None})

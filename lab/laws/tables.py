@@ -71,7 +71,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         tokens += n_new
         newest = tokens if _count_reached(found) > before else newest
         if _count_reached(found) == unselectable:
-            words = f"no table gets a gradient from {tokens} tokens: a matter of gradient reach"
+            words = f"no table gets a gradient from {tokens} tokens, which gradient reach judges"
             return Verdict(LAW.name, "not applicable", words)
         if not _list_missing(found):
             evidence = _describe_counts(found, tokens)
@@ -139,7 +139,7 @@ def mark_rows(
     grads = torch.autograd.grad(weighted, list(tables.values()), allow_unused=True)
     for name, grad in zip(tables, grads, strict=True):
         if grad is not None:
-            found[name] |= (grad != 0).any(dim=-1)
+            found[name] |= ((grad != 0) & grad.isfinite()).any(dim=-1)
 
 
 def _write_snippet(
@@ -181,7 +181,7 @@ def _describe_counts(found: dict[str, Bool[Tensor, "..."]], tokens: int) -> str:
     n_rows = sum(rows.numel() for rows in found.values() if rows.any())
     without = ", ".join(name for name, rows in found.items() if not rows.any())
     words = f"{_count_reached(found)} of {n_rows} rows got a gradient from {tokens} tokens"
-    return f"{words}, leaving out {without} without any" if without else words
+    return f"{words} (not counting {without}, which got none at all)" if without else words
 
 
 def _describe_missing(name: str, rows: Bool[Tensor, "..."]) -> str:

@@ -93,7 +93,7 @@ def test_laws_that_hang_die_or_eat_memory_leave_the_others_decided(fragile):
     lines = fragile.stdout.splitlines()
     assert lines[1] == "refuses lengths 7: raised RuntimeError: seven is not taken"
     assert lines[2] == "? deterministic   not decided: took longer than 4 s and was stopped"
-    assert lines[3].startswith("✓ causal          worst relative error")
+    assert lines[3].startswith("✓ causal          largest relative error")
     assert lines[4].startswith("? precision       not decided: used more than 8 GiB: ")
     assert lines[-2] == "? stable          not decided: the process died with signal SIGSEGV"
     assert lines[-1].startswith("1 holds, 3 not decided; ")
@@ -110,6 +110,7 @@ def test_a_module_without_a_number_decides_nothing():
         (f"{BROKEN}Leaving", "Leaving, probing it: the process ended with code 3"),
         ("tests.integration.quitting_module:x", "SystemExit: has had enough"),
         ("torch.nn:Linear", "Linear needs in_features, out_features: give --option in_features=…"),
+        ("torch:nn", "the target is a module, must be a class or a function"),
     ],
 )
 def test_a_target_that_cannot_be_examined_is_one_line(target, said):
@@ -124,6 +125,7 @@ def test_a_target_that_cannot_be_examined_is_one_line(target, said):
         ("--memory 0.5", "memory=0.5: must be ≥ 1 GiB"),
         ("--seconds 0", "seconds=0.0: must be > 0"),
         ("--seconds nan", "seconds=nan: must be > 0"),
+        ("--seed 99999999999999999999", "must be in 0 … 2⁶² − 1"),
         ("--snippets /dev/null", "/dev/null: cannot be written"),
     ],
 )

@@ -158,4 +158,4 @@ def test_what_is_no_language_model():
     sizes = {"intermediate_size": 32, "num_attention_heads": 4}
     reader = adapt(of.BertModel(of.BertConfig(**SMALL, **sizes)))
     assert reader.recipe.startswith("Tokens(HuggingFace(module, output='last_hidden_state')")
-    assert reader.notes[-1] == "token 0, padding, is never read"
+    assert reader.notes[-1] == "the padding token 0 is left out of inputs"

@@ -29,11 +29,7 @@ def build_law_table(law: Certificate) -> Table:
     table.add_column(no_wrap=True, min_width=LAW_WIDTH)
     table.add_column(overflow="fold")
     words = evidence if outcome in ("holds", "fails") else f"{outcome}: {evidence}"
-    # Evidence of laws that hold may be cut off at the line's end; other evidence is folded.
-    text = Text(
-        words, no_wrap=outcome == "holds", overflow="ellipsis" if outcome == "holds" else "fold"
-    )
-    table.add_row(Text(SIGNS[outcome], style), Text(law["law"], style), text)
+    table.add_row(Text(SIGNS[outcome], style), Text(law["law"], style), words)
     if law["counterexample"] is not None:
         table.add_row("", "", Text(law["counterexample"], "bold"))
     return table

@@ -40,9 +40,9 @@ def adapt(target: nn.Module | Callable[..., Any], **options: Any) -> Adapted:
         try:
             return READERS[way](target, tried, known)
         except RefusalError as refusal:
-            refusals.append(f"{way}: {refusal}")
+            refusals.append(f"with {way} inputs, {refusal}")
     name = type(target).__name__ if isinstance(target, nn.Module) else _get_name(target)
-    raise ValueError(f"{name} is not understood: {'; '.join(refusals)}")
+    raise ValueError(f"found no way to call {name}: {'; '.join(refusals)}")
 
 
 @torch.no_grad()

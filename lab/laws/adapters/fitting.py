@@ -86,7 +86,7 @@ def find_fit(
                 if width == TOKENS or not _takes(built, build_input_maker(width + 1), length):
                     resort = resort or found
     if resort is None:
-        raise RefusalError([*refusals, "it takes one length alone, of any width"][0])
+        raise RefusalError([*refusals, "it takes a single length, but any width"][0])
     return resort
 
 
@@ -100,11 +100,13 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
             try:
                 _check_decoding(found.build(target), make_input(fit.length))
             except REFUSALS as error:
-                refused = refused or (f"no decoder: it {kind.note}, but {describe_error(error)}",)
+                refused = refused or (f"{kind.note}, but {describe_error(error)}",)
                 continue
             return found._replace(notes=(*fit.notes, kind.note))
     if fit.adapter is Returned:
-        raise RefusalError(f"wants {fit.options['name']}, and what it returns for it is not found")
+        raise RefusalError(
+            f"it needs {fit.options['name']}, which was not found in what it returns"
+        )
     return fit._replace(notes=(*fit.notes, *refused))
 
 
@@ -130,12 +132,12 @@ def _try_kind(
     notes = (kind.note,) if kind.note else ()
     place = find_sequence(found, layout, (BATCH, length), output)
     if layout == "bdt":
-        notes = (*notes, "features before time ([b d t])")
+        notes = (*notes, "takes features before time ([b d t])")
     if place is not None:
-        notes = (*notes, f"returns {name_kind(found)}: {name_place(place)} is taken")
+        notes = (*notes, f"returns {name_kind(found)}, of which {name_place(place)} is used")
     axes = get_item(found, place).ndim
     if axes != 3:
-        notes = (*notes, f"returns {axes} axes: made [b t e]")
+        notes = (*notes, f"returns {axes} axes, reshaped to [b t e]")
     bare = kind.adapter is PlainAdapter and layout == "btd" and place is None and axes == 3
     if bare and isinstance(target, nn.Module):
         return Fit(None, {}, 0, length, notes)

@@ -76,11 +76,11 @@ def list_forward_kinds(target: Any, layout: str | None) -> list[Kind]:
         return [Kind(HuggingFace, {})]
     recognised = ("tbd",) if layout is None and _is_batch_second(target) else None
     layouts = recognised or ((layout,) if layout else ("btd", "bdt"))
-    said = "batch second ([t b d]), as its batch_first is False" if recognised else ""
+    said = "takes time before batch ([t b d]), since its batch_first is False" if recognised else ""
     if isinstance(
         target, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerEncoder
     ):
-        causal = "told to be causal by mask and by is_causal"
+        causal = "called with a causal mask and is_causal=True"
         return [Kind(Masked, {}, layouts[:1], f"{said}; {causal}" if said else causal)]
     if isinstance(target, nn.RNNBase):
         return [Kind(PlainAdapter, {}, layouts[:1], said)]
@@ -116,18 +116,18 @@ def list_decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:
         for cache in CACHES:
             if cache in parameters:
                 yield Kind(
-                    HuggingFaceDecoder, {"cache": cache, **claim}, note=f"decodes by {cache}"
+                    HuggingFaceDecoder, {"cache": cache, **claim}, note=f"decodes with {cache}"
                 )
         return
     if isinstance(target, nn.RNNBase):
         if not target.bidirectional:
-            yield Kind(TorchRecurrent, claim, note="decodes by its hidden state")
+            yield Kind(TorchRecurrent, claim, note="decodes with its hidden state")
         return
     if _find_methods(target, ("allocate_inference_cache",)) and _find_methods(target, ("step",)):
-        yield Kind(Allocated, claim, note="decodes by allocate_inference_cache and step")
+        yield Kind(Allocated, claim, note="decodes with allocate_inference_cache and step")
     if _find_methods(target, ("step",)):
         for initial in _find_methods(target, INITIAL):
-            words = f"decodes by {initial} and step"
+            words = f"decodes with {initial} and step"
             yield Kind(Stepping, {"initial": initial, **claim}, note=words)
     for name in STATES:
         if name in parameters:
@@ -139,7 +139,7 @@ def list_decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:
             )
             for initial in initials:
                 options = {"name": name, "flag": flag, "initial": initial, **claim}
-                yield Kind(Returned, options, note=f"decodes by what it returns for {name}")
+                yield Kind(Returned, options, note=f"decodes with the {name} that it returns")
 
 
 def is_hugging_face(target: Any) -> bool:

@@ -63,11 +63,12 @@ def adapt_vectors(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
         )
     except RefusalError as refusal:
         among = f"; widths {', '.join(map(str, sizes))} were tried" if len(sizes) > 1 else ""
-        words = f"{refusal}{among}: d_model, layout, output or input may help"
+        words = f"{refusal}{among}; d_model, layout, output or input may help"
         raise RefusalError(words) from refusal
     if not isinstance(target, Decoder):
         fit = find_decoder(tried, fit, build_input_maker(fit.width), known.relative)
-    said = () if known.d_model is not None else (f"width {fit.width}, found by probing",)
+    width = f"reads vectors of width {fit.width} (found by trying)"
+    said = () if known.d_model is not None else (width,)
     return Adapted(fit.build(target), fit.width, (*said, *fit.notes), fit.write_recipe())
 
 
@@ -86,7 +87,7 @@ def adapt_tokens(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
         list_vocabularies(target) if known.vocab_size is None else [known.vocab_size], default=0
     )
     if not least:
-        raise RefusalError("no size of a vocabulary is found: the option vocab_size may help")
+        raise RefusalError("its vocabulary size is not known; give it as vocab_size")
 
     def make_input(t: int) -> Tensor:
         # Two tokens, which any vocabulary has, in an order that no table of positions matches.
@@ -96,13 +97,13 @@ def adapt_tokens(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
         kinds = list_forward_kinds(target, known.layout)
         fit = find_fit(tried, kinds, [TOKENS], lambda _: make_input, known.output)
     except RefusalError as refusal:
-        words = f"{refusal}, with tokens below {least}: vocab_size, layout or output may help"
+        words = f"{refusal} (tokens below {least}); vocab_size, layout or output may help"
         raise RefusalError(words) from refusal
     if not isinstance(target, Decoder):
         fit = find_decoder(tried, fit, make_input, known.relative)
     options: dict[str, Any] = {"vocab_size": known.vocab_size, "table": None}
     width = known.d_model or ANY_WIDTH[0]
-    notes = ["no embedding seen: its gradients are not tried"]
+    notes = ["no embedding was found, so its gradients are not tested"]
     table = _find_table(fit, tried, make_input(fit.length))
     if known.vocab_size is None:
         options["vocab_size"] = choose_vocabulary(target, None if table is None else table[1])
@@ -112,13 +113,17 @@ def adapt_tokens(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
         if known.d_model not in (None, width):
             raise RefusalError(f"d_model={known.d_model} must be {width}, the width of {path}")
         options["table"] = path if fit.adapter is None else f"module.{path}".rstrip(".")
-        notes = [f"embedded at {path or 'itself'}"]
+        notes = [f"embedded by {path or 'the module itself'}"]
         if found.padding_idx is not None:
             options["skip"] = found.padding_idx
-            notes.append(f"token {found.padding_idx}, padding, is never read")
+            notes.append(f"the padding token {found.padding_idx} is left out of inputs")
     held = fit.build(deepcopy(target))
     reader = DecodingTokens if isinstance(held, Decoder) else Tokens
-    said = (f"tokens of {options['vocab_size']}, {notes[0]}", *fit.notes, *notes[1:])
+    said = (
+        f"reads tokens from a vocabulary of {options['vocab_size']}, {notes[0]}",
+        *fit.notes,
+        *notes[1:],
+    )
     return Adapted(
         reader(held, **options),
         width + BITS,

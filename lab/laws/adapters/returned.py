@@ -34,7 +34,8 @@ def find_sequence(
             seen[-1] = seen[-1] or f"{list(value.shape)} {value.dtype}".replace("torch.", "")
         elif output == place and output is not None:
             seen.append(f"{name_place(place)} {type(value).__name__}")
-    raise RefusalError(f"returned no floats [b t …]: {', '.join(seen) or type(found).__name__}")
+    wanted = "no floats [b t …]" if output is None else f"no floats [b t …] as output {output}"
+    raise RefusalError(f"returned {wanted}, only {', '.join(seen) or type(found).__name__}")
 
 
 def list_items(found: Any) -> Iterator[tuple[Any, Any]]:
@@ -53,7 +54,7 @@ def list_items(found: Any) -> Iterator[tuple[Any, Any]]:
 
 def name_place(place: Any) -> str:
     """Name a place in words."""
-    return f"item {place}" if isinstance(place, int) else f"its {place}"
+    return f"item {place}" if isinstance(place, int) else f"field {place}"
 
 
 def name_kind(found: Any) -> str:

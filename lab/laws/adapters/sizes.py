@@ -37,7 +37,7 @@ def list_widths(target: Any) -> list[int]:
         *_find_sizes(target, WIDTHS),
         *(w for part in _list_parts(target) for w in _list_widths_read(part)),
     ]
-    return [*dict.fromkeys([*found, *ANY_WIDTH])][:MOST]
+    return [*dict.fromkeys(width for width in (*found, *ANY_WIDTH) if width > 0)][:MOST]
 
 
 def list_vocabularies(target: Any) -> list[int]:

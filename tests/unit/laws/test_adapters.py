@@ -37,16 +37,16 @@ def test_a_module_is_called_as_it_wants_to_be(name: str):
 
 def test_what_was_found_is_said():
     assert adapt(nn.Conv1d(8, 6, 3, padding=1)).notes == (
-        "width 8, found by probing",
-        "features before time ([b d t])",
+        "reads vectors of width 8 (found by trying)",
+        "takes features before time ([b d t])",
     )
     assert adapt(nn.GRU(8, 6), d_model=8).notes == (
-        "batch second ([t b d]), as its batch_first is False",
-        "returns a tuple: item 0 is taken",
-        "decodes by its hidden state",
+        "takes time before batch ([t b d]), since its batch_first is False",
+        "returns a tuple, of which item 0 is used",
+        "decodes with its hidden state",
     )
     assert adapt(Model(400)).recipe == "Tokens(module, vocab_size=400, table='embed')"
-    assert adapt(Model()).notes == ("tokens of 32, embedded at embed",)
+    assert adapt(Model()).notes == ("reads tokens from a vocabulary of 32, embedded by embed",)
 
 
 def test_options_decide():
@@ -85,14 +85,18 @@ def test_lengths():
 @pytest.mark.parametrize(
     ("target", "options", "words"),
     [
-        (nn.Bilinear(8, 8, 8), {}, "Bilinear is not .*'input2'; widths 8, 16, 64 .* d_model"),
+        (nn.Bilinear(8, 8, 8), {}, "call Bilinear: .*'input2'; widths 8, 16, 64 .* d_model"),
         (nn.Linear(8, 4), {"d_model": 3}, r"given \[2, 5, 3\], it raised RuntimeError: mat1"),
-        (nn.Conv1d(8, 8, 3, padding=2), {}, r"no floats \[b t …\]: \[2, 8, 7\] float32"),
-        (Returning(lambda y: y.sum(1)), {}, r"returned no floats \[b t …\]: \[2, 6\] float32"),
-        (Returning(lambda y: (y, y)), {"output": 2}, "item 0 .* item 1 .* output"),
-        (Model(), {"input": "hidden"}, "hidden: .*indices"),
+        (nn.Conv1d(8, 8, 3, padding=2), {}, r"no floats \[b t …\], only \[2, 8, 7\] float32"),
+        (Returning(lambda y: y.sum(1)), {}, r"returned no floats \[b t …\], only \[2, 6\] float32"),
+        (
+            Returning(lambda y: (y, y)),
+            {"output": 2},
+            "as output 2, only item 0 .* item 1",
+        ),
+        (Model(), {"input": "hidden"}, "with hidden inputs, .*indices"),
         (Model(), {"d_model": 5}, "d_model=5 must be 8, the width of embed"),
-        (nn.Linear(8, 8), {"input": "tokens"}, "vocab_size may help"),
+        (nn.Linear(8, 8), {"input": "tokens"}, "give it as vocab_size"),
         (nn.Linear(8, 8), {"input": "words"}, "input='words' must be one of"),
         (nn.Linear(8, 8), {"d_model": 0}, "d_model=0 must be at least 1"),
     ],

@@ -79,7 +79,7 @@ def test_right_decoders_pass(build: type[nn.Module]):
 
 def test_the_counterexample_is_the_smallest():
     found = judge(build_fault("step at position zero"))["prefill = step"]
-    words = "length 2: going by steps from the start moves output 1 of row 0"
+    words = "length 2: decoding token by token from the start moves output 1 of row 0"
     assert found.counterexample == words
     assert judge(build_fault("row of padding gives NaN"))["padding"].counterexample == (
         "length 1: left padding gives NaN or infinity at position 0 of row 0"

@@ -91,7 +91,7 @@ ZERO = {
 def test_what_cuts_a_parameter_is_named_with_its_line(how: str, words: str, function: Callable):
     found = judge(Planted(function, p=draw((8,), seed=1)))
     assert found.verdict == "fails"
-    assert found.evidence == "2 of 3 parameters alive, lengths 1, 5 in float64"
+    assert found.evidence == "2 of 3 parameters get a gradient at once, lengths 1, 5 in float64"
     place = "" if words == "never used" else r" at test_gradient\.py:\d+"
     end = ", but its result does not reach the output" if words == "used" else ""
     expected = f"p: {how}, {re.escape(words.rstrip())}{place}{end}"
@@ -112,7 +112,7 @@ def test_what_cancels_is_no_fault():
     module[1].bias = nn.Parameter(torch.zeros(1))
     found = judge(module)
     assert found.verdict == "holds"  # every logit has it alike
-    assert found.evidence.endswith("1.bias cancels out: no change of it moves the output")
+    assert found.evidence.endswith("1.bias cancels out: changing it never moves the output")
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,22 @@ WAITING: dict[str, tuple[Callable, dict[str, Tensor], str]] = {
     "low rank": (
         lambda m, h: h + h @ m.a[:, :2] @ m.b,
         {"b": torch.zeros(2, 8)},
-        "a zero until b moves",
+        "a (zero) only after b has moved",
     ),
-    "gate": (lambda m, h: h + m.b * (h @ m.a), {"b": torch.zeros(())}, "a zero until b moves"),
+    "gate": (
+        lambda m, h: h + m.b * (h @ m.a),
+        {"b": torch.zeros(())},
+        "a (zero) only after b has moved",
+    ),
     "one behind the other": (
         lambda m, h: h * (1 + m.b) + m.b * m.c * (h @ m.a),
         {"b": torch.zeros(8), "c": torch.zeros(8)},
-        "a zero, c zero until b, c move",
+        "a (zero), c (zero) only after b, c have moved",
     ),
     "a branch left out": (
         lambda m, h: h * (1 + m.b) + (h @ m.a if m.b.any() else 0),
         {"b": torch.zeros(8)},
-        "a none until b moves",
+        "a (none) only after b has moved",
     ),
 }
 
@@ -104,13 +108,13 @@ def test_a_tie_lasts_where_its_keys_do_not_learn():
     assert "keys: none, cut by Tensor.topk" in (found.counterexample or "")
     found = judge(Planted(mix, table=table, keys=keys))
     assert found.verdict == "holds"
-    assert "table tie-only until keys moves" in found.evidence
+    assert "table (tie-only) only after keys has moved" in found.evidence
 
 
 def test_rows_chosen_by_content_are_alive():
     tables = {"table": draw((6, 8), seed=1), "keys": draw((6, 8), seed=2)}
     found = judge(Planted(mix, **tables))
-    assert found.evidence == "4 of 4 parameters alive, lengths 1, 5 in float64"
+    assert found.evidence == "4 of 4 parameters get a gradient at once, lengths 1, 5 in float64"
 
 
 def test_printed_retrieval_chooses_by_index(unchecked):

@@ -198,7 +198,7 @@ def test_functions_are_tried(function: Callable[[Tensor], Tensor], outcome: str)
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.Linear(7, 8), "Linear .* it raised RuntimeError: mat1 and mat2"),
+        (nn.Linear(7, 8), "call Linear: .* it raised RuntimeError: mat1 and mat2"),
         (lambda x, y: x + y, "lambda.* it raised TypeError: .* argument: 'y'"),
         (lambda x: x.mT, r"returned"),
     ],

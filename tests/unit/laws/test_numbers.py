@@ -230,7 +230,7 @@ def test_noise_that_no_seed_governs_is_found(training: bool):
     found = judge("deterministic", module)
     assert found.verdict == "fails"
     assert found.counterexample == (
-        "length 1: training, a call with the same seed gives another output"
+        "length 1: in training, a call with the same seed returns another output"
     )
     assert module.training is training
 

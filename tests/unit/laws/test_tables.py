@@ -99,9 +99,19 @@ class Unused(nn.Module):
 def test_tables_without_any_gradient_are_left_to_gradient_reach():
     found = judge(Unused(nn.Identity()))
     assert found.verdict == "not applicable"
-    assert found.evidence == ("no table gets a gradient from 64 tokens: a matter of gradient reach")
+    assert found.evidence == (
+        "no table gets a gradient from 64 tokens, which gradient reach judges"
+    )
     found = judge(Unused(nn.Linear(8, 8)))
     assert found.verdict == "holds"
     assert found.evidence == (
-        "8 of 8 rows got a gradient from 64 tokens, leaving out spare without any"
+        "8 of 8 rows got a gradient from 64 tokens (not counting spare, which got none at all)"
     )
+
+
+def test_a_gradient_that_is_not_a_number_reaches_no_row():
+    class Undefined(Looked):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.nan
+
+    assert judge(Undefined(8, 8)).verdict == "not applicable"

@@ -64,7 +64,12 @@ class Case:
 CASES = [
     Case("R1", {"n_heads": 2}),
     Case("R5", {"n_heads": 8}, lengths=(8,), tried=("batch-invariant", "matrix applies")),
-    Case("R6", {"n_heads": 2, "max_position": 8}, "causal", "length 9: cutting after position 1"),
+    Case(
+        "R6",
+        {"n_heads": 2, "max_position": 8},
+        "causal",
+        "length 9: cutting the input after position 1",
+    ),
     Case("R7", {}, "precision", "length 1024: bfloat16"),
     Case("R7", {"round_angles": False}),
     Case("S2", {"d_state": 4, "chunk_len": 4}, "causal", "length 6: changing position 5"),
