@@ -1,11 +1,11 @@
 """Estimate the memory of an analysis, to refuse what cannot fit before it begins."""
 
 import math
-import os
 
 from torch import nn
 
 from lab.layers.mixer import MatrixMixer, offers_rows
+from lab.memory import measure_free_memory
 from lab.models import LanguageModel
 
 BLOCK_ENTRIES = 2**22
@@ -28,11 +28,6 @@ def estimate_memory(model: LanguageModel, rows: int, seq_len: int) -> int:
     activations = rows * seq_len * width * (STREAMS + len(model.blocks))
     entries = max(BLOCK_ENTRIES, *(_count_entries(block, seq_len) for block in model.blocks))
     return FLOAT * (activations + COPIES * entries)
-
-
-def measure_free_memory() -> int:
-    """Return how many bytes of memory are free on this machine."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_memory(model: LanguageModel, rows: int, seq_len: int, limit: int | None = None) -> None:
@@ -80,4 +75,4 @@ def _format_bytes(count: int) -> str:
         if count < 1024:
             return f"{count:.3g} {unit}"
         count /= 1024  # type: ignore[assignment]
-    return f"{count:,.3g} TiB"
+    return f"{count:,.1f} TiB"

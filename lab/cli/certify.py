@@ -1,7 +1,6 @@
 """`lab certify`: test any PyTorch module against the laws."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import typer
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
+from lab.memory import measure_free_memory
 
 GIBIBYTE = 2**30
 MEMORY_SHARE = 0.75
@@ -231,22 +231,10 @@ def _choose_compiler(compiler: str | None, quick: bool) -> str | None:
 
 def _choose_memory(memory: float | None) -> float:
     if memory is None:
-        return max(float(LEAST_MEMORY), MEMORY_SHARE * _measure_free_memory() / GIBIBYTE)
+        return max(float(LEAST_MEMORY), MEMORY_SHARE * measure_free_memory() / GIBIBYTE)
     if not LEAST_MEMORY <= memory < float("inf"):
         raise ValueError(f"memory={memory}: must be ≥ {LEAST_MEMORY} GiB")
     return memory
-
-
-def _measure_free_memory() -> int:
-    """Return how many bytes are available, the memory of cached files included."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        text = ""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    if found:
-        return int(found[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _choose_seconds(seconds: float | None, quick: bool) -> float:
