@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from tasks.bounds import check_kind, option
+
 PAPER_LEARNING_RATES = {32: 4e-4, 64: 3e-4, 128: 2e-4, 256: 1e-4}
 """Learning rate by d_model (tab:multi_query_associative_recall:model)."""
 PAPER_TOKENS_A_STEP = 65_536
@@ -17,11 +19,6 @@ LAB_TEST_TOKENS = 2**21
 """Most tokens of the test split, so that an evaluation on long rows does not take minutes."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
 """Learning rate of a table of up to 256 tokens, and the largest rate of a larger table."""
-
-
-def option(default: Any, help: str, shown: str | None = None) -> Any:
-    """Return a dataclass field with its help text and how the command line shows its default."""
-    return field(default=default, metadata={"help": help, "shown": shown})
 
 
 Config = TypeVar("Config", bound="_Config")
@@ -46,10 +43,11 @@ class _Config:
         return asdict(self)  # type: ignore[call-overload]
 
 
-def _check_choices(config: object) -> None:
-    """Check the fields that have a fixed set of choices."""
+def _check_types(config: object) -> None:
+    """Check that each field has a value of its type, or one of its choices."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
+        check_kind(name, value, hint)
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise ValueError(f"{name}={value}: must be one of {', '.join(get_args(hint))}")
 
@@ -84,7 +82,7 @@ class ModelConfig(_Config):
     logit_scale: float = option(1.0, "constant that multiplies the logits", "1/√d_model")
 
     def __post_init__(self):
-        _require(isinstance(self.stack, str), "stack", self.stack, "text, e.g. 'SE*7 IE'")
+        _check_types(self)
         _require(self.d_model >= 1, "d_model", self.d_model, "≥ 1")
         _require(self.n_heads >= 1, "n_heads", self.n_heads, "≥ 1")
         _require(
@@ -155,7 +153,7 @@ class TrainConfig(_Config):
     )
 
     def __post_init__(self):
-        _check_choices(self)
+        _check_types(self)
         _require(0 <= self.seed < 2**63, "seed", self.seed, "in 0 … 2⁶³ − 1")
         for name in ("max_steps", "stage_steps", "batch_size", "test_rows", "eval_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
@@ -214,8 +212,10 @@ def get_protocol_defaults(
     as the code it builds on does. It states no clipping and no early stop; the lab's stay.
 
     Raises:
-        ValueError: when the paper states no value for this width or length.
+        ValueError: when the width is below 1, or the paper states no value for this width or
+            length.
     """
+    _require(d_model >= 1, "d_model", d_model, "≥ 1")
     if protocol == "lab":
         return {
             "logit_scale": d_model**-0.5,

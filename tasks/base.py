@@ -37,7 +37,7 @@ class Preset:
 class Task(ABC):
     """A synthetic task: a frozen dataclass whose fields are its options.
 
-    A field's `metadata["help"]` is its text on the command line.
+    A field is an `option`, which has a help text for the command line.
 
     An option may also be given several values (a tuple or list) or a `Schedule`: the class then
     returns a `tasks.mixture.Mixture`, which holds one task for each setting.

@@ -68,8 +68,8 @@ class Batch:
     roles: Tensor
     links: Mapping[str, Tensor]
 
-    def __getitem__(self, rows: slice) -> "Batch":
-        """Return some of the rows."""
+    def __getitem__(self, rows: slice | Tensor) -> "Batch":
+        """Return some of the rows, by slice or by index."""
         return self.take(rows, self.inputs.shape[1])
 
     def take(self, rows: slice | Tensor, seq_len: int) -> "Batch":

@@ -1,12 +1,18 @@
-"""Checks of options: each error names field, value and bound."""
+"""Options: fields with a help text, and checks whose errors name field, value and bound."""
 
 from collections.abc import Sequence
+from dataclasses import field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 MAX_SEQ_LEN = 2**20
 MAX_VOCAB_SIZE = 2**30
+
+
+def option(default: Any, help: str, shown: str | None = None) -> Any:
+    """Return a dataclass field with its help text and how the command line shows its default."""
+    return field(default=default, metadata={"help": help, "shown": shown})
 
 
 def check_range(

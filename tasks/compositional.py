@@ -1,12 +1,12 @@
 """Compositional recall: a value is stored under two keys; neither alone determines it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any, ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import look_at, look_back, pick_stored_value
 
@@ -65,13 +65,10 @@ class Compositional(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    n_pairs: int = field(default=36, metadata={"help": "pairs of keys per row; a square"})
-    vocab_size: int = field(
-        default=8192,
-        metadata={
-            "help": "size of the vocabulary; first keys, second keys and values share it 1:1:2"
-        },
+    seq_len: int = option(256, "tokens per row")
+    n_pairs: int = option(36, "pairs of keys per row; a square")
+    vocab_size: int = option(
+        8192, "size of the vocabulary, shared 1:1:2 by first keys, second keys and values"
     )
 
     def validate(self) -> None:

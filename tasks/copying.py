@@ -1,12 +1,12 @@
 """Copying: a string, a marker, and the string again, or what follows some of its tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_choice, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_choice, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import (
     copy_first_match,
@@ -84,22 +84,14 @@ class Copy(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (200, 400, 800)}
 
-    mode: Mode = field(
-        default="copy",
-        metadata={
-            "help": "copy the string, or what follows a key before (prefix) or after it (suffix)"
-        },
+    mode: Mode = option(
+        "copy", "copy the string, or what follows a key before (prefix) or after it (suffix)"
     )
-    seq_len: int = field(default=200, metadata={"help": "tokens per row"})
-    shortest: int | None = field(
-        default=None,
-        metadata={"help": "length of the shortest string", "shown": "a fifth of the longest"},
-    )
-    vocab_size: int = field(
-        default=64, metadata={"help": "size of the vocabulary; token 0 is the marker"}
-    )
-    repeats: bool = field(default=True, metadata={"help": "whether a token may recur in a string"})
-    query_len: int = field(default=2, metadata={"help": "length of a lookup's key"})
+    seq_len: int = option(200, "tokens per row")
+    shortest: int | None = option(None, "length of the shortest string", "a fifth of the longest")
+    vocab_size: int = option(64, "size of the vocabulary; token 0 is the marker")
+    repeats: bool = option(True, "whether a token may recur in a string")
+    query_len: int = option(2, "length of a lookup's key")
 
     def validate(self) -> None:
         """Validate the options."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, check_range
+from tasks.bounds import MAX_SEQ_LEN, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import copy_latest_match, look_at, look_back
 
@@ -56,10 +56,8 @@ class FlipFlop(Task):
     }
     evaluations: ClassVar[dict[str, tuple[float, ...]]] = {"p_ignore": (0.98, 0.1)}
 
-    seq_len: int = field(default=512, metadata={"help": "tokens per row; even"})
-    p_ignore: float = field(
-        default=0.8, metadata={"help": "probability of ignore; write and read share the rest"}
-    )
+    seq_len: int = option(512, "tokens per row; even")
+    p_ignore: float = option(0.8, "probability of ignore; write and read share the rest")
     vocab_size: int = field(init=False, default=len(SYMBOLS))
 
     def validate(self) -> None:

@@ -1,12 +1,12 @@
 """Fuzzy recall: keys and values are motifs of one or more tokens, and motifs share tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import (
     copy_first_match,
@@ -76,14 +76,11 @@ class Fuzzy(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    n_pairs: int = field(default=16, metadata={"help": "key and value motifs per row"})
-    max_key_len: int = field(default=3, metadata={"help": "length of the longest key"})
-    max_value_len: int = field(default=3, metadata={"help": "length of the longest value"})
-    vocab_size: int = field(
-        default=64,
-        metadata={"help": "size of the vocabulary; the upper half is for values"},
-    )
+    seq_len: int = option(256, "tokens per row")
+    n_pairs: int = option(16, "key and value motifs per row")
+    max_key_len: int = option(3, "length of the longest key")
+    max_value_len: int = option(3, "length of the longest value")
+    vocab_size: int = option(64, "size of the vocabulary; the upper half is for values")
 
     def validate(self) -> None:
         """Validate the options."""

@@ -1,12 +1,12 @@
 """Hops: pairs a → b, b → c, …; where do k links from an entity lead?"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import copy_latest_match, look_at, look_back, pick_stored_value
 
@@ -72,14 +72,11 @@ class Hops(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"hops": (1, 2, 3, 4, 5)}
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    n_pairs: int = field(default=32, metadata={"help": "entities per row, each with one link"})
-    hops: int = field(default=2, metadata={"help": "links to follow, 1 to 5"})
-    vocab_size: int = field(
-        default=8192,
-        metadata={
-            "help": "size of the vocabulary; tokens 1 to 5 say how many hops, entities start at 6"
-        },
+    seq_len: int = option(256, "tokens per row")
+    n_pairs: int = option(32, "entities per row, each with one link")
+    hops: int = option(2, "links to follow, 1 to 5")
+    vocab_size: int = option(
+        8192, "size of the vocabulary; tokens 1 to 5 say how many hops, entities start at 6"
     )
 
     def validate(self) -> None:

@@ -1,11 +1,11 @@
 """Induction: a trigger occurred once before; what followed it?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import look_back, predict_by_position, predict_by_token, predict_most_frequent
 
@@ -51,10 +51,8 @@ class Induction(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (64, 128, 256, 512, 1024)}
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    vocab_size: int = field(
-        default=16, metadata={"help": "size of the vocabulary; token 0 is the trigger"}
-    )
+    seq_len: int = option(256, "tokens per row")
+    vocab_size: int = option(16, "size of the vocabulary; token 0 is the trigger")
 
     def validate(self) -> None:
         """Validate the options."""

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, check_range
+from tasks.bounds import MAX_SEQ_LEN, check_range, option
 from tasks.lazy import Tensor, torch
 
 SEPARATOR = 0
@@ -108,16 +108,14 @@ class Language(Task):
     }
     stochastic: ClassVar[bool] = True
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
+    seq_len: int = option(256, "tokens per row")
     vocab_size: int = field(init=False, default=19)
-    min_states: int = field(default=4, metadata={"help": "fewest states of an automaton"})
-    max_states: int = field(default=12, metadata={"help": "most states of an automaton"})
-    n_symbols: int = field(
-        default=18, metadata={"help": "number of symbols from which alphabets are drawn"}
-    )
-    min_strings: int = field(default=10, metadata={"help": "fewest strings per row"})
-    max_strings: int = field(default=20, metadata={"help": "most strings per row"})
-    max_length: int = field(default=30, metadata={"help": "length of the longest string"})
+    min_states: int = option(4, "fewest states of an automaton")
+    max_states: int = option(12, "most states of an automaton")
+    n_symbols: int = option(18, "number of symbols from which alphabets are drawn")
+    min_strings: int = option(10, "fewest strings per row")
+    max_strings: int = option(20, "most strings per row")
+    max_length: int = option(30, "length of the longest string")
 
     def validate(self) -> None:
         """Validate the options."""

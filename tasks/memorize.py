@@ -1,12 +1,12 @@
 """Memorising: facts that are the same in every row; what is the value of each?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import look_back, look_up, tabulate_most_frequent
 
@@ -71,12 +71,9 @@ class Memorize(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    n_facts: int = field(default=2**12, metadata={"help": "number of facts"})
-    vocab_size: int = field(
-        default=256,
-        metadata={"help": "size of the vocabulary; the upper half is for values"},
-    )
+    seq_len: int = option(256, "tokens per row")
+    n_facts: int = option(2**12, "number of facts")
+    vocab_size: int = option(256, "size of the vocabulary; the upper half is for values")
 
     def validate(self) -> None:
         """Validate the options."""

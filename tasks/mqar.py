@@ -1,12 +1,12 @@
 """Multi-query associative recall: key–value pairs, then each key once; what was its value?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import ClassVar, Literal, get_args
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_VOCAB_SIZE, check_choice
+from tasks.bounds import MAX_VOCAB_SIZE, check_choice, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import copy_latest_match, find_followers, look_at, pick_stored_value
 
@@ -68,21 +68,11 @@ class MQAR(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row; even"})
-    n_pairs: int | None = field(
-        default=None, metadata={"help": "key–value pairs per row", "shown": "T/4"}
-    )
-    vocab_size: int = field(
-        default=8192,
-        metadata={"help": "size of the vocabulary; the upper half is for values"},
-    )
-    power: float = field(
-        default=0.01, metadata={"help": "a query gets slot s with probability ∝ s^(power − 1)"}
-    )
-    fillers: Fillers = field(
-        default="any",
-        metadata={"help": "any token, fresh (never a key or value of the row), or zero"},
-    )
+    seq_len: int = option(256, "tokens per row; even")
+    n_pairs: int | None = option(None, "key–value pairs per row", "T/4")
+    vocab_size: int = option(8192, "size of the vocabulary; the upper half is for values")
+    power: float = option(0.01, "a query gets slot s with probability ∝ s^(power − 1)")
+    fillers: Fillers = option("any", "any token, fresh (never a key or value of the row), or zero")
 
     def validate(self) -> None:
         """Validate the options."""

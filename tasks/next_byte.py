@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task, count_rows
-from tasks.bounds import MAX_SEQ_LEN, check_range
+from tasks.bounds import MAX_SEQ_LEN, check_range, option
 from tasks.corpus import Corpus, TextChangedError, open_corpus
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import look_up, tabulate_most_frequent
@@ -75,22 +75,13 @@ class Bytes(Task):
     }
     stochastic: ClassVar[bool] = True
 
-    seq_len: int = field(default=256, metadata={"help": "bytes per row"})
+    seq_len: int = option(256, "bytes per row")
     vocab_size: int = field(init=False, default=N_BYTES)
-    path: str | None = field(
-        default=None,
-        metadata={
-            "help": "a text file, or a folder of them",
-            "shown": "the standard library's own sources",
-        },
+    path: str | None = option(
+        None, "a text file, or a folder of them", "the standard library's own sources"
     )
-    test_share: float = field(
-        default=0.1, metadata={"help": "share of the text that is held out at its end"}
-    )
-    digest: str | None = field(
-        default=None,
-        metadata={"help": "digest of the text that a run was trained on", "shown": "filled in"},
-    )
+    test_share: float = option(0.1, "share of the text that is held out at its end")
+    digest: str | None = option(None, "digest of the text that a run was trained on", "filled in")
 
     def validate(self) -> None:
         """Validate the options, make path a full path, and set digest to that of the text."""

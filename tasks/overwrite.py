@@ -1,11 +1,11 @@
 """Overwriting: every key is written several times; what was its latest value?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import draw_numbers, find_followers, look_at, look_back, pick_stored_value
 
@@ -69,20 +69,15 @@ class Overwrite(Task):
         "spacing": (1, 2, 4),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    n_pairs: int = field(default=16, metadata={"help": "keys per row"})
-    rewrites: int = field(default=3, metadata={"help": "how many times each key is written again"})
-    spacing: int | None = field(
-        default=None,
-        metadata={
-            "help": "keys that are written in turn before the next group",
-            "shown": "none: all writes in random order",
-        },
+    seq_len: int = option(256, "tokens per row")
+    n_pairs: int = option(16, "keys per row")
+    rewrites: int = option(3, "how many times each key is written again")
+    spacing: int | None = option(
+        None,
+        "keys that are written in turn before the next group",
+        "none: all writes in random order",
     )
-    vocab_size: int = field(
-        default=8192,
-        metadata={"help": "size of the vocabulary; the upper half is for values"},
-    )
+    vocab_size: int = option(8192, "size of the vocabulary; the upper half is for values")
 
     def validate(self) -> None:
         """Validate the options."""

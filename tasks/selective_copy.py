@@ -1,13 +1,13 @@
 """Selective copying: a few tokens among blanks, to be repeated in order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from tasks import counter
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range
+from tasks.bounds import MAX_SEQ_LEN, MAX_VOCAB_SIZE, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import draw_numbers, predict_by_position, predict_most_frequent
 
@@ -60,12 +60,9 @@ class SelectiveCopy(Task):
         ),
     }
 
-    seq_len: int = field(default=256, metadata={"help": "tokens per row"})
-    n_tokens: int = field(default=16, metadata={"help": "content tokens to repeat"})
-    vocab_size: int = field(
-        default=18,
-        metadata={"help": "size of the vocabulary; token 0 is blank, 1 the insert"},
-    )
+    seq_len: int = option(256, "tokens per row")
+    n_tokens: int = option(16, "content tokens to repeat")
+    vocab_size: int = option(18, "size of the vocabulary; token 0 is blank, 1 the insert")
 
     def validate(self) -> None:
         """Validate the options."""

@@ -5,7 +5,7 @@ from typing import ClassVar, get_args
 
 from tasks import counter, groups
 from tasks.base import Batch, Links, Predictor, Preset, Task
-from tasks.bounds import MAX_SEQ_LEN, check_choice, check_range
+from tasks.bounds import MAX_SEQ_LEN, check_choice, check_range, option
 from tasks.groups import Group
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import predict_by_position
@@ -62,8 +62,8 @@ class WordProblem(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (16, 32, 64, 128, 256)}
 
-    group: Group = field(default="A5", metadata={"help": "Z2 (parity), Z60, S5, or A5"})
-    seq_len: int = field(default=128, metadata={"help": "elements per row"})
+    group: Group = option("A5", "Z2 (parity), Z60, S5, or A5")
+    seq_len: int = option(128, "elements per row")
     vocab_size: int = field(init=False, default=60)
 
     def validate(self) -> None:

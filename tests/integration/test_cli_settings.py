@@ -141,6 +141,7 @@ def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):
         ("--fillers any,none", "fillers='none'"),
         ("--n-pairs 1:4 --train-rows 64 --batch-size 8", "each comes again; must be all new"),
         ("--preset tiny", "'tiny' is not one of"),
+        ("--d-model 0", "d_model=0: must be ≥ 1"),
     ],
 )
 def test_bad_settings_are_answered_before_training(tmp_path, unchecked, arguments, message):

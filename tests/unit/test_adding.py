@@ -5,7 +5,7 @@ own do. This docstring's first paragraph is the help of the task's command.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -34,6 +34,7 @@ from lab.suite.audit import audit
 from lab.training.runs import Run
 from tasks import TASKS, counter
 from tasks.base import IGNORE, Batch, Preset, Task
+from tasks.bounds import option
 from tasks.mqar import MQAR
 
 MODEL = f"{__name__}:LinearAttention"
@@ -138,9 +139,9 @@ class Echo(Task):
     role_names: ClassVar[tuple[str, ...]] = ("token",)
     separates: ClassVar[str] = "a fixed distance"
     presets: ClassVar = {"small": Preset({}, "the test")}
-    seq_len: int = field(default=12, metadata={"help": "tokens per row"})
-    vocab_size: int = field(default=8, metadata={"help": "tokens there are"})
-    lag: int = field(default=2, metadata={"help": "positions back"})
+    seq_len: int = option(12, "tokens per row")
+    vocab_size: int = option(8, "tokens there are")
+    lag: int = option(2, "positions back")
 
     def validate(self) -> None:
         if not 1 <= self.lag < self.seq_len:
