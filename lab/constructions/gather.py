@@ -48,9 +48,9 @@ def look_back(
     """
     if attention.position != "rope":
         raise CannotError(
-            "position=none: without rotation one layer reads its past as a set, in no order; "
+            "position=none: without rotation a layer reads its past as a set, in no order; "
             "whether a second layer could recover the order from means over ever longer pasts "
-            "is left open; position=rope would work"
+            "is an open question; position=rope would work"
         )
     channels = find_channels(attention)
     pairs, margin = _choose_fastest(channels, offset, seq_len)
@@ -88,11 +88,11 @@ def _choose_fastest(channels: Channels, offset: int, seq_len: int) -> tuple[int,
 def _fade(ssd: SSD, residual: Residual) -> float:
     """Gather by a state that fades fast; the skip subtracts the own token."""
     if ssd.norm_weight is not None:
-        raise CannotError("S.gate=norm in a layer that gathers; none or silu would work")
+        raise CannotError("S.gate=norm does not work in a layer that gathers; none or silu would")
     if ssd.position == "none":
         raise CannotError(
-            "S.position=none: without decay, rotation or convolution one layer sums its past in "
-            "no order; whether deeper stacks could count is left open; "
+            "S.position=none: without decay, rotation or convolution a layer sums its past in "
+            "no order; whether deeper stacks could count is an open question; "
             "position=rope, decay or conv would work"
         )
     constant = residual.scale_by_norm(0)

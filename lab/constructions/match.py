@@ -15,6 +15,10 @@ from lab.layers.attention import Attention
 from lab.layers.mask import has_oracle_mask
 from lab.layers.ssd import SSD
 
+SUM_OF_MATCHES = (
+    "a sum over all matches cannot prefer the earliest: an earlier and a later key of the same "
+    "name add up"
+)
 KIND_WEIGHT = 0.4
 """Weight in the score of being an answer, where a matching key has 1: it takes both to win."""
 OWN_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7)
@@ -160,13 +164,10 @@ def _choose_early_pair(channels: Channels, lookup: Lookup) -> tuple[int, float]:
 def _read(ssd: SSD, residual: Residual, lookup: Lookup) -> float:
     """Make B the gathered key, C the own key and x the answer, and let nothing fade."""
     if ssd.position == "conv":
-        raise CannotError("S.position=conv in a layer that reads what another gathered")
+        raise CannotError("S.position=conv cannot read keys that another layer gathered")
     opening = lookup.earliest == "kind"
     if lookup.earliest == "query" or (opening and not residual.marks_first):
-        raise CannotError(
-            "to prefer the earliest by a sum over all that match: "
-            "an earlier and a later key of one name add up"
-        )
+        raise CannotError(SUM_OF_MATCHES)
     channels = find_channels(ssd)
     a = lookup.width
     places = channels.choose_slowest(a + opening, lookup.seq_len)
@@ -266,10 +267,7 @@ def bind(ssd: SSD, residual: Residual, lookup: Lookup) -> None:
             f"d_state={n_keys + opening} would work"
         )
     if lookup.earliest == "query":
-        raise CannotError(
-            "to prefer the earliest by a sum over all that match: "
-            "an earlier and a later key of one name add up"
-        )
+        raise CannotError(SUM_OF_MATCHES)
     amplitude = residual.scale_by_norm(0)
     other = compare_spread_codes(n_keys, lookup.width).highest
     steep = 2 * ON / (amplitude * (1 - other))

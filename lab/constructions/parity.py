@@ -50,8 +50,8 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
     ssd = ssds[0]
     if seq_len + 1 > mlp.up.out_features:
         raise CannotError(
-            f"d_ff={mlp.up.out_features}: parity of counts up to seq_len={seq_len} bends at each "
-            f"of them, which takes d_ff ≥ {seq_len + 1} here"
+            f"d_ff={mlp.up.out_features}: the parity of a count changes at every count up to "
+            f"seq_len={seq_len}, which takes d_ff ≥ {seq_len + 1}"
         )
     residual = Residual(
         d_model=width,
@@ -89,9 +89,9 @@ def _find_ssds(model: LanguageModel) -> list[SSD]:
     ssds = [mixer for mixer in ssds if isinstance(mixer, SSD)]
     if not ssds:
         raise CannotError(
-            "on a row of equal tokens softmax attention averages equal values, at any depth "
-            "and under any mask or rotation, so all positions answer alike, and the powers of an "
-            "element, parities say, do not; an SSD would work for Z2",
+            "on a row of equal tokens, softmax attention averages equal values, at any depth and "
+            "under any mask or rotation, so all positions give one answer; but the right answers, "
+            "the powers of an element, differ; an SSD would work for Z2",
             proven=True,
         )
     return ssds

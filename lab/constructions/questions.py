@@ -126,7 +126,9 @@ def combine(recalls: list[Recall]) -> Recall:
     first = recalls[0]
     for other in recalls[1:]:
         if not (torch.equal(first.key, other.key) and torch.equal(first.answer, other.answer)):
-            raise CannotError("settings of several vocabularies: what is a key differs")
+            raise CannotError(
+                "the settings have several vocabularies, in which different tokens are keys"
+            )
     order = ["never", "kind", "query"]
     return replace(
         first,

@@ -84,7 +84,8 @@ def _solve_in_two(
     marks = memory and recall.opening is not None
     if recall.opening is not None and isinstance(second, SSD) and not marks:
         raise CannotError(
-            "what the marker asks for, by an SSD whose keys attention or a convolution gathered"
+            "an SSD cannot look up what the marker asks for if its keys were gathered by attention "
+            "or a convolution"
         )
     room = min(_count_room(first), _count_room(second)) - marks
     # Checked first, so that a rotation too fast is not reported as a stream too narrow.
@@ -98,7 +99,8 @@ def _solve_in_two(
     own = gather(first, residual, recall.seq_len)
     if recall.shared and own:
         raise CannotError(
-            "S.skip=false where every token is a key: its own is gathered with the one before"
+            "S.skip=false does not work where every token is a key, which is then gathered "
+            "together with the one before"
         )
     lookup = _build_lookup(recall, residual, own)
     noise = match(second, residual, lookup)

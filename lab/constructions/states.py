@@ -84,7 +84,8 @@ def find_normed_amount(ssd: SSD, residual: Residual) -> float:
     assert ssd.norm_weight is not None
     if ssd.n_groups > 1:
         raise CannotError(
-            f"S.n_groups={ssd.n_groups} with gate=norm: each part is normed by itself"
+            f"S.n_groups={ssd.n_groups} does not work with gate=norm, which normalises "
+            "each group by itself"
         )
     return ANSWER_SIZE * residual.unit / (len(ssd.norm_weight) // ssd.n_groups) ** 0.5
 

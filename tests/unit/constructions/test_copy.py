@@ -84,7 +84,7 @@ def test_the_marker_of_a_copy_reads_the_first_token_alone():
     [
         (Copy(), {}, "79% of the longest's tokens recur", False),
         (Copy(mode="prefix"), {}, "by hand .*: mode=prefix", False),
-        (ONCE, {"stack": "AM SM"}, "the marker asks for, by an SSD whose keys attention", False),
+        (ONCE, {"stack": "AM SM"}, "an SSD cannot look up what the marker asks for", False),
         (Copy(), {"stack": "SM*2"}, "79% of the longest's tokens recur", False),
         (ONCE, {"stack": "SM*2", "S__position": "none"}, "in no order", False),
         (

@@ -57,7 +57,7 @@ def test_the_count_is_right_to_the_tolerance():
         (PARITY, {"stack": "NM"}, "no mixer", True),
         (PARITY, {"stack": "SN"}, "no MLP behind the SSD: .*Grazzi", False),
         (PARITY, {"stack": "NM SN"}, "no MLP behind the SSD", False),
-        (PARITY, {"stack": "SM", "M__d_ff": 64}, "d_ff=64: .* takes d_ff ≥ 65 here", False),
+        (PARITY, {"stack": "SM", "M__d_ff": 64}, "d_ff=64: .* takes d_ff ≥ 65", False),
         (
             PARITY,
             {"stack": "SM", "S__gate": "norm"},

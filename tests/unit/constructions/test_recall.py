@@ -195,13 +195,13 @@ def test_without_rotation_the_match_bears_any_length():
         (
             RECALL,
             {"stack": "SM*2", "S__gate": "norm"},
-            "by hand .*: S.gate=norm in",
+            "by hand .*: S.gate=norm does not work in",
             False,
         ),
         (
             MQAR(seq_len=64, vocab_size=256, n_pairs=8),
             {"stack": "SN", **CONV},
-            "by hand .*: to prefer the earliest by a sum",
+            "by hand .*: a sum over all matches cannot prefer the earliest",
             False,
         ),
         (
