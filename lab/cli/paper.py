@@ -45,6 +45,8 @@ def model(
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     with report_usage_errors():
+        if figure is not None and figure.suffix.lower() != ".html":
+            raise ValueError(f"figure={figure}: must end in .html")
         built, paper_size = build_on_meta(name, size, chosen, parse_assignments(option or []))
     found = dissect(built)
     own = bool(option) or vocab_size is not None

@@ -47,6 +47,9 @@ def reproduce(
 
     with report_usage_errors():
         options.validate()
+        for rate in learning_rate or ():
+            if not 0 < rate < float("inf"):
+                raise ValueError(f"learning_rate={rate}: must be > 0 and finite")
         study = recall.build_study(
             seeds=options.seeds, learning_rates=learning_rate or (), precision=options.precision
         )

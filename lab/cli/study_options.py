@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+MOST_SEEDS = 1_000
+
 
 @dataclass(frozen=True)
 class StudyOptions:
@@ -54,8 +56,8 @@ class StudyOptions:
         """
         from analysis.pages.export import SUFFIXES
 
-        if self.seeds < 1:
-            raise ValueError(f"seeds={self.seeds}: must be ≥ 1")
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds={self.seeds}: must be in 1 … {MOST_SEEDS:,}")
         if self.figure is not None and self.figure.suffix.lower() not in SUFFIXES:
             raise ValueError(f"figure={self.figure}: must end in {', '.join(SUFFIXES)}")
 

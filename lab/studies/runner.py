@@ -52,7 +52,7 @@ def run_cells(
     """
     if workers < 1:
         raise ValueError(f"workers={workers}: must be ≥ 1")
-    if max_minutes is not None and max_minutes <= 0:
+    if max_minutes is not None and not max_minutes > 0:  # NaN too
         raise ValueError(f"max_minutes={max_minutes}: must be > 0")
     stop = threading.Event()
     telling = threading.Lock()

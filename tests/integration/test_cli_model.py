@@ -76,6 +76,7 @@ def test_a_stack_takes_sizes_and_options():
         (["cheems", "--option", "S.d_sate=3"], "did you mean 'd_state'"),
         (["llama", "--option", "S.d_state=3"], "has no such layer"),
         (["AM", "--d-model", "15", "--n-heads", "2"], "15"),
+        (["AM", "--figure", "stack.png"], "figure=stack.png: must end in .html"),
     ],
 )
 def test_bad_input_is_answered_in_a_line(words, said):

@@ -50,8 +50,11 @@ def test_wrong_options_are_one_line(tmp_path):
         ["--only", "colour=blue"],
         ["--workers", "0"],
         ["--seeds", "0"],
+        ["--seeds", "1001"],
+        ["--learning-rate", "nan"],
         ["--precision", "fp8"],
         ["--max-minutes", "0"],
+        ["--max-minutes", "nan"],
         ["--table", "t.xls"],
         ["--figure", "f.gif"],
     ):
