@@ -39,7 +39,7 @@ def _time(options: str, words: str) -> Ratio:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     name = f"lab analyze, T = 2048, d 64, {words}, against its bound"
     note = f"at most {peak:,.0f} MiB so far, the interpreter's own among them"
-    return Ratio(name, taken, BOUND_S, "s", BOUND_S / taken, 1.0, note)
+    return Ratio.of_costs(name, taken, BOUND_S, "s", 1.0, note)
 
 
 def _lab(*words: str) -> None:

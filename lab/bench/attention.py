@@ -46,7 +46,7 @@ def _measure(kind: str, dtype: torch.dtype, n_heads: int, d_head: int, backward:
         f"forward{' and backward' if backward else ''}, against no mask"
     )
     cost = f"costs {ours_s / theirs_s:.3f} of it"
-    return Ratio(name, 1000 * ours_s, 1000 * theirs_s, "ms", theirs_s / ours_s, TARGET, cost)
+    return Ratio.of_costs(name, 1000 * ours_s, 1000 * theirs_s, "ms", TARGET, cost)
 
 
 def _draw_bias(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:

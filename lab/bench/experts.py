@@ -56,20 +56,10 @@ def measure() -> list[Ratio]:
         )
         name = f"{kind} forward and backward, {sizes}"
         note = f"values and gradients within {error:.0e} of the largest"
-        ratios.append(
-            Ratio(name, 1e3 * our_s, 1e3 * their_s, "ms", their_s / our_s, SPEED_TARGET, note)
-        )
+        ratios.append(Ratio.of_costs(name, 1e3 * our_s, 1e3 * their_s, "ms", SPEED_TARGET, note))
         our_peak, their_peak = (measure_peak_mib(partial(_prepare, kind, side)) for side in (1, 0))
-        ratios.append(
-            Ratio(
-                f"{kind}: peak memory",
-                our_peak,
-                their_peak,
-                "MiB",
-                their_peak / our_peak,
-                MEMORY_TARGET,
-            )
-        )
+        name = f"{kind}: peak memory"
+        ratios.append(Ratio.of_costs(name, our_peak, their_peak, "MiB", MEMORY_TARGET))
     return ratios
 
 

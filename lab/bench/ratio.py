@@ -28,6 +28,13 @@ class Ratio:
     target: float | None
     note: str = ""
 
+    @classmethod
+    def of_costs(
+        cls, name: str, ours: float, theirs: float, unit: str, target: float | None, note: str = ""
+    ) -> "Ratio":
+        """Return the ratio of two costs, of which less is better."""
+        return cls(name, ours, theirs, unit, theirs / ours, target, note)
+
     @property
     def reached(self) -> bool:
         """Whether the promise is kept."""

@@ -47,12 +47,11 @@ def measure() -> list[Ratio]:
             note = f"chunks of {theirs[name]}" + (", the fastest" if promised else "")
             what = f"{where}: {name}"
             target = TIME_TARGET if promised else None
-            ratios.append(Ratio(what, 1e3 * ours, 1e3 * usual, "ms", usual / ours, target, note))
+            ratios.append(Ratio.of_costs(what, 1e3 * ours, 1e3 * usual, "ms", target, note))
             peak = measure_peak_mib(partial(_prepare, name, theirs[name], g))
             target = MEMORY_TARGET if promised else None
-            ratios.append(
-                Ratio(f"{what}, memory", ours_peak, peak, "MiB", peak / ours_peak, target, note)
-            )
+            memory = f"{what}, memory"
+            ratios.append(Ratio.of_costs(memory, ours_peak, peak, "MiB", target, note))
     return ratios
 
 

@@ -47,16 +47,8 @@ def measure() -> list[Ratio]:
         )
         our_peak = measure_peak_mib(_lab_step(seq_len, size, precision))
         their_peak = measure_peak_mib(_usual_step(seq_len, size))
-        ratios.append(
-            Ratio(
-                f"{where}: peak memory",
-                our_peak,
-                their_peak,
-                "MiB",
-                their_peak / our_peak,
-                MEMORY_TARGET,
-            )
-        )
+        name = f"{where}: peak memory"
+        ratios.append(Ratio.of_costs(name, our_peak, their_peak, "MiB", MEMORY_TARGET))
         with FlopCounterMode(display=False) as counter:
             ours()
         reached = counter.get_total_flops() / ours_s
