@@ -10,7 +10,8 @@ from analysis.base import Finding, Subject, Words
 from analysis.dynamic_mask.beyond import Beyond, measure_beyond
 from analysis.dynamic_mask.heads import NAMED, MaskedHead, pick_most
 from analysis.dynamic_mask.layers import disable_masks, find_masked_layers
-from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
+from analysis.plots.lines import name_lines
+from analysis.plots.style import BLUE, MUTED, VERMILLION, make_whiskers, new_figure
 from analysis.record import figure_only
 from analysis.scoring import scored
 from analysis.statistics.estimates import (
@@ -79,14 +80,13 @@ class MaskEffect(Finding):
             says += f" More answers are right without the masks of {name_layers(self.harmful)}: "
             says += "they do harm."
         reading = (
-            "A⁰ is the attention of the same queries and keys without bias and window; the lost "
-            "mass is what A⁰ puts on masked keys, by chance the share of keys masked. A mask "
-            "removes noise if attention on the answer's value rises. It also removes answers if it "
-            "masks some of those values, and keys if stored values lose attention to their own "
-            "key, to which "
-            "they attend more than evenly without the mask. A layer's masks do harm if more "
-            f"answers are right without them, p < {SURE} corrected for the number of layers. "
-            f"{self.beyond.summarize()}"
+            "A⁰ is the attention of the same queries and keys without the mask's bias and window. "
+            "The lost mass is what A⁰ puts on masked keys; a random mask loses as much as the "
+            "share of keys that it masks. A mask removes noise if the attention on the answer's "
+            "value rises. It removes answers too if it masks some of those values. It removes "
+            "keys if stored values attend more than evenly to their own key without the mask, and "
+            "lose some of that. A layer's masks do harm if more answers are right without them, "
+            f"p < {SURE} corrected for the number of layers. {self.beyond.summarize()}"
         )
         return Words(
             title="What masking does to the attention on the answer",
@@ -125,14 +125,8 @@ class MaskEffect(Finding):
                 xshift=10 if right else -10,
             )
         masked = np.array([answer.value for _, answer in heads])
-        whiskers = {
-            "type": "data",
-            "symmetric": False,
-            "array": np.nan_to_num(np.array([answer.high for _, answer in heads]) - masked),
-            "arrayminus": np.nan_to_num(masked - np.array([answer.low for _, answer in heads])),
-            "thickness": 1.2,
-            "width": 3,
-        }
+        intervals = np.array([(answer.low, answer.high) for _, answer in heads])
+        whiskers = make_whiskers(masked, intervals, 1.2, 3)
         for name, values, symbol, color, error_x in (
             (
                 "without the mask, A⁰",
@@ -155,14 +149,7 @@ class MaskEffect(Finding):
             )
         fig.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
         fig.update_xaxes(title_text="attention of scored queries on their answer's value")
-        fig.update_yaxes(
-            range=[len(lines) - 0.4, -0.6],
-            tickvals=lines,
-            ticktext=[head.name for head, _ in heads],
-            showgrid=False,
-            ticks="",
-            automargin="left",
-        )
+        name_lines(fig, [head.name for head, _ in heads])
         return fig.update_layout(margin_t=80)
 
 

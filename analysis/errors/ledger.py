@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from analysis.base import Finding, Words
 from analysis.errors.causes import MASKED
 from analysis.errors.out_of_reach import Reader
+from analysis.plots.lines import order_lines
 from analysis.plots.style import VERMILLION, make_whiskers, new_figure
 from analysis.words import percent
 
@@ -108,10 +109,11 @@ class Ledger(Finding):
         names = [cause.name for cause in self.causes]
         reading = (
             f"An error has the first of these causes that holds: {', '.join(names)}. Whiskers are "
-            "95 % Wilson intervals, treating errors as independent. Diamonds: the same rules on "
-            f"random answers, other targets of these rows. Outranked: the right value is among the "
-            f"{TOP} best tokens, whatever was answered, so random answers have no level for it, "
-            f"nor for unknown. The right answer's median rank among the errors is {self.rank:,.0f}."
+            "95 % Wilson intervals, treating errors as independent. A diamond is the share that "
+            "random answers, other targets of these rows, would have by the same rules. Outranked "
+            f"means that the right value is among the {TOP} best tokens; this does not depend on "
+            "the answer, so it has no diamond, and nor has unknown. In errors, the median rank of "
+            f"the right answer is {self.rank:,.0f}."
         )
         if MASKED in names:
             reading += (
@@ -160,11 +162,5 @@ class Ledger(Finding):
             )
         fig.update_xaxes(range=[0, 1.55], tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%")
         fig.update_xaxes(title_text="share of errors", showline=False, ticks="")
-        fig.update_yaxes(
-            categoryorder="array",
-            categoryarray=names[::-1],
-            showgrid=False,
-            ticks="",
-            automargin="left",
-        )
+        order_lines(fig, names)
         return fig.update_layout(bargap=0.45, margin={"t": 84})

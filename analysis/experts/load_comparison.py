@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from analysis.base import Finding, Words
 from analysis.experts.load import Load
 from analysis.experts.spread import STANDING
+from analysis.plots.lines import name_lines
 from analysis.plots.style import BLUE, MUTED, new_figure
 from analysis.words import capitalize, percent
 
@@ -153,15 +154,8 @@ class LoadComparison(Finding):
             title_text="share",
             tickvals=[0, 0.25, 0.5, 0.75, 1],
         )
-        fig.update_yaxes(
-            range=[at - 0.4, -0.6],
-            tickvals=ticks,
-            ticktext=labels,
-            showgrid=False,
-            ticks="",
-            showline=False,
-        )
-        return fig.update_layout(margin={"t": 84, "l": 64})
+        name_lines(fig, labels, ticks, showline=False)
+        return fig.update_layout(margin_t=84)
 
 
 def compare_loads(loads: Sequence[Load]) -> LoadComparison:

@@ -103,12 +103,13 @@ class LoadMap(Finding):
         )
         reading = (
             "Expert e = row · columns + column. The colour is an expert's share of all choices, in "
-            f"multiples of 1/{total:,}, on a logarithmic scale; the darkest end is {10**DECADES:,} "
-            "times below the most loaded expert, or further. Empty cells were never chosen. Bars "
-            f"are the shares of the keys, the largest {heaviest}; dotted lines are uniform. "
-            f"I(row; column) is over {self.looked_at:,} choices, {self.corrected:.3f} nats with "
-            "Miller and Madow's correction. Shuffled: 97.5 % quantile if each of "
-            f"{self.ids:,} token ids gets another's columns, since tokens of one id choose alike."
+            f"multiples of 1/{total:,}, on a logarithmic scale. The darkest colour stands for "
+            f"{10**DECADES:,} times less than the most loaded expert, or still less; empty cells "
+            f"were never chosen. Bars are the shares of the keys, the largest {heaviest}; dotted "
+            f"lines are uniform. I(row; column) is measured on {self.looked_at:,} choices; Miller "
+            f"and Madow's correction gives {self.corrected:.3f} nats. Tokens of one id choose "
+            f"alike, so the shuffled value, a 97.5 % quantile, gives each of {self.ids:,} token "
+            "ids the columns of another."
         )
         alt = f"Heat map of {title}, with a bar for each row key and each column key. {says}"
         return Words(title, says, reading, alt)

@@ -9,6 +9,7 @@ from analysis.base import Finding, Words
 from analysis.experts.effects import add_changes
 from analysis.experts.layer_knockout import LayerKnockout
 from analysis.plots import style
+from analysis.plots.lines import name_lines
 
 LOOKS = {
     "all experts": ({"color": style.GREEN, "symbol": "square", "size": 9}, True, -0.14),
@@ -65,12 +66,6 @@ class RoleEffects(Finding):
                 changes,
                 {"name": name, "marker": look, "customdata": notes},
             )
-        fig.update_yaxes(
-            tickvals=list(range(len(lines))),
-            ticktext=names,
-            range=[len(lines) - 0.4, -0.6],
-            showgrid=False,
-            automargin="left",
-        )
+        name_lines(fig, names)
         fig.update_xaxes(title_text="change of loss over all answers, nats", tickformat="~g")
         return fig.update_layout(margin_t=84)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.experts.choices import ExpertChoices, record_choices
+from analysis.plots.lines import name_lines
 from analysis.plots.style import new_figure
 from analysis.record import figure_only
 from analysis.statistics import distributions
@@ -111,10 +112,10 @@ class RolePreferences(Finding):
                 f"{percent(self.roles[role])} of all."
             )
         reading = (
-            "Bars: the roles of the tokens that choose an expert. The top bar is all tokens; an "
-            "expert that serves all roles alike looks like it. Shown are each layer's experts that "
-            "add most to I(expert; role). Untrained layers, too, tell apart roles with tokens of "
-            "their own: compare with step 0."
+            "Each bar shows the roles of the tokens that choose an expert. The top bar is for all "
+            "tokens; an expert that serves all roles alike looks like it. Each layer shows the "
+            "experts that add most to I(expert; role). An untrained layer can also tell apart "
+            "roles that have tokens of their own, so compare with step 0."
         )
         alt = "Stacked bars of roles by expert. I(expert; role), nats, shuffled in brackets: "
         alt += ", ".join(
@@ -168,16 +169,7 @@ class RolePreferences(Finding):
             tickvals=[0, 0.25, 0.5, 0.75, 1],
             title_text="share of the choices",
         )
-        fig.update_yaxes(
-            range=[place, -0.6],
-            tickvals=places,
-            ticktext=labels,
-            showgrid=False,
-            showline=False,
-            ticks="",
-            automargin="left",
-            title_text="layer · expert",
-        )
+        name_lines(fig, labels, places, showline=False, title_text="layer · expert")
         return fig.update_layout(
             barmode="stack",
             bargap=0.25,

@@ -12,6 +12,7 @@ from analysis.experts.choices import ExpertChoices, find_expert_layers, record_c
 from analysis.experts.load import Load, measure_load
 from analysis.experts.load_by_rank import assign_faces, format_count
 from analysis.experts.spread import STANDING, expect_overlap
+from analysis.plots.steps import add_step_axis, scale_steps
 from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.estimates import thin
 from analysis.words import percent
@@ -96,8 +97,8 @@ class Course(Finding):
                 f"At step {first:,} nearly every token chooses the same experts in {which}. {says}"
             )
         reading = (
-            f"Each on {self.tokens:,} tokens, at steps whose weights were kept; the axis is "
-            "logarithmic, with step 0 at its left end. Effective experts are e^H of the choices. "
+            f"Each on {self.tokens:,} tokens, at steps whose weights were kept, on "
+            "a logarithmic axis. Effective experts are e^H of the choices. "
             f"Standing experts are chosen by at least {round(100 * STANDING)} % of the tokens; "
             f"they are a coalition if they hold {round(100 * COALITION)} % of the choices, and "
             "more than by chance. Most loaded are as many experts as a token chooses; overlap is "
@@ -166,12 +167,13 @@ class Course(Finding):
             cols=1,
             shared_xaxes=True,
             vertical_spacing=0.05,
+            subplot_titles=[f"<b>{name}</b>" for name, _, _ in panels],
             figure=new_figure(height=840),
         )
+        fig.update_annotations(x=0, xanchor="left", font_size=12)
         looks = assign_faces(self.layers.tolist())
-        zero = 0.5 * self.steps[self.steps > 0].min()
-        x = np.maximum(self.steps, zero)
-        for row, (name, values, uniform) in enumerate(panels, start=1):
+        x = scale_steps(self.steps)
+        for row, (_, values, uniform) in enumerate(panels, start=1):
             shown = ",.1f" if row == 1 else ".1%"
             levels = np.unique(uniform.round(9)).tolist()
             for level in levels:
@@ -205,15 +207,6 @@ class Course(Finding):
                     row=row,
                     col=1,
                 )
-            fig.add_annotation(
-                text=f"<b>{name}</b>",
-                xref=f"x{row if row > 1 else ''} domain",
-                yref=f"y{row if row > 1 else ''} domain",
-                x=0,
-                y=1,
-                xanchor="left",
-                yanchor="bottom",
-            )
             if row == 1:
                 fig.update_yaxes(type="log", tickformat=",", dtick=1, row=1, col=1)
                 top = np.log10(max(values.max(), uniform.max()))
@@ -221,14 +214,8 @@ class Course(Finding):
             else:
                 fig.update_yaxes(range=[-0.05, 1.08], tickformat=".0%", row=row, col=1)
                 fig.update_yaxes(tickvals=[0, 0.5, 1], row=row, col=1)
-        powers = 10.0 ** np.arange(np.ceil(np.log10(zero * 2)), np.log10(x[-1]) + 1e-9)
-        fig.update_xaxes(
-            type="log",
-            range=[np.log10(zero), np.log10(x[-1])],
-            tickvals=[zero, *powers],
-            ticktext=["0", *(f"{power:,.0f}" for power in powers)],
-            showgrid=False,
-        )
+        add_step_axis(fig, self.steps)
+        fig.update_xaxes(title_text=None)
         fig.update_xaxes(title_text="training step", row=len(panels), col=1)
         return fig.update_layout(margin_t=116, legend_y=1.037)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from analysis.base import Finding, Subject, Words
 from analysis.frequencies.rotation import find_rotary_pairs
-from analysis.plots.style import MUTED, VERMILLION, new_figure
+from analysis.plots.lines import order_lines
+from analysis.plots.style import MUTED, VERMILLION, make_whiskers, new_figure
 from analysis.scoring import scored
 from analysis.statistics.intervals import bootstrap
 from analysis.words import percent
@@ -129,14 +130,7 @@ class BandAblations(Finding):
             mode="markers",
             name="the band",
             marker={"size": 8, "color": VERMILLION},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": ends[:, 1] - change,
-                "arrayminus": change - ends[:, 0],
-                "thickness": 1.4,
-                "width": 4,
-            },
+            error_x=make_whiskers(change, ends, 1.4, 4),
             customdata=[
                 f"wavelengths {low:,.0f} to {high:,.0f} tokens"
                 for low, high in (band.wavelengths for band in self.bands)
@@ -145,13 +139,7 @@ class BandAblations(Finding):
         )
         fig.add_vline(0, line={"color": MUTED, "width": 1}, layer="below")
         fig.update_xaxes(title_text="change of accuracy, percentage points")
-        fig.update_yaxes(
-            categoryorder="array",
-            categoryarray=names[::-1],
-            showgrid=False,
-            automargin="left",
-            ticks="",
-        )
+        order_lines(fig, names)
         return fig.update_layout(margin={"t": 92})
 
 

@@ -91,10 +91,10 @@ class Energies(Finding):
         opening = capitalize("; ".join(leans) or "no layer leans to long or to short wavelengths")
         says = f"{opening}. Energy on wavelengths longer than the row: {join_parts(parts)}."
         reading = (
-            "A cell is a pair of channels: its mean |q||k| over all causal pairs of tokens, as a "
-            "share of the sum, relative to the share if all were equal, in doublings. The line "
-            f"marks the row's length, {self.seq_len:,} tokens: wavelengths to its right turn less "
-            "than once in a row."
+            "A cell is a pair of channels. The colour is its share of |q||k|, averaged over all "
+            "causal pairs of tokens, as a multiple of an equal share. The line marks the row's "
+            f"length, {self.seq_len:,} tokens; longer wavelengths, on its right, rotate less than "
+            "once in a row."
         )
         return Words(title, says, reading, f"Heat map of {title}. {says}")
 

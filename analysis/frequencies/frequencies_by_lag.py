@@ -73,13 +73,14 @@ class FrequenciesByLag(Finding):
         none = "no layer's mean score prefers a lag, so there are no frequencies behind one"
         says = capitalize(join_parts(parts) or none) + "."
         reading = (
-            "A cell is what a pair of channels adds to the mean score of all pairs of tokens at a "
-            "lag, above what it adds on average, in standard deviations of the scores: a column "
-            f"sums to how far the lag stands out. Lags of fewer than {FEWEST} pairs of tokens are "
-            "left out. Of several heads, the one whose score depends most on the lag is drawn."
+            "A cell is what a pair of channels adds to the mean score at a lag, less what it adds "
+            "on average, in standard deviations of the scores. The sum of a column says how far "
+            f"the lag stands out. Lags of fewer than {FEWEST} pairs of tokens are left out. Of "
+            "several heads, the one whose score depends most on the lag is drawn."
         )
         if any(layer.sides == "C/B" for layer in self.layers):
-            reading += " C/B is before decay: right of the green line less than half is left."
+            reading += " C/B is shown before decay, which leaves less than half right of the green"
+            reading += " line."
         return Words(
             title="What each rotary frequency adds to the score, by lag",
             says=says,

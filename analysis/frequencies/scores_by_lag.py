@@ -50,10 +50,11 @@ class ScoresByLag(Finding):
             says += "C/B layers" + (f", by lag {format_range(halves)}." if halves else ".")
         title = "Score by lag, mean over all pairs of tokens, decay on top"
         reading = (
-            "Grey: all pairs at a lag. Coloured: the mean content of answer edges, carried to "
-            "other lags by rotation alone. Dashed: the same with the decay exp Σa. Attention is in "
-            "logits, before any mask; C/B in inner products. Of several heads, the one whose score "
-            "depends most on the lag is drawn."
+            "Grey: the mean over all pairs of tokens at a lag. Coloured: the mean score of answer "
+            "edges if their queries and keys stood at another lag, where only the rotation "
+            "differs. Dashed: the same with the decay exp Σa. Scores are logits of attention "
+            "before any mask, or inner products C·B. Of several heads, the one whose score depends "
+            "most on the lag is drawn."
         )
         return Words(title, says, reading, f"Lines of {title.lower()}, a panel per layer. {says}")
 

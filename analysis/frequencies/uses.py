@@ -109,11 +109,11 @@ class FrequencyUses(Finding):
             )
         says = f"{'. '.join(map(capitalize, parts))}."
         reading = (
-            "Colour: what a frequency adds to the mean score of the edges, less what it adds to "
-            "edges of equal lag drawn at random in the same rows, in standard deviations of the "
-            "latter's scores. On the right: the sum over frequencies. SSD reads with a sign, so a "
-            "strong negative counts as well. A share below 0 or above 100 % means that the other "
-            "frequencies pull the other way. The line marks the row's length."
+            "The colour is what a frequency adds to the mean score of the edges, less what it adds "
+            "to random edges of equal lag in the same rows, in standard deviations of the random "
+            "edges' scores. The number on the right is the sum over frequencies; a large negative "
+            "one counts too, since SSD reads with a sign. A share below 0 or above 100 % means "
+            "that the other frequencies pull the other way. The line marks the row's length."
         )
         return Words(title, says, reading, f"Heat map of {title}. {says}")
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
 from analysis.mechanism.shares import format_share
+from analysis.plots.lines import name_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, percent
 
@@ -105,11 +106,5 @@ class Edited(Finding):
                 hovertemplate=f"placebo of {ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
             )
         fig.update_xaxes(title_text="what is left, share of the margin")
-        fig.update_yaxes(
-            tickvals=np.arange(len(self.layers)),
-            ticktext=[f"layer {layer}" for layer in self.layers],
-            range=[len(self.layers) - 0.5, -0.5],
-            showgrid=False,
-            automargin="left",
-        )
+        name_lines(fig, [f"layer {layer}" for layer in self.layers])
         return fig.update_layout(margin_t=96)

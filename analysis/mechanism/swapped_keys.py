@@ -70,7 +70,7 @@ def draw_couples(task: Task, batch: Batch, rng: np.random.Generator) -> Couples 
     if not len(kept):
         return None
     links, stored = [link[kept] for link in links], stored[kept].tolist()
-    batch = select_rows(batch, kept)
+    batch = batch[kept]
     batch = replace(batch, links={**batch.links, **dict(zip(PAIR_LINKS, links, strict=True))})
     many = max(1, min(COUPLES, min(stored) // 4))
     chosen = np.stack([rng.permutation(n)[: 2 * many] for n in stored])
@@ -109,16 +109,6 @@ def _drop_duplicates(links: Sequence[Int[Tensor, "b pairs"]]) -> list[Int[Tensor
         kept &= ~same.tril(-1).any(-1)
     order = (~kept).long().argsort(dim=1, stable=True)
     return [link.masked_fill(~kept, -1).gather(1, order) for link in links]
-
-
-def select_rows(batch: Batch, rows: Int[Tensor, " n"]) -> Batch:
-    """Select rows of a batch, in any order."""
-    return Batch(
-        batch.inputs[rows],
-        batch.targets[rows],
-        batch.roles[rows],
-        {name: link[rows] for name, link in batch.links.items()},
-    )
 
 
 def permute_tokens(

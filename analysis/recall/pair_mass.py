@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
 from analysis.matrices.layer_matrix import SHOWS
+from analysis.plots.lines import name_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import name_layers, percent
 
@@ -119,13 +120,7 @@ class PairMass(Finding):
         fig.update_xaxes(
             title_text="share of the row's mass", tickformat=".0%", range=[-0.02, 1.02]
         )
-        fig.update_yaxes(
-            tickvals=np.arange(len(lines)),
-            ticktext=names,
-            range=[len(lines) - 0.5, -0.5],
-            showgrid=False,
-            automargin="left",
-        )
+        name_lines(fig, names)
         return fig.update_layout(margin_t=84)
 
     def _group_lines(self) -> list[Int[np.ndarray, " heads"]]:

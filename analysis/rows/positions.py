@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.plots import style
 from analysis.plots.binned import add_bins
+from analysis.plots.lines import name_lines
 from analysis.scoring import scored
 from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, describe_extremes
 from analysis.statistics.intervals import bound_share
@@ -134,15 +135,7 @@ class AccuracyByPlace(Finding):
         fig.update_xaxes(
             range=[-0.02, 1.02], tickformat=".0%", title_text="accuracy", row=row, col=1
         )
-        fig.update_yaxes(
-            range=[lines[-1] + 0.6, -0.6],
-            tickvals=lines,
-            ticktext=[html.escape(name) for name in self.roles],
-            showgrid=False,
-            automargin="left",
-            row=row,
-            col=1,
-        )
+        name_lines(fig, [html.escape(name) for name in self.roles], row=row, col=1)
 
 
 def measure(subject: Subject) -> list[AccuracyByPlace]:

@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
+from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, join_names, percent
 from lab.intervals import wilson
@@ -140,13 +141,7 @@ class Standing(Finding):
         )
         fig.update_xaxes(range=[0, 1.24], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
         fig.update_xaxes(title_text="accuracy at scored positions", showline=False, ticks="")
-        fig.update_yaxes(
-            categoryorder="array",
-            categoryarray=names,
-            showgrid=False,
-            ticks="",
-            automargin="left",
-        )
+        order_lines(fig, names[::-1])
         return fig.update_layout(showlegend=False, bargap=0.4, margin_t=58)
 
 

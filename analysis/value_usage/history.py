@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from analysis.base import Finding, Words
 from analysis.plots.panels import name_legend, place_legend
 from analysis.plots.steps import add_step_axis, scale_steps
-from analysis.plots.style import COLORS, DASHES, HEAD, SYMBOLS, new_figure
+from analysis.plots.style import COLORS, DASHES, HEAD, SYMBOLS, make_whiskers, new_figure
 from analysis.statistics.distributions import effective_number
 from analysis.statistics.estimates import thin
 from analysis.statistics.intervals import bootstrap
@@ -142,14 +142,7 @@ class ValueHistory(Finding):
                     legend=name_legend(row),
                     text=steps,
                     hovertemplate=f"{name}, step %{{text}}: %{{y:.3g}}<extra></extra>",
-                    error_y={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": np.nan_to_num(self.churn_interval[:, 1] - y),
-                        "arrayminus": np.nan_to_num(y - self.churn_interval[:, 0]),
-                        "thickness": 1,
-                        "width": 0,
-                    }
+                    error_y=make_whiskers(y, self.churn_interval, 1, 0)
                     if y is self.churn
                     else None,
                     cliponaxis=False,

@@ -12,8 +12,9 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from analysis.base import Finding, Subject, Words
+from analysis.plots.lines import name_lines
 from analysis.plots.panels import name_legend, place_legend, stack_panels
-from analysis.plots.style import COLORS, HEAD, MUTED, SYMBOLS, new_figure
+from analysis.plots.style import COLORS, HEAD, MUTED, SYMBOLS, make_whiskers, new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import (
     SURE,
@@ -180,14 +181,12 @@ class Swaps(Finding):
                     y=y,
                     mode="markers",
                     marker={"color": color, "symbol": symbol, "size": 8},
-                    error_x={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [np.nan_to_num(c.high - c.value) for c in changes],
-                        "arrayminus": [np.nan_to_num(c.value - c.low) for c in changes],
-                        "thickness": 1.2,
-                        "width": 0,
-                    },
+                    error_x=make_whiskers(
+                        np.array([c.value for c in changes]),
+                        np.array([(c.low, c.high) for c in changes]),
+                        1.2,
+                        0,
+                    ),
                     name=name,
                     legend=name_legend(row),
                     showlegend=value is not None,
@@ -198,13 +197,7 @@ class Swaps(Finding):
                 )
             place_legend(fig, row, 1 - (row - 1) * (panel + GAP) / height)
             fig.update_yaxes(title_text=f"layer {layer}", row=row, col=1)
-        fig.update_yaxes(
-            range=[len(labels) - 0.4, -0.6],
-            tickvals=list(range(len(labels))),
-            ticktext=labels,
-            ticks="",
-            automargin="left",
-        )
+        name_lines(fig, labels)
         fig.update_xaxes(tickformat="+.2~%", nticks=7)
         fig.update_xaxes(title_text="change of accuracy", row=len(layers), col=1)
         return fig.update_layout(margin={"t": HEAD + 56, "b": 52})
