@@ -22,13 +22,15 @@ from analysis.experts import knockout as expert_knockout
 from analysis.experts import roles as expert_roles
 from analysis.experts import training as expert_training
 from analysis.matrices import heads, rollout
-from analysis.rows import positions, samples
-from analysis.run import anatomy, baselines, curves, dynamics, generalisation
+from analysis.rows import positions, samples, tokens
+from analysis.run import anatomy, baselines, curves, dynamics, generalisation, leaks
 from analysis.state_space import rank as state_rank
 
 ANALYSES: dict[str, Analysis] = {
     "baselines": baselines,
+    "leaks": leaks,
     "rows": rows,
+    "tokens": tokens,
     "curves": curves,
     "generalisation": generalisation,
     "positions": positions,
@@ -56,7 +58,9 @@ ANALYSES: dict[str, Analysis] = {
 
 QUICK = (
     "baselines",
+    "leaks",
     "rows",
+    "tokens",
     "curves",
     "generalisation",
     "positions",

@@ -1,5 +1,6 @@
 """The contract of an analysis: it measures a subject and returns findings with words and figure."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ TOKENS = 32_768
 MOST_ROWS = 256
 """Most rows by default, however short: 95 % intervals are narrow enough then."""
 FEWEST_ROWS = 4
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\W?[A-Z])")
 
 
 class NotApplicableError(Exception):
@@ -132,6 +134,8 @@ class Words:
         reading: how to read the figure.
         alt: the figure in words, for readers who cannot see it.
         passages: texts to read, shown in place of a figure.
+        gist: the finding in one plain sentence; empty where the first sentence of `says` is one.
+        tokens: a row to look at token by token, as JSON, shown in place of a figure.
     """
 
     title: str
@@ -139,6 +143,18 @@ class Words:
     reading: str
     alt: str
     passages: tuple[Passage, ...] = ()
+    gist: str = ""
+    tokens: dict[str, Any] | None = None
+
+    @property
+    def lead(self) -> str:
+        """The finding in one plain sentence."""
+        return self.gist or SENTENCE_END.split(self.says, maxsplit=1)[0]
+
+    @property
+    def rest(self) -> str:
+        """What `says` adds to `lead`."""
+        return self.says if self.gist else self.says[len(self.lead) :].lstrip()
 
 
 class Finding(ABC):

@@ -1,9 +1,11 @@
 """Convert findings for analysis.json, and identify the data, code and machine behind them."""
 
+import base64
 import hashlib
 import math
 import platform
 import subprocess
+import zlib
 from dataclasses import field, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +44,11 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{type(value).__name__} is a type that analysis.json cannot hold")
+
+
+def deflate(data: bytes) -> str:
+    """Compress bytes for a page: zlib's deflate as base64, which browsers inflate themselves."""
+    return base64.b64encode(zlib.compress(data, 9)).decode()
 
 
 def collect_provenance(run: Run) -> dict[str, str]:

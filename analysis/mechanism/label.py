@@ -93,13 +93,47 @@ class Mechanism(Finding):
             "hold by construction: before the first block only the key tokens differ, and after "
             "the last only the query is read."
         )
+        gist = self._describe_route()
         if self.restored is None:
-            return Words(title, says, "", says)
+            return Words(title, says, "", says, gist=gist)
         queries = self.restored.queries
         title += f" · residual stream restored by position, {queries} queries of {self.rows} rows"
-        return Words(
-            title, says, reading, f"Lines of restored share by depth, one per site. {says}"
-        )
+        alt = f"Lines of restored share by depth, one per site. {says}"
+        return Words(title, says, reading, alt, gist=gist)
+
+    def _describe_route(self) -> str:
+        """Say in one sentence how the model recalls, and what the placebo does."""
+        shares = {found.name.partition(" ")[0]: found.value for found in self.evidence}
+        left = {found.name: found.value for found in self.evidence if "exchanged" in found.name}
+        if self.label == "induction":
+            return (
+                "It recalls by induction: each value's position gathers its key, and the query "
+                "finds it there; restoring the values' positions alone brings back "
+                f"{percent(shares['value'])} of the answer, restoring as many other positions "
+                f"{percent(shares['placebo'])} (the placebo)."
+            )
+        if self.label == "direct" and left:
+            values, others = left.values()
+            return (
+                "It recalls directly: one mixer finds the key and reads the value in one step; "
+                f"exchanging two values leaves {percent(values)} of the answer, exchanging other "
+                f"positions {percent(others)} (the placebo)."
+            )
+        if self.label == "direct":
+            return (
+                "It recalls directly: one mixer finds the key and reads the value in one step; "
+                f"restoring the values' positions brings back only {percent(shares['value'])} of "
+                "the answer at any depth, restoring as many other positions "
+                f"{percent(shares['placebo'])} (the placebo)."
+            )
+        if self.label == "positional":
+            return (
+                "It answers by position, not by key: when two keys change places, "
+                f"{percent(self.follows_position.value)} of the answers stay with the position and "
+                f"{percent(self.follows_key.value)} follow the key."
+            )
+        opening = "It recalls in more than one way" if self.label == "mixed" else "Not decided"
+        return f"{opening}: {self.reason}."
 
     def draw(self) -> go.Figure | None:
         """Draw the restored shares by depth; None where nothing could be restored."""

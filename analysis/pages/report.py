@@ -1,7 +1,7 @@
 """The report of a run: what was trained, how well, how it got there, and what it learned."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from analysis import ANALYSES, QUICK
@@ -9,6 +9,13 @@ from analysis.base import Subject
 from analysis.examination import Examination, examine
 from analysis.pages.kept import Report, ReportFiles, choose_files, choose_work
 from analysis.pages.page import embed_json, fill_template
+from analysis.pages.summary import (
+    Section,
+    answer_first,
+    choose_open,
+    pick_key_findings,
+    split_sections,
+)
 from analysis.run import baselines
 from lab.files import RunError, explain_write_errors
 from lab.training.runs import Run
@@ -71,6 +78,9 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         for name, analysis in ANALYSES.items()
         if name in report.sections
     ]
+    words = {name: results[0].words for name, _, results in sections if results}
+    titles = {name: title for name, title, _ in sections}
+    shown, aside = split_sections(sections, standing.learned)
     left_out = {
         ANALYSES[name].TITLE: why
         for name, why in numbers["not_applicable"].items()
@@ -83,9 +93,15 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         result=run.read_result() or {},
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
-        headline=standing.headline,
+        answers=answer_first(standing, words, numbers["not_applicable"]),
+        findings=pick_key_findings(words) if standing.learned else [],
+        outline=_list_contents(shown, aside),
         record=embed_json(_collect_headlines(run, standing)),
-        sections=sections,
+        shown=shown,
+        aside=aside,
+        present=titles.keys(),
+        titles=titles,
+        unfolded=choose_open([name for name, _, _ in shown]),
         left_out=left_out,
         partial=len(numbers["seconds"]) < len(ANALYSES),
         config=json.dumps(run.to_dict(), indent=2, ensure_ascii=False),
@@ -101,6 +117,14 @@ def _list_earlier(numbers: dict[str, Any]) -> dict[str, str]:
             if value != numbers["provenance"].get(what):
                 found.setdefault((what, value), []).append(name)
     return {f"{what}, of {', '.join(names)}": value for (what, value), names in found.items()}
+
+
+def _list_contents(shown: Sequence[Section], aside: Sequence[Section]) -> list[tuple[str, str]]:
+    """Return the parts of the page in order, each with its title."""
+    found = [("summary", "Summary"), *((name, title) for name, title, _ in shown)]
+    if aside:
+        found.append(("aside", "How the model works"))
+    return [*found, ("configuration", "Configuration")]
 
 
 def _collect_headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:

@@ -16,10 +16,13 @@ from lab.training import conclusion
 from lab.training.endings import name_ending
 from lab.training.runs import Run
 from tasks.base import IGNORE
+from tasks.meanings import MEANINGS
 
 __all__ = ["TITLE", "Standing", "describe", "draw", "measure"]
 
-TITLE = "Verdict"
+TITLE = "How good is it?"
+LITTLE = 0.1
+"""Part of the way from chance to the oracle below which a model has learned next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,38 @@ class Standing(Finding):
             opening = f"Solved, after all of its {steps}"
         else:
             opening = f"Not solved within {steps}"
-        right = f"{percent(self.accuracy)} of the answers are right"
-        return f"{opening}: {right}. {self._describe_rules()}"
+        return f"{opening}: {percent(self.accuracy)} of the answers are right."
 
-    def _describe_rules(self) -> str:
-        """Say what chance and the best shortcut reach."""
+    @property
+    def learned(self) -> bool:
+        """Whether accuracy is surely more than `LITTLE` of the way from chance to the oracle."""
         score = dict(zip(self.names, self.scores, strict=True))
-        text = f"Chance gives {percent(score.pop('chance'))}"
-        score.pop("oracle")
-        if not score:
-            return f"{text}."
-        best = max(score, key=score.__getitem__)
-        return f"{text}, the best shortcut, “{best}”, {percent(score[best])}."
+        chance, oracle = score["chance"], score["oracle"]
+        return self.interval is not None and (
+            self.interval[0] > chance + LITTLE * (oracle - chance)
+        )
+
+    @property
+    def rules(self) -> str:
+        """What the best shortcut does and reaches, and what chance and the oracle reach."""
+        score = dict(zip(self.names, self.scores, strict=True))
+        chance, oracle = score.pop("chance"), score.pop("oracle")
+        text = f"A blind guess is right in {percent(chance)}"
+        if score:
+            best = max(score, key=score.__getitem__)
+            meaning = f", which {MEANINGS[best]}," if best in MEANINGS else ""
+            text += f"; the best shortcut, “{best}”{meaning} in {percent(score[best])}"
+        return (
+            f"{text}. The oracle, plain code that works out the answer, is right in "
+            f"{percent(oracle)}."
+        )
 
     def describe(self) -> Words:
         """Say which rules the model beats, equals or falls short of."""
         rules = list(zip(self.names, self.scores, strict=True))
         alt = "Bars of test accuracy: "
         if self.accuracy is None or self.interval is None:
-            opening, reason = f"There is no accuracy yet. {self._describe_rules()}", self.failure
+            opening, reason = f"There is no accuracy yet. {self.rules}", self.failure
             reading = f"Each rule is scored on test rows; the run itself is {self.ending}."
         else:
             low, high = self.interval
@@ -195,7 +211,7 @@ def _describe_construction(result: dict[str, Any]) -> str:
     if found is None or (solved and found["verdict"] != "solves"):
         return ""
     if found["verdict"] == "solves":
-        learned = (result["accuracy"] or 0.0) >= found["accuracy"]
+        learned = solved or (result["accuracy"] or 0.0) >= found["accuracy"]
         missing = "" if learned else ", so training failed to find what the model can represent"
         return f"Weights set by hand solve the task in this very model{missing}."
     if found["verdict"] == "cannot":

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from analysis import ANALYSES
 from analysis.base import Subject
 from analysis.examination import Examination, examine
+from analysis.mixing import collect_mixers
 from analysis.pages.report import render, write_both
 from lab.config import ModelConfig, TrainConfig
 from lab.training.runs import Run
@@ -107,7 +109,7 @@ def visit(browser):
     """Open a page; what it complains of and whom it calls is collected."""
     contexts = []
 
-    def visit(path, width=1280, scheme="light"):
+    def visit(path, width=1280, scheme="light", unfolded=True):
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
@@ -117,6 +119,10 @@ def visit(browser):
         page.on("request", lambda request: page.calls.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-drawn]", state="attached")
+        if unfolded:
+            page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+            page.evaluate("unfoldAll()")
+            page.wait_for_selector("html[data-drawn]", state="attached")
         return page
 
     yield visit
@@ -133,6 +139,7 @@ def test_the_page_is_whole_and_quiet(run, examination, visit, width, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") == width
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 22, 26)"}[scheme]
+    assert (run.path / "report.html").stat().st_size < 3 * MEBIBYTE
     plots = page.locator(".plot").all()
     assert len(plots) == figures(examination) > 15
     for plot in plots:
@@ -151,7 +158,7 @@ def test_figures_follow_a_change_of_theme(run, short, visit):
 def test_everything_is_reachable_by_keyboard_and_named(run, short, visit):
     page = visit(short.path)
     reached = []
-    for _ in range(len(short.examination.results) + 3 * figures(short.examination)):
+    for _ in range(15 + 2 * len(short.examination.results) + 4 * figures(short.examination)):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -165,9 +172,48 @@ def test_everything_is_reachable_by_keyboard_and_named(run, short, visit):
         assert {name, f"{name}.png", f"{name}.svg"} <= set(reached)
         assert plot.get_attribute("role") == "img"
         assert len(plot.get_attribute("aria-label")) > 40
-    page.locator("summary").focus()
+
+
+def test_sections_fold_and_links_unfold_them(run, short, visit):
+    page = visit(short.path, unfolded=False)
+    matrix = page.locator(MATRIX)
+    assert matrix.is_hidden()
+    page.locator(".contents a[href='#matrices']").click()
+    page.locator(f"{MATRIX} .main-svg").first.wait_for(state="visible")
+    page.locator("#matrices > details > summary").focus()
     page.keyboard.press("Enter")
-    assert page.locator("details pre").is_visible()
+    assert matrix.is_hidden()
+    assert page.locator("#matrices .gist").is_visible()
+
+
+def test_a_model_that_has_learned_nothing_has_a_short_page(visit, tmp_path):
+    run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
+    run.write_result({**(run.read_result() or {}), "accuracy": 0.05})
+    page = visit(write_both(run, examined(run)).page, unfolded=False)
+    assert page.evaluate("document.documentElement.scrollHeight") < 4000
+    assert "It has learned next to nothing" in page.locator("#aside").text_content()
+    assert page.locator(MATRIX).is_hidden()
+
+
+def test_a_token_shows_where_a_head_looks_from_it(run, examination, visit):
+    page = visit(run.path / "report.html", unfolded=False)
+    page.locator(".heads button").nth(1).click()
+    chips, (found,) = page.locator(".token"), examination.results["tokens"]
+    assert chips.count() == 32
+    chips.nth(20).hover()
+    subject = examination.subject
+    mixers = collect_mixers(subject.model, subject.batch[found.row : found.row + 1])
+    matrices = torch.cat([mixer.matrix(0).abs() for mixer in mixers]).detach()
+    share = (matrices[1, 20] / matrices[1, 20].sum()).tolist()
+    for i, chip in enumerate(chips.all()):
+        shown = float(chip.evaluate("chip => parseFloat(chip.style.getPropertyValue('--share'))"))
+        assert shown == pytest.approx(100 * share[i], abs=0.01)
+        assert chip.get_attribute("aria-selected") == str(i == 20).lower()
+    wrong = page.locator(".token .wrong").count()
+    assert wrong == found.scored - found.right
+    chips.nth(20).click()
+    page.keyboard.press("ArrowRight")
+    assert chips.nth(21).get_attribute("aria-selected") == "true"
 
 
 def test_a_cell_names_what_meets_in_it(run, short, visit):
@@ -263,8 +309,8 @@ def test_long_sequences_stay_within_budget(visit, tmp_path):
     text = path.read_text()
     specs = re.findall(r'data-figure="[^"]*">(.*?)</script>', text, re.DOTALL)
     assert len(specs) == figures(found)
-    assert max(len(spec.encode()) for spec in specs) < 3 * MEBIBYTE
-    assert path.stat().st_size < 12 * MEBIBYTE
+    assert max(len(zlib.decompress(base64.b64decode(spec))) for spec in specs) < 3 * MEBIBYTE
+    assert path.stat().st_size < 6 * MEBIBYTE
     page = visit(path)
     assert page.complaints == []
     shot = base64.b64encode(page.locator(MATRIX).screenshot()).decode()

@@ -1,0 +1,57 @@
+"""The leak check: silent on causal models, loud on one that sees later tokens or known rows."""
+
+import pytest
+import torch
+from torch import nn
+
+from analysis.base import Subject
+from analysis.run import leaks
+from lab.models import build
+from tasks.mqar import MQAR
+from tasks.word_problem import WordProblem
+
+
+class SeesAll(nn.Module):
+    """A mixer that adds the mean of the whole row, later tokens too."""
+
+    def forward(self, x):
+        return x + x.mean(1, keepdim=True)
+
+
+def check(task, cheat: bool = False) -> leaks.LeakCheck:
+    torch.manual_seed(0)
+    model = build("AM SM", vocab_size=task.vocab_size, d_model=16).eval()
+    if cheat:
+        model.blocks[0].mixer = SeesAll()
+    (found,) = leaks.measure(Subject(task, model, task.batch(split="test", size=8)))
+    return found
+
+
+def test_a_causal_model_does_not_leak():
+    found = check(MQAR(seq_len=32, vocab_size=64))
+    assert (found.leaks, found.changed, found.repeated, found.rows) == (False, 0, 0, 8)
+    assert found.answers > 50
+    assert found.behind > 0
+    assert leaks.describe(found).lead == (
+        "Replacing the tokens after an answer never changes it, and none of 8 test rows is among "
+        "the first 4,096 training rows."
+    )
+
+
+def test_a_model_that_sees_later_tokens_is_caught():
+    found = check(MQAR(seq_len=32, vocab_size=64), cheat=True)
+    assert found.leaks
+    assert found.moved > leaks.MOVED
+    assert leaks.describe(found).lead.startswith("The model sees later tokens")
+
+
+def test_rows_that_are_trained_on_are_counted():
+    task = WordProblem(group="Z2", seq_len=4)
+    found = check(task)
+    assert found.repeated == 8
+    assert "8 of 8 test rows are among the first 4,096 training rows" in leaks.describe(found).lead
+
+
+@pytest.mark.parametrize("seq_len", [4, 32])
+def test_some_answers_are_before_every_cut(seq_len):
+    assert check(MQAR(seq_len=seq_len, vocab_size=64)).answers > 0

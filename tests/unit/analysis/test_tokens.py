@@ -1,0 +1,71 @@
+"""The row token by token: heads against their matrices, answers against the model's."""
+
+import base64
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.base import Subject
+from analysis.mixing import collect_mixers
+from analysis.rows import tokens
+from lab.models import build
+from tasks.mqar import MQAR
+
+
+def subject_of(stack: str = "AM SM", seq_len: int = 32) -> Subject:
+    torch.manual_seed(0)
+    task = MQAR(seq_len=seq_len, vocab_size=2 * seq_len)
+    model = build(stack, vocab_size=task.vocab_size, d_model=16, n_heads=2).eval()
+    return Subject(task, model, task.batch(split="test", size=4))
+
+
+def test_shares_are_those_of_the_matrix():
+    subject = subject_of()
+    (found,) = tokens.measure(subject)
+    mixers = collect_mixers(subject.model, subject.batch[found.row : found.row + 1])
+    expected = torch.cat([mixer.matrix(0) for mixer in mixers]).detach().numpy()
+    expected /= np.abs(expected).sum(-1, keepdims=True)
+    assert [(looks.layer, looks.head) for looks in found.heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for looks, matrix in zip(found.heads, expected, strict=True):
+        dense = np.zeros_like(matrix)
+        np.put_along_axis(dense, looks.sources, looks.shares, axis=1)
+        np.testing.assert_allclose(dense, np.tril(matrix), atol=1e-6)
+
+
+@pytest.mark.parametrize("planted", [0, 1])
+def test_a_row_with_right_and_wrong_answers_is_preferred(planted, monkeypatch):
+    subject = subject_of()
+    found = tokens.scored(subject.model, subject.batch)
+    answers = found.answers.clone()
+    targets = torch.where(found.rows == 2, answers, (answers + 1) % 64) if planted else answers
+    if planted:
+        targets[(found.rows == 2).nonzero()[0]] += 1
+    monkeypatch.setattr(tokens, "scored", lambda *_: replace(found, targets=targets))
+    (row,) = tokens.measure(subject)
+    assert row.row == (2 if planted else 0)
+
+
+def test_a_long_row_is_cut_and_keeps_its_largest_entries(monkeypatch):
+    monkeypatch.setattr(tokens, "MOST_TOKENS", 24)
+    monkeypatch.setattr(tokens, "ENTRIES", 4 * 24 * 6)
+    subject = subject_of()
+    (found,) = tokens.measure(subject)
+    assert (len(found.tokens), len(found.answers), len(found.roles)) == (24, 24, 24)
+    assert found.first + 24 == 1 + int((subject.batch.targets[found.row] != -100).nonzero()[-1])
+    words = tokens.describe(found)
+    assert "Only the 6 largest entries of each row are shown." in words.reading
+    assert words.tokens
+    assert words.tokens["tokens"][0] == str(int(subject.batch.inputs[found.row, found.first]))
+    packed = words.tokens["heads"][0]["shares"]
+    shares = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<i2") / tokens.FULL
+    np.testing.assert_allclose(shares.reshape(24, 6), found.heads[0].shares, atol=1e-4)
+
+
+def test_a_model_without_matrices_still_shows_its_answers():
+    (found,) = tokens.measure(subject_of("NM"))
+    assert found.heads == ()
+    assert sum(map(bool, found.answers)) == found.scored
+    assert "not known" in tokens.describe(found).reading
