@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from analysis.memory import check_memory
 from lab.files import RunError
 from lab.models import LanguageModel
+from lab.models.evaluation import check_vocabulary
 from lab.training.runs import Run
 from tasks.base import Batch, Task, count_rows
 
@@ -46,6 +47,9 @@ class Subject:
         seed: of the rows, of resampling and of placebos.
         step: training steps of the weights; None if unknown.
         run: the run folder of the weights; None for a model from elsewhere.
+
+    Raises:
+        ValueError: for a task with more tokens than the model has.
     """
 
     task: Task
@@ -54,6 +58,9 @@ class Subject:
     seed: int = 0
     step: int | None = None
     run: Run | None = None
+
+    def __post_init__(self):
+        check_vocabulary(self.task, self.model)
 
     @classmethod
     def of(

@@ -9,4 +9,23 @@ Axis letters, used in every shape of this package:
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.foreign import open as open
+
 __version__ = "0.1.0"
+
+_HOMES = {"open": "lab.foreign"}
+"""The module of each name that is imported when it is used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lab' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -26,7 +26,7 @@ def measure(subject: Subject) -> list[Finding]:
         NotApplicableError: if no mixer rotates what it compares, or rows are single tokens.
     """
     if not find_rotary_pairs(subject.model):
-        raise NotApplicableError("no mixer has rotary positions")
+        raise NotApplicableError("no mixer says at which frequencies it rotates")
     seq_len = subject.batch.inputs.shape[1]
     if seq_len < 2:
         raise NotApplicableError("rows of a single token have no lags")

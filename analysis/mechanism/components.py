@@ -25,8 +25,8 @@ from tasks.base import Batch
 
 COMPONENT_SITES = tuple(site for site in SITES if site != "elsewhere")
 """Where to restore a component's output."""
-ENDS = {"mixer": ("pre", "mid"), "transform": ("mid", "post")}
-"""Hook points of the residual stream before and after each component of a block."""
+POINTS = {"mixer": "hook_attn_out", "transform": "hook_mlp_out"}
+"""Hook points of what each component of a block adds to the residual stream."""
 LAYERS = 12
 """Most layers whose components are restored; deeper models get evenly spread ones."""
 BLOCK_TOKENS = 2**19
@@ -164,20 +164,15 @@ def measure_components(
     passes = len(found) * len(COMPONENT_SITES) + 2
     rows = max(FEWEST_ROWS, BLOCK_TOKENS // (passes * n_layers * seq_len))
     pairs, known = pairs[:rows], known[:rows]
-    names = [f"blocks.{i}.hook_resid_{end}" for i, kind in found for end in ENDS[kind]]
-    clean, corrupt = (
-        _cache_residuals(model, batch, names) for batch in (pairs.clean, pairs.corrupt)
-    )
+    names = [f"blocks.{layer}.{POINTS[kind]}" for layer, kind in found]
+    clean = _cache_outputs(model, pairs.clean, names)
     places = locate_sites(pairs, rng)
     shape = len(found), len(COMPONENT_SITES)
     shares, intervals = np.zeros(shape), np.zeros((*shape, 2))
-    for n, (layer, kind) in enumerate(found):
-        before, after = (f"blocks.{layer}.hook_resid_{end}" for end in ENDS[kind])
-        added = clean[after] - clean[before]
-        source = corrupt[before] + added
+    for n, name in enumerate(names):
         for s, site in enumerate(COMPONENT_SITES):
             at, positions = places[site].nonzero(as_tuple=True)
-            with patch(model, after, source, rows=at, positions=positions):
+            with patch(model, name, clean[name], rows=at, positions=positions):
                 margins = compute_margins(scored(model, pairs.corrupt), pairs)
             shares[n, s], intervals[n, s] = estimate_share(known.sum_changes(margins), rng)
     return Components(
@@ -216,12 +211,12 @@ def _list_components(model: LanguageModel) -> list[tuple[int, str]]:
     return found
 
 
-def _cache_residuals(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str, Tensor]:
-    """Run the model and return the residual stream at some hook points."""
+def _cache_outputs(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str, Tensor]:
+    """Run the model and return what components add to the residual stream."""
     kept: dict[str, Tensor] = {}
 
-    def keep(residual: Tensor, point: HookPoint) -> None:
-        kept[point.name] = residual
+    def keep(added: Tensor, point: HookPoint) -> None:
+        kept[point.name] = added
 
     with model.hooks([(names, keep)]):
         scored(model, batch)

@@ -164,7 +164,7 @@ def collect_recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurr
     """
     n_heads = sum(m.n_heads for m in subject.model.modules() if isinstance(m, SSD))
     if not n_heads:
-        raise NotApplicableError("no block has an SSD mixer")
+        raise NotApplicableError("no block has the lab's SSD mixer")
     size, seq_len = subject.batch.inputs.shape
     batch = subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
     models = [subject.model]

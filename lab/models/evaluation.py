@@ -42,7 +42,12 @@ def evaluate(
     seed: int,
     split: str = "test",
 ) -> Evaluation:
-    """Return how a model does on the first rows of a split, in fp32."""
+    """Return how a model does on the first rows of a split, in fp32.
+
+    Raises:
+        ValueError: for a task with more tokens than the model has.
+    """
+    check_vocabulary(task, model)
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -68,6 +73,17 @@ def evaluate(
         rows=rows,
         scored=number,
     )
+
+
+def check_vocabulary(task: Task, model: LanguageModel) -> None:
+    """Check that a model has an embedding for every token of a task.
+
+    Raises:
+        ValueError: for a task with more tokens.
+    """
+    known = model.embed.num_embeddings
+    if task.vocab_size > known:
+        raise ValueError(f"vocab_size={task.vocab_size} of the task must be ≤ {known}, the model's")
 
 
 def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,9 +17,10 @@ USER_MIXER = "U"
 def is_own(mixer: nn.Module) -> bool:
     """Whether a mixer's class is the lab's own, whose promises the laws have tested.
 
-    A user's class that inherits from one of the lab's is not: it may change anything.
+    A user's class that inherits from one of the lab's is not: it may change anything. Nor is what
+    calls another library's layer.
     """
-    return type(mixer).__module__.startswith("lab.")
+    return type(mixer).__module__.startswith("lab.layers.")
 
 
 @contextmanager

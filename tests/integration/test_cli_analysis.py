@@ -44,7 +44,7 @@ def test_everything_is_written_and_what_does_not_apply_is_said(run):
     result = lab("analyze", str(run), "--rows", "8")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [f"{run}/analysis.json", f"{run}/report.html"]
-    assert "state_space: does not apply, no block has an SSD mixer" in result.stderr
+    assert "state_space: does not apply, no block has the lab's SSD mixer" in result.stderr
     recorded = json.loads((run / "analysis.json").read_text())
     assert {"mechanism", "heads", "dynamics"} <= set(recorded["analyses"])
     assert (recorded["rows"], recorded["step"]) == (8, 8)

@@ -12,16 +12,27 @@ from lab.laws.adapters.plain import PlainAdapter
 
 
 class HuggingFace(PlainAdapter):
-    """A model of transformers, from tokens [b t] to the field `output` of what it returns."""
+    """A model of transformers, from tokens [b t] to the field `output` of what it returns.
 
-    def __init__(self, module: nn.Module, output: int | str | None = "logits"):
+    Args:
+        given: name of its parameter for the input: "input_ids" for tokens [b t], "inputs_embeds"
+            for their embeddings [b t d].
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        output: int | str | None = "logits",
+        given: str = "input_ids",
+    ):
         super().__init__(module, output)
+        self.given = given
 
     def call(self, x: Tensor) -> Any:
         """Return the model's output object, without a cache."""
         if "use_cache" in signature(self.module.forward).parameters:
-            return self.module(input_ids=x, use_cache=False)
-        return self.module(input_ids=x)
+            return self.module(**{self.given: x}, use_cache=False)
+        return self.module(**{self.given: x})
 
 
 class HuggingFaceDecoder(HuggingFace):
@@ -43,8 +54,9 @@ class HuggingFaceDecoder(HuggingFace):
         cache: str = "past_key_values",
         relative: bool | None = None,
         output: int | str | None = "logits",
+        given: str = "input_ids",
     ):
-        super().__init__(module, output)
+        super().__init__(module, output, given)
         self.cache = cache
         self.takes_positions = "position_ids" in signature(module.forward).parameters
         if relative is not None:
@@ -79,7 +91,7 @@ class HuggingFaceDecoder(HuggingFace):
         if self.takes_positions and not (state is None and keep is None):
             counted = (kept.cumsum(1) - 1).clamp(min=0)
             options["position_ids"] = before.position[:, None] + counted
-        found = self.module(input_ids=x, use_cache=True, **options)
+        found = self.module(**{self.given: x}, use_cache=True, **options)
         return self.take_sequence(found), extend_state(before, kept, found[self.cache])
 
     def step(self, x: Tensor, state: Carried) -> tuple[Tensor, Carried]:
@@ -114,6 +126,10 @@ class HuggingFaceLayer(PlainAdapter):
 
     def call(self, x: Tensor) -> Any:
         """Return what the layer returns at positions 0, 1, 2 …"""
+        return self.module(x, **self.build_context(x))
+
+    def build_context(self, x: Tensor) -> dict[str, Tensor]:
+        """Return what its model would give the layer beside an input [b t d]."""
         t, options = x.shape[1], {}
         if self.rotary is not None:
             positions = torch.arange(t, device=x.device)[None]
@@ -122,4 +138,4 @@ class HuggingFaceLayer(PlainAdapter):
             least = torch.finfo(x.dtype).min
             mask = torch.full((1, 1, t, t), least, dtype=x.dtype, device=x.device)
             options["attention_mask"] = mask.triu(1)
-        return self.module(x, **options)
+        return options

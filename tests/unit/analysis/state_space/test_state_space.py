@@ -235,5 +235,5 @@ def test_a_model_without_states_has_none():
     model = build("AM", vocab_size=32, d_model=16)
     found = Subject(TASK, model, TASK.batch(size=1))
     for module in (state_space, state_rank):
-        with pytest.raises(NotApplicableError, match="no block has an SSD mixer"):
+        with pytest.raises(NotApplicableError, match="no block has the lab's SSD mixer"):
             module.measure(found)

@@ -1,0 +1,146 @@
+"""How many pairs can it hold? One model is trained at each number of stored pairs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+
+from analysis.base import Finding, Words, describe, draw
+from analysis.links import has_pairs
+from analysis.plots.style import make_whiskers, new_figure
+from analysis.words import percent
+from lab.config import TrainConfig, get_protocol_defaults
+from lab.models import LanguageModel
+from lab.models.evaluation import check_vocabulary, evaluate
+from lab.training.fit import fit, start
+from tasks.base import Task
+
+__all__ = ["Capacity", "describe", "draw", "measure_capacity"]
+
+
+@dataclass(frozen=True)
+class Capacity(Finding):
+    """Accuracy by the number of pairs that a row stores, each measured on a model of its own.
+
+    Attributes:
+        pairs: K, ascending.
+        accuracy: share of right answers on the test split, in [0, 1].
+        interval: 95 %, low and high.
+        chance: accuracy of a uniform guess.
+        steps: training steps taken.
+        solved_at: accuracy at which training ended early.
+    """
+
+    pairs: Int[np.ndarray, " n"]
+    accuracy: Float[np.ndarray, " n"]
+    interval: Float[np.ndarray, "n 2"]
+    chance: Float[np.ndarray, " n"]
+    steps: Int[np.ndarray, " n"]
+    solved_at: float
+
+    def describe(self) -> Words:
+        """Name the largest number of pairs up to which all were learned."""
+        learned = self.accuracy >= self.solved_at
+        count = len(learned) if learned.all() else int(learned.argmin())
+        shown = ", ".join(
+            f"{percent(float(a))} at {k} in {steps:,} steps"
+            for k, a, steps in zip(self.pairs, self.accuracy, self.steps, strict=True)
+        )
+        goal = percent(self.solved_at)
+        opening = (
+            f"Learned to {goal} up to {self.pairs[count - 1]} pairs"
+            if count
+            else f"Not learned to {goal} even at {self.pairs[0]} pairs"
+        )
+        says = f"{opening}: {shown}."
+        reading = (
+            "Each dot is a model trained from the same start on rows with this many pairs; "
+            "whiskers are 95 % intervals over test rows, the dotted line is a uniform guess. One "
+            "seed each: more steps may lift a dot."
+        )
+        title = "Accuracy by the number of stored pairs"
+        return Words(title, says, reading, f"Line of accuracy by stored pairs. {says}")
+
+    def draw(self) -> go.Figure:
+        """Draw accuracy against the number of pairs."""
+        fig = new_figure(height=320)
+        fig.add_scatter(
+            x=self.pairs,
+            y=self.accuracy,
+            error_y=make_whiskers(self.accuracy, self.interval),
+            mode="lines+markers",
+            name="accuracy",
+            customdata=self.steps,
+            hovertemplate="%{x} pairs: %{y:.1%}, %{customdata:,} steps<extra></extra>",
+        )
+        fig.add_scatter(
+            x=self.pairs, y=self.chance, mode="lines", line={"dash": "dot"}, name="chance"
+        )
+        fig.update_xaxes(title_text="stored pairs K", type="log", tickvals=self.pairs)
+        return fig.update_yaxes(title_text="accuracy", range=[0, 1.02], tickformat=".0%")
+
+
+def measure_capacity(
+    make_model: Callable[[], LanguageModel],
+    tasks: Sequence[Task],
+    config: TrainConfig | None = None,
+) -> Capacity:
+    """Train a new model on each task and measure what it recalls: the capacity curve.
+
+    >>> make = lambda: lab.open("hf", AutoModelForCausalLM.from_config(config))  # doctest: +SKIP
+    >>> tasks = [mqar(seq_len=256, n_pairs=k, vocab_size=512) for k in (8, 16, 32)]
+    >>> measure_capacity(make, tasks)
+
+    Args:
+        make_model: returns the model to train, every time from the same weights: an opened one, one
+            by `lab.models.build`, or one with another library's mixer.
+        tasks: whose rows store pairs, each another number of them.
+        config: how to train; None: the lab's settings for each task's length and vocabulary.
+
+    Raises:
+        ValueError: for rows without pairs, no task, or one with more tokens than the model.
+        DivergedError: when training diverges.
+    """
+    if not tasks:
+        raise ValueError("tasks is empty, must hold at least one")
+    found = []
+    for task in sorted(tasks, key=_count_pairs):
+        model = make_model()
+        check_vocabulary(task, model)
+        chosen = config or _choose_config(task, model)
+        state = start(model.train(), chosen)
+        for _row in fit(task, state, chosen, "fp32"):
+            pass
+        result = evaluate(
+            task,
+            model.eval(),
+            rows=chosen.test_rows,
+            rows_at_once=chosen.batch_size,
+            seed=chosen.seed,
+        )
+        found.append((_count_pairs(task), result, task.chance, state.step, chosen.solved_at))
+    return Capacity(
+        pairs=np.array([pairs for pairs, *_ in found]),
+        accuracy=np.array([result.accuracy for _, result, *_ in found]),
+        interval=np.array([result.interval for _, result, *_ in found]),
+        chance=np.array([chance for *_, chance, _, _ in found]),
+        steps=np.array([steps for *_, steps, _ in found]),
+        solved_at=found[0][-1],
+    )
+
+
+def _count_pairs(task: Task) -> int:
+    batch = task.batch(split="test", size=1)
+    if not has_pairs(batch):
+        raise ValueError(f"task={task.name}: its rows store no pairs")
+    return int((batch.links["key_pos"][0] >= 0).sum())
+
+
+def _choose_config(task: Task, model: LanguageModel) -> TrainConfig:
+    """Return the lab's settings of training, without those of the model."""
+    width = model.embed.embedding_dim
+    defaults = get_protocol_defaults("lab", task.seq_len, task.vocab_size, width)
+    known = {name: value for name, value in defaults.items() if name in vars(TrainConfig())}
+    return replace(TrainConfig(), **known)

@@ -1,0 +1,175 @@
+"""A foreign language model in the form of the lab's own: blocks, mixers, hook points, decoding."""
+
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from lab.foreign.mixer import Route, map_output
+from lab.foreign.parts import Parts
+from lab.hooks import HookPoint, hook_points
+from lab.laws.adapters import Carried, HuggingFaceDecoder
+from lab.layers.state import check_decoding
+from lab.models.block import Block
+from lab.models.language_model import LanguageModel, ModelState
+from lab.models.sizes import ModelSizes
+
+
+class OpenedBlock(Block):
+    """One layer of an opened model. The layer itself computes; the block watches it.
+
+    Its hook points are those of `Block`. `hook_resid_mid` exists where the layer has such a place:
+    between a mixer and an MLP that follow each other. In a layer that is a mixer alone, it is the
+    same as `hook_resid_post`. `hook_attn_out` and `hook_mlp_out` are what mixer and MLP return,
+    before any norm or factor of the layer.
+
+    Args:
+        parts: of the layer.
+        route: to the layer's mixer.
+    """
+
+    def __init__(self, parts: Parts, route: Route):
+        nn.Module.__init__(self)
+        self.mixer, self.mlp = route.mixer, parts.mlp
+        self.norm_mixer = parts.norm_mixer or nn.Identity()
+        self.norm_mlp = parts.norm_mlp
+        self.hook_attn_out = route.hook_out
+        self.hook_mlp_out = None if parts.mlp is None else HookPoint()
+        self.hook_resid_pre = HookPoint()
+        self.alone = parts.alone
+        if parts.middle or parts.alone:
+            self.hook_resid_mid = HookPoint()
+        self.hook_resid_post = HookPoint()
+        self.layer = parts.layer
+        self._moved: Tensor | None = None
+        self.layer.register_forward_pre_hook(self._enter, with_kwargs=True)
+        self.layer.register_forward_hook(self._leave)
+        if parts.mlp is not None:
+            parts.mlp.register_forward_hook(self._pass_transformed)
+        if parts.middle:
+            assert parts.norm_mlp is not None
+            parts.norm_mlp.register_forward_pre_hook(self._cross)
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Refuse: a foreign layer needs what its model gives it.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a block of an opened model runs only as part of its model")
+
+    def _enter(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if args:
+            return (self.hook_resid_pre(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": self.hook_resid_pre(kwargs["hidden_states"])}
+
+    def _cross(self, norm: nn.Module, args: Any) -> Any:
+        x = self.hook_resid_mid(args[0])
+        # The layer adds the MLP's output to a residual stream that it took before its norm.
+        self._moved = None if x is args[0] else x - args[0]
+        return (x, *args[1:])
+
+    def _pass_transformed(self, mlp: nn.Module, args: Any, returned: Any) -> Any:
+        assert self.hook_mlp_out is not None
+        return map_output(self.hook_mlp_out, returned)
+
+    def _leave(self, layer: nn.Module, args: Any, returned: Any) -> Any:
+        return map_output(self._finish, returned)
+
+    def _finish(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        if self._moved is not None:
+            x, self._moved = x + self._moved, None
+        if self.alone:
+            x = self.hook_resid_mid(x)
+        return self.hook_resid_post(x)
+
+
+class OpenedModel(LanguageModel):
+    """A language model of transformers or flash-linear-attention, opened by `lab.open`.
+
+    It has what a model of the lab has: hook points, `run_with_cache`, blocks whose mixers may offer
+    a matrix, decoding, training. It is a copy that shares its weights with the given model, so
+    training one trains both; hooks and settings of one do not touch the other.
+
+    Args:
+        foreign: the copy.
+        backbone: its part from embeddings to the last hidden state.
+        blocks: its layers.
+        norm_final: gives the last hidden state.
+        cache: the name of the backbone's parameter for its cache.
+    """
+
+    def __init__(
+        self,
+        foreign: Any,
+        backbone: nn.Module,
+        blocks: list[OpenedBlock],
+        norm_final: nn.Module,
+        cache: str,
+    ):
+        nn.Module.__init__(self)
+        self.embed = foreign.get_input_embeddings()
+        self.hook_embed = HookPoint()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm_final = norm_final  # type: ignore[assignment]
+        self.head = foreign.get_output_embeddings()
+        self.decoder = HuggingFaceDecoder(
+            backbone, cache, output="last_hidden_state", given="inputs_embeds"
+        )
+        self.foreign = foreign
+        hook_points(self)
+
+    def forward_embeddings(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return the last hidden state of embeddings x."""
+        return self.decoder(x)
+
+    def start(self, batch: int, position: int = 0) -> ModelState:
+        """Return the state before the first token.
+
+        Raises:
+            ValueError: for a position other than 0 if the model takes no positions.
+        """
+        state = self.decoder.start(batch, position)
+        return ModelState(state.position, (state,))
+
+    def prefill_embeddings(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: ModelState | None = None,
+        keep: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], ModelState]:
+        """Return `forward_embeddings` of t further tokens, and the state after them.
+
+        The state holds the model's own cache: `state.blocks[0].held`.
+        """
+        check_decoding(x, state, keep, ModelState)
+        carried = None if state is None else state.blocks[0]
+        assert carried is None or isinstance(carried, Carried)
+        y, carried = self.decoder.prefill(x, carried, keep)
+        return y, ModelState(carried.position, (carried,))
+
+    def step_embeddings(
+        self, x: Float[Tensor, "b d"], state: ModelState
+    ) -> tuple[Float[Tensor, "b d"], ModelState]:
+        """Return `forward_embeddings` of one further token a row, and the state after it."""
+        y, state = self.prefill_embeddings(x[:, None], state)
+        return y[:, 0], state
+
+    @property
+    def cfg(self) -> ModelSizes:
+        """The model's sizes, by TransformerLens's names; the foreign configuration has the rest."""
+        config, weight = self.foreign.config, self.embed.weight
+        n_heads = getattr(config, "num_attention_heads", None)
+        return ModelSizes(
+            n_layers=len(self.blocks),
+            d_model=weight.shape[1],
+            d_vocab=weight.shape[0],
+            n_heads=n_heads,
+            d_head=None if n_heads is None else weight.shape[1] // n_heads,
+            d_mlp=getattr(config, "intermediate_size", None),
+            attn_only=all(block.mlp is None for block in self.blocks),
+            normalization_type="LN" if isinstance(self.norm_final, nn.LayerNorm) else "RMS",
+            final_factor=1.0,
+            dtype=weight.dtype,
+            device=weight.device,
+        )

@@ -1,0 +1,170 @@
+"""Open a language model of another library: find its parts, and check that they are understood."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab import peers
+from lab.foreign.attention import IMPLEMENTATION, ForeignAttention, register_attention
+from lab.foreign.mamba import find_scan_class
+from lab.foreign.mixer import ForeignMixer, Route, is_close
+from lab.foreign.opened import OpenedBlock, OpenedModel
+from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
+from lab.foreign.reference_forms import use_reference_forms
+from lab.laws.adapters.kinds import CACHES, is_hugging_face
+from lab.layers.mixer import MatrixMixer
+
+KINDS = {"hf": "transformers", "fla": "flash-linear-attention, whose models are transformers' too"}
+"""What `open_model` opens."""
+PROBE = 2, 7
+"""Rows and tokens on which a model is tried."""
+LARGE = 100
+"""Factor on what the head reads while its logits are compared."""
+
+
+def open_model(kind: str, model: nn.Module) -> OpenedModel:
+    """Open a causal language model of another library like one of the lab's: `lab.open`.
+
+    >>> model = lab.open("hf", AutoModelForCausalLM.from_pretrained("gpt2"))  # doctest: +SKIP
+    >>> logits, cache = model.run_with_cache(tokens, "blocks.0.mixer.hook_pattern")
+
+    The opened model shares the given one's weights, and changes nothing else of it. Attention that
+    uses transformers' attention interface, Mamba and Mamba-2 offer their matrix; other mixers do
+    not, but are run, hooked, patched and trained all the same.
+
+    Args:
+        kind: "hf" or "fla".
+        model: a model with a language modelling head, on any device and in any dtype.
+
+    Raises:
+        ValueError: for an unknown kind, a model that is not a causal language model of
+            transformers, one without known layers, one that cannot run here, or one whose logits
+            the lab would not reproduce.
+        MissingPeerError: where the library is not installed.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"{kind=} must be one of {', '.join(KINDS)}")
+    peers.load("fla" if kind == "fla" else "transformers")
+    name = type(model).__name__
+    _check_model(model, name)
+    foreign: Any = deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    foreign.eval()
+    use_reference_forms(foreign)
+    tokens = torch.arange(PROBE[0] * PROBE[1]).view(PROBE) % foreign.config.vocab_size
+    tokens = tokens.to(foreign.get_input_embeddings().weight.device)
+    with torch.no_grad():
+        expected = _run(name, lambda: _compute_large_logits(foreign, tokens))
+        opened = _build(foreign, tokens)
+        found = opened(tokens)
+    if not is_close(LARGE * found, expected):
+        raise ValueError(
+            f"model={name}: its logits are not its output embedding applied to its last hidden "
+            "state, or a part of it is not what it seems; the lab would compute other logits"
+        )
+    return opened.train(model.training)
+
+
+def _check_model(model: nn.Module, name: str) -> None:
+    if not is_hugging_face(model):
+        raise ValueError(f"model={name}: must be a model of transformers (PreTrainedModel)")
+    of: Any = model
+    if of.config.is_encoder_decoder:
+        raise ValueError(f"model={name}: must be a decoder, and this one has an encoder too")
+    head = of.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"model={name}: has no output embedding; open one with a language head")
+    if getattr(head, "bias", None) is not None:
+        raise ValueError(f"model={name}: its output embedding has a bias, which the lab's has not")
+    if {p.device for p in model.parameters()} == {torch.device("meta")}:
+        raise ValueError(f"model={name}: its weights are on the meta device, must be loaded")
+
+
+def _run(name: str, call: Callable[[], Tensor]) -> Tensor:
+    """Return what a model's own forward does; errors of missing kernels become one line.
+
+    Raises:
+        ValueError: where the model cannot run on this machine.
+    """
+    try:
+        return call()
+    except (RuntimeError, ImportError, AssertionError, AttributeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        frames = traceback.extract_tb(error.__traceback__)
+        kernel = any("/triton/" in frame.filename for frame in frames) or "cuda" in reason.lower()
+        hint = "; its kernels need a GPU" if kernel else ""
+        raise ValueError(f"model={name}: cannot run here: {reason}{hint}") from error
+
+
+def _compute_large_logits(foreign: Any, tokens: Tensor) -> Tensor:
+    """Return the logits of a last hidden state `LARGE` times its size: a cap on them shows."""
+    head = foreign.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda head, args: (LARGE * args[0],))
+    try:
+        return foreign(input_ids=tokens, use_cache=False).logits
+    finally:
+        handle.remove()
+
+
+def _build(foreign: Any, tokens: Tensor) -> OpenedModel:
+    """Return an opened model, in which every mixer's matrix is what the mixer applies."""
+    backbone = foreign.base_model
+    layers = find_layers(backbone, foreign.config.num_hidden_layers)
+    cache = next((name for name in CACHES if name in signature(backbone.forward).parameters), None)
+    if cache is None:
+        raise ValueError(f"model={type(foreign).__name__}: takes no cache ({', '.join(CACHES)})")
+    x = foreign.get_input_embeddings()(tokens)
+    parts = find_parts(backbone, layers, x)
+    norm_final = find_final_norm(backbone, x)
+    if any(_uses_interface(part.mixer) for part in parts):
+        register_attention()
+        foreign.set_attn_implementation(IMPLEMENTATION)
+    rehearse = partial(_run_on_zeros, backbone)
+    routes = [_put_route(part, rehearse) for part in parts]
+    for part, route in zip(parts, routes, strict=True):
+        if not _applies_its_matrix(route.mixer, part.given[1:]):
+            route.mixer = ForeignMixer(part.mixer, rehearse)
+    blocks = [OpenedBlock(part, route) for part, route in zip(parts, routes, strict=True)]
+    return OpenedModel(foreign, backbone, blocks, norm_final, cache)
+
+
+def _put_route(part: Parts, rehearse: Callable[[Tensor], object]) -> Route:
+    """Put a route in a mixer's place."""
+    route = Route(find_mixer_class(part.mixer)(part.mixer, rehearse))
+    setattr(part.layer, part.name, route)
+    return route
+
+
+@torch.no_grad()
+def _run_on_zeros(backbone: nn.Module, x: Tensor) -> None:
+    """Run a model on one row of embeddings of the length of x [b t d]."""
+    backbone(inputs_embeds=torch.zeros_like(x[:1]), use_cache=False)
+
+
+def find_mixer_class(module: nn.Module) -> type[ForeignMixer]:
+    """Return what calls a foreign mixer, with a matrix where its kind is known."""
+    if _uses_interface(module):
+        return ForeignAttention
+    return find_scan_class(module) or ForeignMixer
+
+
+def _applies_its_matrix(mixer: ForeignMixer, x: Tensor) -> bool:
+    """Whether a mixer that offers a matrix applies it, on an input that it has read before."""
+    if not isinstance(mixer, MatrixMixer):
+        return True
+    try:
+        return is_close(mixer.project(x, mixer.matrix(x) @ mixer.values(x)), mixer(x))
+    except (RuntimeError, ValueError, AttributeError):
+        return False
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    """Whether a layer computes attention through transformers' attention interface."""
+    names = vars(sys.modules[type(module).__module__])
+    return "ALL_ATTENTION_FUNCTIONS" in names and hasattr(module, "is_causal")
