@@ -89,9 +89,12 @@ def measure_capacity(
 ) -> Capacity:
     """Train a new model on each task and measure what it recalls: the capacity curve.
 
-    >>> make = lambda: lab.open("hf", AutoModelForCausalLM.from_config(config))  # doctest: +SKIP
-    >>> tasks = [mqar(seq_len=256, n_pairs=k, vocab_size=512) for k in (8, 16, 32)]
-    >>> measure_capacity(make, tasks)
+    >>> from lab.models import build
+    >>> from tasks import TASKS
+    >>> tasks = [TASKS["mqar"](seq_len=16, n_pairs=k, vocab_size=32) for k in (2, 4)]
+    >>> short = TrainConfig(max_steps=2, batch_size=8, test_rows=8)
+    >>> measure_capacity(lambda: build("AN*2", vocab_size=32, d_model=16), tasks, short).pairs
+    array([2, 4])
 
     Args:
         make_model: returns the model to train, every time from the same weights: an opened one, one

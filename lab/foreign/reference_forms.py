@@ -4,6 +4,7 @@ With these, the library's Mamba and Mamba-2 run by their slow path. Its other la
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +20,13 @@ SLOW = ("fla.layers.mamba", "fla.layers.mamba2")
 
 def use_reference_forms(foreign: nn.Module) -> None:
     """Let what a model on a CPU computes by small kernels be computed in torch; changes it."""
-    for module in foreign.modules():
+    parts: list[Any] = list(foreign.modules())
+    for module in parts:
+        own = next(module.parameters(), None)
+        if own is None or own.device.type != "cpu":
+            continue
         if type(module).__module__ in SLOW and module.activation in ("silu", "swish"):
-            if module.out_proj.weight.device.type == "cpu":
-                module.act = F.silu
-            continue
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or weight.device.type != "cpu":
-            continue
+            module.act = F.silu
         kind = type(module).__module__, type(module).__name__
         if kind == (NORMS, "RMSNorm"):
             module.forward = partial(_norm, module)
@@ -35,7 +35,7 @@ def use_reference_forms(foreign: nn.Module) -> None:
 
 
 def _norm(
-    module: nn.Module,
+    module: Any,
     x: Tensor,
     residual: Tensor | None = None,
     prenorm: bool = False,
@@ -47,7 +47,7 @@ def _norm(
     return of.rms_norm_ref(x, weight, bias, residual, module.eps, prenorm, upcast=True)
 
 
-def _norm_gated(module: nn.Module, x: Tensor, z: Tensor | None = None) -> Tensor:
+def _norm_gated(module: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
     of = peers.load(GATED_NORMS)
     return of.rms_norm_ref(
         x, module.weight, module.bias, z, module.eps, module.group_size, module.norm_before_gate

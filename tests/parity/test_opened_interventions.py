@@ -192,12 +192,12 @@ def _list_mlps(opened: Any) -> list[str]:
 @torch.no_grad()
 def test_a_hook_on_scores_and_states_replaces_them():
     _, llama = pair("llama")
-    with ablate(llama, "blocks.0.mixer.hook_pattern") as model:
-        _, cache = model.run_with_cache(TOKENS, "blocks.0.hook_attn_out")
+    with ablate(llama, "blocks.0.mixer.hook_pattern"):
+        _, cache = llama.run_with_cache(TOKENS, "blocks.0.hook_attn_out")
     assert not cache["blocks.0.hook_attn_out"].any()  # Llama's output map has no bias
     _, mamba = pair("mamba2")
     mixer, x = mixer_of(mamba, 0), read_input(mamba, 0)
-    with ablate(mamba, "blocks.0.mixer.hook_ssm_state") as model:
-        _, cache = model.run_with_cache(TOKENS, "blocks.0.hook_attn_out")
+    with ablate(mamba, "blocks.0.mixer.hook_ssm_state"):
+        _, cache = mamba.run_with_cache(TOKENS, "blocks.0.hook_attn_out")
     skip = mixer.module.D[:, None, None] * mixer.values(x)
     assert difference(cache["blocks.0.hook_attn_out"], mixer.project(x, skip)) < 1e-6
