@@ -176,4 +176,8 @@ def register_attention() -> None:
 
 
 def _attend(module: Any, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    return module.lab_attend(*args, **options)
+    if "lab_attend" in vars(module):
+        return module.lab_attend(*args, **options)
+    # Attention that is not a layer's mixer, such as one within another part.
+    of = peers.load("transformers.integrations.sdpa_attention")
+    return of.sdpa_attention_forward(module, *args, **options)
