@@ -1,11 +1,14 @@
 """Every notebook asks, runs from top to bottom, and answers; its two files hold the same."""
 
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core import interactiveshell
+from IPython.utils.capture import capture_output
 
 HOME = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(HOME.glob("*.ipynb"))
@@ -14,8 +17,9 @@ SECONDS = 120
 STEPS = 30
 """Training steps in place of a notebook's own: enough to have something to analyse."""
 
-jupytext = import_module("jupytext")
-nbformat = import_module("nbformat")
+
+def read(path: Path) -> Any:
+    return import_module("nbformat").read(path, as_version=4)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +34,7 @@ def test_there_are_eight():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_asks_and_answers_and_is_stripped(path):
-    cells = nbformat.read(path, as_version=4).cells
+    cells = read(path).cells
     first, last = cells[0], cells[-1]
     assert first.cell_type == last.cell_type == "markdown"
     assert first.source.startswith("# ")
@@ -44,8 +48,8 @@ def test_it_asks_and_answers_and_is_stripped(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_two_files_hold_the_same(path):
-    paired = jupytext.read(path.with_suffix(".py"))
-    notebook = nbformat.read(path, as_version=4)
+    paired = import_module("jupytext").read(path.with_suffix(".py"))
+    notebook = read(path)
     assert notebook.metadata["jupytext"]["formats"] == "ipynb,py:percent"
     assert [(cell.cell_type, cell.source) for cell in paired.cells] == [
         (cell.cell_type, cell.source) for cell in notebook.cells
@@ -54,23 +58,25 @@ def test_its_two_files_hold_the_same(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_on_a_few_steps(path, workplace, monkeypatch):
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        cell.source = re.sub(r"(?<=max_steps=)\d+", str(STEPS), cell.source)
-    execute(notebook, workplace, monkeypatch)
+    """In this process, which has imported the lab: a kernel would import it again."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(sys, "displayhook", sys.displayhook)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    shell = interactiveshell.InteractiveShell()
+    sources = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
+    for source in sources:
+        with capture_output() as shown:
+            ran = shell.run_cell(re.sub(r"(?<=max_steps=)\d+", str(STEPS), source))
+        ran.raise_error()
+    assert_numbers_stand_before_the_answer(shown.stdout)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, workplace, monkeypatch):
-    outputs = execute(nbformat.read(path, as_version=4), workplace, monkeypatch)
-    assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
-
-
-def execute(notebook, workplace, monkeypatch) -> list[dict[str, Any]]:
-    """Run a notebook, which must print numbers before its answer; return its cells' outputs."""
     # A process of its own: let it not take the other tests' core.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = read(path)
     client = import_module("nbclient").NotebookClient(
         notebook,
         timeout=SECONDS,
@@ -78,11 +84,16 @@ def execute(notebook, workplace, monkeypatch) -> list[dict[str, Any]]:
         resources={"metadata": {"path": str(workplace)}},
     )
     client.execute()
-    printed = "".join(
-        output.get("text", "") + "".join(output.get("data", {}).get("text/plain", ""))
-        for output in notebook.cells[-2].outputs
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
+    assert_numbers_stand_before_the_answer(
+        "".join(
+            output.get("text", "") + "".join(output.get("data", {}).get("text/plain", ""))
+            for output in cells[-1].outputs
+        )
     )
+
+
+def assert_numbers_stand_before_the_answer(printed: str) -> None:
     assert re.search(r"\d", printed), "the cell before the answer shows its numbers"
-    return [
-        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
-    ]
