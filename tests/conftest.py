@@ -53,6 +53,12 @@ def unchecked(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
+@pytest.fixture
+def no_report(monkeypatch):
+    """Let training commands end without a report, which costs more than a few steps do."""
+    monkeypatch.setattr("analysis.pages.report.write_quick", lambda run: run.path / "report.html")
+
+
 def pytest_collection_modifyitems(items):
     """Leave out what needs a GPU where there is none: deselected, not skipped."""
     if not torch.cuda.is_available():

@@ -91,6 +91,7 @@ def test_train_resume_and_list(tmp_path):
     assert (out / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_ending_shows_accuracy_beside_its_baselines_and_the_report(tmp_path):
     result = lab(f"mqar {SMALL} --max-steps 4 --out {tmp_path / 'run'}")
     assert result.exit_code == 0, result.output
@@ -104,6 +105,7 @@ def test_the_ending_shows_accuracy_beside_its_baselines_and_the_report(tmp_path)
         assert word in result.stdout
 
 
+@pytest.mark.usefixtures("no_report")
 def test_every_option_reaches_the_run(tmp_path):
     lab(
         f"mqar {SMALL} --max-steps 2 --out {tmp_path / 'run'} --stack SE --option S.d_state=8 "
@@ -119,6 +121,7 @@ def test_every_option_reaches_the_run(tmp_path):
     assert (run.train.optimizer, run.train.schedule) == ("adamw", "cosine")
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_papers_protocol_is_kept_in_the_run(tmp_path):
     out = tmp_path / "run"
     result = lab(
@@ -131,6 +134,7 @@ def test_the_papers_protocol_is_kept_in_the_run(tmp_path):
     assert train.batch_size == 2
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
     result = lab(
         f"mqar {SMALL} --max-steps 2 --out {tmp_path / 'run'} --json "
@@ -193,6 +197,7 @@ def test_what_the_parser_refuses_has_no_traceback_and_exit_code_2(options):
     assert "--" in result.output
 
 
+@pytest.mark.usefixtures("no_report")
 def test_an_out_that_cannot_hold_the_run_is_named(tmp_path):
     file = tmp_path / "file"
     file.touch()
@@ -209,6 +214,7 @@ def test_an_out_that_cannot_hold_the_run_is_named(tmp_path):
     assert "/proc/run: cannot be written" in unwritable.stderr
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_tampered_checkpoint_is_one_line_and_exit_code_1(tmp_path):
     out = tmp_path / "run"
     assert lab(f"mqar {SMALL} --max-steps 9 --max-minutes 1e-9 --out {out}").exit_code == 0
@@ -235,6 +241,7 @@ def test_a_mixer_whose_matrix_raises_keeps_its_result(tmp_path):
     assert '<section class="analysis" id="anatomy">' in page
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_path_that_looks_like_markup_is_only_a_path(tmp_path):
     out = tmp_path / "[red]x[" / "]"
     result = lab(f"mqar {SMALL} --max-steps 2 --out {out}")

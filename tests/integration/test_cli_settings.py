@@ -13,6 +13,7 @@ from lab.training.runs import Run
 from tasks import TASKS
 from tasks.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["--seq-len", "16", "--vocab-size", "64", "--max-steps", "4", "--test-rows", "8"]
 
 
