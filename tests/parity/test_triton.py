@@ -18,9 +18,8 @@ KERNELS = ["mamba_ssm", "fla"]
 INTERPRETED = Path(__file__).with_name("interpreted.py")
 
 
-@pytest.mark.parametrize("backend", KERNELS)
-def test_kernels_in_the_interpreter(backend, tmp_path):
-    """Everything in `interpreted.py`, where the processes' environment lets Triton interpret.
+def test_kernels_in_the_interpreter(tmp_path):
+    """Everything in `interpreted.py`, where the process's environment lets Triton interpret.
 
     mamba-ssm's gradients are summed as on a GPU by default, by atomic additions.
     """
@@ -28,7 +27,7 @@ def test_kernels_in_the_interpreter(backend, tmp_path):
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     report = tmp_path / "report.xml"
     done = subprocess.run(
-        [*pytest_command, str(INTERPRETED), "-k", backend, f"--junitxml={report}"],
+        [*pytest_command, str(INTERPRETED), f"--junitxml={report}"],
         env=environment,
         capture_output=True,
         text=True,
@@ -38,7 +37,8 @@ def test_kernels_in_the_interpreter(backend, tmp_path):
     # What is expected to fail is reported as skipped, with a type of its own.
     skips = [skip.get("type") for case in cases for skip in case.iter("skipped")]
     assert set(skips) <= {"pytest.xfail"}, done.stdout
-    assert len(cases) > len(skips), done.stdout
+    passed = [case.get("name", "") for case in cases if case.find("skipped") is None]
+    assert all(any(backend in name for name in passed) for backend in KERNELS), done.stdout
 
 
 @pytest.mark.parametrize("backend", KERNELS)

@@ -1,8 +1,9 @@
 """Cells of a study: chosen, trained, resumed, and failing alone; one tidy table of them."""
 
+import os
 import signal
-import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -156,21 +157,17 @@ def test_minutes_that_are_up_end_a_cell_and_more_of_them_resume_it(tmp_path):
 
 def test_a_signal_leaves_a_cell_that_goes_on(tmp_path):
     steps = 4000
-    options = {**TINY, "max_steps": steps, "eval_every": 1000, "early_stop": False}
-    program = (
-        "import sys; from lab.studies import Cell, Study; from lab.studies.runner import run_cells;"
-        "from pathlib import Path;"
-        f"c = Cell({{'seed': 0}}, 'mqar', {options!r}, (8,));"
-        f"sys.exit(run_cells(Study('s', '?', (c,)), Path({str(tmp_path)!r}), {TRAIN!r}) or 0)"
-    )
-    path = tmp_path / "seed=0"
-    process = subprocess.Popen([sys.executable, "-c", program])
+    long = study(cell(max_steps=steps, eval_every=1000, early_stop=False))
+    path = tmp_path / long.cells[0].name
     metrics = path / "run" / "metrics.jsonl"
-    while not metrics.exists() or not metrics.read_text().count("\n") > 3:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == signal.SIGINT
+
+    def interrupt() -> None:
+        while not metrics.exists() or not metrics.read_text().count("\n") > 3:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert run_cells(long, tmp_path, TRAIN) == signal.SIGINT
     folder = CellFolder(path)
     assert (folder.find_status(), folder.read_error()) == ("unfinished", None)
     (step,) = Run.open(path / "run").list_checkpoints()
