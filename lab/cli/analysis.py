@@ -3,11 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.command import list_keys
 
 if TYPE_CHECKING:
     from analysis.examination import Examination
@@ -21,7 +22,12 @@ MOST_MEMORY = 2**20
 def analyze(
     path: Annotated[Path, typer.Argument(help="A run folder.")],
     only: Annotated[
-        list[str] | None, typer.Option(help="Run only this analysis; repeat for more.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run only this analysis; repeat for more. One of "
+            f"{list_keys('analysis/__init__.py', 'ANALYSES')}.",
+        ),
     ] = None,
     rows: Annotated[
         int | None,
@@ -43,7 +49,8 @@ def analyze(
         Path | None, typer.Option(help="Also save every figure in this folder.")
     ] = None,
     kind: Annotated[
-        str, typer.Option("--format", help="File format of the saved figures: png, svg or html.")
+        Literal["png", "svg", "html"],
+        typer.Option("--format", help="File format of the saved figures."),
     ] = "png",
     as_json: Annotated[bool, typer.Option("--json", help="Print only analysis.json.")] = False,
 ) -> None:
@@ -51,7 +58,7 @@ def analyze(
     with report_failures():
         from analysis.base import NotApplicableError
         from analysis.examination import select_analyses
-        from analysis.pages.export import SUFFIXES, BrowserError, save_all
+        from analysis.pages.export import BrowserError, save_all
         from analysis.pages.kept import choose_work
         from analysis.pages.page import draw_figures
         from analysis.pages.report import write_both
@@ -61,8 +68,6 @@ def analyze(
         run = Run.open(path)
         with report_usage_errors():
             select_analyses(only)
-            if f".{kind}" not in SUFFIXES:
-                raise ValueError(f"format={kind}: must be png, svg or html")
             _check_numbers(run, rows, step, memory)
         if figures is not None:
             with explain_write_errors(figures):

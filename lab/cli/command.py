@@ -1,5 +1,6 @@
 """What all commands share: plain names of types in the help, near names for mistyped words."""
 
+import ast
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -11,6 +12,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lab.cli.answers import refuse
 
+HOME = Path(__file__).parents[2]
+"""The folder of the packages."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
@@ -21,6 +24,17 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean {' or '.join(spelled[word] for word in near)}?"
     return f"Known: {', '.join(spelled.values())}"
+
+
+def list_keys(file: str, variable: str) -> str:
+    """List the keys of a dictionary in a file of the lab, without importing the file."""
+    tree = ast.parse((HOME / file).read_text(encoding="utf-8"))
+    for node in tree.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict(keys=keys)):
+                if name == variable:
+                    return ", ".join(ast.literal_eval(key) for key in keys if key)
+    raise ValueError(f"{file} defines no dictionary {variable}")
 
 
 def unwrap(docstring: str | None) -> str:

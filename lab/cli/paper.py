@@ -8,11 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from lab.cli.answers import parse_assignments, refuse, report_failures, report_usage_errors
+from lab.cli.command import list_keys
 
 
 def model(
     name: Annotated[
-        str, typer.Argument(help="An architecture or a stack, e.g. cheems or 'SE*7 IE'.")
+        str,
+        typer.Argument(
+            help="A stack, e.g. 'SE*7 IE', or an architecture: "
+            f"{list_keys('lab/models/architectures.py', 'ARCHITECTURES')}."
+        ),
     ],
     size: Annotated[
         Literal["320M", "1.3B"] | None, typer.Option(help="A size that the paper gives.")

@@ -63,6 +63,21 @@ def test_types_have_the_names_that_people_know(name):
             assert words in text
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("analyze", "mechanism, recall,"),
+        ("analyze", "png|svg|html"),
+        ("model", "cheems"),
+        ("bench", "generator, rows,"),
+        ("runs", "path|task|model"),
+        ("reproduce", "fp32|bf16"),
+    ],
+)
+def test_the_help_lists_what_an_option_may_be(name, listed):
+    assert "".join(listed.split()) in "".join(lab(f"{name} --help").split())
+
+
 def test_a_run_is_repeated_from_its_settings(tmp_path):
     lab(f"{SMALL} --seq-len 16 --n-pairs 1:4 --option A.mask=soft --out {tmp_path / 'a'}")
     config = tmp_path / "a/config.json"
