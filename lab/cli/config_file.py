@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from lab.config import ModelConfig, TrainConfig
 from tasks import TASKS
@@ -70,6 +70,5 @@ def _check(option: str, value: Any, hint: Any) -> Any:
 
     if get_origin(hint) is dict and not isinstance(value, dict):
         raise ValueError(f"{option}={value!r}: must be an object")
-    if get_args(hint) or hint in (int, float, bool, str):
-        check_kind(option, value, hint)
+    check_kind(option, value, hint)
     return value
