@@ -233,8 +233,7 @@ def test_noise_that_no_seed_governs_is_found(training: bool):
     assert module.training is training
 
 
-# PyTorch 2.13's compiler instantiates any custom autograd.Function, against its own advice.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")  # PyTorch 2.13's compiler warns of what it does itself
 @pytest.mark.usefixtures("unchecked")  # the compiler cannot trace the tests' type checker
 @pytest.mark.parametrize(
     "name",
