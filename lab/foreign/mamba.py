@@ -116,7 +116,7 @@ class ForeignScan(ForeignMixer):
 
 
 class ForeignMamba(ForeignScan):
-    """A Mamba layer: every channel is a head. [b t d] → [b t d]."""
+    """A Mamba layer, also of Falcon-Mamba or Jamba: every channel is a head. [b t d] → [b t d]."""
 
     matrix_form = "M = Σₙ C exp(Σ dt·A) B·dt + D, per channel"
 
@@ -134,7 +134,10 @@ class ForeignMamba(ForeignScan):
         u, gate = module.in_proj(x).chunk(2, dim=-1)
         u = self._convolve(u)
         rank = module.dt_proj.in_features
-        dt, B, C = module.x_proj(u).split([rank, n, n], dim=-1)
+        read = module.x_proj(u).split([rank, n, n], dim=-1)
+        # Falcon-Mamba and Jamba norm what the recurrence is told.
+        norms = (getattr(module, f"{name}_layernorm", nn.Identity()) for name in ("dt", "b", "c"))
+        dt, B, C = (norm(z) for norm, z in zip(norms, read, strict=True))
         dt = F.softplus(module.dt_proj(dt))
         return self._watch(u[..., None], dt, B[:, :, None], C[:, :, None], gate)
 

@@ -30,12 +30,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"final_logit_softcapping": None},
     ),
     "mamba": ("Mamba", {**SIZES, "state_size": 4}),
+    "falcon_mamba": ("FalconMamba", {**SIZES, "state_size": 4}),
     "mamba2": ("Mamba2", {**SIZES, **SSD, "n_groups": 2}),
     "fla mamba": ("Mamba", {**SIZES, "state_size": 4, "fuse_cross_entropy": False}),
     "fla mamba2": ("Mamba2", {**SIZES, **SSD, "n_groups": 1, "fuse_cross_entropy": False}),
 }
 ATTENTIONS = ("llama", "gpt2", "gpt_neox", "gemma2")
-SCANS = ("mamba", "mamba2", "fla mamba", "fla mamba2")
+SCANS = ("mamba", "falcon_mamba", "mamba2", "fla mamba", "fla mamba2")
 every_model = pytest.mark.parametrize("name", CONFIGS)
 every_attention = pytest.mark.parametrize("name", ATTENTIONS)
 every_scan = pytest.mark.parametrize("name", SCANS)

@@ -222,7 +222,7 @@ def test_what_an_opened_model_refuses():
 def test_another_layout_is_opened_without_a_matrix():
     """Layers that no form here knows still run, with hook points on the residual stream."""
     of = load("transformers")
-    config = of.FalconMambaConfig(**SIZES, state_size=4)
+    config = of.RwkvConfig(**SIZES, attention_hidden_size=16)
     torch.manual_seed(0)
     model = of.AutoModelForCausalLM.from_config(config).eval()
     opened = lab.open("hf", model)
