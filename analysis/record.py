@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lab import __version__
 from lab.training.runs import Run
 
 STORED = "stored"
@@ -58,6 +59,7 @@ def collect_provenance(run: Run) -> dict[str, str]:
         "seed": str(run.train.seed),
         "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
         DATA: hash_data(run),
+        "lab": __version__,
         "lab commit": find_commit() or "unknown",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy", "plotly")},

@@ -33,7 +33,9 @@ def report_usage_errors() -> Iterator[None]:
 
 def refuse(reason: object, code: int) -> typer.Exit:
     """Print the reason in one line, and return the exception that exits with a code."""
-    typer.echo(f"Error: {reason}", err=True)
+    from lab.cli.console import open_console
+
+    open_console(stderr=True).print(f"Error: {reason}")
     return typer.Exit(code)
 
 

@@ -25,7 +25,8 @@ def train_and_report(
         wanted: values to evaluate at, by option of the task.
         as_json: print the result as JSON and nothing else.
     """
-    from lab.cli.tables.progress import open_console, show_count, show_progress
+    from lab.cli.console import open_console
+    from lab.cli.tables.progress import show_count, show_progress
     from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
     from lab.training.experiment import carry_out
     from lab.training.generalisation import evaluate_settings

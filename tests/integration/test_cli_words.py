@@ -3,17 +3,19 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from lab import __version__
 from lab.cli import app
+from lab.cli.run_settings import describe_run
+from lab.config import Runtime
+from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.schedule import Schedule
-
-SMALL = "mqar --vocab-size 64 --d-model 16 --stack AM --batch-size 4 --max-steps 2 --test-rows 8"
 
 
 def lab(words: str, code: int = 0) -> str:
@@ -78,8 +80,16 @@ def test_the_help_lists_what_an_option_may_be(name, listed):
     assert "".join(listed.split()) in "".join(lab(f"{name} --help").split())
 
 
+def train(path: Path, **given) -> Run:
+    """Train a small run without the command, which would also write a report."""
+    small = {"seq_len": "16", "vocab_size": "64", "d_model": 16, "stack": "AM", "batch_size": 4}
+    run, _ = describe_run("mqar", {**small, "max_steps": 2, "test_rows": 8, **given}, path)
+    carry_out(run, Runtime(device="cpu"))
+    return run
+
+
 def test_a_run_is_repeated_from_its_settings(tmp_path):
-    lab(f"{SMALL} --seq-len 16 --n-pairs 1:4 --option A.mask=soft --out {tmp_path / 'a'}")
+    train(tmp_path / "a", n_pairs="1:4", options=["A.mask=soft"])
     config = tmp_path / "a/config.json"
     lab(f"mqar --config {config} --out {tmp_path / 'b'}")
     assert (tmp_path / "b/config.json").read_bytes() == config.read_bytes()
@@ -136,8 +146,7 @@ def test_a_file_and_what_stands_for_many_settings_exclude_each_other(config):
 
 def test_runs_are_sorted_and_filtered(tmp_path):
     for seed, d_model in ((1, 16), (2, 8)):
-        words = SMALL.replace("--d-model 16", f"--d-model {d_model}")
-        lab(f"{words} --seq-len 16 --seed {seed} --max-minutes 1e-9 --out {tmp_path / str(seed)}")
+        train(tmp_path / str(seed), seed=seed, d_model=d_model)
 
     def list_seeds(words: str) -> list[int]:
         found = CliRunner().invoke(app, f"runs {tmp_path} --json {words}".split()).stdout

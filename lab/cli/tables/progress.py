@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from lab.cli.console import open_console
 from lab.cli.tables.forecast import Forecast
 from lab.lengthening import explain_start_length, list_stages
 from lab.training.experiment import Plan
@@ -145,10 +146,3 @@ def show_count(names: Sequence[str], what: str) -> Iterator[Callable[[str], None
 
         yield on_begin
         bar.update(shown, completed=len(names), description="done")
-
-
-def open_console(*, stderr: bool = False) -> Console:
-    """Return a console that breaks lines only in a terminal, and there between words."""
-    console = Console(stderr=stderr, highlight=False, markup=False)
-    console.soft_wrap = not console.is_terminal
-    return console
