@@ -12,7 +12,6 @@ from analysis.base import Finding, Words
 from analysis.experts.holders import (
     HALVED,
     LEAD,
-    SHORTLIST,
     Holding,
     draw_answers,
     find_holders,
@@ -248,7 +247,6 @@ def measure_held_answers(
     layer: int,
     rng: np.random.Generator,
     most: int = 1024,
-    shortlist: int = SHORTLIST,
 ) -> HeldAnswers:
     """Measure which expert of a layer holds which of a batch's answers.
 
@@ -258,10 +256,9 @@ def measure_held_answers(
         layer: index of a block with product-key experts.
         rng: draws the answers.
         most: how many answers are measured at most.
-        shortlist: see `find_holders`.
     """
     some = draw_answers(batch, most, rng)
-    found = find_holders(model, some, layer, shortlist=shortlist)
+    found = find_holders(model, some, layer)
     module = find_retrieval_layers(model)[layer]
     targets = some.targets.cpu().numpy()[found.rows, found.positions]
     facts = _find_facts(some, found)

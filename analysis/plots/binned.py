@@ -19,7 +19,6 @@ def add_bins(
     name: str,
     *,
     row: int,
-    col: int = 1,
 ) -> None:
     """Add accuracy with its 95 % band to a panel, and a dotted line at chance.
 
@@ -30,10 +29,9 @@ def add_bins(
         chance: accuracy of a uniform guess.
         name: of the line in the legend.
         row: of the panel; the first row has the legend entries of band and chance.
-        col: of the panel.
     """
     spans = [format_span(binned, i) for i in range(len(binned.first))]
-    panel = {"row": row, "col": col}
+    panel = {"row": row, "col": 1}
     fig.add_scatter(
         x=np.concatenate([middle, middle[::-1]]),
         y=np.concatenate([binned.interval[:, 1], binned.interval[::-1, 0]]),

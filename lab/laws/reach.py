@@ -20,14 +20,14 @@ BREAKINGS = 8
 """Orders in which ties are broken; of k rows chosen among n, all 8 keep one with chance (k/n)⁸."""
 
 
-def reach(module: nn.Module, inputs: Sequence[Tensor], seeds: int = SEEDS) -> dict[str, Reach]:
+def reach(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Reach]:
     """Return for each trainable parameter whether any probe gives it a gradient.
 
     "none": no path leads from the output to it; "zero": a path does, but the gradient is rounding
     (less than 64 units in the last place of the largest of all gradients); otherwise "alive". Ties
     are broken as torch breaks them.
     """
-    sizes = compute_gradients(module, inputs, seeds)
+    sizes = compute_gradients(module, inputs)
     floor = find_floor(sizes, inputs[0].dtype)
     return {name: classify(size, floor) for name, size in sizes.items()}
 
@@ -35,7 +35,6 @@ def reach(module: nn.Module, inputs: Sequence[Tensor], seeds: int = SEEDS) -> di
 def compute_gradients(
     module: nn.Module,
     inputs: Sequence[Tensor],
-    seeds: int = SEEDS,
     mode: Ties | None = None,
 ) -> dict[str, Tensor | None]:
     """Return for each trainable parameter the largest gradient of each entry over all probes.
@@ -48,14 +47,14 @@ def compute_gradients(
     before = {name: p.grad for name, p in parameters.items()}
     try:
         for x in inputs if parameters else ():
-            for seed in range(seeds):
+            for seed in range(SEEDS):
                 for p in parameters.values():
                     p.grad = None
                 with fix_seed(seed, x.device), mode or nullcontext():
                     y = module(draw_input(x, seed))
                     if y.requires_grad:
                         # A sum, because backward(weights) imports sympy, which takes seconds.
-                        (y * draw(y.shape, seed + seeds).to(y)).sum().backward()
+                        (y * draw(y.shape, seed + SEEDS).to(y)).sum().backward()
                 for name, p in parameters.items():
                     largest[name] = _take_larger(largest[name], p.grad)
     finally:
