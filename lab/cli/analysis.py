@@ -72,9 +72,9 @@ def analyze(
         if figures is not None:
             with explain_write_errors(figures):
                 figures.mkdir(parents=True, exist_ok=True)
-        only, rows = choose_work(run, only, rows, step)
+        chosen, rows = choose_work(run, only, rows, step)
         try:
-            examination = _examine(run, only, rows, step, memory)
+            examination = _examine(run, chosen, rows, step, memory)
         except NotApplicableError as error:
             raise refuse(f"only={error}; it does not apply to this run", 2) from error
         files = write_both(run, examination, lambda note: typer.echo(note, err=True))

@@ -33,7 +33,7 @@ def train_and_report(
 
     with report_failures(), show_progress(run, runtime.max_minutes) as shown:
         before = run.read_result()
-        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_end)
+        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)
     found = []
     if wanted and not result["signal"]:
         with report_failures():

@@ -49,7 +49,7 @@ def carry_out(
     runtime: Runtime,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_row: Callable[[Row], None] = lambda row: None,
-    on_end: Callable[[], None] = lambda: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train a run to its end, from its newest checkpoint if it has one, and return its result.
 
@@ -61,7 +61,7 @@ def carry_out(
         runtime: device, minutes, checkpoint interval, logger.
         on_plan: called once, before the first step.
         on_row: called after every step.
-        on_end: called after the last, before the result is evaluated.
+        on_note: called with what is done now, before what takes longer than a step.
 
     Raises:
         ValueError: when the device asked for is not there.
@@ -85,13 +85,13 @@ def carry_out(
                 on_row(row)
 
             try:
-                ending = _train(run, state, runtime, on_step)
+                ending = _train(run, state, runtime, on_step, on_note)
             except DivergedError as error:
                 run.write_result(summarize(run, state, Ending("diverged"), str(device)))
                 kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
                 advice = f"last good checkpoint: {kept}; try a lower --learning-rate"
                 raise DivergedError(f"{error}; {advice}") from error
-        on_end()
+        on_note("evaluating shortcuts, and weights set by hand")
         result = summarize(run, state, ending, str(device))
         run.write_result(result)
         return result
@@ -151,7 +151,11 @@ def _plan(run: Run, state: TrainingState, device: torch.device) -> Plan:
 
 
 def _train(
-    run: Run, state: TrainingState, runtime: Runtime, on_step: Callable[[Row], None]
+    run: Run,
+    state: TrainingState,
+    runtime: Runtime,
+    on_step: Callable[[Row], None],
+    on_note: Callable[[str], None],
 ) -> Ending:
     """Take steps, checkpointing, until one of the reasons to end."""
     began, metrics = time.monotonic(), run.read_metrics()
@@ -162,7 +166,7 @@ def _train(
     for before in metrics:
         pace.update(before["step"], before["accuracy"])
     with catch_interrupts() as find_interrupt:
-        for row in fit(run.task, state, run.train, state.precision):
+        for row in fit(run.task, state, run.train, state.precision, on_note):
             on_step(row)
             lengthened = state.stage_step == row.step
             due = pace.update(row.step, row.accuracy)

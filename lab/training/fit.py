@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -148,7 +148,13 @@ def compute_learning_rate(config: TrainConfig, step: int) -> float:
     return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -> Iterator[Row]:
+def fit(
+    task: Task,
+    state: TrainingState,
+    config: TrainConfig,
+    precision: str,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Iterator[Row]:
     """Train to the end, yielding one `Row` a step; then `state` is complete and can be saved.
 
     A stage ends when its rows are learned; the next one has longer rows (`lab.lengthening`).
@@ -161,6 +167,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
         state: changed in place.
         config: how to train.
         precision: "fp32" or "bf16" (autocast of the forward pass; weights stay fp32).
+        on_note: called with what is done now, before what takes longer than a step.
 
     Raises:
         ValueError: as `check`.
@@ -214,7 +221,7 @@ def fit(task: Task, state: TrainingState, config: TrainConfig, precision: str) -
         )
         ends = step == config.max_steps or step - state.stage_step == stage.max_steps
         if ends or step % config.eval_every == 0:
-            row = _evaluate(row, stage, model, config, last=last)
+            row = _evaluate(row, stage, model, config, on_note, last=last)
             assert row.validation_accuracy is not None
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
@@ -231,7 +238,13 @@ def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: Trai
 
 
 def _evaluate(
-    row: Row, stage: Stage, model: LanguageModel, config: TrainConfig, *, last: bool
+    row: Row,
+    stage: Stage,
+    model: LanguageModel,
+    config: TrainConfig,
+    on_note: Callable[[str], None],
+    *,
+    last: bool,
 ) -> Row:
     """Evaluate on validation rows, and on the test split if that may end the run."""
     rows = min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
@@ -247,6 +260,7 @@ def _evaluate(
     promising = config.early_stop and found.accuracy >= config.solved_at
     if not last or not (promising or row.step == config.max_steps):
         return row
+    on_note(f"evaluating {config.test_rows:,} test rows")
     test = evaluate(
         stage.task,
         model,

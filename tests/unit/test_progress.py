@@ -81,15 +81,14 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
             values = {"validation_accuracy": 0.123} if step == 14 else {}
             shown.on_row(Row(step, 2048, 12.345, 0.123, 3e-3, 1.0, 1.234, **values))
         shown.bar.refresh()
-        shown.on_end()
+        shown.on_note("evaluating 1,024 test rows")
     text = screen.getvalue()
     lines = [line for part in text.split("\n") for line in part.split("\r")]
     assert max(map(len, map(strip, lines))) <= 80
     for words in (
         "8 → 16 → 32 → 64 → 128 → 256 → 512 → 1,024 → 2,048 tokens,",
         "2,048 tokens  loss 12.345  accuracy 0.123  validation 0.123  1,234 ms",
-        "14 steps",
-        "evaluating: test rows",
+        "evaluating 1,024 test rows …",
     ):
         assert words in text, words
     sentence = " ".join(text.replace("\n", " ").split())

@@ -110,11 +110,11 @@ class TrainingDisplay:
         if not self.console.is_terminal and row.validation_accuracy is not None:
             self.console.print(f"step {row.step:,}  {metrics}  {rest}")
 
-    def on_end(self) -> None:
-        """Show what follows the last step."""
+    def on_note(self, text: str) -> None:
+        """Show what is done besides steps."""
+        self.bar.below = f"{text} …"
         done = self.bar.tasks[0].completed
-        self.bar.below = "evaluating: test rows, shortcuts, weights set by hand …"
-        self.bar.update(self.shown, total=done, description=f"{done:,.0f} steps", refresh=True)
+        self.bar.update(self.shown, description=f"step {done:,.0f}", refresh=True)
 
 
 @contextmanager
