@@ -71,7 +71,7 @@ def test_the_capacity_curve_trains_a_model_for_each_number_of_pairs():
     assert "Not learned to 99.0 % even at 2 pairs" in describe(found).says
     assert draw(found).data[0].y.tolist() == found.accuracy.tolist()  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="its rows store no pairs"):
-        measure_capacity(opened, [TASKS["flip_flop"](seq_len=16)], config)
+        measure_capacity(opened, [TASKS["word_problem"](seq_len=16)], config)
     with pytest.raises(ValueError, match="tasks is empty"):
         measure_capacity(opened, [])
 
