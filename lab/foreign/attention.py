@@ -47,7 +47,8 @@ class ForeignAttention(ForeignMixer):
         self.hook_z = HookPoint()
         self._wants: str | Tensor | None = None
         self._rows: slice | None = None
-        module.lab_attend = self.attend  # type: ignore[assignment]
+        foreign: Any = module
+        foreign.lab_attend = self.attend
 
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None

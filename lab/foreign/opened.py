@@ -111,7 +111,7 @@ class OpenedModel(LanguageModel):
         self.embed = foreign.get_input_embeddings()
         self.hook_embed = HookPoint()
         self.blocks = nn.ModuleList(blocks)
-        self.norm_final = norm_final  # type: ignore[assignment]
+        self.add_module("norm_final", norm_final)
         self.head = foreign.get_output_embeddings()
         self.decoder = HuggingFaceDecoder(
             backbone, cache, output="last_hidden_state", given="inputs_embeds"
