@@ -7,6 +7,8 @@ Axis letters, used in every shape of this package:
     e expert         k chosen         r retrieval      v vocabulary  q scored position
 
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
+
+`lab.open` and `lab.train` are imported when they are first used, so that `import lab` takes no time.
 """
 
 from importlib import import_module
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lab.foreign import open as open
+    from lab.notebook import train as train
 
 __version__ = "0.1.0"
 
-_HOMES = {"open": "lab.foreign"}
+_HOMES = {"open": "lab.foreign", "train": "lab.notebook"}
 """The module of each name that is imported when it is used."""
 
 

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Any
 
 from lab.hooks import to_own_name
 
-Key = str | tuple[str] | tuple[str, int | None] | tuple[str, int | None, str | None]
+Key = str | tuple[Any, ...]
 """A point's name, or (name, layer) or (name, layer, part): "pattern", 1 or "scale", 0, "ln1"."""
 
 SHORT = {

@@ -1,0 +1,258 @@
+"""Restore one clean entry at a time in a corrupt run: heat maps by layer and position or head."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from analysis.base import Finding, Words
+from analysis.interventions.places import get_language_model
+from analysis.interventions.points import list_axes
+from analysis.plots import style
+from analysis.record import figure_only
+from analysis.scoring import PART_ENTRIES
+from lab.hooks import HookPoint, hook_points, hooks
+from lab.layers.mixer import HeadsMixer
+from lab.models import LanguageModel
+from lab.models.point_names import find_name
+
+Metric = Callable[[Float[Tensor, "b t v"]], Tensor | float]
+"""One number of the logits, such as a logit difference."""
+
+ROW = 26
+"""Height of a layer in the figure, px."""
+
+
+@dataclass(frozen=True)
+class Sweep(Finding):
+    """The metric of a corrupt run in which one entry at a time is the clean run's.
+
+    Attributes:
+        point: short name of the point that was patched.
+        along: "position" or "head".
+        layers: the blocks that have such a point.
+        metric: with the entry patched, layers × positions or heads; NaN where there is none.
+        clean: the metric of the clean run.
+        corrupt: the metric of the corrupt run.
+        labels: of the columns.
+    """
+
+    point: str
+    along: str
+    layers: Int[np.ndarray, " n"]
+    metric: Float[np.ndarray, "n m"]
+    clean: float
+    corrupt: float
+    labels: tuple[str, ...] = figure_only()
+
+    @property
+    def restored(self) -> Float[np.ndarray, "n m"]:
+        """(metric − corrupt) / (clean − corrupt): 0 changes nothing, 1 restores the clean run.
+
+        NaN where clean and corrupt do not differ.
+        """
+        change = self.clean - self.corrupt
+        return (self.metric - self.corrupt) / (change if change else np.nan)
+
+    def describe(self) -> Words:
+        """Say where patching restores most."""
+        title = f"Patching {self.point} at each layer and {self.along}"
+        reading = (
+            "The clean run's tensor replaces the corrupt run's at one layer and one "
+            f"{self.along}. At 0 the metric stays the corrupt run's ({self.corrupt:.3g}), at 1 it "
+            f"becomes the clean run's ({self.clean:.3g})."
+        )
+        shares = self.restored
+        if not np.isfinite(shares).any():
+            says = "The metric is the same in both runs, so there is nothing to restore."
+        else:
+            row, column = np.unravel_index(np.nanargmax(shares), shares.shape)
+            says = (
+                f"Layer {self.layers[row]}, {self.along} {self.labels[column]} restores most: "
+                f"{shares[row, column]:.2f} of the difference between the runs."
+            )
+        return Words(title, says, reading, f"A heat map, a row for each layer. {says}")
+
+    def draw(self) -> go.Figure:
+        """Draw the restored shares, layer 0 at the bottom."""
+        shares = self.restored
+        bound = max(1.0, float(np.nanmax(np.abs(shares), initial=0.0)))
+        fig = style.new_figure(height=150 + ROW * len(self.layers))
+        fig.add_heatmap(
+            z=shares,
+            x=list(range(len(self.labels))),
+            y=[str(layer) for layer in self.layers],
+            customdata=np.tile(self.labels, (len(self.layers), 1)),
+            coloraxis="coloraxis",
+            hovertemplate=f"layer %{{y}}, {self.along} %{{customdata}}: %{{z:.3f}}<extra></extra>",
+        )
+        few = len(self.labels) <= 32
+        ticks = {"tickvals": list(range(len(self.labels))), "ticktext": list(self.labels)}
+        fig.update_xaxes(title_text=self.along, showgrid=False, **(ticks if few else {}))
+        fig.update_yaxes(title_text="layer", type="category", showgrid=False)
+        return fig.update_layout(
+            title_text=self.describe().title,
+            margin={"b": 100},
+            coloraxis={"cmin": -bound, "cmax": bound, "colorbar": {"title": {"text": "restored"}}},
+        )
+
+
+def sweep_positions(
+    model: nn.Module,
+    clean: Int[Tensor, "b t"],
+    corrupt: Int[Tensor, "b t"],
+    metric: Metric,
+    point: str = "resid_pre",
+    *,
+    labels: Sequence[str] | None = None,
+) -> Sweep:
+    """Patch every position of a point in every layer, one at a time.
+
+    Each cell is what `patch(model, name, clean_tensor, positions=[position])` gives; many are
+    computed in one forward pass.
+
+    Args:
+        model: a language model.
+        clean: tokens whose tensors are patched in.
+        corrupt: tokens of the run that is patched.
+        metric: one number of the logits [b t v].
+        point: short name of a point with an axis t, such as "attn_out", "mlp_out" or "z".
+        labels: of the positions, such as `task.to_str_tokens(clean[0])`; None: their numbers.
+
+    Raises:
+        ValueError: for tokens of different shapes, or a point without positions.
+    """
+    names = _find_points(get_language_model(model), point)
+    return _sweep(model, clean, corrupt, metric, point, names, "position", labels)
+
+
+def sweep_heads(
+    model: nn.Module,
+    clean: Int[Tensor, "b t"],
+    corrupt: Int[Tensor, "b t"],
+    metric: Metric,
+    point: str | None = None,
+) -> Sweep:
+    """Patch every head of a point in every layer at all positions, one head at a time.
+
+    Args:
+        model: a language model.
+        clean: tokens whose tensors are patched in.
+        corrupt: tokens of the run that is patched.
+        metric: one number of the logits [b t v].
+        point: short name of a point with an axis h, such as "pattern", "q" or "k"; None: what the
+            heads of each mixer mixed (`heads_hook`).
+
+    Raises:
+        ValueError: for tokens of different shapes, or a model without such a point.
+    """
+    inner = get_language_model(model)
+    if point is not None:
+        names = _find_points(inner, point)
+    else:
+        names = {
+            layer: f"blocks.{layer}.mixer.{block.mixer.heads_hook}"
+            for layer, block in enumerate(inner.blocks)
+            if isinstance(block.mixer, HeadsMixer)
+        }
+        if not names:
+            raise ValueError("no mixer of the model names its heads (heads_hook); give a point")
+    return _sweep(model, clean, corrupt, metric, point or "heads", names, "head", None)
+
+
+def _find_points(model: LanguageModel, point: str) -> dict[int, str]:
+    """Return the full names of a point by layer.
+
+    Raises:
+        ValueError: when no layer has it.
+    """
+    names, found, reason = hook_points(model), {}, ""
+    for layer in range(len(model.blocks)):
+        try:
+            found[layer] = find_name(names, (point, layer), len(model.blocks))
+        except KeyError as error:
+            reason = error.args[0]
+    if not found:
+        raise ValueError(f"{point=}: {reason}")
+    return found
+
+
+@torch.no_grad()
+def _sweep(
+    model: nn.Module,
+    clean: Int[Tensor, "b t"],
+    corrupt: Int[Tensor, "b t"],
+    metric: Metric,
+    point: str,
+    names: dict[int, str],
+    along: str,
+    labels: Sequence[str] | None,
+) -> Sweep:
+    inner = get_language_model(model)
+    check_pair(clean, corrupt)
+    clean_logits, cache = inner.run_with_cache(clean, list(names.values()))
+    found = [
+        _patch_each(inner, corrupt, metric, name, cache[name], _find_axis(name, cache[name], along))
+        for name in names.values()
+    ]
+    wide = max(map(len, found))
+    if labels is not None and len(labels) != wide:
+        raise ValueError(f"labels has {len(labels)} entries, must have {wide}, a {along} each")
+    return Sweep(
+        point=point,
+        along=along,
+        layers=np.array(list(names)),
+        metric=np.array([[*row, *[np.nan] * (wide - len(row))] for row in found]),
+        clean=float(metric(clean_logits)),
+        corrupt=float(metric(inner(corrupt))),
+        labels=tuple(map(str, range(wide))) if labels is None else tuple(labels),
+    )
+
+
+def _find_axis(name: str, tensor: Tensor, along: str) -> int:
+    """Return the axis of positions or heads at a point."""
+    letter = along[0].replace("p", "t")
+    for form in list_axes(name):
+        if len(form) == tensor.ndim and letter in form:
+            return form.index(letter)
+    raise ValueError(f"{name} has no axis of {along}s to patch along")
+
+
+def _patch_each(
+    model: LanguageModel,
+    tokens: Int[Tensor, "b t"],
+    metric: Metric,
+    name: str,
+    source: Tensor,
+    axis: int,
+) -> list[float]:
+    """Return the metric for each index along an axis, patched alone; several in one pass."""
+    b, t = tokens.shape
+    size, found = source.shape[axis], []
+    entries = b * t * max(t, model.head.out_features)
+    for part in torch.arange(size).split(max(1, PART_ENTRIES // entries)):
+        marks = (part[:, None] == torch.arange(size)).to(source.device)
+        marks = marks.view(len(part), *(size if i == axis else 1 for i in range(source.ndim)))
+
+        def replace(tensor: Tensor, point: HookPoint, marks: Tensor = marks) -> Tensor:
+            cells = tensor.unflatten(0, (len(marks), b))
+            return torch.where(marks, source, cells).flatten(0, 1)
+
+        with hooks(model, [(name, replace)]):
+            logits = model(tokens.repeat(len(part), 1))
+        found += [float(metric(cell)) for cell in logits.unflatten(0, (len(part), b))]
+    return found
+
+
+def check_pair(clean: Int[Tensor, "b t"], corrupt: Int[Tensor, "b t"]) -> None:
+    """Check that two runs can be patched into each other.
+
+    Raises:
+        ValueError: for tokens of different shapes.
+    """
+    if clean.shape != corrupt.shape:
+        raise ValueError(f"corrupt is {list(corrupt.shape)}, must be {list(clean.shape)} as clean")

@@ -1,0 +1,102 @@
+"""Training from Python: one line gives a run that shows itself, as the command would train it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import lab
+from lab.cli.run_settings import describe_run
+from lab.notebook import progress
+from lab.training.experiment import Plan
+from lab.training.fit import Row
+from tasks import TASKS
+
+SETTINGS = {"seq_len": 8, "vocab_size": 16, "d_model": 16, "test_rows": 4, "history": False}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "tiny"
+    return lab.train("mqar", stack="AM", steps=2, out=out, **SETTINGS)
+
+
+def test_one_line_trains_what_the_command_would(run):
+    same, _ = describe_run("mqar", {"stack": "AM", "max_steps": 2, **SETTINGS}, run.path)
+    assert run.run == same
+    assert run.result["steps"] == 2
+    assert 0 <= run.accuracy <= 1
+    assert run.model(run.task.batch(size=1).inputs).shape == (1, 8, 16)
+    assert not run.model.training
+
+
+def test_the_same_line_again_does_not_train_again(run):
+    task = TASKS["mqar"](seq_len=8, vocab_size=16)
+    before = {file: file.stat().st_mtime_ns for file in run.path.rglob("*")}
+    settings = {name: SETTINGS[name] for name in ("d_model", "test_rows", "history")}
+    again = lab.train(task, stack="AM", steps=2, out=str(run.path), **settings)
+    assert again.result == run.result
+    assert {file: file.stat().st_mtime_ns for file in run.path.rglob("*")} == before
+
+
+def test_run_report_and_analyses_show_themselves(run):
+    assert "this model" in run._repr_html_()
+    assert "not solved" in repr(run)
+    found = run.analyze("anatomy", "baselines", rows=4)
+    assert sorted(found) == ["anatomy", "baselines"]
+    assert found["baselines"][0].describe().says in repr(found)
+    for shown in (found, run.report()):
+        page = shown._repr_html_()
+        assert page.startswith('<iframe srcdoc="')
+        assert "What is it made of?" in page or "anatomy" in page
+        assert page.count('"') == 4
+    with pytest.raises(ValueError, match="only=anatom: must be one of"):
+        run.analyze("anatom")
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "words"),
+    [
+        ("mqr", {}, "task='mqr': is no task. Did you mean mqar"),
+        ("mqar", {"d_modell": 8}, "d_modell: is no setting. Did you mean d_model"),
+        ("mqar", {"batch_size": "8"}, "batch_size='8': must be a whole number"),
+        ("mqar", {"seq_len": 3}, "seq_len=3"),
+        ("mqar", {"options": {"A.maks": "soft"}}, "unknown option A.maks"),
+        (TASKS["copy"](), {"seq_len": 8}, "seq_len: is an option of the task"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_setting(task, settings, words):
+    with pytest.raises(ValueError, match=words):
+        lab.train(task, **settings)
+
+
+def test_a_notebook_has_a_bar_in_its_output(run, monkeypatch):
+    import IPython.display
+
+    shown = []
+    handle = SimpleNamespace(update=lambda shown_html: shown.append(shown_html.data))
+    monkeypatch.setattr(IPython.display, "display", lambda *args, **options: handle)
+    shell = SimpleNamespace(kernel=None)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    plan = Plan(torch.device("cpu"), "fp32", 1234, 0, (4, 8), 1.0)
+    row = Row(2, 8, 0.1, 0.5, 1e-3, 1.0, 0.1, validation_accuracy=0.25)
+    with progress.choose_progress(run.run) as (on_plan, on_row):
+        on_plan(plan)
+        on_row(row)
+        on_row(replace(row, test_accuracy=0.5))
+    assert "1,234 parameters on cpu in fp32" in shown[0]
+    assert 'value="0.750"' in shown[1]
+    assert "step 2, rows of 8 tokens, accuracy 0.500, validation 0.250" in shown[1]
+    assert 'value="1.000"' in shown[2]
+
+
+def test_import_lab_imports_nothing_heavy():
+    program = "import lab, sys; print('train' in dir(lab), {'torch', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "set()"], done.stderr
+    with pytest.raises(AttributeError, match="module 'lab' has no attribute 'trian'"):
+        lab.trian  # type: ignore[attr-defined]  # noqa: B018
