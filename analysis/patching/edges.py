@@ -1,111 +1,20 @@
 """Which edges between heads and MLPs matter: patched one by one, or estimated from gradients."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from analysis.base import Finding, Words
 from analysis.interventions.places import get_language_model
+from analysis.patching.edge_effects import EdgeEffects
+from analysis.patching.receivers import Receiver, list_receivers
 from analysis.patching.sweeps import Metric, check_pair
-from analysis.plots import style
-from analysis.record import figure_only
 from lab.hooks import HookPoint, hooks, run_with_cache
-from lab.layers.mixer import SplitInputMixer
 from lab.models import Block, LanguageModel
 from lab.models.activation_cache import ActivationCache
 from lab.models.head_results import split_heads
-from lab.models.user_mixer import is_own
-
-
-@dataclass(frozen=True)
-class EdgeEffects(Finding):
-    """How the metric of the clean run changes when one edge carries the corrupt run's tensor.
-
-    An edge leads from a sender, which adds to the residual stream, to a receiver, which reads it.
-    Senders: "embed", the heads "L0H1" and the state transforms "M0". Receivers: the queries, keys
-    and values of attention heads, "L1H0.k"; other mixers as a whole, "L1"; "M1"; and "logits".
-
-    Attributes:
-        senders: their names, in the order of the forward pass.
-        receivers: theirs.
-        effect: metric with the edge patched − clean metric, or an estimate; NaN where the receiver
-            comes before the sender.
-        clean: the metric of the clean run.
-        corrupt: the metric of the corrupt run.
-        method: how the effects were found.
-    """
-
-    senders: tuple[str, ...]
-    receivers: tuple[str, ...]
-    effect: Float[np.ndarray, "n m"]
-    clean: float
-    corrupt: float
-    method: str = figure_only()
-
-    def list_strongest(self, count: int = 10) -> list[tuple[str, str, float]]:
-        """Return (sender, receiver, effect) of the edges whose effects are largest in size."""
-        order = np.argsort(-np.nan_to_num(np.abs(self.effect), nan=-1.0), axis=None)
-        order = order[: min(count, int(np.isfinite(self.effect).sum()))]
-        places = zip(*np.unravel_index(order, self.effect.shape), strict=True)
-        return [(self.senders[i], self.receivers[j], float(self.effect[i, j])) for i, j in places]
-
-    def describe(self) -> Words:
-        """Name the strongest edge."""
-        edges = int(np.isfinite(self.effect).sum())
-        sender, receiver, effect = self.list_strongest(1)[0]
-        says = (
-            f"Of {edges} edges, {sender} → {receiver} changes the metric most: by {effect:.3g}, "
-            f"where the two runs differ by {self.corrupt - self.clean:.3g}."
-        )
-        reading = (
-            "A row for each sender, a column for each receiver: the change of the clean run's "
-            f"metric when this edge alone carries the corrupt run's tensor, {self.method}."
-        )
-        return Words("Effects of edges", says, reading, f"A heat map of edges. {says}")
-
-    def draw(self) -> go.Figure:
-        """Draw senders against receivers, the first sender on top."""
-        bound = float(np.nanmax(np.abs(self.effect))) or 1.0
-        fig = style.new_figure(height=190 + 22 * len(self.senders))
-        fig.add_heatmap(
-            z=self.effect,
-            x=list(self.receivers),
-            y=list(self.senders),
-            coloraxis="coloraxis",
-            hoverongaps=False,
-            hovertemplate="%{y} → %{x}: %{z:.3g}<extra></extra>",
-        )
-        fig.update_xaxes(title_text="receiver", type="category", showgrid=False)
-        fig.update_yaxes(title_text="sender", type="category", showgrid=False, autorange="reversed")
-        return fig.update_layout(
-            title_text=self.describe().title,
-            margin={"b": 130},
-            coloraxis={"cmin": -bound, "cmax": bound, "colorbar": {"title": {"text": "effect"}}},
-        )
-
-
-@dataclass(frozen=True)
-class Receiver:
-    """What reads the residual stream.
-
-    Attributes:
-        name: as in `EdgeEffects`.
-        order: how many halves of blocks come before it.
-        residual: the point of the residual stream that it reads.
-        point: the point of what it makes of it; None for the logits.
-        head: index along the axis h of the point; None: all of it.
-    """
-
-    name: str
-    order: int
-    residual: str
-    point: str | None
-    head: int | None = None
 
 
 def attribute_edges(
@@ -155,7 +64,7 @@ def attribute_edges(
     method = "estimated from the gradient at the clean run"
     if steps is not None:
         method = f"estimated from gradients at {steps} inputs between the runs"
-    return _collect(inner, runs, clean, corrupt, metric, senders, receivers, effect, method)
+    return _collect(inner, clean, corrupt, metric, senders, receivers, effect, method)
 
 
 @torch.no_grad()
@@ -186,40 +95,8 @@ def patch_edges(
             if order < receiver.order:
                 effect[i, j] = _patch_edge(inner, clean, runs[0], receiver, change, metric) - before
     return _collect(
-        inner, runs, clean, corrupt, metric, senders, receivers, effect, "measured edge by edge"
+        inner, clean, corrupt, metric, senders, receivers, effect, "measured edge by edge"
     )
-
-
-def list_receivers(model: LanguageModel, cache: ActivationCache) -> list[Receiver]:
-    """Return what reads the residual stream, in the order of the forward pass."""
-    found = []
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        way = f"blocks.{layer}"
-        if block.mixer is not None:
-            whole = Receiver(f"L{layer}", 2 * layer + 1, f"{way}.hook_resid_pre", "")
-            found += _split_receiver(whole, block.mixer, cache, way)
-        if block.mlp is not None:
-            residual, point = f"{way}.hook_resid_mid", f"{way}.hook_mlp_out"
-            found.append(Receiver(f"M{layer}", 2 * layer + 2, residual, point))
-    last = len(model.blocks)
-    residual = f"blocks.{last - 1}.hook_resid_post"
-    return [*found, Receiver("logits", 2 * last + 1, residual, None)]
-
-
-def _split_receiver(
-    whole: Receiver, mixer: nn.Module, cache: ActivationCache, way: str
-) -> Iterator[Receiver]:
-    """Yield the inputs of each head where the mixer names them, else the mixer as a whole."""
-    # A user's class may read x in further ways, whatever it inherits.
-    if not (isinstance(mixer, SplitInputMixer) and is_own(mixer)):
-        yield Receiver(whole.name, whole.order, whole.residual, f"{way}.hook_attn_out")
-        return
-    for hook in mixer.input_hooks:
-        point = f"{way}.mixer.{hook}"
-        for head in range(cache[point].shape[2]):
-            name = f"{whole.name}H{head}.{hook.removeprefix('hook_')}"
-            yield Receiver(name, whole.order, whole.residual, point, head)
 
 
 @torch.no_grad()
@@ -323,7 +200,6 @@ def _patch_edge(
 
 def _collect(
     model: LanguageModel,
-    runs: tuple[ActivationCache, ActivationCache],
     clean: Int[Tensor, "b t"],
     corrupt: Int[Tensor, "b t"],
     metric: Metric,
@@ -333,6 +209,6 @@ def _collect(
     method: str,
 ) -> EdgeEffects:
     with torch.no_grad():
-        values = [float(metric(model(tokens))) for tokens in (clean, corrupt)]
+        before, after = (float(metric(model(tokens))) for tokens in (clean, corrupt))
     names = tuple(receiver.name for receiver in receivers)
-    return EdgeEffects(tuple(senders), names, effect, *values, method)
+    return EdgeEffects(tuple(senders), names, effect, before, after, method)

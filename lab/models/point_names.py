@@ -41,7 +41,8 @@ def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
             return key if key in names else own
         match = re.fullmatch(r"([A-Za-z_]+?)(\d+)(\w*)", key)
         key = (key,) if match is None else (match[1], int(match[2]), match[3] or None)
-    name, layer, part = (*key, None, None)[:3]
+    parts: list[Any] = [*key, None, None]
+    name, layer, part = parts[:3]
     if layer is not None and layer < 0:
         layer += n_layers
     last = f"hook_{SHORT.get(name, name)}"

@@ -70,7 +70,7 @@ class TrainedRun:
             NotApplicableError: when one of `only` does not apply to this run.
         """
         names, rows = choose_work(self.run, select_analyses(only) if only else None, rows, step)
-        with show_count(select_analyses(names)) as on_begin:
+        with show_count(select_analyses(names), "analyzing") as on_begin:
             subject = Subject.of(self.run, step=step, rows=rows)
             examination = examine(subject, names, on_begin)
         write_both(self.run, examination)

@@ -57,8 +57,8 @@ def train(
     run, runtime = describe_run(
         name, given, None if out is None else Path(out), {"options": dict(options or {})}
     )
-    with choose_progress(run) as (on_plan, on_row):
-        carry_out(run, runtime, on_plan, on_row)
+    with choose_progress(run, runtime.max_minutes) as shown:
+        carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_end)
     return TrainedRun(run)
 
 

@@ -78,20 +78,21 @@ def test_a_notebook_has_a_bar_in_its_output(run, monkeypatch):
     import IPython.display
 
     shown = []
-    handle = SimpleNamespace(update=lambda shown_html: shown.append(shown_html.data))
+    handle = SimpleNamespace(update=lambda data, raw: shown.append(data.get("text/html")))
     monkeypatch.setattr(IPython.display, "display", lambda *args, **options: handle)
     shell = SimpleNamespace(kernel=None)
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
-    plan = Plan(torch.device("cpu"), "fp32", 1234, 0, (4, 8), 1.0)
     row = Row(2, 8, 0.1, 0.5, 1e-3, 1.0, 0.1, validation_accuracy=0.25)
-    with progress.choose_progress(run.run) as (on_plan, on_row):
-        on_plan(plan)
-        on_row(row)
-        on_row(replace(row, test_accuracy=0.5))
+    with progress.choose_progress(run.run, None) as bar:
+        bar.on_plan(Plan(torch.device("cpu"), "fp32", 1234, 0, (4, 8), 1.0))
+        bar.on_row(row)
+        bar.on_row(replace(row, step=3))
+        bar.on_end()
     assert "1,234 parameters on cpu in fp32" in shown[0]
     assert 'value="0.750"' in shown[1]
     assert "step 2, rows of 8 tokens, accuracy 0.500, validation 0.250" in shown[1]
-    assert 'value="1.000"' in shown[2]
+    assert 'value="1.000"' in shown[2], "the step at once after another is not shown"
+    assert shown[3:] == [None]
 
 
 def test_import_lab_imports_nothing_heavy():

@@ -210,6 +210,21 @@ def test_hooks_act_in_compiled_code_and_leave_it(form, backend, before):
 
 
 @pytest.mark.usefixtures("unchecked")
+@torch.no_grad()
+def test_hooks_act_in_a_compiled_block_and_leave_it():
+    torch.compiler.reset()
+    block, x = build("NM", vocab_size=8, d_model=8).blocks[0], torch.randn(1, 3, 8)
+    compiled, plain = torch.compile(block, backend="eager"), block(x)
+    torch.testing.assert_close(compiled(x), plain)
+    for name in ("hook_mlp_out", "norm_mlp.hook_scale"):
+        with hooks(compiled, [(name, lambda tensor, hook: 2 * tensor)]) as inner:
+            changed = compiled(x)
+            torch.testing.assert_close(changed, inner(x))
+            assert (changed - plain).abs().max() > 1e-3
+        torch.testing.assert_close(compiled(x), plain)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_compiled_graph_that_must_stay_whole_refuses_hooks():
     torch.compiler.reset()
     x = torch.ones(2)

@@ -7,8 +7,10 @@ from torch import nn
 from torch.testing import assert_close
 
 from analysis.interventions import patch
+from analysis.interventions.places import get_block, get_mixer
 from analysis.patching import attribute_edges, patch_edges, sweep_heads, sweep_positions
-from lab.models import Block, build
+from lab.layers.attention import Attention
+from lab.models import build
 from tests.intervened import TOKENS, UserMixer, attention, experts, moved, stack
 from tests.ssd_variants import moved as ssd_moved
 
@@ -70,7 +72,7 @@ def test_a_sweep_says_and_draws_what_it_restores(model):
     words, figure = found.describe(), found.draw()
     row, column = np.unravel_index(np.nanargmax(found.restored), found.restored.shape)
     assert f"Layer {row}, position {'abcdefghi'[column]} restores most" in words.says
-    assert np.array_equal(figure.data[0].z, found.restored)
+    assert np.array_equal(figure.to_dict()["data"][0]["z"], found.restored)
     same = sweep_positions(model, CLEAN, CLEAN, metric)
     assert "nothing to restore" in same.describe().says
     assert np.isnan(same.restored).all()
@@ -98,8 +100,7 @@ def test_refusals(model):
 def small():
     """Two blocks of attention of two heads with a plain MLP, in fp64."""
     torch.manual_seed(3)
-    options = {"vocab_size": 8, "d_model": 8, "n_heads": 2}
-    return build("AM AM", **options).double().eval()
+    return build("AM AM", vocab_size=8, d_model=8, n_heads=2).double().eval()
 
 
 @torch.no_grad()
@@ -110,12 +111,14 @@ def test_a_patched_edge_is_what_the_model_by_hand_gives(small):
     heads = [run["z", 0].clone() for run in runs]
     for z in heads:
         z[:, :, 1] = 0
-    added = [small.blocks[0].mixer.out(z.flatten(2)) for z in heads]
-    block = small.blocks[1]
-    assert isinstance(block, Block)
+    block, mixer = get_block(small, 1), get_mixer(small, 1)
+    first = get_mixer(small, 0)
+    assert isinstance(first, Attention)
+    assert isinstance(mixer, Attention)
+    assert block.norm_mixer is not None
+    added = [first.out(z.flatten(2)) for z in heads]
     x = runs[0]["resid_pre", 1]
     changed = block.norm_mixer(x - added[0] + added[1])
-    mixer = block.mixer
     q, k, v = (f(block.norm_mixer(x)).unflatten(-1, (2, 4)) for f in (mixer.q, mixer.k, mixer.v))
     k[:, :, 1] = mixer.k(changed).unflatten(-1, (2, 4))[:, :, 1]
     names = [f"blocks.1.mixer.hook_{letter}" for letter in "qkv"]
@@ -143,7 +146,7 @@ def test_every_edge_of_a_receiver_together_is_its_input_of_the_corrupt_run(small
     strongest = found.list_strongest(3)
     assert abs(strongest[0][2]) == np.nanmax(np.abs(found.effect))
     assert f"{strongest[0][0]} → {strongest[0][1]}" in found.describe().says
-    assert np.array_equal(found.draw().data[0].z, found.effect, equal_nan=True)
+    assert np.array_equal(found.draw().to_dict()["data"][0]["z"], found.effect, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["attention", "others"])
