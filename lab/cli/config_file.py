@@ -41,9 +41,7 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
         _check_names(f"config={file}: {part}", values, known)
         for option, value in values.items():
             settings[option] = (
-                _read_varying(value)
-                if part == "task"
-                else check_value(option, value, hints[option])
+                _read_varying(value) if part == "task" else _check(option, value, hints[option])
             )
     return settings
 
@@ -66,12 +64,8 @@ def _read_varying(value: Any) -> Any:
         raise ValueError(f"{value}: a schedule has first, last and rows") from error
 
 
-def check_value(option: str, value: Any, hint: Any) -> Any:
-    """Return a value of the model or the training if it has the type of its field.
-
-    Raises:
-        ValueError: if it has another.
-    """
+def _check(option: str, value: Any, hint: Any) -> Any:
+    """Return a value of the model or the training if it has the type of its field."""
     from tasks.bounds import check_kind
 
     if get_origin(hint) is dict and not isinstance(value, dict):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from lab.cli.command import suggest
-from lab.cli.config_file import check_value
 from lab.cli.run_settings import describe_run
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.notebook.progress import choose_progress
@@ -14,6 +13,7 @@ from lab.notebook.trained_run import TrainedRun
 from lab.training.experiment import carry_out
 from tasks import TASKS
 from tasks.base import Task
+from tasks.bounds import check_kind
 
 
 def train(
@@ -74,7 +74,7 @@ def _check_names(given: Mapping[str, Any], of_task: set[str]) -> None:
         for f in fields(part):
             known[f.name] = None
             if f.name in given:
-                check_value(f.name, given[f.name], hints[f.name])
+                check_kind(f.name, given[f.name], hints[f.name])
     for name in given:
         if name not in known:
             raise ValueError(f"{name}: is no setting. {suggest(name, known)}")
