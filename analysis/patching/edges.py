@@ -30,8 +30,8 @@ def attribute_edges(
         effect(u → v) ≈ Σ (corrupt output of u − clean output of u) · ∂ metric / ∂ (input of v)
 
     It costs as much as a few forward and backward passes, and equals `patch_edges` where the metric
-    is linear in the changes. Saturated softmaxes make it wrong; averaging the gradient over inputs
-    between the two runs (`steps`) makes it better.
+    is linear in the changes. In trained models it often is not, and the gradient of the clean run
+    alone can rank edges wrongly; give `steps` there (docs/interpretability.md has numbers).
 
     Args:
         model: a language model.
