@@ -8,7 +8,7 @@ Axis letters, used in every shape of this package:
 
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
 
-`lab.open` and `lab.train` are imported when they are first used, so that `import lab` takes no time.
+`lab.open` and `lab.train` are imported on first use, so that `import lab` takes no time.
 """
 
 from importlib import import_module
