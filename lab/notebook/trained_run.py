@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from analysis import QUICK
 from analysis.base import Finding, Subject
 from analysis.examination import Examination, examine, select_analyses
 from analysis.pages.kept import choose_work, find_page
@@ -78,7 +79,10 @@ class TrainedRun:
 
     def report(self) -> Page:
         """Return the run's report, after the quick analyses if there is none yet."""
-        path = find_page(self.run) or write_quick(self.run).page
+        path = find_page(self.run)
+        if path is None:
+            with show_count(QUICK, "writing the report") as on_begin:
+                path = write_quick(self.run, on_begin).page
         return Page(path.read_text(encoding="utf-8"), str(path))
 
     def __repr__(self) -> str:
