@@ -180,6 +180,9 @@ class ActivationCache(dict[str, Tensor]):
             pos_slice: the positions that the stack has.
             recompute_ln: give each part its own scale instead.
 
+        Raises:
+            ValueError: for a norm that is not the lab's, as models that were opened have.
+
         Departs: the norm's weight is applied too; TransformerLens folds it into the next layer.
         """
         depth = self._count_blocks(layer)

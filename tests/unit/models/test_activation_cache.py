@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from lab.models import build
@@ -125,6 +126,16 @@ def test_the_lens_at_the_last_depth_is_the_model(model, run):
     assert mids == ["0_pre", "0_mid", "1_pre", "1_mid", "2_pre", "2_mid", "3_pre"]
     normed = cache.accumulated_resid(3, apply_ln=True)[-1]
     assert_close(normed, model.blocks[3].norm_mixer(cache["resid_pre", 3]))
+
+
+@torch.no_grad()
+def test_a_norm_without_a_scale_is_refused_but_not_by_the_lens():
+    model = build("AM", vocab_size=8, d_model=8)
+    model.add_module("norm_final", nn.LayerNorm(8))
+    logits, cache = model.run_with_cache(TOKENS)
+    assert_close(cache.logit_lens()[-1], logits)
+    with pytest.raises(ValueError, match="norm_final is of LayerNorm, which keeps no scale"):
+        cache.decompose_resid(apply_ln=True)
 
 
 def test_the_configuration_is_read_from_the_layers(model):
