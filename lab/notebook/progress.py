@@ -47,10 +47,9 @@ class NotebookBar:
             about = f"step {row.step:,}, rows of {row.seq_len:,} tokens"
             self._show(f"{about}, accuracy {row.accuracy:.3f}{self.held_out}")
 
-    def on_end(self) -> None:
-        """Show what follows the last step."""
-        self.share = 1.0
-        self._show("evaluating: test rows, shortcuts, weights set by hand …")
+    def on_note(self, text: str) -> None:
+        """Show what is done besides steps."""
+        self._show(f"{text} …")
 
     def clear(self) -> None:
         """Empty the output: the run itself is shown next."""

@@ -58,7 +58,7 @@ def train(
         name, given, None if out is None else Path(out), {"options": dict(options or {})}
     )
     with choose_progress(run, runtime.max_minutes) as shown:
-        carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_end)
+        carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)
     return TrainedRun(run)
 
 

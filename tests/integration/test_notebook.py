@@ -87,11 +87,11 @@ def test_a_notebook_has_a_bar_in_its_output(run, monkeypatch):
         bar.on_plan(Plan(torch.device("cpu"), "fp32", 1234, 0, (4, 8), 1.0))
         bar.on_row(row)
         bar.on_row(replace(row, step=3))
-        bar.on_end()
+        bar.on_note("evaluating")
     assert "1,234 parameters on cpu in fp32" in shown[0]
     assert 'value="0.750"' in shown[1]
     assert "step 2, rows of 8 tokens, accuracy 0.500, validation 0.250" in shown[1]
-    assert 'value="1.000"' in shown[2], "the step at once after another is not shown"
+    assert "mqar: evaluating …" in shown[2], "the step at once after another is not shown"
     assert shown[3:] == [None]
 
 
