@@ -56,7 +56,11 @@ def unchecked(monkeypatch):
 @pytest.fixture
 def no_report(monkeypatch):
     """Let training commands end without a report, which costs more than a few steps do."""
-    monkeypatch.setattr("analysis.pages.report.write_quick", lambda run: run.path / "report.html")
+    from analysis.pages.kept import ReportFiles
+
+    monkeypatch.setattr(
+        "analysis.pages.report.write_quick", lambda run, on_begin: ReportFiles(run.path)
+    )
 
 
 def pytest_collection_modifyitems(items):

@@ -17,6 +17,8 @@ from lab.training.runs import Run
 from tasks import TASKS
 from tasks.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 
 def lab(words: str, code: int = 0) -> str:
     found = CliRunner().invoke(app, words.split())
