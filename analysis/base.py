@@ -1,6 +1,5 @@
 """The contract of an analysis: it measures a subject and returns findings with words and figure."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import plotly.graph_objects as go
 
 from analysis.memory import check_memory
+from analysis.words import split_lead
 from lab.files import RunError
 from lab.models import LanguageModel
 from lab.models.evaluation import check_vocabulary
@@ -20,7 +20,6 @@ TOKENS = 32_768
 MOST_ROWS = 256
 """Most rows by default, however short: 95 % intervals are narrow enough then."""
 FEWEST_ROWS = 4
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\W?[A-Z])")
 
 
 class NotApplicableError(Exception):
@@ -141,7 +140,7 @@ class Words:
         reading: how to read the figure.
         alt: the figure in words, for readers who cannot see it.
         passages: texts to read, shown in place of a figure.
-        gist: the finding in one plain sentence; empty where the first sentence of `says` is one.
+        gist: the finding in one plain sentence; empty where `says` begins with one.
         tokens: a row to look at token by token, as JSON, shown in place of a figure.
     """
 
@@ -156,12 +155,12 @@ class Words:
     @property
     def lead(self) -> str:
         """The finding in one plain sentence."""
-        return self.gist or SENTENCE_END.split(self.says, maxsplit=1)[0]
+        return self.gist or split_lead(self.says)[0]
 
     @property
     def rest(self) -> str:
         """What `says` adds to `lead`."""
-        return self.says if self.gist else self.says[len(self.lead) :].lstrip()
+        return self.says if self.gist else split_lead(self.says)[1]
 
 
 class Finding(ABC):

@@ -1,6 +1,13 @@
 """Format numbers and lists for sentences."""
 
+import re
 from collections.abc import Sequence
+
+LONG = 100
+"""Characters of a sentence above which its first clause stands for it."""
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\W?[A-Z])")
+CLAUSE_END = re.compile(r"[:;] ")
+BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 
 
 def percent(share: float) -> str:
@@ -9,9 +16,29 @@ def percent(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def round_percent(share: float) -> str:
+    """Format a share as a whole per cent, for sentences in which digits would distract."""
+    return f"{round(100 * share)} %"
+
+
 def capitalize(text: str) -> str:
     """Return a text with its first letter in upper case, the others as they are."""
     return text[:1].upper() + text[1:]
+
+
+def split_lead(text: str) -> tuple[str, str]:
+    """Split a text into its first sentence, or the first clause of a long one, and the rest.
+
+    A clause ends with a colon or a semicolon outside brackets. One that is a label, such as
+    "Query → value", does not stand for its sentence.
+    """
+    sentence = SENTENCE_END.split(text, maxsplit=1)[0]
+    rest = text[len(sentence) :].lstrip()
+    end = CLAUSE_END.search(BRACKETS.sub(lambda found: "_" * len(found[0]), sentence))
+    if len(sentence) <= LONG or not end or "→" in sentence[: end.start()]:
+        return sentence, rest
+    more = capitalize(sentence[end.end() :])
+    return f"{sentence[: end.start()]}.", f"{more} {rest}".rstrip()
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -161,6 +161,6 @@ class Ledger(Finding):
                 xshift=8,
             )
         fig.update_xaxes(range=[0, 1.55], tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%")
-        fig.update_xaxes(title_text="share of errors", showline=False, ticks="")
+        fig.update_xaxes(title_text="share of errors", showline=False)
         order_lines(fig, names)
         return fig.update_layout(bargap=0.45, margin={"t": 84})

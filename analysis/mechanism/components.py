@@ -4,6 +4,7 @@
 one mixer or state transform adds in the clean row replaces what it adds in the corrupt row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from analysis.mechanism.swapped_keys import Couples, compute_margins
 from analysis.plots.style import new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
+from analysis.words import capitalize, join_names
 from lab.hooks import HookPoint
 from lab.models import Block, LanguageModel
 from tasks.base import Batch
@@ -102,9 +104,21 @@ class Components(Finding):
         )
         if len(set(self.layers.tolist())) < self.n_layers:
             reading += f" Some of the {self.n_layers} layers are left out."
-        return Words(
-            title, says, reading, f"Heat map of restored share by component and site. {says}"
-        )
+        alt = f"Heat map of restored share by component and site. {says}"
+        return Words(title, says, reading, alt, gist=self._name_carriers(carriers))
+
+    def _name_carriers(self, carriers: Sequence[tuple[int, int]]) -> str:
+        """Say in one sentence which components restore the answer alone; nothing without any."""
+        if not carriers:
+            return ""
+        names = [
+            f"layer {self.layers[n]}'s {self.components[n]} at the {SITE_NAMES[COMPONENT_SITES[s]]}"
+            for n, s in carriers[:4]
+        ]
+        more = f", and {len(carriers) - 4} more" if len(carriers) > 4 else ""
+        verb = "each restore" if len(carriers) > 1 else "restores"
+        said = f"{join_names(names)}{more} {verb} more than a third of the answer alone."
+        return capitalize(said)
 
     def draw(self) -> go.Figure:
         """Draw the restored shares as colours, and as numbers."""

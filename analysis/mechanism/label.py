@@ -37,7 +37,7 @@ from analysis.mechanism.edits import Edited
 from analysis.mechanism.effects import SITE_NAMES, SITES, Restored
 from analysis.mechanism.shares import format_share
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import percent
+from analysis.words import percent, round_percent
 
 ENOUGH, LITTLE, SOME = 2 / 3, 1 / 3, 1 / 5
 """Thresholds of the labels."""
@@ -109,28 +109,28 @@ class Mechanism(Finding):
             return (
                 "It recalls by induction: each value's position gathers its key, and the query "
                 "finds it there; restoring the values' positions alone brings back "
-                f"{percent(shares['value'])} of the answer, restoring as many other positions "
-                f"{percent(shares['placebo'])} (the placebo)."
+                f"{round_percent(shares['value'])} of the answer, restoring as many other positions "
+                f"{round_percent(shares['placebo'])} (the placebo)."
             )
         if self.label == "direct" and left:
             values, others = left.values()
             return (
                 "It recalls directly: one mixer finds the key and reads the value in one step; "
-                f"exchanging two values leaves {percent(values)} of the answer, exchanging other "
-                f"positions {percent(others)} (the placebo)."
+                f"exchanging two values leaves {round_percent(values)} of the answer, exchanging "
+                f"other positions {round_percent(others)} (the placebo)."
             )
         if self.label == "direct":
             return (
                 "It recalls directly: one mixer finds the key and reads the value in one step; "
-                f"restoring the values' positions brings back only {percent(shares['value'])} of "
+                f"restoring the values' positions brings back {round_percent(shares['value'])} of "
                 "the answer at any depth, restoring as many other positions "
-                f"{percent(shares['placebo'])} (the placebo)."
+                f"{round_percent(shares['placebo'])} (the placebo)."
             )
         if self.label == "positional":
             return (
                 "It answers by position, not by key: when two keys change places, "
-                f"{percent(self.follows_position.value)} of the answers stay with the position and "
-                f"{percent(self.follows_key.value)} follow the key."
+                f"{round_percent(self.follows_position.value)} of the answers stay with the "
+                f"position and {round_percent(self.follows_key.value)} follow the key."
             )
         opening = "It recalls in more than one way" if self.label == "mixed" else "Not decided"
         return f"{opening}: {self.reason}."

@@ -9,9 +9,11 @@ import plotly.graph_objects as go
 
 from analysis import matrices
 from analysis.base import Finding, NotApplicableError, Subject, Words
+from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn, name_apart, summarize_run
+from analysis.plots.heatmaps import Picture
 from analysis.record import to_plain
 from analysis.run import baselines, dynamics
 from analysis.run.onsets import Onsets
@@ -145,19 +147,35 @@ def _find_order(group: dict[str, Subject]) -> SeedOrder:
 def draw_matrices(
     subjects: Sequence[Subject], names: Sequence[str]
 ) -> list[tuple[int, list[Shown]]]:
-    """Draw each layer's matrices, one run after the other, each on its first row."""
-    layers: dict[int, list[Shown]] = {}
+    """Draw each layer's matrices, one run after the other, each on its first row.
+
+    Matrices of one form have one colour scale, in all layers and runs.
+    """
+    found: list[tuple[str, Subject, LayerMatrix]] = []
     for subject, name in zip(subjects, names, strict=True):
         try:
             results = matrices.measure(replace(subject, batch=subject.batch[:1]))
         except NotApplicableError:
             continue
-        for result in results:
-            if not result.cropped:
-                words = matrices.describe(result)
-                words = replace(words, title=f"{name} · {words.title}")
-                entry = show_figure(words, matrices.draw(result), make_stamp(subject))
-                layers.setdefault(result.layer, []).append(entry)
+        found += [(name, subject, result) for result in results if not result.cropped]
+    pictures: dict[str, list[Picture]] = {}
+    for _, _, result in found:
+        if result.picture is not None:
+            pictures.setdefault(result.form, []).append(result.picture)
+    layers: dict[int, list[Shown]] = {}
+    for name, subject, result in found:
+        if result.picture is not None:
+            alike = pictures[result.form]
+            picture = replace(
+                result.picture,
+                bound=max(picture.bound for picture in alike),
+                signed=any(picture.signed for picture in alike),
+            )
+            result = replace(result, picture=picture)
+        words = matrices.describe(result)
+        words = replace(words, title=f"{name} · {words.title}")
+        entry = show_figure(words, matrices.draw(result), make_stamp(subject))
+        layers.setdefault(result.layer, []).append(entry)
     return sorted(layers.items())
 
 
@@ -167,16 +185,22 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
     title = f"{len(names)} runs of {found.task}" if found.task else f"{len(names)} runs"
     accuracies = RunAccuracies(found.runs, found.references)
     curves = RunCurves(found.runs, found.references)
+    orders = [
+        show_figure(order.describe(), order.draw(), ", ".join(order.names))
+        for order in found.orders
+    ]
+    grid = draw_matrices(subjects, names)
+    outline = [("summary", "Summary"), ("runs", "The runs"), ("accuracy", "How good, how fast")]
+    outline += [("orders", "In which order things change")] * bool(orders)
+    outline += [(f"layer-{layer}", f"Layer {layer}") for layer, _ in grid]
     return fill_template(
         "compare.html.j2",
         title=title,
         found=found,
         figures=[show_figure(f.describe(), f.draw(), title) for f in (accuracies, curves)],
-        orders=[
-            show_figure(order.describe(), order.draw(), ", ".join(order.names))
-            for order in found.orders
-        ],
-        grid=draw_matrices(subjects, names),
+        orders=orders,
+        grid=grid,
+        outline=outline,
     )
 
 

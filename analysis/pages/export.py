@@ -1,4 +1,4 @@
-"""Save figures as files: PNG and SVG drawn by Chromium, or HTML that needs no network."""
+"""Save figures as files: PNG and SVG drawn by Chromium, or a page that needs no network."""
 
 import asyncio
 import importlib.util
@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from choreographer.browsers.chromium import Chromium
 from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
 
+from analysis.pages.page import render_figure
 from lab.files import write
 
 IMAGES: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
@@ -58,7 +59,7 @@ def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None
     images = {path: figure for path, figure in figures.items() if path.suffix.lower() in IMAGES}
     for path, figure in figures.items():
         if path not in images:
-            write(path, figure.to_html(include_plotlyjs=True, config={"displaylogo": False}))
+            write(path, render_figure(figure))
     if not images:
         return
     # A notebook's thread already runs an event loop, and a thread can have only one.

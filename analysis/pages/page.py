@@ -1,5 +1,6 @@
 """The parts of every page: figures with their words, light and dark themes, templates."""
 
+import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,14 @@ def show_figure(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
     square = any("scaleanchor" in part for part in layout.values() if isinstance(part, dict))
     ratio = f"{layout['width']} / {height}"
     return Shown(words, embed_json({**spec, "head": HEAD}), ratio, None if square else height)
+
+
+def render_figure(fig: go.Figure) -> str:
+    """Return a page on which a figure fills the window; its title and stamp become text."""
+    title = fig.layout.title
+    said, stamp = (html.unescape(part.text or "") for part in (title, title.subtitle))
+    shown = show_figure(Words(said, "", stamp, said), go.Figure(fig), stamp)
+    return fill_template("figure.html.j2", words=shown.words, spec=shown.spec)
 
 
 def make_stamp(subject: Subject) -> str:

@@ -168,8 +168,8 @@ def draw_heatmap(heatmap: Heatmap) -> go.Figure:
                 xanchor="right",
                 yanchor="top",
             )
-    fig.update_xaxes(showgrid=False, showline=False, ticks="")
-    fig.update_yaxes(showgrid=False, showline=False, ticks="")
+    fig.update_xaxes(showgrid=False, showline=False)
+    fig.update_yaxes(showgrid=False, showline=False)
     return fig.update_layout(
         margin={"t": 84, "b": 96},
         coloraxis={

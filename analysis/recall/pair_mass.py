@@ -62,8 +62,10 @@ class PairMass(Finding):
         )
         if self.without:
             reading += f" The mixers of {name_layers(self.without)} offer no matrix."
+        gist = f"Queries put up to {best[0]} of their mass on the value they ask for."
+        gist = gist if shows[0] else ""
         alt = f"Dots, a line for each of {len(self.heads)} heads, of three shares of mass. {says}"
-        return Words(title, says, reading, alt)
+        return Words(title, says, reading, alt, gist=gist)
 
     def _name_highest(self, quantity: int) -> str:
         """Return the largest share of a quantity, its head, and chance."""

@@ -16,7 +16,6 @@ from analysis.plots.style import (
     PURPLE,
     SKY,
     VERMILLION,
-    add_title,
     new_figure,
 )
 from lab.models.anatomy import Anatomy, Part, dissect
@@ -126,14 +125,6 @@ class StackAnatomy(Anatomy, Finding):
 def measure(subject: Subject) -> list[StackAnatomy]:
     """Take the subject's model apart."""
     return [StackAnatomy.of(dissect(subject.model))]
-
-
-def render_page(found: Anatomy, name: str) -> str:
-    """Return the drawing of a model and its description as an HTML page."""
-    finding = StackAnatomy.of(found)
-    lines = map(html.escape, textwrap.wrap(finding.describe().says, width=80))
-    fig = add_title(finding.draw(), name, "")
-    return fig.update_layout(title_subtitle_text="<br>".join(lines)).to_html(include_plotlyjs=True)
 
 
 def abbreviate(count: int) -> str:

@@ -156,7 +156,7 @@ class Standing(Finding):
             hovertemplate="%{y}: %{x:.2%}<extra></extra>",
         )
         fig.update_xaxes(range=[0, 1.24], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
-        fig.update_xaxes(title_text="accuracy at scored positions", showline=False, ticks="")
+        fig.update_xaxes(title_text="accuracy at scored positions", showline=False)
         order_lines(fig, names[::-1])
         return fig.update_layout(showlegend=False, bargap=0.4, margin_t=58)
 

@@ -22,6 +22,8 @@ POINTS = 1000
 
 LEAST_LOSS = 1e-4
 """Lower end of the logarithmic loss axis, nats."""
+FEW_DECADES = 0.6
+"""Decades of the loss axis below which 1, 2 and 5 are too few ticks."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,10 @@ class Curve(Finding):
             # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
             seen = np.array([*self.train, *self.held_out, *self.references.values()])
             low, high = np.log10(np.maximum([seen.min(), seen.max()], LEAST_LOSS))
-            fig.update_yaxes(type="log", range=[low - 0.1, high + 0.1], dtick="D2", tickformat="~g")
+            dtick = "D1" if high - low < FEW_DECADES else "D2"  # every digit, or 1, 2 and 5
+            fig.update_yaxes(
+                type="log", range=[low - 0.1, high + 0.1], dtick=dtick, tickformat="~g"
+            )
             fig.update_yaxes(title_text="cross-entropy, nats")
         else:
             fig.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])

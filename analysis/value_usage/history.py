@@ -84,6 +84,10 @@ class ValueHistory(Finding):
             first = int(np.argmax(used > used[0]))
             says += f"; more than at first are used by step {steps[first]:,}"
         says += f"; {self._summarize_churn()}."
+        gist = (
+            f"Tokens use {used[0]} of {n_values} values at step {steps[0]:,} and {used[-1]} at "
+            f"step {steps[-1]:,}."
+        )
         reading = (
             "The same rows at every step; steps are spaced by log₂(step + 1). Shuffled: the share "
             "of tokens that would change if the later choices were shuffled among the tokens. "
@@ -96,6 +100,7 @@ class ValueHistory(Finding):
             says=says,
             reading=reading,
             alt=f"Lines of use, evenness and churn by step. {says}",
+            gist=gist,
         )
 
     def _summarize_churn(self) -> str:

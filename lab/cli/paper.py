@@ -67,10 +67,14 @@ def model(
         Console(markup=False, highlight=False).print(anatomy_table(found))
         typer.echo(count_line(found, compared))
     if figure is not None:
-        from analysis.run.anatomy import render_page
+        from analysis.pages.page import render_figure
+        from analysis.plots.style import add_title
+        from analysis.run.anatomy import StackAnatomy
         from lab.files import explain_write_errors, write
 
-        page = render_page(found, " ".join(filter(None, (name, paper_size))))
+        drawn = StackAnatomy.of(found)
+        title = " ".join(filter(None, (name, paper_size)))
+        page = render_figure(add_title(drawn.draw(), title, drawn.describe().says))
         with report_failures(), explain_write_errors(figure):
             write(figure, page)
         typer.echo(f"figure: {figure}", err=as_json)

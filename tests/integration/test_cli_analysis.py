@@ -113,7 +113,7 @@ def test_figures_are_saved(run, tmp_path):
     assert result.exit_code == 0, result.output
     names = {path.name for path in figures.iterdir()}
     assert names == {"curves-1.html", "curves-2.html", "anatomy-1.html"}
-    assert "Plotly.newPlot" in (figures / "curves-1.html").read_text()
+    assert 'data-figure="figure"' in (figures / "curves-1.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,10 @@ function listContents() {
   }
   const mark = () => {
     const above = [...links.keys()].filter((part) => part.getBoundingClientRect().top < 140);
-    for (const [part, link] of links) link.toggleAttribute("aria-current", part === above.at(-1));
+    for (const [part, link] of links) {
+      if (part === above.at(-1)) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
   };
   addEventListener("scroll", mark, { passive: true });
   mark();

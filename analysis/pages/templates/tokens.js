@@ -7,7 +7,7 @@ const make = (tag, className = "", text = "") => {
   part.textContent = text;
   return part;
 };
-const formatShare = (share) => `${(100 * share).toFixed(1)} %`.replace("-", "−");
+const formatShare = (share) => `${(100 * share).toFixed(1)}\u00a0%`.replace("-", "−");
 
 class TokenRow {
   constructor(place, row) {

@@ -68,7 +68,7 @@ def test_an_html_opens_without_the_network(saved, page):
     page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
     page.goto((saved / "figure.html").as_uri())
     page.wait_for_selector(".bars path")
-    assert page.text_content(".gtitle") == TITLE
+    assert page.text_content("h1") == TITLE
     assert not errors
     assert asked
     assert not [url for url in asked if url.startswith(("http", "ws"))]
