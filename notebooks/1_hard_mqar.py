@@ -38,6 +38,7 @@ from analysis.interventions import block_edges
 from analysis.run import baselines, curves
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.notebook.progress import NotebookBar
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -77,7 +78,8 @@ run = Run(
     ModelConfig(stack="AM*2", d_model=32),
     TrainConfig(batch_size=64, max_steps=600, eval_every=25, test_rows=256),
 )
-result = carry_out(run, Runtime(device="cpu"))
+bar = NotebookBar(run)
+result = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
 print(f"{result['parameters']:,} parameters: {result['stopped']} after {result['steps']} steps")
 
 # %% [markdown]

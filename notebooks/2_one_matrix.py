@@ -40,6 +40,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.hooks import run_with_cache
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
+from lab.notebook.progress import NotebookBar
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -105,7 +106,8 @@ run = Run(
     ModelConfig(stack="AM SM", d_model=32, options={"S.d_state": 32, "S.skip": False}),
     TrainConfig(batch_size=64, max_steps=600, eval_every=25, test_rows=256),
 )
-result = carry_out(run, Runtime(device="cpu"))
+bar = NotebookBar(run)
+result = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
 subject = Subject.of(run)
 chance = subject.task.chance
 print(f"{result['accuracy']:.2f} right after {result['steps']} steps, chance {chance:.2f}")

@@ -40,6 +40,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
 from lab.models import build
+from lab.notebook.progress import NotebookBar
 from lab.ops.rope import rotary_table, rotate
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
@@ -138,7 +139,8 @@ hybrid = Run(
     ModelConfig(stack="AM SM", d_model=32, options={"S.d_state": 32, "S.skip": False}),
     TrainConfig(batch_size=64, max_steps=600, eval_every=25, test_rows=256),
 )
-result = carry_out(hybrid, Runtime(device="cpu"))
+bar = NotebookBar(hybrid)
+result = carry_out(hybrid, Runtime(device="cpu"), bar.on_plan, bar.on_row)
 print(f"accuracy {result['accuracy']:.2f}, chance {small.chance:.2f}")
 energies, uses, lags, by_pair, bands = frequencies.measure(Subject.of(hybrid))
 print(frequencies.describe(energies).says)
@@ -190,7 +192,8 @@ for position, symbol in (("rope", "circle"), ("conv", "square"), ("decay", "diam
     options = {"S.d_state": 32, "S.position": position}
     config = ModelConfig(stack="SM*2", d_model=32, options=options)
     runs[position] = Run(Path(f"runs/notebooks/ssd-{position}"), small, config, training)
-    carry_out(runs[position], Runtime(device="cpu"))
+    bar = NotebookBar(runs[position])
+    carry_out(runs[position], Runtime(device="cpu"), bar.on_plan, bar.on_row)
     _, right = curves.measure(Subject.of(runs[position]))
     drawn.add_scatter(x=right.held_out_steps, y=right.held_out, name=position, marker_symbol=symbol)
 drawn.add_hline(small.chance, line={"width": 1, "dash": "dot"}, annotation_text="chance")

@@ -37,6 +37,7 @@ from analysis.base import Subject
 from lab import errata
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.models import build
+from lab.notebook.progress import NotebookBar
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -66,7 +67,8 @@ def trained(mask):
         ModelConfig(stack="AM*2", d_model=32, options={"A.mask": mask}),
         TrainConfig(batch_size=64, max_steps=400, eval_every=25, test_rows=256),
     )
-    result = carry_out(run, Runtime(device="cpu"))
+    bar = NotebookBar(run)
+    result = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
     subject = Subject.of(run)
     found[mask] = dynamic_mask.measure(subject)
     print(f"{mask}: {result['accuracy']:.3f} right after {result['steps']} steps")

@@ -35,6 +35,7 @@ from analysis.experts import training as expert_training
 from analysis.interventions import knock_out_experts, transplant_experts
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.notebook.progress import NotebookBar
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -68,7 +69,8 @@ zeros = Run(
     replace(train_config, max_steps=100),
 )
 for one in (run, zeros):
-    result = carry_out(one, Runtime(device="cpu"))
+    bar = NotebookBar(one)
+    result = carry_out(one, Runtime(device="cpu"), bar.on_plan, bar.on_row)
     print(f"{one.path.name}: {result['accuracy']:.1%} right after {result['steps']} steps")
 
 # %% [markdown]

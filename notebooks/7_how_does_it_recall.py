@@ -33,6 +33,7 @@ from analysis import mechanism
 from analysis.base import Subject
 from analysis.interventions import ablate, block_edges, patch, swap_values
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.notebook.progress import NotebookBar
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -52,7 +53,8 @@ task = TASKS["mqar"](seq_len=32, n_pairs=8, vocab_size=64)
 model_config = ModelConfig(stack="AM*2", d_model=32)
 train_config = TrainConfig(batch_size=64, max_steps=600, eval_every=25, test_rows=256)
 run = Run(Path("runs/notebooks/attention"), task, model_config, train_config)
-result = carry_out(run, Runtime(device="cpu"))
+bar = NotebookBar(run)
+result = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
 print(f"{result['accuracy']:.1%} right after {result['steps']} steps, chance {task.chance:.1%}")
 
 # %% [markdown]

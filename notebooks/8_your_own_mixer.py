@@ -39,6 +39,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.hooks import HookPoint
 from lab.laws import certify
 from lab.models import build
+from lab.notebook.progress import NotebookBar
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -207,7 +208,10 @@ runs = {
         train_config,
     ),
 }
-results = {stack: carry_out(run, Runtime(device="cpu")) for stack, run in runs.items()}
+results = {}
+for stack, run in runs.items():
+    bar = NotebookBar(run)
+    results[stack] = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
 learned = pl.DataFrame(
     [
         {

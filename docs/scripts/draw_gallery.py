@@ -5,7 +5,7 @@ of the README is made. Its path says what it shows:
 
     images/RUN/FIGURE.png     a figure of the newest run folder of that name, below runs/
     images/RUN/report.png     the first screen of that run's report
-    images/NAME.png           the page or figure that a command wrote to runs/gallery/NAME.html
+    images/NAME.png           the page runs/gallery/NAME.html, or what a command wrote there itself
 
 A picture that stands beside another (`width="49%"`) is drawn narrower, so that one can read it.
 """
@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -31,6 +32,10 @@ HOME = Path(__file__).parents[2]
 IMAGES = HOME / "docs" / "images"
 RUNS = (HOME / "runs" / "gallery", HOME / "runs")
 PICTURE = re.compile(r'images/([\w/-]+\.png)"?(?: width="(\d+)%")?')
+NARROW = 420
+"""Width of a figure that stands beside another, px of its layout."""
+TITLE = 52
+"""Characters of a line of its title."""
 SCREEN = {"width": 1000, "height": 900}
 
 
@@ -46,7 +51,13 @@ def main() -> None:
         for page in pages
         for name, width in PICTURE.findall(page)
     }
-    figures = {path: share for path, share in wanted.items() if not is_screen(path)}
+    for path in wanted:
+        (IMAGES / path).parent.mkdir(parents=True, exist_ok=True)
+    figures = {
+        path: share
+        for path, share in wanted.items()
+        if path.parent != Path() and not is_screen(path)
+    }
     save_all({IMAGES / path: figure for path, figure in draw(figures).items()})
     photograph([path for path in wanted if is_screen(path)])
     for path in IMAGES.rglob("*.png"):
@@ -58,7 +69,14 @@ def main() -> None:
 
 def is_screen(path: Path) -> bool:
     """Whether a picture shows a page, not a figure."""
-    return path.parent == Path() or path.stem == "report"
+    return path.stem == "report" or find_page(path).exists()
+
+
+def find_page(path: Path) -> Path:
+    """Return the page that a picture shows."""
+    if path.stem == "report":
+        return find_run(path.parent.name).path / "report.html"
+    return RUNS[0] / f"{path.stem}.html"
 
 
 def find_run(name: str) -> Run:
@@ -74,9 +92,22 @@ def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
         only = {path.stem.rpartition("-")[0] for path in mine}
         figures = draw_figures(examine(Subject.of(find_run(run)), sorted(only)))
         for path, share in mine.items():
-            figure = figures[path.stem]
-            found[path] = figure.update_layout(width=WIDTH if share > 0.5 else 0.7 * WIDTH)
+            found[path] = figures[path.stem] if share > 0.5 else narrow(figures[path.stem])
     return found
+
+
+def narrow(figure: go.Figure) -> go.Figure:
+    """Make a figure narrower without making its text smaller; squares stay squares.
+
+    A second line of the title takes the place of the stamp.
+    """
+    square = any(axis.scaleanchor for axis in figure.select_yaxes())
+    title = "<br>".join(textwrap.wrap(figure.layout.title.text, TITLE))
+    return figure.update_layout(
+        width=NARROW,
+        height=figure.layout.height - square * (WIDTH - NARROW),
+        title={"text": title, "subtitle": {"text": ""}},
+    )
 
 
 def photograph(paths: list[Path]) -> None:
@@ -85,11 +116,7 @@ def photograph(paths: list[Path]) -> None:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
         page = browser.new_page(viewport=SCREEN)
         for path in paths:
-            if path.stem == "report":
-                file = find_run(path.parent.name).path / "report.html"
-            else:
-                file = HOME / "runs" / "gallery" / f"{path.stem}.html"
-            page.goto(file.as_uri())
+            page.goto(find_page(path).as_uri())
             page.wait_for_timeout(1000)
             page.screenshot(path=IMAGES / path)
 

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from pictures import shrink
 
 from analysis.pages.export import save_all
+from analysis.plots.style import HEAD
 
 HOME = Path(__file__).parents[2] / "notebooks"
 FIGURE, PICTURE = "application/vnd.plotly.v1+json", "image/png"
@@ -28,12 +29,13 @@ def main() -> None:
     """Run the notebooks that are not up to date."""
     for path in sorted(HOME.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
-        if notebook.metadata.get("ran") == digest(notebook):
-            continue
-        print(path.name, flush=True)
-        run(notebook)
-        keep_pictures(notebook)
-        nbformat.write(notebook, path)
+        if notebook.metadata.get("ran") != digest(notebook):
+            print(path.name, flush=True)
+            run(notebook)
+        figures = list_figures(notebook)
+        if figures:
+            replace_by_pictures(figures)
+            nbformat.write(notebook, path)
 
 
 def digest(notebook: Any) -> str:
@@ -55,20 +57,17 @@ def run(notebook: Any) -> None:
     notebook.metadata["ran"] = digest(notebook)
 
 
-def keep_pictures(notebook: Any) -> None:
-    """Replace the figures among a notebook's outputs by pictures."""
-    outputs = [
-        output
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if FIGURE in output.get("data", {})
-    ]
+def list_figures(notebook: Any) -> list[Any]:
+    """Return the outputs of a notebook that are figures."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [output for cell in cells for output in cell.outputs if FIGURE in output.get("data", {})]
+
+
+def replace_by_pictures(outputs: list[Any]) -> None:
+    """Draw outputs that are figures, and keep the pictures alone."""
     with TemporaryDirectory() as folder:
         figures = {
-            Path(folder, f"{i}.png"): go.Figure(
-                {name: output.data[FIGURE][name] for name in ("data", "layout")}
-            )
+            Path(folder, f"{i}.png"): read_figure(output.data[FIGURE])
             for i, output in enumerate(outputs)
         }
         save_all(figures, scale=SCALE)
@@ -76,6 +75,16 @@ def keep_pictures(notebook: Any) -> None:
             shrink(path)
             output.data = {PICTURE: base64.b64encode(path.read_bytes()).decode()}
             output.metadata = {PICTURE: {"width": figure.layout.width}}
+
+
+def read_figure(content: dict[str, Any]) -> go.Figure:
+    """Return a figure; one of the lab's is without the empty room for a title."""
+    figure = go.Figure(data=content["data"], layout=content["layout"])
+    layout = figure.layout
+    top = layout.margin.t or layout.template.layout.margin.t
+    if None in (top, layout.height):
+        return figure
+    return figure.update_layout(height=layout.height - HEAD, margin_t=top - HEAD)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,61 @@
-"""A hook of mkdocs: README.md is the site's first page, and LOG.md is a page of it."""
+"""A hook of mkdocs: README.md, LOG.md and the notebooks are pages of the site too."""
 
+import json
+import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 HOME = Path(__file__).parents[2]
+WIDTH = 100
+OUTSIDE = re.compile(r'(\]\(|src=")(?:docs/|\.\./(?=LOG|notebooks))')
+"""What leads from a page out of docs/, or into it."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the two pages that lie outside docs/."""
+    """Add the pages that lie outside docs/."""
     for source, target in (("README.md", "index.md"), ("LOG.md", "LOG.md")):
         text = (HOME / source).read_text(encoding="utf-8")
         files.append(File.generated(config, target, content=text))
+    for path in sorted((HOME / "notebooks").glob("*.ipynb")):
+        text = "\n\n".join(map(write_cell, json.loads(path.read_text(encoding="utf-8"))["cells"]))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
     return files
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make links relative to docs/, where every page of the site is."""
-    return text.replace("](docs/", "](").replace('src="docs/', 'src="').replace("](../LOG", "](LOG")
+    return OUTSIDE.sub(r"\1", text).replace(".ipynb)", ".md)")
+
+
+def write_cell(cell: dict[str, Any]) -> str:
+    """Write a cell of a notebook, and what it shows, as Markdown."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    return "\n\n".join([fence(source, "python"), *map(write_output, cell["outputs"])])
+
+
+def write_output(output: dict[str, Any]) -> str:
+    """Write an output as Markdown: a picture, a table, or text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f"![Figure](data:image/png;base64,{data['image/png'].strip()})"
+    if "text/html" in data:
+        return "".join(data["text/html"])
+    lines = "".join(output.get("text") or data["text/plain"]).rstrip().splitlines()
+    return fence("\n".join(map(wrap, lines)), "text")
+
+
+def wrap(line: str) -> str:
+    """Break a sentence that is wider than a page; the lines of a table are not."""
+    return textwrap.fill(line, WIDTH) if len(line) > WIDTH else line
+
+
+def fence(text: str, language: str) -> str:
+    """Put text into a code block."""
+    return f"````{language}\n{text}\n````"
