@@ -102,11 +102,12 @@ def narrow(figure: go.Figure) -> go.Figure:
     A second line of the title takes the place of the stamp.
     """
     square = any(axis.scaleanchor for axis in figure.select_yaxes())
-    title = "<br>".join(textwrap.wrap(figure.layout.title.text, TITLE))
+    lines = textwrap.wrap(figure.layout.title.text, TITLE)
     return figure.update_layout(
         width=NARROW,
         height=figure.layout.height - square * (WIDTH - NARROW),
-        title={"text": title, "subtitle": {"text": ""}},
+        title={"text": "<br>".join(lines), "subtitle": {"text": ""}},
+        title_pad={"t": 10 * len(lines) - 4, "l": 2},
     )
 
 

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: README.md, LOG.md and the notebooks are pages of the site too."""
+"""A hook of mkdocs: the files at the top and the notebooks are pages of the site too."""
 
 import json
 import re
@@ -18,8 +18,9 @@ OUTSIDE = re.compile(r'(\]\(|src=")(?:docs/|\.\./(?=LOG|notebooks))')
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that lie outside docs/."""
-    for source, target in (("README.md", "index.md"), ("LOG.md", "LOG.md")):
-        text = (HOME / source).read_text(encoding="utf-8")
+    for name in ("README.md", "LOG.md", "CHANGELOG.md", "CITATION.cff"):
+        text = (HOME / name).read_text(encoding="utf-8")
+        target = "index.md" if name == "README.md" else name
         files.append(File.generated(config, target, content=text))
     for path in sorted((HOME / "notebooks").glob("*.ipynb")):
         text = "\n\n".join(map(write_cell, json.loads(path.read_text(encoding="utf-8"))["cells"]))

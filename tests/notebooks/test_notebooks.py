@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core import interactiveshell
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 HOME = Path(__file__).parents[2] / "notebooks"
@@ -77,7 +77,8 @@ def test_it_runs_on_a_few_steps(path, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(sys, "displayhook", sys.displayhook)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    shell = interactiveshell.InteractiveShell()
+    monkeypatch.setattr(InteractiveShell, "_instance", None)  # what progress is shown in
+    shell = InteractiveShell.instance()
     sources = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
     for source in sources:
         with capture_output() as shown:
