@@ -69,9 +69,8 @@ def test_the_capacity_curve_trains_a_model_for_each_number_of_pairs():
         (found.accuracy >= found.interval[:, 0]) & (found.accuracy <= found.interval[:, 1])
     ).all()
     assert "Not learned to 99.0 % even at 2 pairs" in describe(found).says
-    figure = draw(found)
-    assert figure is not None
-    assert list(next(figure.select_traces()).y) == found.accuracy.tolist()
+    figure: Any = draw(found)
+    assert list(figure.data[0].y) == found.accuracy.tolist()
     with pytest.raises(ValueError, match="its rows store no pairs"):
         measure_capacity(opened, [TASKS["word_problem"](seq_len=16)], config)
     with pytest.raises(ValueError, match="tasks is empty"):
