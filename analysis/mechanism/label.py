@@ -109,8 +109,8 @@ class Mechanism(Finding):
             return (
                 "It recalls by induction: each value's position gathers its key, and the query "
                 "finds it there; restoring the values' positions alone brings back "
-                f"{round_percent(shares['value'])} of the answer, restoring as many other positions "
-                f"{round_percent(shares['placebo'])} (the placebo)."
+                f"{round_percent(shares['value'])} of the answer, restoring as many other "
+                f"positions {round_percent(shares['placebo'])} (the placebo)."
             )
         if self.label == "direct" and left:
             values, others = left.values()
