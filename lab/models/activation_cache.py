@@ -190,10 +190,10 @@ class ActivationCache(dict[str, Tensor]):
         if depth < len(self.model.blocks):
             name = f"blocks.{depth}.norm_{'mlp' if mlp_input else 'mixer'}"
         norm = self.model.get_submodule(name)
-        if not isinstance(norm, HookedRMSNorm):
-            raise ValueError(f"{name} is {type(norm).__name__}, must be the lab's own RMSNorm")
         if recompute_ln:
             return norm(stack)
+        if not isinstance(norm, HookedRMSNorm):
+            raise ValueError(f"{name} is {type(norm).__name__}, must be the lab's own RMSNorm")
         return stack / _take(self[f"{name}.hook_scale"], pos_slice) * norm.gain
 
     def logit_attrs(

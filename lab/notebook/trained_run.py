@@ -94,7 +94,10 @@ class TrainedRun:
         )
 
     def _print(self) -> Console:
-        console = Console(record=True, file=StringIO(), width=WIDTH, markup=False)
+        # In a notebook rich would show what is printed at once, whatever the file.
+        console = Console(
+            record=True, file=StringIO(), width=WIDTH, markup=False, force_jupyter=False
+        )
         console.print(build_result_table(self.result))
         console.print(describe_ending(self.result))
         console.print(f"run folder: {self.path}")

@@ -1,5 +1,7 @@
 """Sweeps against `patch` cell by cell; edges against a model taken apart by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -69,10 +71,11 @@ def test_a_sweep_says_and_draws_what_it_restores(model):
     last = found.restored[-1]
     assert last[-1] == pytest.approx(1.0)
     assert_close(torch.tensor(last[:-1]), torch.zeros(8).double())
-    words, figure = found.describe(), found.draw()
+    words = found.describe()
+    trace: Any = next(found.draw().select_traces())
     row, column = np.unravel_index(np.nanargmax(found.restored), found.restored.shape)
     assert f"Layer {row}, position {'abcdefghi'[column]} restores most" in words.says
-    assert np.array_equal(figure.data[0]["z"], found.restored)
+    assert np.array_equal(trace.z, found.restored)
     same = sweep_positions(model, CLEAN, CLEAN, metric)
     assert "nothing to restore" in same.describe().says
     assert np.isnan(same.restored).all()
@@ -146,7 +149,8 @@ def test_every_edge_of_a_receiver_together_is_its_input_of_the_corrupt_run(small
     strongest = found.list_strongest(3)
     assert abs(strongest[0][2]) == np.nanmax(np.abs(found.effect))
     assert f"{strongest[0][0]} → {strongest[0][1]}" in found.describe().says
-    assert np.array_equal(found.draw().data[0]["z"], found.effect, equal_nan=True)
+    trace: Any = next(found.draw().select_traces())
+    assert np.array_equal(trace.z, found.effect, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["attention", "others"])
