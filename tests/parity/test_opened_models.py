@@ -215,8 +215,10 @@ def test_what_an_opened_model_refuses():
         pytest.raises(ValueError, match="cannot pass hook points while it decodes"),
     ):
         opened.step(TOKENS[:, 0], state)
+    logits, cache = opened.run_with_cache(TOKENS)
+    torch.testing.assert_close(cache.logit_lens()[-1], logits)
     with pytest.raises(ValueError, match="must be the lab's own RMSNorm"):
-        opened.run_with_cache(TOKENS)[1].logit_lens()
+        cache.decompose_resid(apply_ln=True)
 
 
 def test_another_layout_is_opened_without_a_matrix():
