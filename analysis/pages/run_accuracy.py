@@ -118,7 +118,7 @@ class RunCurves(Finding):
         said = [f"{name} by step {half[name]:,}" for name in ordered]
         if never:
             said.append(f"{', '.join(never)} never")
-        says = f"Half of the answers are right at full row length: {'; '.join(said)}."
+        says = gist = f"Half of the answers are right at full row length: {'; '.join(said)}."
         reading = (
             "Accuracy on held-out rows of the length that the run trains on at that step, one "
             "line per run."
@@ -131,7 +131,8 @@ class RunCurves(Finding):
                 for run in grown
             )
             says += "."
-        return Words("Accuracy by training step", says, reading, f"Lines of accuracy. {says}")
+        alt = f"Lines of accuracy. {says}"
+        return Words("Accuracy by training step", says, reading, alt, gist=gist)
 
     def draw(self) -> go.Figure:
         """Draw accuracy by step; each run has a colour, a dash and a symbol."""
