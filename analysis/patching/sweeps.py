@@ -72,27 +72,33 @@ class Sweep(Finding):
         else:
             row, column = np.unravel_index(np.nanargmax(shares), shares.shape)
             says = (
-                f"Layer {self.layers[row]}, {self.along} {self.labels[column]} restores most: "
+                f"Layer {self.layers[row]}, {self.along} {self._name(int(column))} restores most: "
                 f"{shares[row, column]:.2f} of the difference between the runs."
             )
         return Words(title, says, reading, f"A heat map, a row for each layer. {says}")
 
+    def _name(self, column: int) -> str:
+        """Name a column: its number, and what stands there if a label says so."""
+        label = self.labels[column]
+        return str(column) if label == str(column) else f"{column} ({label})"
+
     def draw(self) -> go.Figure:
         """Draw the restored shares, layer 0 at the bottom."""
-        shares = self.restored
+        shares, wide = self.restored, len(self.labels)
         bound = max(1.0, float(np.nanmax(np.abs(shares), initial=0.0)))
         fig = style.new_figure(height=150 + ROW * len(self.layers))
         fig.add_heatmap(
             z=shares,
-            x=list(range(len(self.labels))),
+            x=list(range(wide)),
             y=[str(layer) for layer in self.layers],
-            customdata=np.tile(self.labels, (len(self.layers), 1)),
+            customdata=np.tile(list(map(self._name, range(wide))), (len(self.layers), 1)),
             coloraxis="coloraxis",
             hovertemplate=f"layer %{{y}}, {self.along} %{{customdata}}: %{{z:.3f}}<extra></extra>",
         )
-        few = len(self.labels) <= 32
-        ticks = {"tickvals": list(range(len(self.labels))), "ticktext": list(self.labels)}
-        fig.update_xaxes(title_text=self.along, showgrid=False, **(ticks if few else {}))
+        ticks = {"tickvals": list(range(wide)), "ticktext": list(self.labels)} if wide <= 32 else {}
+        numbered = self.labels == tuple(map(str, range(wide)))
+        title = self.along if numbered or not ticks else f"token at each {self.along}"
+        fig.update_xaxes(title_text=title, showgrid=False, **ticks)
         fig.update_yaxes(title_text="layer", type="category", showgrid=False)
         return fig.update_layout(
             title_text=self.describe().title,

@@ -173,8 +173,8 @@ class Part(nn.Module):
         return self.hook_seen(x + 0) if self.hook_seen.active else x
 
 
-def compile_all(module: nn.Module, backend: str, **options: bool) -> Any:
-    return torch.compile(module, backend=backend, **options)
+def compile_all(module: nn.Module, backend: str, fullgraph: bool = False) -> Any:
+    return torch.compile(module, backend=backend, fullgraph=fullgraph)
 
 
 FORMS = {

@@ -74,7 +74,7 @@ def test_a_sweep_says_and_draws_what_it_restores(model):
     words = found.describe()
     trace: Any = next(found.draw().select_traces())
     row, column = np.unravel_index(np.nanargmax(found.restored), found.restored.shape)
-    assert f"Layer {row}, position {'abcdefghi'[column]} restores most" in words.says
+    assert f"Layer {row}, position {column} ({'abcdefghi'[column]}) restores most" in words.says
     assert np.array_equal(trace.z, found.restored)
     same = sweep_positions(model, CLEAN, CLEAN, metric)
     assert "nothing to restore" in same.describe().says
