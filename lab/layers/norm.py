@@ -33,7 +33,7 @@ class HookedRMSNorm(nn.RMSNorm):
         """What multiplies x / rms(x): factor · weight."""
         return self.weight if self.factor == 1 else self.weight * self.factor
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+    def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return the scaled norm."""
         if not (self.hook_scale.active or self.hook_normalized.active):
             return F.rms_norm(x, self.normalized_shape, self.gain, self.eps)

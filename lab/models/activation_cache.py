@@ -199,8 +199,8 @@ class ActivationCache(dict[str, Tensor]):
     def logit_attrs(
         self,
         stack: Float[Tensor, "n *axes d"],
-        tokens: Int[Tensor, "*axes"] | int,
-        incorrect_tokens: Int[Tensor, "*axes"] | int | None = None,
+        tokens: Int[Tensor, "..."] | int,
+        incorrect_tokens: Int[Tensor, "..."] | int | None = None,
         *,
         pos_slice: Positions = None,
     ) -> Float[Tensor, " n *axes"]:
@@ -259,8 +259,8 @@ class ActivationCache(dict[str, Tensor]):
         return layer
 
     def _get_directions(
-        self, tokens: Int[Tensor, "*axes"] | int, stack: Float[Tensor, "n *axes d"]
-    ) -> Float[Tensor, "*axes d"]:
+        self, tokens: Int[Tensor, "..."] | int, stack: Float[Tensor, "n *axes d"]
+    ) -> Float[Tensor, "... d"]:
         """Return the head's rows of tokens, shaped to multiply a stack."""
         table = self.model.head.weight
         tokens = torch.as_tensor(tokens, device=table.device)
@@ -271,5 +271,5 @@ class ActivationCache(dict[str, Tensor]):
         return rows[:, None] if tokens.ndim == 1 and stack.ndim == 4 else rows
 
 
-def _take(x: Float[Tensor, "b t w"], positions: Positions) -> Float[Tensor, "b *t w"]:
+def _take(x: Float[Tensor, "b t w"], positions: Positions) -> Float[Tensor, "b *kept w"]:
     return x if positions is None else x[:, positions]

@@ -81,7 +81,7 @@ def test_a_sweep_says_and_draws_what_it_restores(model):
     assert np.isnan(same.restored).all()
 
 
-def test_refusals(model):
+def test_refusals(model, unchecked):
     with pytest.raises(ValueError, match=r"corrupt is \[1, 8\], must be \[1, 9\] as clean"):
         sweep_positions(model, CLEAN, CORRUPT[:, :8], metric)
     with pytest.raises(ValueError, match="point='resid_prae'"):
