@@ -25,7 +25,7 @@ from analysis.errors.examples import Example, Examples
 from analysis.errors.ledger import TOP, Cause, Ledger
 from analysis.links import has_pairs
 from analysis.scoring import PART_ENTRIES, Scored, scored
-from lab.intervals import wilson
+from analysis.statistics.intervals import bound_share
 from lab.models import LanguageModel
 
 REDRAWN = 8
@@ -80,18 +80,18 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
             UNKNOWN: np.ones(answers.shape, bool),
         }
     )
-    neighbours, by_chance = why.measure_neighbours(batch, wrong, pairs[0])
+    beside, by_chance = why.find_neighbours(batch, wrong, pairs[0])
     detectable = _list_detectable(model, has_pairs(batch), reader) if len(wrong) else []
     ledger = Ledger(
         rows=len(inputs),
         scored=len(everyone),
         wrong=len(wrong),
-        interval=wilson(len(wrong) / len(everyone), len(everyone)),
-        causes=tuple(_count_cause(name, cause, wrong) for name in detectable),
+        interval=bound_share(~found.right.cpu().numpy(), everyone.rows, rng),
+        causes=tuple(_count_cause(name, cause, wrong, rng) for name in detectable),
         pairs=has_pairs(batch),
-        neighbours=neighbours,
-        neighbours_interval=wilson(neighbours, int((pairs[0] >= 0).sum()))
-        if (pairs[0] >= 0).any()
+        neighbours=float(beside.mean()) if len(beside) else math.nan,
+        neighbours_interval=bound_share(beside, wrong.rows[pairs[0] >= 0], rng)
+        if len(beside)
         else (math.nan, math.nan),
         by_chance=by_chance,
         masked=int(hidden.sum()),
@@ -129,7 +129,9 @@ def _list_detectable(model: LanguageModel, pairs: bool, reader: reach.Reader | N
     return [name for name in CAUSES if name not in left_out]
 
 
-def _count_cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Questions) -> Cause:
+def _count_cause(
+    name: str, cause: Int[np.ndarray, "n w"], wrong: Questions, rng: np.random.Generator
+) -> Cause:
     index = CAUSES.index(name)
     mine = cause[0] == index
     distance = (wrong.positions - wrong.values)[mine & (wrong.values >= 0)]
@@ -137,7 +139,7 @@ def _count_cause(name: str, cause: Int[np.ndarray, "n w"], wrong: Questions) -> 
         name=name,
         count=int(mine.sum()),
         share=float(mine.mean()),
-        interval=wilson(float(mine.mean()), mine.size),
+        interval=bound_share(mine, wrong.rows, rng),
         chance=math.nan if name in (OUTRANKED, UNKNOWN) else float((cause[1:] == index).mean()),
         distance=float(np.median(distance)) if len(distance) else math.nan,
     )

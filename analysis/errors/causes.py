@@ -176,18 +176,18 @@ def draw_other_values(
     return found
 
 
-def measure_neighbours(
+def find_neighbours(
     batch: Batch, questions: Questions, pairs: Int[np.ndarray, " w"]
-) -> tuple[float, float]:
-    """Measure how often an answer from another pair comes from the pair next to the right one.
+) -> tuple[Bool[np.ndarray, " g"], float]:
+    """Find which answers from another pair come from the pair next to the right one.
 
     Returns:
-        the share among errors that answer another pair's value, and what it would be if all
+        a flag for each error that answers another pair's value, and the share of flags if all
         other pairs of the row were equally likely; NaN where there are no such errors.
     """
     given = pairs >= 0
     if not given.any():
-        return math.nan, math.nan
+        return np.zeros(0, bool), math.nan
     some, values = questions[given], find_values(batch)
     late = np.where(values < 0, batch.inputs.shape[1], values)
     order = late.argsort(1, kind="stable").argsort(1)[some.rows]
@@ -196,4 +196,4 @@ def measure_neighbours(
     legal &= values[some.rows] < some.positions[:, None]
     beside = legal & (np.abs(order - mine) == 1)
     by_chance = (beside.sum(1) / legal.sum(1)).mean()
-    return float((np.abs(theirs - mine) == 1).mean()), float(by_chance)
+    return (np.abs(theirs - mine) == 1)[:, 0], float(by_chance)

@@ -27,7 +27,7 @@ class Cause:
         name: one of `analysis.errors.causes.CAUSES`.
         count: errors with this cause.
         share: of all errors.
-        interval: 95 % Wilson interval of the share, treating errors as independent.
+        interval: 95 % interval of the share over rows (`bound_share`).
         chance: the share among random answers, which are other targets of the batch; for masks,
             the share of errors where lifting them gives the value of a random pair. NaN for the
             last two causes, which depend only on the rank of the right value.
@@ -50,12 +50,12 @@ class Ledger(Finding):
         rows: how many.
         scored: scored positions in them.
         wrong: how many of those are answered wrong.
-        interval: 95 % Wilson interval of the share that is wrong.
+        interval: 95 % interval over rows of the share that is wrong.
         causes: those that can be detected on this task and model, in the order of precedence.
         pairs: whether the task says where keys and values are stored.
         neighbours: of answers that are another pair's value, the share from the pair stored next
             to the right one; NaN where there are none.
-        neighbours_interval: its 95 % Wilson interval, treating errors as independent.
+        neighbours_interval: its 95 % interval over rows.
         by_chance: what `neighbours` would be if all other pairs were equally likely.
         masked: errors whose key or value a dynamic mask hides, whether or not lifting it helps.
         reader: the SSD head by which decay is judged; None where no head reads the value.
@@ -109,7 +109,7 @@ class Ledger(Finding):
         names = [cause.name for cause in self.causes]
         reading = (
             f"An error has the first of these causes that holds: {', '.join(names)}. Whiskers are "
-            "95 % Wilson intervals, treating errors as independent. A diamond is the share that "
+            "95 % intervals over rows. A diamond is the share that "
             "random answers, other targets of these rows, would have by the same rules. Outranked "
             f"means that the right value is among the {TOP} best tokens; this does not depend on "
             "the answer, so it has no diamond, and nor has unknown. In errors, the median rank of "

@@ -14,10 +14,9 @@ from analysis.frequencies.rotation import find_rotary_pairs
 from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, VERMILLION, make_whiskers, new_figure
 from analysis.scoring import scored
-from analysis.statistics.intervals import bootstrap
+from analysis.statistics.intervals import bootstrap, bound_share
 from analysis.words import percent
 from lab.hooks import HookFn, HookPoint, NamesFilter
-from lab.intervals import wilson
 from lab.layers.mixer import RotaryPairs
 from tasks.base import count_rows
 
@@ -193,7 +192,7 @@ def measure_bands(subject: Subject) -> BandAblations:
     return BandAblations(
         tuple(bands),
         accuracy,
-        wilson(accuracy, len(right)),
+        bound_share(right, rows, rng),
         subject.task.chance,
         len(batch.inputs),
     )

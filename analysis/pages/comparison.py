@@ -11,6 +11,7 @@ from analysis import matrices
 from analysis.base import Finding, NotApplicableError, Subject, Words
 from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
+from analysis.pages.ranking import Ranking, rank
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn, name_apart, summarize_run
 from analysis.plots.heatmaps import Picture
@@ -62,7 +63,9 @@ class Comparison:
         orders: one for each configuration that was trained from several seeds.
         task: the task's name if all runs have the same task, else None.
         same_row: whether all matrices are computed on the same row.
-        references: accuracy of chance and oracle on the common task; empty where tasks differ.
+        references: accuracy of the oracle, the best shortcut and chance on the common task; empty
+            where tasks differ.
+        ranking: which settings are better than which, or why that is not known.
     """
 
     runs: tuple[RunColumn, ...]
@@ -70,6 +73,7 @@ class Comparison:
     task: str | None
     same_row: bool
     references: dict[str, float]
+    ranking: Ranking
 
 
 def compare(subjects: Sequence[Subject]) -> Comparison:
@@ -82,8 +86,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     same = all(run.task == runs[0].task for run in runs)
     references = {}
     if same:
-        rules = baselines.score_baselines(runs[0])
-        references = {name: rules[name] for name in ("oracle", "chance")}
+        references = baselines.choose_references(baselines.score_baselines(runs[0]))
     names = name_apart([run.path for run in runs])
     return Comparison(
         runs=tuple(
@@ -96,6 +99,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
         task=runs[0].task.name if same else None,
         same_row=same,
         references=references,
+        ranking=rank(runs),
     )
 
 
@@ -197,7 +201,9 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
         "compare.html.j2",
         title=title,
         found=found,
-        figures=[show_figure(f.describe(), f.draw(), title) for f in (accuracies, curves)],
+        figures=[
+            show_figure(f.describe(), f.draw(), title) for f in (found.ranking, accuracies, curves)
+        ],
         orders=orders,
         grid=grid,
         outline=outline,

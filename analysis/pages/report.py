@@ -135,7 +135,7 @@ def _collect_headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]
         "steps": last.get("step"),
         "batch_size": run.train.batch_size,
         "seconds": sum(row["seconds"] for row in rows),
-        "scored": standing.scored,
+        "interval": last.get("test_interval", standing.interval),
         # The last step is evaluated unless the run was interrupted between two evaluations.
         "accuracy": last.get("test_accuracy", standing.accuracy),
         "loss": last.get("test_loss", (run.read_result() or {}).get("loss")),

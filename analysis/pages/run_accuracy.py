@@ -1,4 +1,4 @@
-"""Which run is best? Test accuracy of each, and accuracy by training step."""
+"""The test accuracy of runs, and their accuracy by training step."""
 
 import html
 from dataclasses import dataclass
@@ -7,8 +7,11 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
 from analysis.pages.run_columns import RunColumn
-from analysis.plots.style import DASHES, MUTED, SYMBOLS, new_figure
-from analysis.words import percent
+from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure
+from analysis.words import join_names, percent
+
+LINE = 16
+"""Height of a label of a reference, pixels."""
 
 
 @dataclass(frozen=True)
@@ -24,36 +27,31 @@ class RunAccuracies(Finding):
     references: dict[str, float]
 
     def describe(self) -> Words:
-        """Say which run is best, and which cannot be told from it by intervals."""
-        known = [run for run in self.runs if run.accuracy is not None]
+        """Say which accuracies are above what needs no training; `Ranking` compares runs."""
         title = "Test accuracy"
-        reading = "Whiskers are 95 % Wilson intervals, as if scored positions were independent."
+        reading = "Whiskers are 95 % intervals over test rows."
+        known = [run for run in self.runs if run.accuracy is not None]
         if not known:
             says = "None of these runs has a result yet."
             return Words(title, says, reading, says)
-        best = max(known, key=lambda run: run.accuracy or 0.0)
-        assert best.interval is not None
-        rivals = [run for run in known if run is not best and run.interval is not None]
-        level = [run.name for run in rivals if run.interval and run.interval[1] >= best.interval[0]]
-        chance = self.references.get("chance")
-        if chance is not None and best.interval[0] <= chance:
-            says = f"No run is sure to stand above chance, {percent(chance)}."
-            return Words(title, says, reading, f"Dots of test accuracy. {says}")
-        says = f"{best.name} is most often right, {percent(best.accuracy or 0.0)}"
-        if level:
-            says += f"; {', '.join(level)} cannot be told from it."
-        elif rivals:
-            second = max(rivals, key=lambda run: run.accuracy or 0.0)
-            says += f", clear of {second.name}, {percent(second.accuracy or 0.0)}."
-        else:
-            says += "; no other run has a result."
         listed = ", ".join(f"{run.name} {percent(run.accuracy or 0.0)}" for run in known)
-        return Words(title, says, reading, f"Dots of test accuracy: {listed}.")
+        says = f"Test accuracy: {listed}."
+        rivals = {name: score for name, score in self.references.items() if name != "oracle"}
+        if rivals:
+            rival = max(rivals, key=rivals.__getitem__)
+            above = [run.name for run in known if run.interval and run.interval[0] > rivals[rival]]
+            text = "chance" if rival == "chance" else f"the best shortcut, “{rival}”"
+            whose = "of all runs lie" if len(above) == len(known) else "of no run lie"
+            if 0 < len(above) < len(known):
+                whose = f"of {join_names(above)} alone lie"
+            says += f" The intervals {whose} above {text}, {percent(rivals[rival])}."
+            reading += " Dotted: rules that need no training."
+        return Words(title, says, reading, f"Dots of test accuracy. {says}")
 
     def draw(self) -> go.Figure:
         """Draw a dot and an interval per run, the first run on top."""
         names = [html.escape(run.name) for run in self.runs]
-        fig = new_figure(height=130 + 34 * len(names))
+        fig = new_figure(height=130 + 34 * len(names) + LINE * len(self.references))
         for i, run in enumerate(self.runs):
             if run.accuracy is None or run.interval is None:
                 continue
@@ -73,14 +71,15 @@ class RunAccuracies(Finding):
             fig.add_annotation(
                 text=percent(run.accuracy), x=1.03, y=names[i], xanchor="left", yanchor="middle"
             )
-        for name, level in self.references.items():
+        for i, (name, level) in enumerate(sorted(self.references.items(), key=lambda r: r[1])):
             fig.add_vline(level, line={"color": MUTED, "dash": "dot"}, layer="below")
             fig.add_annotation(
-                text=name,
+                text=html.escape(f"{name} {percent(level)}"),
                 x=level,
                 y=1,
                 yref="paper",
                 yanchor="bottom",
+                yshift=LINE * (len(self.references) - 1 - i),
                 xanchor="left" if level < 0.5 else "right",
             )
         fig.update_xaxes(range=[-0.02, 1.2], tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%")
@@ -88,7 +87,7 @@ class RunAccuracies(Finding):
         fig.update_yaxes(
             categoryorder="array", categoryarray=names[::-1], automargin="left", showgrid=False
         )
-        return fig.update_layout(showlegend=False)
+        return fig.update_layout(showlegend=False, margin_t=64 + LINE * len(self.references))
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class RunCurves(Finding):
     references: dict[str, float]
 
     def describe(self) -> Words:
-        """Say which run learns first: the first evaluation at which half is right."""
+        """Say when half of the answers of each run are right for the first time."""
         half = {}
         for run in self.runs:
             right = run.held_out >= 0.5
@@ -113,15 +112,16 @@ class RunCurves(Finding):
             right &= run.held_out_steps > run.full_from
             if right.any():
                 half[run.name] = int(run.held_out_steps[right.argmax()])
-        never = [run.name for run in self.runs if run.name not in half]
-        ordered = sorted(half, key=half.__getitem__)
-        said = [f"{name} by step {half[name]:,}" for name in ordered]
-        if never:
-            said.append(f"{', '.join(never)} never")
+        said = [
+            f"{run.name} by step {half[run.name]:,}"
+            if run.name in half
+            else f"{run.name} not by step {run.steps:,}"
+            for run in self.runs
+        ]
         says = gist = f"Half of the answers are right at full row length: {'; '.join(said)}."
         reading = (
             "Accuracy on held-out rows of the length that the run trains on at that step, one "
-            "line per run."
+            "line per run. A large symbol is the test accuracy of the result."
         )
         grown = [run for run in self.runs if len(run.stages) > 1]
         if grown:
@@ -138,15 +138,26 @@ class RunCurves(Finding):
         """Draw accuracy by step; each run has a colour, a dash and a symbol."""
         fig = new_figure(height=360 + 14 * len(self.runs))
         for i, run in enumerate(self.runs):
+            color = COLORS[i % len(COLORS)]
             fig.add_scatter(
                 x=run.held_out_steps,
                 y=run.held_out,
                 mode="lines+markers",
                 name=html.escape(run.name),
-                line={"dash": DASHES[i % len(DASHES)], "width": 2},
+                line={"dash": DASHES[i % len(DASHES)], "width": 2, "color": color},
                 marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 6},
                 hovertemplate=f"{html.escape(run.name)}, step %{{x:,}}: %{{y:.2%}}<extra></extra>",
             )
+            if run.tested_at is not None:
+                fig.add_scatter(
+                    x=[run.tested_at],
+                    y=[run.accuracy],
+                    mode="markers",
+                    marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 13, "color": color},
+                    showlegend=False,
+                    cliponaxis=False,
+                    hovertemplate=f"{html.escape(run.name)}, test: %{{y:.2%}}<extra></extra>",
+                )
         for level in self.references.values():
             fig.add_hline(level, line={"color": MUTED, "dash": "dot"}, layer="below")
         fig.update_xaxes(title_text="training step", tickformat=",", rangemode="tozero")

@@ -13,7 +13,6 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mechanism.label import Mechanism
 from analysis.record import figure_only
 from analysis.run import baselines
-from lab.intervals import wilson
 from lab.training.endings import name_ending
 from lab.training.runs import Run
 
@@ -28,7 +27,7 @@ class RunColumn:
         differs: the fields of its configuration that differ from the first run's.
         stopped: how it ended; "unfinished" without a result.
         accuracy: on the test split, in [0, 1]; None without a result.
-        interval: its 95 % Wilson interval.
+        interval: its 95 % interval over other rows.
         loss: nats.
         steps: training steps.
         seconds: of training.
@@ -39,6 +38,7 @@ class RunColumn:
         held_out: accuracy at these steps.
         stages: row lengths trained at, each with its number of steps.
         full_from: steps before rows had the task's own length; None if they never had it.
+        tested_at: the step of the weights that `accuracy` is of; None without one.
     """
 
     name: str
@@ -57,6 +57,7 @@ class RunColumn:
     held_out: Float[np.ndarray, " m"] = figure_only()
     stages: tuple[tuple[int, int], ...] = ()
     full_from: int | None = 0
+    tested_at: int | None = None
 
     @property
     def ending(self) -> str:
@@ -75,7 +76,6 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
     result, metrics = run.read_result() or {}, run.read_metrics()
     evaluated, stages, full = metrics.evaluations, metrics.stages, run.task.seq_len
     accuracy = result.get("accuracy")
-    scored = baselines.count_scored_positions(run) if accuracy is not None else 0
     try:
         found = mechanism.measure(subject)
     except NotApplicableError:
@@ -87,7 +87,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         differs=_find_differences(run, first),
         stopped=result.get("stopped", "unfinished"),
         accuracy=accuracy,
-        interval=None if accuracy is None else wilson(accuracy, scored),
+        interval=baselines.read_interval(run),
         loss=result.get("loss"),
         steps=result.get("steps", evaluated[-1]["step"] if evaluated else 0),
         seconds=result.get("seconds"),
@@ -98,6 +98,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
         stages=tuple((stage.seq_len, stage.steps) for stage in stages),
         full_from=next((stage.began for stage in stages if stage.seq_len == full), None),
+        tested_at=baselines.find_tested_step(run),
     )
 
 

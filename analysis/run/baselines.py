@@ -15,7 +15,6 @@ from lab.intervals import wilson
 from lab.training import conclusion
 from lab.training.endings import name_ending
 from lab.training.runs import Run
-from tasks.base import IGNORE
 from tasks.meanings import MEANINGS
 
 __all__ = ["TITLE", "Standing", "describe", "draw", "measure"]
@@ -34,8 +33,8 @@ class Standing(Finding):
         steps: training steps taken.
         solved_at: accuracy that counts as solved.
         accuracy: share of the test split's scored positions answered right; None if unknown.
-        interval: 95 % Wilson interval of the accuracy.
-        scored: how many positions of the test split are scored.
+        interval: 95 % interval of the accuracy over other rows (`read_interval`).
+        rows: how many rows of the test split were evaluated.
         names: chance, each shortcut, oracle.
         scores: their test accuracies, in [0, 1], in the order of `names`.
         by_hand: a sentence on whether weights set by hand solve the task in this model; empty where
@@ -48,7 +47,7 @@ class Standing(Finding):
     solved_at: float
     accuracy: float | None
     interval: tuple[float, float] | None
-    scored: int
+    rows: int
     names: tuple[str, ...]
     scores: tuple[float, ...]
     by_hand: str = ""
@@ -120,8 +119,8 @@ class Standing(Finding):
             opening = f"The model's accuracy is {', '.join(places)}."
             reason = f"{self.by_hand} {self.failure}".strip()
             reading = (
-                f"The whisker is the 95 % Wilson interval over {self.scored:,} scored positions, "
-                f"{percent(low)} to {percent(high)}, treating them as independent. The other bars "
+                f"The whisker is the 95 % interval over {self.rows:,} test rows, {percent(low)} to "
+                f"{percent(high)}; answers of a row may be right or wrong together. The other bars "
                 "need no training: rules that see the row, and the oracle, which solves the task."
             )
             alt += f"model {percent(self.accuracy)}, "
@@ -171,16 +170,15 @@ def measure(subject: Subject) -> list[Standing]:
     if run is None:
         raise NotApplicableError("no run to read the result of")
     result, rows = run.read_result() or {}, run.read_metrics()
-    right, scored = result.get("accuracy"), count_scored_positions(run)
     scores = score_baselines(run)
     return [
         Standing(
             stopped=result.get("stopped", "unfinished"),
             steps=result.get("steps", rows[-1]["step"] if rows else 0),
             solved_at=run.train.solved_at,
-            accuracy=right,
-            interval=None if right is None else wilson(right, scored),
-            scored=scored,
+            accuracy=result.get("accuracy"),
+            interval=read_interval(run),
+            rows=run.train.test_rows,
             names=tuple(scores),
             scores=tuple(scores.values()),
             by_hand=_describe_construction(result),
@@ -195,14 +193,42 @@ def score_baselines(run: Run) -> dict[str, float]:
     return known or conclusion.score_baselines(run.task, run.train.seed)
 
 
-def count_scored_positions(run: Run) -> int:
-    """Count the scored positions of the test split; rows of a mixture differ in how many."""
-    train, count = run.train, 0
-    for start in range(0, train.test_rows, train.batch_size):
-        size = min(train.batch_size, train.test_rows - start)
-        batch = run.task.batch(split="test", start=start, size=size, seed=train.seed)
-        count += int((batch.targets != IGNORE).sum())
-    return count
+def choose_references(scores: dict[str, float]) -> dict[str, float]:
+    """Return the accuracies to draw beside a model's: the oracle, the best shortcut and chance."""
+    shortcuts = [name for name in scores if name not in ("chance", "oracle")]
+    best = sorted(shortcuts, key=scores.__getitem__)[-1:]
+    return {name: scores[name] for name in ("oracle", *best, "chance")}
+
+
+def find_rival(run: Run) -> tuple[str, float]:
+    """Return what a model has to beat, and its accuracy: chance, or the best shortcut."""
+    scores = {name: score for name, score in score_baselines(run).items() if name != "oracle"}
+    best = max(scores, key=scores.__getitem__)
+    return ("a guess" if best == "chance" else f"the shortcut “{best}”"), scores[best]
+
+
+def find_tested_step(run: Run) -> int | None:
+    """Return the step of the weights that a result's accuracy is of; None without an accuracy.
+
+    A run that a signal ended was not tested again.
+    """
+    result = run.read_result() or {}
+    if result.get("accuracy") is None:
+        return None
+    return run.read_metrics().last_test.get("step") if result.get("signal") else result["steps"]
+
+
+def read_interval(run: Run) -> tuple[float, float] | None:
+    """Return the 95 % interval of the accuracy of a run's result; None without an accuracy.
+
+    Results of older versions have none. Theirs takes each row for one answer, which is as wide as
+    the interval can be, however much the answers of a row agree.
+    """
+    result = run.read_result() or {}
+    if result.get("accuracy") is None:
+        return None
+    low, high = result.get("interval") or wilson(result["accuracy"], run.train.test_rows)
+    return low, high
 
 
 def _describe_construction(result: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ LEAST_LOSS = 1e-4
 """Lower end of the logarithmic loss axis, nats."""
 FEW_DECADES = 0.6
 """Decades of the loss axis below which 1, 2 and 5 are too few ticks."""
+LEVEL = 0.25
+"""Most of a curve's range that the parts before and after a jump may cover."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Curve(Finding):
         held_out: the quantity there.
         references: the quantity of rules that need no training, by name.
         stages: the first step at each row length, and that length.
+        final: the step of the weights that the result is of, and the quantity on test rows there;
+            None without a result.
     """
 
     quantity: Literal["loss", "accuracy"]
@@ -49,13 +53,19 @@ class Curve(Finding):
     held_out: Float[np.ndarray, " m"]
     references: dict[str, float]
     stages: tuple[tuple[int, int], ...] = ()
+    final: tuple[int, float] | None = None
 
     def describe(self) -> Words:
-        """Say where the held-out quantity begins and ends, and where it changes most."""
+        """Say where the held-out quantity begins and ends, and where most of the change is."""
         title = f"{self.quantity.capitalize()} by training step"
         says = self._summarize()
+        if self.final is not None:
+            step, value = self.final
+            says += f" On test rows, it is {self._format(value)} after step {step:,}."
         means = f", means of {self.window} steps" if self.window > 1 else ""
         reading = f"Thin line: training batches{means}. Thick line: held-out rows."
+        if self.final is not None:
+            reading += " Star: test rows of full length, with the weights that the result is of."
         if len(self.stages) > 1:
             reading += " A dotted line marks where rows of the length beside it begin."
         return Words(title, says, reading, f"Line of {self.quantity} by training step. {says}")
@@ -76,9 +86,10 @@ class Curve(Finding):
             f"The held-out {self.quantity} goes from {self._format(values[0])} (step {steps[0]:,}) "
             f"to {self._format(values[-1])} (step {steps[-1]:,})"
         )
-        if (steepest := self._find_steepest()) is None:
+        if (jump := self._find_jump()) is None:
             return f"{says}."
-        return f"{says}; it is steepest from step {steepest[0]:,} to {steepest[1]:,}."
+        scale = " on the logarithmic axis" if self.quantity == "loss" else ""
+        return f"{says}; most of the change{scale} is between steps {jump[0]:,} and {jump[1]:,}."
 
     def _describe_stages(self) -> str:
         """Say how rows grew, and what the quantity is at the last length."""
@@ -94,17 +105,22 @@ class Curve(Finding):
     def _format(self, value: float) -> str:
         return f"{value:.2f} nats" if self.quantity == "loss" else percent(float(value))
 
-    def _find_steepest(self) -> tuple[int, int] | None:
-        """Return the steps of the neighbouring evaluations that differ most, if they stand out."""
-        change = np.abs(np.diff(self.held_out))
-        if (
-            len(change) < 3
-            or change.max() < 0.3 * np.ptp(self.held_out)
-            or np.ptp(self.held_out) == 0
-        ):
+    def _find_jump(self) -> tuple[int, int] | None:
+        """Return the evaluations between which most of the change lies, as it is drawn.
+
+        The curve must be level before and after: both parts change by at most `LEVEL` of the whole.
+        Noise of five or more evaluations looks like that in less than 2 % of cases.
+        """
+        drawn = self.held_out
+        if self.quantity == "loss":
+            drawn = np.log10(np.maximum(drawn, LEAST_LOSS))
+        if len(drawn) < 5:
             return None
-        i = int(change.argmax())
-        return int(self.held_out_steps[i]), int(self.held_out_steps[i + 1])
+        i, most = int(np.abs(np.diff(drawn)).argmax()) + 1, np.ptp(drawn)
+        parts = drawn[:i], drawn[i:]
+        if min(map(len, parts)) < 2 or not most or max(map(np.ptp, parts)) > LEVEL * most:
+            return None
+        return int(self.held_out_steps[i - 1]), int(self.held_out_steps[i])
 
     def draw(self) -> go.Figure:
         """Draw the quantity on training and held-out rows, over its reference lines."""
@@ -130,6 +146,16 @@ class Curve(Finding):
             cliponaxis=False,
             hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (held out)<extra></extra>",
         )
+        if self.final is not None:
+            fig.add_scatter(
+                x=[self.final[0]],
+                y=[self.final[1]],
+                mode="markers",
+                name="test rows",
+                marker={"symbol": "star", "size": 12},
+                cliponaxis=False,
+                hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (test)<extra></extra>",
+            )
         for level in self.references.values():
             fig.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
         stages = self.stages if len(self.stages) > 1 else ()
@@ -156,7 +182,8 @@ class Curve(Finding):
         fig.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
         if self.quantity == "loss":
             # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
-            seen = np.array([*self.train, *self.held_out, *self.references.values()])
+            final = () if self.final is None else self.final[1:]
+            seen = np.array([*self.train, *self.held_out, *self.references.values(), *final])
             low, high = np.log10(np.maximum([seen.min(), seen.max()], LEAST_LOSS))
             dtick = "D1" if high - low < FEW_DECADES else "D2"  # every digit, or 1, 2 and 5
             fig.update_yaxes(
@@ -201,16 +228,11 @@ def measure(subject: Subject) -> list[Curve]:
     held_out_steps = np.array([row["step"] for row in evaluated], dtype=np.int64)
     stages = tuple((stage.began + 1, stage.seq_len) for stage in rows.stages)
     scores = baselines.score_baselines(subject.run)
-    shortcuts = [name for name in scores if name not in ("chance", "oracle")]
-    best = max(shortcuts, key=scores.__getitem__, default=None)
     references = {
         "loss": {"uniform guess": math.log(subject.task.vocab_size)},
-        "accuracy": {
-            "oracle": scores["oracle"],
-            **({} if best is None else {best: scores[best]}),
-            "chance": scores["chance"],
-        },
+        "accuracy": baselines.choose_references(scores),
     }
+    result, tested = subject.run.read_result() or {}, baselines.find_tested_step(subject.run)
     curves = []
     for quantity in ("loss", "accuracy"):
         values = np.array([row[quantity] for row in rows], dtype=np.float64)
@@ -225,6 +247,7 @@ def measure(subject: Subject) -> list[Curve]:
                 np.array([row[quantity] for row in evaluated], dtype=np.float64),
                 references[quantity],
                 stages,
+                None if tested is None or result[quantity] is None else (tested, result[quantity]),
             )
         )
     return curves

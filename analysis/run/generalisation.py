@@ -11,9 +11,8 @@ from jaxtyping import Float
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.plots import style
-from analysis.run.baselines import count_scored_positions
+from analysis.run.baselines import find_rival, read_interval
 from analysis.words import percent
-from lab.intervals import wilson
 from lab.training.generalisation import undo_json
 from lab.training.runs import Run
 from tasks.base import Schedule
@@ -43,7 +42,7 @@ class AccuracyByOption(Finding):
         rows: test rows at each value.
         reference: accuracy in the setting of training; None where the run has none.
         reference_interval: its 95 % interval.
-        reference_chance: accuracy of a uniform guess there.
+        rival: the best of chance and the shortcuts in the setting of training, and its accuracy.
         step: training steps behind the weights.
         failed: values that the model cannot process, and why.
     """
@@ -59,7 +58,7 @@ class AccuracyByOption(Finding):
     rows: tuple[int, ...]
     reference: float | None
     reference_interval: tuple[float, float] | None
-    reference_chance: float
+    rival: tuple[str, float]
     step: int
     failed: tuple[tuple[str, str], ...]
 
@@ -102,8 +101,12 @@ class AccuracyByOption(Finding):
         low, high = self.reference_interval
         if self.trained is None or self.places is None:
             return f"{opening}; {self._compare_each(low, high)}."
-        if low <= self.reference_chance:
-            return f"{opening}, which is not certainly more than a guess: nothing can hold."
+        name, best = self.rival
+        if low <= best:
+            return (
+                f"{opening}. That is not certainly more than {name} ({percent(best)}), which needs "
+                "no training: the model has learned nothing that could hold elsewhere."
+            )
         above = [i for i, place in enumerate(self.places) if place > self.trained[1]]
         below = [i for i, place in enumerate(self.places) if place < self.trained[0]]
         parts = []
@@ -260,7 +263,7 @@ def collect_evaluations(
         rows=tuple(entry["rows"] for entry in done),
         reference=right,
         reference_interval=ends,
-        reference_chance=run.task.chance,
+        rival=find_rival(run),
         step=step,
         failed=tuple((_format_value(e["value"]), e["error"]) for e in entries if "error" in e),
     )
@@ -272,7 +275,7 @@ def _read_result(run: Run, step: int) -> tuple[float | None, tuple[float, float]
     right = result.get("accuracy")
     if right is None or result["steps"] != step:
         return None, None
-    return right, wilson(right, count_scored_positions(run))
+    return right, read_interval(run)
 
 
 def _find_range(trained: Any) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from plotly.subplots import make_subplots
 
 from analysis.plots.style import MUTED, new_figure
-from analysis.studies.holm import holm
+from analysis.statistics.holm import holm
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
 

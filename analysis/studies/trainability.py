@@ -6,7 +6,6 @@ correction over the factors.
 """
 
 import html
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,35 +15,21 @@ import plotly.graph_objects as go
 import polars as pl
 
 from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
-from analysis.studies.holm import holm
+from analysis.statistics.holm import holm
+from analysis.statistics.survival import (
+    check_installed,
+    compute_least_p,
+    estimate_median,
+    log_rank_p,
+)
 from lab.studies.trainability import BASELINE
 
 LEVEL = 0.05
 """Corrected p below which a factor differs from the baseline."""
 ENDED = ("solved", "budget", "out of time", "diverged")
 """Statuses to analyze; a diverged run counts as unsolved after the most steps of any run."""
-SPLITS = 50_000
-HALF = 0.5 + 1e-9
-"""Share of runs unsolved at the median; the margin absorbs rounding in products of fractions."""
 ROW = 19
 """Height of one factor's line in pixels."""
-
-
-class MissingLibraryError(Exception):
-    """A library that this analysis needs is not installed."""
-
-
-def check_installed() -> None:
-    """Check that the library for survival analysis is installed.
-
-    Raises:
-        MissingLibraryError: when it is not installed.
-    """
-    if importlib.util.find_spec("lifelines") is None:
-        raise MissingLibraryError(
-            "survival times need lifelines, which is not installed: pip install 'lifelines>=0.30' "
-            "(or the extra wonderful-lab[studies])"
-        )
 
 
 @dataclass(frozen=True)
@@ -105,66 +90,15 @@ def measure(table: pl.DataFrame) -> list[FactorEffect]:
 
 def _estimate_effect(factor: str, rows: pl.DataFrame) -> FactorEffect:
     solved = rows["solved"].to_list()
-    median, interval = _estimate_median(rows["steps"].to_list(), solved)
+    median, interval = estimate_median(rows["steps"].to_list(), solved)
     return FactorEffect(
         factor,
         tuple(rows["steps"]),
         tuple(solved),
         median,
         interval,
-        _estimate_median(rows["rows"].to_list(), solved)[0],
+        estimate_median(rows["rows"].to_list(), solved)[0],
     )
-
-
-def _estimate_median(
-    times: Sequence[int], solved: Sequence[bool]
-) -> tuple[float, tuple[float, float]]:
-    """Return the Kaplan–Meier median of censored times and its 95 % interval."""
-    from lifelines import KaplanMeierFitter
-    from lifelines.utils import qth_survival_times
-
-    curve = KaplanMeierFitter().fit(times, solved)
-    ends = [curve.survival_function_, curve.confidence_interval_]
-    median, low, high = (
-        float(end) for at in ends for end in np.ravel(qth_survival_times(HALF, at))
-    )
-    return median, (low, high)
-
-
-def log_rank_p(
-    times: Sequence[int],
-    solved: Sequence[bool],
-    other_times: Sequence[int],
-    other_solved: Sequence[bool],
-) -> float:
-    """Return the two-sided p of the log-rank test, exact under permutation of the runs.
-
-    The statistic is the first group's observed minus expected events, a sum over its runs of
-    δ − H(t), where H is the Nelson–Aalen cumulative hazard of all runs together. The test permutes
-    these terms, because the usual χ² is far off with three runs in a group. If there are more than
-    `SPLITS` ways to split the runs, it draws that many.
-    """
-    from lifelines import NelsonAalenFitter
-    from scipy.stats import permutation_test
-
-    if min(len(times), len(other_times)) < 2:
-        return 1.0  # a single run is no sample
-    at, events = np.array([*times, *other_times]), np.array([*solved, *other_solved], dtype=float)
-    hazard = NelsonAalenFitter(nelson_aalen_smoothing=False).fit(at, events)
-    scores = events - hazard.cumulative_hazard_at_times(at).to_numpy()
-    found = permutation_test(
-        (scores[: len(times)], scores[len(times) :]),
-        lambda ours, theirs, axis: ours.sum(axis=axis),
-        n_resamples=SPLITS,
-        vectorized=True,
-        rng=np.random.default_rng(0),
-    )
-    return min(1.0, float(found.pvalue))
-
-
-def compute_least_p(runs: int, others: int) -> float:
-    """Return the smallest two-sided p that `log_rank_p` can reach with groups of these sizes."""
-    return min(1.0, 2 / math.comb(runs + others, runs))
 
 
 def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:

@@ -139,7 +139,10 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed."""
+    """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed.
+
+    Settings with several seeds of one task are ranked; one seed is no ranking.
+    """
     with report_failures(), report_usage_errors():
         from analysis.pages import comparison
         from lab.training.runs import Run
@@ -156,4 +159,5 @@ def compare(
     from lab.cli.tables.runs import build_comparison_table
 
     Console(markup=False, highlight=False).print(build_comparison_table(to_plain(found)["runs"]))
+    typer.echo(found.ranking.describe().says)
     typer.echo(out)

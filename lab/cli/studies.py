@@ -68,6 +68,7 @@ def study(
     name: Annotated[Question, typer.Argument(help="Which study.")], options: StudyOptions
 ) -> None:
     """Run one of the lab's own studies. trainability: what shortens the first stage of training?"""
+    from analysis.statistics.survival import MissingLibraryError, check_installed
     from analysis.studies import trainability as results
     from lab.cli.tables.studies import build_trainability_table
     from lab.studies import trainability
@@ -76,8 +77,8 @@ def study(
         options.validate()
         chosen = trainability.build_study(seeds=options.seeds, precision=options.precision)
     try:
-        results.check_installed()
-    except results.MissingLibraryError as error:
+        check_installed()
+    except MissingLibraryError as error:
         raise refuse(error, 2) from error
     found = _run(chosen, options)
     effects = results.measure(found)

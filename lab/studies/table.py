@@ -67,7 +67,7 @@ def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, 
     metrics = run.read_metrics()
     if not metrics:
         return {}
-    solving = _find_solving_steps(run, metrics)
+    solving = find_solving_steps(run, metrics)
     evaluated = {found["seq_len"]: found for found in folder.read_lengths()}
     parameters = _read_parameters(run)
     found = {}
@@ -80,14 +80,14 @@ def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, 
             "steps": upto[-1]["step"],
             "accuracy": at.get("test"),
             "validation": at.get("validation"),
-            "rows": _count_rows(run, upto),
+            "rows": count_rows(run, upto),
             "seconds": sum(row["seconds"] for row in upto),
             "parameters": parameters,
         }
     return found
 
 
-def _find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, int]:
+def find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, int]:
     """Return the step at which validation rows of each length were first solved."""
     full, first = run.task.seq_len, {}
     for row in metrics:
@@ -98,7 +98,8 @@ def _find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, in
     return first
 
 
-def _count_rows(run: Run, metrics: Sequence[MetricsRow]) -> int:
+def count_rows(run: Run, metrics: Sequence[MetricsRow]) -> int:
+    """Count the training rows of some steps; their number per step depends on their length."""
     sizes = {stage.task.seq_len: stage.batch_size for stage in list_stages(run.task, run.train)}
     return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)
 

@@ -2,6 +2,7 @@
 
 import math
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> di
     """
     metrics = run.read_metrics()
     seconds = sum(row["seconds"] for row in metrics)
-    loss, accuracy = _score(run, state, ending, metrics)
+    loss, accuracy, interval = _score(run, state, ending, metrics)
     by_hand = why = None
     if not ending.by:
         by_hand = _try_construction(run)
@@ -50,6 +51,7 @@ def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> di
         "task": run.task.name,
         "model": run.model.model or run.model.stack,
         "accuracy": accuracy,
+        "interval": interval,
         "loss": loss,
         "perplexity": None if loss is None else math.exp(loss),
         f"bits_per_{run.task.unit}": None if loss is None else loss / math.log(2),
@@ -97,13 +99,16 @@ def _try_construction(run: Run) -> dict[str, Any] | None:
 
 def _score(
     run: Run, state: TrainingState, ending: Ending, metrics: Metrics
-) -> tuple[float | None, float | None]:
-    """Return the test loss and accuracy of the last weights, or after a signal the newest ones."""
+) -> tuple[float | None, float | None, Sequence[float] | None]:
+    """Return test loss, accuracy and its interval: of the last weights, or, after a signal, known.
+
+    An interval is missing where an older version of the lab tested the weights.
+    """
     last = metrics.last_test
     if ending.stopped == "diverged":
-        return None, None
+        return None, None, None
     if last.get("step") == state.step or ending.by:
-        return last.get("test_loss"), last.get("test_accuracy")
+        return last.get("test_loss"), last.get("test_accuracy"), last.get("test_interval")
     config = run.train
     found = evaluate(
         run.task,
@@ -112,4 +117,4 @@ def _score(
         rows_at_once=config.batch_size,
         seed=config.seed,
     )
-    return found.loss, found.accuracy
+    return found.loss, found.accuracy, found.interval

@@ -45,6 +45,7 @@ class Row:
         test_loss: on the test split, if validation suggests that the task is solved, and after the
             last step.
         test_accuracy: likewise.
+        test_interval: 95 % interval of the test accuracy over other rows.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Row:
     validation_accuracy: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    test_interval: tuple[float, float] | None = None
 
 
 @dataclass
@@ -268,7 +270,9 @@ def _evaluate(
         rows_at_once=config.batch_size,
         seed=config.seed,
     )
-    return replace(row, test_loss=test.loss, test_accuracy=test.accuracy)
+    return replace(
+        row, test_loss=test.loss, test_accuracy=test.accuracy, test_interval=test.interval
+    )
 
 
 def check(task: Task, config: TrainConfig) -> None:

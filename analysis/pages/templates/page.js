@@ -12,20 +12,10 @@ async function inflate(text) {
 
 /* Headline numbers are shown from result.json and recomputed here from the metrics. */
 
-function wilson(share, count) {
-  const z = 1.959963984540054, square = (z * z) / count;
-  const middle = share + square / 2;
-  const half = z * Math.sqrt((share * (1 - share)) / count + square / (4 * count));
-  return [
-    Math.max(0, (middle - half) / (1 + square)),
-    Math.min(1, (middle + half) / (1 + square)),
-  ];
-}
-
 function recomputed() {
   const record = read("record"), numbers = { ...record };
   if (record.accuracy !== null) {
-    const [low, high] = wilson(record.accuracy, record.scored);
+    const [low, high] = record.interval;
     Object.assign(numbers, { accuracy: 100 * record.accuracy, low: 100 * low, high: 100 * high });
   }
   return numbers;

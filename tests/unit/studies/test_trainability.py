@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from analysis.pages.export import save
+from analysis.statistics.holm import holm
 from analysis.studies import trainability as trained
-from analysis.studies.holm import holm
 from lab.studies.table import MEASURED
 from lab.studies.trainability import BASELINE
 

@@ -86,6 +86,9 @@ def test_rows_tell_what_happened():
     validated = [row.validation_accuracy is not None for row in rows]
     assert validated == [False, True, False, True, True]
     assert [row.test_accuracy is not None for row in rows] == [False] * 4 + [True]
+    assert rows[-1].test_interval is not None
+    low, high = rows[-1].test_interval
+    assert low <= rows[-1].test_accuracy <= high
     assert all(math.isfinite(row.loss) and row.grad_norm > 0 and row.seconds > 0 for row in rows)
 
 

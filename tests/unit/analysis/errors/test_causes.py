@@ -19,9 +19,9 @@ from analysis.errors.causes import (
     draw_other_values,
     draw_wrong_answers,
     find_last_occurrences,
+    find_neighbours,
     find_questions,
     match_other_pairs,
-    measure_neighbours,
 )
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
@@ -189,12 +189,12 @@ def test_what_the_row_says_is_a_loop_over_it(task, monkeypatch):
         assert others[i] in [at for j, at in enumerate(value) if at >= 0 and j != mine]
     assert decoys.any()
     assert (pairs >= 0).any()
-    share, chance = measure_neighbours(batch, found, pairs)
+    beside, chance = find_neighbours(batch, found, pairs)
     near, legal = [], []
     for i in np.flatnonzero(pairs >= 0):
         count = int((batch.links["value_pos"][found.rows[i]] >= 0).sum())
         near.append(abs(pairs[i] - found.pairs[i]) == 1)
-        beside = [j for j in range(count) if abs(j - found.pairs[i]) == 1]
-        legal.append(len(beside) / (count - 1))
-    assert share == pytest.approx(np.mean(near))
+        next_to = [j for j in range(count) if abs(j - found.pairs[i]) == 1]
+        legal.append(len(next_to) / (count - 1))
+    assert beside.tolist() == near
     assert chance == pytest.approx(np.mean(legal))

@@ -13,6 +13,7 @@ from analysis.pages.comparison import (
     open_on_same_rows,
     write_comparison,
 )
+from analysis.pages.ranking import Ranking
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn, name_apart
 from analysis.record import to_plain
@@ -63,34 +64,46 @@ def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -
 
 
 def comparison(*runs: RunColumn) -> Comparison:
-    return Comparison(runs, (), "mqar", True, {"oracle": 1.0, "chance": 0.01})
+    references = {"oracle": 1.0, "last value": 0.06, "chance": 0.01}
+    ranking = Ranking("steps", (), (), (), False, "One seed")
+    return Comparison(runs, (), "mqar", True, references, ranking)
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "says"),
+    ("accuracies", "whose"),
     [
-        ((0.5, 0.9), "b is most often right, 90.0 %, clear of a, 50.0 %."),
-        ((0.89, 0.9), "b is most often right, 90.0 %; a cannot be told from it."),
-        ((0.4, None), "a is most often right, 40.0 %; no other run has a result."),
-        ((None, None), "None of these runs has a result yet."),
-        ((0.01, 0.008), "No run is sure to stand above chance, 1.0 %."),
+        ((0.998, 0.991), "of all runs lie above"),
+        ((0.4, None), "of all runs lie above"),
+        ((0.06, 0.4), "of b alone lie above"),
+        ((0.05, 0.06), "of no run lie above"),
     ],
 )
-def test_the_best_is_named_only_as_far_as_intervals_tell(accuracies, says):
+def test_accuracies_are_compared_with_the_best_shortcut_and_not_with_each_other(accuracies, whose):
     runs = [compared(name, value) for name, value in zip("ab", accuracies, strict=True)]
     found = comparison(*runs)
-    assert RunAccuracies(found.runs, found.references).describe().says == says
+    accuracy = RunAccuracies(found.runs, found.references)
+    assert accuracy.describe().says.endswith(
+        f" The intervals {whose} the best shortcut, “last value”, 6.0 %."
+    )
+    labels = [note.text for note in accuracy.draw().layout.annotations]
+    assert "last value 6.0 %" in labels
+    assert found.ranking.describe().says == "One seed: no ranking."
 
 
-def test_who_is_half_right_first():
+def test_without_results_there_is_nothing_to_compare():
+    found = RunAccuracies((compared("a", None),), {}).describe()
+    assert found.says == "None of these runs has a result yet."
+
+
+def test_when_half_of_the_answers_are_right():
     found = comparison(
         compared("slow", 0.9, (0.1, 0.2, 0.9)),
         compared("fast", 0.9, (0.5, 0.9)),
         compared("no", 0.1, (0.1,)),
     )
     assert RunCurves(found.runs, found.references).describe().says == (
-        "Half of the answers are right at full row length: fast by step 1; slow by step 3; "
-        "no never."
+        "Half of the answers are right at full row length: slow by step 3; fast by step 1; "
+        "no not by step 1."
     )
 
 

@@ -11,6 +11,7 @@ from analysis.examination import examine
 from analysis.pages.report import render
 from analysis.record import find_commit, hash_data
 from lab.config import ModelConfig, TrainConfig
+from lab.intervals import wilson
 from lab.training.runs import Run
 from tasks import TASKS
 
@@ -43,12 +44,13 @@ def test_a_diverged_run_has_no_accuracy(tmp_path):
     assert "Training diverged after 3 steps" in page_of(run)
 
 
-def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
-    run = claimed(tmp_path / "run", n_pairs=(1, 4))
-    scored = sum((run.task.batch(split="test", size=8).targets != -100).flatten().tolist())
+@pytest.mark.parametrize("interval", [None, [0.4, 0.7]])
+def test_the_interval_is_that_of_the_result_or_takes_each_row_for_one_answer(tmp_path, interval):
+    run = claimed(tmp_path / "run")
     run.write_result(
         {
             "accuracy": 0.5,
+            "interval": interval,
             "loss": 1.0,
             "steps": 4,
             "stopped": "budget",
@@ -59,7 +61,8 @@ def test_rows_of_a_mixture_are_counted_as_they_are(tmp_path):
     page = page_of(run)
     record = re.search(r'id="record">(.*?)</script>', page)
     assert record
-    assert json.loads(record[1])["scored"] == scored
+    expected = interval or pytest.approx(wilson(0.5, 8))
+    assert json.loads(record[1])["interval"] == expected
 
 
 def test_every_analysis_measures_describes_and_draws():

@@ -10,6 +10,7 @@ from torch import nn
 from analysis import recall
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import collect_mixers
+from analysis.plots.style import MUTED
 from analysis.recall import pair_mass
 from analysis.recall.by_place import RecallByPlace, measure_by_place
 from analysis.recall.masses import measure_pair_mass
@@ -201,6 +202,10 @@ def test_figures_show_every_head_or_every_layer(monkeypatch):
     assert [len(names) for names in lines] == [4, 2]
     assert lines[1][1] == "layer 1, highest head"
     assert len(drawings[0]["data"]) == 6
+    ticks = [line["marker"] for line in drawings[0]["data"] if line["name"] == "a uniform row"]
+    # An open line has the marker's colour; its outline's would not show.
+    assert {(tick["symbol"], tick["color"]) for tick in ticks} == {("line-ns-open", MUTED)}
+    assert "grey upright tick" in found[0].describe().reading
     places = found[1].draw().to_dict()
     assert [line["name"] for line in places["data"]].count("chance") == 2
     assert to_plain(found[1])["split"] == "probe"

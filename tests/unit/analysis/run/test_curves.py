@@ -83,3 +83,51 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     )
     verticals = [shape.x0 for shape in loss.draw().layout.shapes if shape.x0 == shape.x1]
     assert verticals == [1, 11]
+
+
+def curve(quantity, steps, values, final=None) -> Curve:
+    steps, values = np.array(steps), np.array(values)
+    return Curve(quantity, steps, values, 1, steps, values, {}, final=final)
+
+
+def test_most_of_the_change_is_where_the_axis_that_is_drawn_shows_it():
+    # In nats the loss falls most in the first stretch; on the logarithmic axis, in the third.
+    found = curve("loss", range(10, 61, 10), [8.0, 4.0, 3.6, 0.004, 0.002, 0.002])
+    assert describe(found).says.endswith(
+        "; most of the change on the logarithmic axis is between steps 30 and 40."
+    )
+    found = curve("accuracy", range(10, 61, 10), [0.0, 0.01, 0.9, 0.92, 1.0, 1.0])
+    assert describe(found).says.endswith("; most of the change is between steps 20 and 30.")
+    steady = curve("accuracy", range(10, 61, 10), [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert "most of the change" not in describe(steady).says
+
+
+def test_noise_has_no_jump():
+    rng = np.random.default_rng(0)
+    for count, most in ((4, 0), (5, 8), (10, 1), (40, 0)):
+        noise = [curve("accuracy", np.arange(count), rng.random(count)) for _ in range(200)]
+        assert sum("most of the change" in describe(found).says for found in noise) <= most
+    flat = curve("accuracy", np.arange(9), np.full(9, 0.1))
+    assert "most of the change" not in describe(flat).says
+
+
+def test_the_result_is_on_the_curve():
+    """Also where no evaluation was due at the last step: `--max-minutes` ends a run anywhere."""
+    early = curve("accuracy", [10, 20], [0.1, 0.2], final=(33, 0.7))
+    assert describe(early).says.endswith("On test rows, it is 70.0 % after step 33.")
+    star = early.draw().to_dict()["data"][2]
+    assert (list(star["x"]), list(star["y"])) == ([33], [0.7])
+    assert "Star: test rows" in describe(early).reading
+
+
+def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), 16))
+    monkeypatch.setattr(baselines, "score_baselines", lambda run: {"chance": 0.01, "oracle": 1.0})
+    run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
+    of = Subject(run.task, run.build(), run.task.batch(size=1), run=run)
+    result = {"accuracy": 0.9, "loss": 0.3, "steps": 25, "signal": None}
+    monkeypatch.setattr(Run, "read_result", lambda run: result)
+    assert [curve.final for curve in curves.measure(of)] == [(25, 0.3), (25, 0.9)]
+    # A signal ends a run without a test, and none was taken before.
+    result |= {"accuracy": None, "loss": None, "signal": "SIGINT"}
+    assert [curve.final for curve in curves.measure(of)] == [None, None]

@@ -35,12 +35,17 @@ def entry(option: str, value: Any, accuracy: float, half: float = 0.01) -> dict[
 
 
 def found(
-    tmp_path, task, entries: list[dict[str, Any]], accuracy: float | None = 0.9
+    tmp_path,
+    task,
+    entries: list[dict[str, Any]],
+    accuracy: float | None = 0.9,
+    **shortcuts: float,
 ) -> AccuracyByOption:
     run = Run(tmp_path / "run", task, ModelConfig(stack="AM", d_model=8), TrainConfig(test_rows=32))
     run.claim()
     result = {"accuracy": accuracy, "steps": STEPS, "seconds": 1.0, "stopped": "budget"}
-    run.write_result({**result, "baselines": {}, "evaluations": entries})
+    scores = {"chance": 0.1, "oracle": 1.0, **shortcuts}
+    run.write_result({**result, "baselines": scores, "evaluations": entries})
     subject = Subject(task, run.build().eval(), task.batch(size=1), step=0, run=run)
     (reach,) = measure(subject)
     json.dumps(to_plain(reach), allow_nan=False)
@@ -93,11 +98,26 @@ def test_it_holds_as_far_as_was_tried(tmp_path):
             "below that it holds down to 16 (90.0 %), and is 30.0 %",
         ),
         (((32, 0.9),), "; no other value was tried."),
-        (((32, 0.09), (64, 0.3)), "not certainly more than a guess: nothing can hold."),
+        (
+            ((32, 0.09), (64, 0.3)),
+            "That is not certainly more than a guess (10.0 %), which needs",
+        ),
     ],
 )
 def test_other_endings(tmp_path, shares, says):
     assert says in describe(found(tmp_path, TASK, lengths(*shares))).says
+
+
+def test_what_a_shortcut_reaches_too_does_not_hold(tmp_path):
+    shares = ((32, 0.4), (64, 0.4))
+    says = describe(found(tmp_path / "null", TASK, lengths(*shares), copy=0.5)).says
+    assert says == (
+        "Trained at 32, 40.0 % of the answers are right. That is not certainly more than the "
+        "shortcut “copy” (50.0 %), which needs no training: the model has learned nothing that "
+        "could hold elsewhere."
+    )
+    says = describe(found(tmp_path / "planted", TASK, lengths(*shares), copy=0.3)).says
+    assert "holds as far as was tried, 40.0 % at 64" in says
 
 
 def test_an_interval_that_reaches_the_trained_one_is_no_fall(tmp_path):
