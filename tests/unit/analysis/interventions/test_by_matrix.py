@@ -1,11 +1,12 @@
 """Edited matrices and values: each against a loop that says what it means, and undone."""
 
 import copy
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from analysis.interventions import block_edges, edit_matrix, swap_values
 from lab.layers.attention import Attention
@@ -180,7 +181,7 @@ def test_matrices_are_edited_in_compiled_code():
     with edit_matrix(model, 0, lambda matrix, rows: matrix / 2):
         halved = model(tokens)
     assert not torch.allclose(halved, plain)
-    compiled = torch.compile(model, backend="eager")
+    compiled = cast(nn.Module, torch.compile(model, backend="eager"))
     for outer in (model, compiled):
         torch.testing.assert_close(compiled(tokens), plain)
         with edit_matrix(outer, 0, lambda matrix, rows: matrix / 2):

@@ -119,6 +119,7 @@ def test_a_report_of_an_older_version_is_measured_again_where_its_figures_are_go
     analyze(run, "matrices", "rows")
     (run.path / "report.json").unlink()
     only, rows = choose_work(run, ["heads"], None, None)
+    assert only is not None
     assert only == ["heads", "rows", "matrices"]
     analyze(run, *only, rows=rows or 0)
     assert names(run) == {"analysis": ["rows", "matrices", "heads"]}
