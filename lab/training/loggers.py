@@ -94,7 +94,7 @@ def list_scalars(row: Row) -> dict[str, float]:
     """Return the numbers of a row by tag: train/loss, validation/accuracy, test/accuracy, …"""
     scalars = {}
     for name, value in vars(row).items():
-        if name == "step" or value is None:
+        if name == "step" or not isinstance(value, int | float):
             continue
         split, _, what = name.partition("_")
         scalars[f"{split}/{what}" if split in ("validation", "test") else f"train/{name}"] = value

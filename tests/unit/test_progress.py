@@ -78,8 +78,9 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
         lengths = tuple(2**k for k in range(3, 12))
         shown.on_plan(Plan(torch.device("cpu"), "fp32", 623_808, 0, lengths, 2.0))
         for step in range(1, 15):
-            values = {"validation_accuracy": 0.123} if step == 14 else {}
-            shown.on_row(Row(step, 2048, 12.345, 0.123, 3e-3, 1.0, 1.234, **values))
+            validation = 0.123 if step == 14 else None
+            row = Row(step, 2048, 12.345, 0.123, 3e-3, 1.0, 1.234, validation_accuracy=validation)
+            shown.on_row(row)
         shown.bar.refresh()
         shown.on_note("evaluating 1,024 test rows")
     text = screen.getvalue()

@@ -86,9 +86,10 @@ def test_rows_tell_what_happened():
     validated = [row.validation_accuracy is not None for row in rows]
     assert validated == [False, True, False, True, True]
     assert [row.test_accuracy is not None for row in rows] == [False] * 4 + [True]
-    assert rows[-1].test_interval is not None
-    low, high = rows[-1].test_interval
-    assert low <= rows[-1].test_accuracy <= high
+    accuracy, interval = rows[-1].test_accuracy, rows[-1].test_interval
+    assert accuracy is not None
+    assert interval is not None
+    assert interval[0] <= accuracy <= interval[1]
     assert all(math.isfinite(row.loss) and row.grad_norm > 0 and row.seconds > 0 for row in rows)
 
 

@@ -87,7 +87,9 @@ def test_a_planted_difference_in_steps_is_found_and_unsolved_runs_are_censored(f
         "stack=AM (median 120 steps) is solved sooner than stack=SM (fewer than half of its runs "
         "solved). One seed, so no rank: stack=NM."
     )
-    drawn = {trace.name: len(trace.x) for trace in found.draw().data}
+    fig = found.draw()
+    assert fig is not None
+    drawn = {trace["name"]: len(trace["x"]) for trace in fig.to_plotly_json()["data"]}
     assert drawn == {"a run": 6, "a run, not solved by then": 4, "median": 1}
 
 
