@@ -1,6 +1,9 @@
 """`lab model` and `lab errata` as a user meets them."""
 
+import base64
 import json
+import re
+import zlib
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +34,8 @@ def test_the_larger_size_as_json_with_a_figure(tmp_path):
     assert found["total"] == round(1.3e9 * (1 + found["paper"]["difference"]))
     assert found["active"] < found["total"]
     assert found["times"] == 3
-    assert "InnerFunctionAttention" in drawing.read_text()
+    (packed,) = re.findall(r'data-figure="[^"]*">(.*?)</script>', drawing.read_text(), re.DOTALL)
+    assert b"InnerFunctionAttention" in zlib.decompress(base64.b64decode(packed))
 
 
 def test_a_stack_takes_sizes_and_options():

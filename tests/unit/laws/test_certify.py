@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
-    del sys.modules["lab_targets"]
+    sys.modules.pop("lab_targets", None)
 
 
 @pytest.mark.parametrize(

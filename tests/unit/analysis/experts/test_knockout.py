@@ -22,8 +22,8 @@ from tasks.base import Batch
 from tasks.mqar import MQAR
 from tests.expert_models import TASK, N, memory, small
 
-FACTS_TASK = MQAR(seq_len=N, n_pairs=4, vocab_size=32)
-"""Gives the planted model's rows a length and names for their roles."""
+FACTS_TASK = MQAR(seq_len=N - 2, n_pairs=3, vocab_size=N)
+"""Names the roles of the planted model's rows."""
 
 
 def found_on(subject: Subject, n_experts: int = 4) -> tuple[Site, LayerKnockout]:

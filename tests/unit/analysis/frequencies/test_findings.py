@@ -76,7 +76,7 @@ def test_without_pairs_no_use_is_measured():
     [("NM", {}), ("AM", {"A.position": "none"}), ("SM", {"S.position": "conv"})],
 )
 def test_where_nothing_rotates_nothing_is_measured(stack, options):
-    with pytest.raises(NotApplicableError, match="rotary"):
+    with pytest.raises(NotApplicableError, match="at which frequencies it rotates"):
         frequencies.measure(build_subject(stack, options))
 
 

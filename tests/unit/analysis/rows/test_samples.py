@@ -75,7 +75,13 @@ def test_the_page_shows_text_as_text(task, tmp_path):
     (result,) = show_findings(samples, examination.results["samples"], "")
     assert result.spec is None
     page = fill_template(
-        "compare.html.j2", title="t", found=_Nothing, figures=[result], orders=[], grid=[]
+        "compare.html.j2",
+        title="t",
+        found=_Nothing,
+        figures=[result],
+        orders=[],
+        grid=[],
+        outline=[],
     )
     assert "&lt;script&gt;alert(" in page
     assert "<script>alert(" not in page
