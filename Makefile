@@ -58,7 +58,7 @@ lint: install
 	$(BIN)/ruff check .
 
 types: install
-	$(BIN)/pyright
+	$(BIN)/pyright --threads 2
 
 arch: install
 	$(BIN)/lint-imports

@@ -12,10 +12,14 @@ Column = Literal[
 ]
 
 
+HOME = Path("runs")
+"""Where training commands put runs without --out; it is missing before the first."""
+
+
 def runs(
     root: Annotated[
         Path, typer.Argument(help="The folder to search, including its subfolders.")
-    ] = Path("runs"),
+    ] = HOME,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -36,6 +40,8 @@ def runs(
     from lab.training.catalog import find_runs, select_runs, tabulate
 
     with report_failures(), report_usage_errors():
+        if root != HOME and not root.is_dir():
+            raise ValueError(f"root={root}: there is no such folder")
         chosen = select_runs(find_runs(root), only or [])
         found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
     if as_json:

@@ -22,6 +22,8 @@ from tasks.mqar import MQAR
 MATRIX = "#matrices-1"
 """The first matrix of a report."""
 MEBIBYTE = 2**20
+BY_POSITION = ["rows", "positions", "tokens", "matrices", "rollout", "state_space"]
+"""Analyses whose figures grow with the row."""
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 DISTINCT = """async (png) => {
   const image = new Image();
@@ -304,7 +306,7 @@ def test_hostile_text_stays_text(visit, tmp_path):
 
 def test_long_sequences_stay_within_budget(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=1024, vocab_size=2048), d_model=8)
-    found = examine(Subject.of(run, rows=2))
+    found = examine(Subject.of(run, rows=2), BY_POSITION)
     path = write_both(run, found).page
     text = path.read_text()
     specs = re.findall(r'data-figure="[^"]*">(.*?)</script>', text, re.DOTALL)
