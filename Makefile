@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# A module is compiled at its first import. Compiling all takes half of an installation's CPU time.
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALLED := .venv/.installed
 PEERS := .venv/.peers
 NOTEBOOKS := .venv/.notebooks
@@ -14,8 +16,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[dev,browser]"
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[dev,browser]"
 	touch $@
 
 # Public implementations that tests and benchmarks compare with, and the loggers. mamba-ssm's own
@@ -23,23 +24,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 peers: $(PEERS)
 
 $(PEERS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[peers,tensorboard,wandb]" setuptools wheel ninja
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[peers,tensorboard,wandb]" setuptools wheel ninja
 	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
+		$(BIN)/python $(PIP) --constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
 	touch $@
 
 # What runs notebooks.
 $(NOTEBOOKS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[notebooks]"
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[notebooks]"
 	touch $@
 
 # What builds the site of docs/ and draws the gallery.
 $(DOCS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 # The main job: the paper's hardest recall, then the verdict and the path of its report.
@@ -106,10 +103,8 @@ findings: $(FINDINGS)
 # A place of their own, for the versions named; their requirements are listed whole.
 $(FINDINGS): tests/findings/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-findings
-	.venv-findings/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt torch setuptools
-	.venv-findings/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps --requirement tests/findings/requirements.txt
+	.venv-findings/bin/python $(PIP) --constraint constraints.txt torch setuptools
+	.venv-findings/bin/python $(PIP) --no-deps --requirement tests/findings/requirements.txt
 	touch $@
 
 clean:

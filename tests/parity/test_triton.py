@@ -18,8 +18,11 @@ KERNELS = ["mamba_ssm", "fla"]
 INTERPRETED = Path(__file__).with_name("interpreted.py")
 
 
-def test_kernels_in_the_interpreter(tmp_path):
-    """Everything in `interpreted.py`, where the process's environment lets Triton interpret.
+@pytest.mark.parametrize(
+    "chosen", ["not thorough", pytest.param("thorough", marks=pytest.mark.thorough)]
+)
+def test_kernels_in_the_interpreter(chosen, tmp_path):
+    """The tests in `interpreted.py`; their process's environment lets Triton interpret.
 
     mamba-ssm's gradients are summed as on a GPU by default, by atomic additions.
     """
@@ -27,7 +30,7 @@ def test_kernels_in_the_interpreter(tmp_path):
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     report = tmp_path / "report.xml"
     done = subprocess.run(
-        [*pytest_command, str(INTERPRETED), f"--junitxml={report}"],
+        [*pytest_command, str(INTERPRETED), "-m", chosen, f"--junitxml={report}"],
         env=environment,
         capture_output=True,
         text=True,

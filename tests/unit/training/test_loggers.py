@@ -58,6 +58,7 @@ def test_wandb_offline_has_every_number(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = train(tmp_path / "run", "wandb")
+    import_module("wandb").teardown(0)
     first, second = sorted(run.path.glob("wandb/offline-run-*/run-*.wandb"))
     assert first.name == second.name == f"run-{(run.path / 'wandb-id').read_text()}.wandb"
     assert read_history([first, second]) == list_expected(run)
