@@ -43,6 +43,10 @@ def train(
         ValueError: for an unknown name or a value out of its bounds.
         RunError: when the run folder cannot be used.
     """
+    if not isinstance(task, str | Task):
+        raise ValueError(f"task={task!r}: must be the name of a task, or a task")
+    if steps is not None and settings.get("max_steps") is not None:
+        raise ValueError("steps and max_steps are the same setting: give one of them")
     name = task if isinstance(task, str) else task.name
     if name not in TASKS:
         raise ValueError(f"task={name!r}: is no task. {suggest(name, TASKS)}")

@@ -65,6 +65,8 @@ def test_run_report_and_analyses_show_themselves(run):
         ("mqar", {"batch_size": "8"}, "batch_size='8': must be a whole number"),
         ("mqar", {"seq_len": 3}, "seq_len=3"),
         ("mqar", {"options": {"A.maks": "soft"}}, "unknown option A.maks"),
+        ("mqar", {"steps": 5, "max_steps": 7}, "steps and max_steps are the same setting"),
+        (5, {}, "task=5: must be the name of a task, or a task"),
         (TASKS["copy"](), {"seq_len": 8}, "seq_len: is an option of the task"),
     ],
     ids=str,
