@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from analysis.interventions.places import get_language_model
 from analysis.patching.edge_effects import EdgeEffects
 from analysis.patching.receivers import Receiver, list_receivers
-from analysis.patching.sweeps import Metric, check_pair
+from analysis.patching.sweeps import Metric, check_pair, compute_metric
 from lab.hooks import HookPoint, hooks, run_with_cache
 from lab.models import Block, LanguageModel
 from lab.models.activation_cache import ActivationCache
@@ -42,12 +42,13 @@ def attribute_edges(
             middles of equal parts (integrated gradients); None: the gradient of the clean run.
 
     Raises:
-        ValueError: for tokens of different shapes, or steps below 1.
+        ValueError: for tokens of different shapes, steps below 1, or a metric that is not one
+            differentiable number.
 
     Source: Syed et al. 2023 (arXiv 2310.10348); steps: Hanna et al. 2024 (arXiv 2403.17806).
     """
     if steps is not None and steps < 1:
-        raise ValueError(f"{steps=} must be at least 1")
+        raise ValueError(f"{steps=}: must be ≥ 1")
     inner, runs = _run_both(model, clean, corrupt)
     receivers = list_receivers(inner, runs[0])
     senders = _list_changes(*runs)
@@ -83,13 +84,13 @@ def patch_edges(
         metric: one number of the logits [b t v].
 
     Raises:
-        ValueError: for tokens of different shapes.
+        ValueError: for tokens of different shapes, or a metric that is not one number.
     """
     inner, runs = _run_both(model, clean, corrupt)
     receivers = list_receivers(inner, runs[0])
     senders = _list_changes(*runs)
     effect = np.full((len(senders), len(receivers)), np.nan)
-    before = float(metric(inner(clean)))
+    before = compute_metric(metric, inner(clean))
     for i, (order, change) in enumerate(senders.values()):
         for j, receiver in enumerate(receivers):
             if order < receiver.order:
@@ -146,7 +147,8 @@ def _compute_gradients(
     names = list(dict.fromkeys([*points, *residuals]))
     with hooks(model, [("hook_embed", lambda tensor, hook: begin), (names, keep)]):
         value = metric(model(tokens))
-    assert isinstance(value, Tensor)
+    if not (isinstance(value, Tensor) and value.requires_grad and value.numel() == 1):
+        raise ValueError("metric: must return one number as a tensor that has a gradient")
     outputs = [kept[point] for point in points] + [kept[residuals[-1]]]
     *inner, last = torch.autograd.grad(value, outputs, retain_graph=True, materialize_grads=True)
     for receiver, gradient in zip(receivers, inner, strict=False):
@@ -209,6 +211,6 @@ def _collect(
     method: str,
 ) -> EdgeEffects:
     with torch.no_grad():
-        before, after = (float(metric(model(tokens))) for tokens in (clean, corrupt))
+        before, after = (compute_metric(metric, model(tokens)) for tokens in (clean, corrupt))
     names = tuple(receiver.name for receiver in receivers)
     return EdgeEffects(tuple(senders), names, effect, before, after, method)

@@ -130,7 +130,8 @@ def sweep_positions(
         labels: of the positions, such as `task.to_str_tokens(clean[0])`; None: their numbers.
 
     Raises:
-        ValueError: for tokens of different shapes, or a point without positions.
+        ValueError: for tokens of different shapes, a point without positions, or a metric that is
+            not one number.
     """
     names = _find_points(get_language_model(model), point)
     return _sweep(model, clean, corrupt, metric, point, names, "position", labels)
@@ -154,7 +155,8 @@ def sweep_heads(
             heads of each mixer mixed (`heads_hook`).
 
     Raises:
-        ValueError: for tokens of different shapes, or a model without such a point.
+        ValueError: for tokens of different shapes, a model without such a point, or a metric that
+            is not one number.
     """
     inner = get_language_model(model)
     if point is not None:
@@ -213,8 +215,8 @@ def _sweep(
         along=along,
         layers=np.array(list(names)),
         metric=np.array([[*row, *[np.nan] * (wide - len(row))] for row in found]),
-        clean=float(metric(clean_logits)),
-        corrupt=float(metric(inner(corrupt))),
+        clean=compute_metric(metric, clean_logits),
+        corrupt=compute_metric(metric, inner(corrupt)),
         labels=tuple(map(str, range(wide))) if labels is None else tuple(labels),
     )
 
@@ -250,8 +252,20 @@ def _patch_each(
 
         with hooks(model, [(name, replace)]):
             logits = model(tokens.repeat(len(part), 1))
-        found += [float(metric(cell)) for cell in logits.unflatten(0, (len(part), b))]
+        found += [compute_metric(metric, cell) for cell in logits.unflatten(0, (len(part), b))]
     return found
+
+
+def compute_metric(metric: Metric, logits: Float[Tensor, "b t v"]) -> float:
+    """Return a metric of the logits as a number.
+
+    Raises:
+        ValueError: when the metric returns several numbers.
+    """
+    value = metric(logits)
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"metric: returned {list(value.shape)}, must return one number")
+    return float(value)
 
 
 def check_pair(clean: Int[Tensor, "b t"], corrupt: Int[Tensor, "b t"]) -> None:

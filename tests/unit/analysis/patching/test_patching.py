@@ -95,8 +95,12 @@ def test_refusals(model, unchecked):
         sweep_heads(stack(UserMixer()), CLEAN, CORRUPT, metric)
     with pytest.raises(ValueError, match="labels has 2 entries, must have 9, a position each"):
         sweep_positions(model, CLEAN, CORRUPT, metric, labels=["a", "b"])
-    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"metric: returned \[1, 9, \d+\], must return one number"):
+        sweep_positions(model, CLEAN, CORRUPT, lambda logits: logits)
+    with pytest.raises(ValueError, match="steps=0: must be ≥ 1"):
         attribute_edges(model, CLEAN, CORRUPT, metric, steps=0)
+    with pytest.raises(ValueError, match="must return one number as a tensor that has a gradient"):
+        attribute_edges(model, CLEAN, CORRUPT, lambda logits: metric(logits).item())
 
 
 @pytest.fixture(scope="module")
