@@ -39,6 +39,9 @@ class ActivationCache(dict[str, Tensor]):
         super().__init__(tensors)
         self.model = model
 
+    def __repr__(self) -> str:
+        return f"ActivationCache of {len(self)} tensors: {', '.join(self)}"
+
     def __getitem__(self, key: Key) -> Tensor:
         """Return a tensor by its full or short name.
 

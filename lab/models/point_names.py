@@ -41,8 +41,10 @@ def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
             return key if key in names else own
         match = re.fullmatch(r"([A-Za-z_]+?)(\d+)(\w*)", key)
         key = (key,) if match is None else (match[1], int(match[2]), match[3] or None)
-    parts: list[Any] = [*key, None, None]
+    parts: list[Any] = [*(key if isinstance(key, tuple) else (key,)), None, None]
     name, layer, part = parts[:3]
+    if not isinstance(name, str) or not isinstance(layer, int | None):
+        raise KeyError(f"{key}: must be a name, (name, layer) or (name, layer, part)")
     if layer is not None and layer < 0:
         layer += n_layers
     last = f"hook_{SHORT.get(name, name)}"

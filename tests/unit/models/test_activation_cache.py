@@ -55,6 +55,11 @@ def test_a_name_that_is_missing_or_ambiguous_says_so(model):
         both["scale", 0]
     with pytest.raises(KeyError, match=r"near names: blocks\.0\.hook_resid_pre"):
         both["resid_prae", 0]
+    for key in (7, ("pattern", "x")):
+        with pytest.raises(KeyError, match=r"must be a name, \(name, layer\) or"):
+            both[key]
+    assert repr(both).startswith("ActivationCache of ")
+    assert "tensor(" not in repr(both)
     assert isinstance(both, dict)
     assert ("pattern", 0) not in both
 
