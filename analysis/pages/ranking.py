@@ -27,6 +27,8 @@ from lab.training.runs import Run
 
 LEVEL = 0.05
 """Corrected p below which two settings differ."""
+RING = 15
+"""Size of a run's mark, pixels: it surrounds a diamond at the same place."""
 ROW = 30
 """Height of a setting's line, pixels."""
 Measure = Literal["steps", "rows", "accuracy"]
@@ -92,7 +94,7 @@ class Ranking(Finding):
             says = "No difference between settings is significant: "
             says += f"{join_names([self._quote(contender) for contender in self.contenders])}."
         if self.blind:
-            says += " With so few seeds none could be: train more."
+            says += " With so few seeds no difference could be: train more seeds."
         if self.alone:
             says += f" One seed, so no rank: {join_names(list(self.alone))}."
         reading = (
@@ -137,7 +139,7 @@ class Ranking(Finding):
                     x=[value for value, _ in points],
                     y=[label for _, label in points],
                     mode="markers",
-                    marker={"symbol": symbol, "color": MUTED, "size": 9},
+                    marker={"symbol": symbol, "color": MUTED, "size": RING},
                     name=name,
                     hovertemplate=f"%{{y}}: %{{x:{shown}}} ({name})<extra></extra>",
                 )
@@ -177,7 +179,7 @@ def rank(runs: Sequence[Run]) -> Ranking:
         return Ranking("steps", (), (), alone, False, why)
 
     if any(run.task != runs[0].task for run in runs):
-        return refuse("The runs have different tasks")
+        return refuse("The runs have different tasks, or different options of a task")
     if len(settings) < 2:
         return refuse("The runs differ in nothing but the seed")
     if not several:

@@ -20,7 +20,7 @@ from analysis.run.paths import (
     place_steps,
 )
 from analysis.statistics.change_points import Change
-from analysis.words import join_names
+from analysis.words import capitalize, join_names
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross")
 """Markers of the runs, in turn."""
@@ -108,7 +108,7 @@ class Onsets(Finding):
             f"{first} before {join_names(names)} {often}"
             for (first, often), names in groups.items()
         ]
-        return f"What comes first: {'; '.join(parts)}. All other orders are not decided."
+        return f"{capitalize('; '.join(parts))}. All other orders are not decided."
 
     def draw(self) -> go.Figure | None:
         """Draw a row for each quantity, the earliest on top; None where nothing changes."""

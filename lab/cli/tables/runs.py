@@ -42,5 +42,5 @@ def build_comparison_table(runs: list[dict[str, Any]]) -> Table:
     for name in names:
         table.add_column(name.replace("_", " "), overflow="fold")
     for run in runs:
-        table.add_row(*(_cell(run[name]) for name in names))
+        table.add_row(*(_cell(run[name], ".4f" if name == "accuracy" else "") for name in names))
     return table

@@ -68,7 +68,9 @@ def test_one_seed_is_no_ranking(folder):
 def test_runs_of_different_tasks_are_not_ranked(folder):
     other = replace(TASK, fillers="zero")
     runs = [*folder.add_all([100, 110]), *folder.add_all([900, 910], task=other)]
-    assert says(runs) == "The runs have different tasks: no ranking."
+    assert says(runs) == (
+        "The runs have different tasks, or different options of a task: no ranking."
+    )
     same = folder.add_all([100, 110])
     assert says(same) == "The runs differ in nothing but the seed: no ranking."
 
@@ -104,7 +106,7 @@ def test_a_null_is_silent(folder):
     few = [*folder.add_all([100, 110]), *folder.add_all([900, 910], stack="SM")]
     assert says(few) == (
         "No difference between settings is significant: stack=AM (median 100 steps) and stack=SM "
-        "(median 900 steps). With so few seeds none could be: train more."
+        "(median 900 steps). With so few seeds no difference could be: train more seeds."
     )
 
 

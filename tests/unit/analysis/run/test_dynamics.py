@@ -136,7 +136,7 @@ def test_seeds_are_counted_by_order():
     both = Onsets(("seed 0", "seed 1", "seed 2", "seed 3"), rows, 1000)
     words = dynamics.describe(both)
     assert words.says == (
-        "What comes first: a before b in 1 of 3 runs, after in 1; a before c in 2 of 3 runs; "
+        "A before b in 1 of 3 runs, after in 1; a before c in 2 of 3 runs; "
         "b before c in 3 of 3 runs. All other orders are not decided."
     )
     assert "4 runs" in words.title
