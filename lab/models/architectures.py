@@ -95,6 +95,11 @@ def build(
             logit_scale=logit_scale,
             seed=seed,
         )
+    if stack.islower():
+        raise ValueError(
+            f"stack={stack!r}: must be pairs such as 'AM' or 'SE*7', or a name without model=: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
     mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
     pairs = parse_stack(stack, mixers, TRANSFORMS)
     if model is not None and all(mixer != USER_MIXER for mixer, _ in pairs):

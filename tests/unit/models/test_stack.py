@@ -50,6 +50,11 @@ def test_bad_stacks_are_named(stack, message):
     assert message in str(error.value)
 
 
+def test_a_mistyped_architecture_is_answered_with_the_known_names():
+    with pytest.raises(ValueError, match=r"stack='cheemz': must be pairs .* cheems, doge"):
+        build("cheemz", vocab_size=8, d_model=8)
+
+
 def test_a_blocks_own_option_goes_before_its_letters():
     split = split_options({"1.A.mask": "soft", "A.mask": "value", "M.d_ff": 8}, blocks("AM*2 SE"))
     assert split == [
