@@ -61,8 +61,10 @@ def describe_ending(result: dict[str, Any]) -> str:
     if stages and stages[-1]["seq_len"] < result["seq_len"]:
         line += (
             f"\ntraining did not get past rows of {stages[-1]['seq_len']:,} tokens to the "
-            f"{result['seq_len']:,} asked for (limits: --stage-steps, --max-steps)"
+            f"{result['seq_len']:,} asked for"
         )
+        if result["stopped"] == "budget":
+            line += " (limits: --stage-steps, --max-steps)"
     if len(stages) > 1:
         grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)
         line += f"\nsteps at each row length: {grown} tokens"
