@@ -47,7 +47,7 @@ def runs(
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
-        typer.echo(f"no runs below {root}" + (f" with {' '.join(only)}" if only else ""))
+        typer.echo(f"no runs below {root}/" + (f" with {' '.join(only)}" if only else ""))
     else:
         from lab.cli.tables.runs import build_runs_list
 

@@ -148,7 +148,7 @@ def test_a_file_and_what_stands_for_many_settings_exclude_each_other(config):
 
 def test_a_folder_of_runs_must_exist_unless_it_is_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["runs"]).stdout == "no runs below runs\n"
+    assert CliRunner().invoke(app, ["runs"]).stdout == "no runs below runs/\n"
     missing = CliRunner().invoke(app, ["runs", "nope"])
     assert missing.exit_code == 2
     assert missing.stderr == "Error: root=nope: there is no such folder\n"
