@@ -1,5 +1,7 @@
 """Short names mean what they say, and the parts of the residual stream add up to the logits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -55,7 +57,8 @@ def test_a_name_that_is_missing_or_ambiguous_says_so(model):
         both["scale", 0]
     with pytest.raises(KeyError, match=r"near names: blocks\.0\.hook_resid_pre"):
         both["resid_prae", 0]
-    for key in (7, ("pattern", "x")):
+    wrong: list[Any] = [7, ("pattern", "x")]
+    for key in wrong:
         with pytest.raises(KeyError, match=r"must be a name, \(name, layer\) or"):
             both[key]
     assert repr(both).startswith("ActivationCache of ")
