@@ -54,7 +54,8 @@ format: install
 lint: install
 	$(BIN)/ruff check .
 
-types: install
+# Types are checked against all that is imported anywhere, optional packages too.
+types: peers $(NOTEBOOKS)
 	$(BIN)/pyright --threads 2
 
 arch: install
