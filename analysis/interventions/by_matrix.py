@@ -14,7 +14,13 @@ from analysis.mixing import BLOCK_ENTRIES
 from lab.compilation import keep_eager
 from lab.hooks import HookPoint
 from lab.layers.mask import has_oracle_mask
-from lab.layers.mixer import MatrixMixer, RecurrentMixer, SoftmaxMixer, offers_rows
+from lab.layers.mixer import (
+    MatrixMixer,
+    RecurrentMixer,
+    RoundedMixer,
+    SoftmaxMixer,
+    offers_rows,
+)
 from lab.layers.state import Decoder
 from lab.models.user_mixer import convert_errors, is_own
 
@@ -122,8 +128,9 @@ class MatrixForward:
                 self.verifying = False
             applied = self.mixer.project(x, self.mixer.matrix(x) @ self.mixer.values(x))
             off = ((applied - y).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny)).item()
-        # Other libraries compute some things in fp32, also in a model in fp64.
-        eps = max(torch.finfo(y.dtype).eps, torch.finfo(torch.float32).eps)
+        eps = torch.finfo(y.dtype).eps
+        if isinstance(self.mixer, RoundedMixer):
+            eps = max(eps, torch.finfo(self.mixer.computed_in).eps)
         if not off <= eps**0.5:
             raise ValueError(
                 f"project(x, matrix(x) @ values(x)) is {off:.2g} of forward(x) away from it"

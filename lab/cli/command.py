@@ -1,7 +1,8 @@
 """What all commands share: plain names of types in the help, near names for mistyped words."""
 
 import ast
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -60,6 +61,23 @@ def _name_types(params: list[Any]) -> list[Any]:
         label = name_type(param)
         param.display_type = lambda ctx, label=label: label
     return params
+
+
+def set_parameters(
+    command: Callable[..., None], annotations: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    """Give a command parameters that its code does not list; those without a default get None."""
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name),
+            annotation=annotation,
+        )
+        for name, annotation in annotations.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = dict(annotations)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`lab resume`: go on with a run, up to a later limit if one is given."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -9,6 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.command import set_parameters
 from lab.cli.training import annotate_option
 from lab.config import Runtime
 
@@ -29,25 +29,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def _take_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the parameters in `OPTIONS`."""
-    defaults = {"path": inspect.Parameter.empty, "as_json": False}
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=defaults.get(name),
-                annotation=annotation,
-            )
-            for name, annotation in OPTIONS.items()
-        ]
-    )
-    command.__annotations__ = OPTIONS
-    return command
-
-
-@_take_options
 def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> None:
     """Go on with an unfinished run, or extend a run to a later limit of steps.
 
@@ -77,3 +58,6 @@ def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> 
                     for effect in effects:
                         typer.echo(effect, err=True)
     train_and_report(run, runtime, {}, as_json)
+
+
+set_parameters(resume, OPTIONS, {"path": inspect.Parameter.empty, "as_json": False})

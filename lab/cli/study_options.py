@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lab.cli.command import set_parameters
+
 MOST_SEEDS = 1_000
 
 
@@ -69,15 +71,10 @@ def share_options(command: Callable[..., None]) -> Callable[..., None]:
         shared = {f.name: given.pop(f.name) for f in fields(StudyOptions)}
         command(options=StudyOptions(**shared), **given)
 
-    signature = inspect.signature(command)
-    parameters = [p for name, p in signature.parameters.items() if name != "options"]
-    parameters += [
-        inspect.Parameter(
-            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
-        )
-        for f in fields(StudyOptions)
-    ]
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
+    shared = fields(StudyOptions)
+    annotations = {p.name: p.annotation for p in own} | {f.name: f.type for f in shared}
+    defaults = {p.name: p.default for p in own} | {f.name: f.default for f in shared}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    set_parameters(run, annotations, defaults)
     return run

@@ -1,6 +1,5 @@
 """`lab TASK`: train a model on a task. Every field of the configurations is an option."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ import typer
 
 from lab.cli import rows
 from lab.cli.answers import report_usage_errors
-from lab.cli.command import TYPE_NAMES
+from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.run_settings import configure, describe_run
@@ -102,18 +101,7 @@ def build_trainer(name: str) -> Callable[..., None]:
         sizes = {size: settings[size] for size in ("d_model", "n_heads") if size in settings}
         rows.act(action, task, training_config.seed, looking, sizes=sizes, as_json=as_json)
 
-    train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                parameter,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False if parameter == "as_json" else None,
-                annotation=annotation,
-            )
-            for parameter, annotation in annotations.items()
-        ]
-    )
-    train.__annotations__ = annotations
+    set_parameters(train, annotations, {"as_json": False})
     return train
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 
-CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
-"""What the parameters for a cache are called."""
+LAYER_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+"""What a layer's parameters for a cache are called."""
 
 
 class Call(NamedTuple):
@@ -26,7 +26,7 @@ class Call(NamedTuple):
     @property
     def cached(self) -> bool:
         """Whether the layer goes on from a cache, or fills one."""
-        return any(self.kwargs.get(name) is not None for name in CACHES)
+        return any(self.kwargs.get(name) is not None for name in LAYER_CACHES)
 
 
 class ForeignMixer(nn.Module):
@@ -37,6 +37,9 @@ class ForeignMixer(nn.Module):
             the output.
         rehearse: runs the model on a row like an input [b t d], so that it calls this mixer.
     """
+
+    # Other libraries compute some things in fp32, also in a model in fp64.
+    computed_in = torch.float32
 
     def __init__(self, module: nn.Module, rehearse: Callable[[Tensor], object] | None = None):
         super().__init__()

@@ -9,6 +9,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from lab.ops.rope import Layout
@@ -99,6 +100,16 @@ class RecurrentMixer(Protocol):
     @property
     def recurrent_hooks(self) -> tuple[str, ...]:
         """The hook points of what the recurrence writes and holds."""
+        ...
+
+
+@runtime_checkable
+class RoundedMixer(Protocol):
+    """A mixer that computes some things in a lower precision than its input's."""
+
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The precision."""
         ...
 
 

@@ -4,6 +4,8 @@ The first four are subclasses of attention and can decode. The last two use proj
 tokens, which attention's state does not hold, so they read whole sequences only.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -97,9 +99,7 @@ class NearIdentityAttention(Attention):
 
     def __init__(self, d_model: int, n_heads: int = 1, *, noise: float = 0.1):
         super().__init__(d_model, n_heads)
-        with torch.no_grad():
-            for weight in (self.get_parameter("v.weight"), self.out.weight):
-                weight.mul_(noise).add_(torch.eye(d_model))
+        _start_near_identity((self.get_parameter("v.weight"), self.out.weight), noise)
 
 
 class AlignedAttention(Attention):
@@ -113,9 +113,7 @@ class AlignedAttention(Attention):
 
     def __init__(self, d_model: int, n_heads: int = 1, *, noise: float = 0.1):
         super().__init__(d_model, n_heads)
-        with torch.no_grad():
-            for weight in (self.q.weight, self.k.weight):
-                weight.mul_(noise).add_(torch.eye(d_model))
+        _start_near_identity((self.q.weight, self.k.weight), noise)
 
 
 class ShiftedKeys(nn.Module):
@@ -170,6 +168,12 @@ class ConvolvedAttention(nn.Module):
         projected = [self.attention.q(x), self.attention.k(x), self.attention.v(x)]
         q, k, v = self.convolution(torch.cat(projected, -1))[0].chunk(3, -1)
         return _attend(self.attention, x, q, k, v)
+
+
+@torch.no_grad()
+def _start_near_identity(weights: Iterable[Float[Tensor, "d d"]], noise: float) -> None:
+    for weight in weights:
+        weight.mul_(noise).add_(torch.eye(len(weight)))
 
 
 def _attend(

@@ -18,6 +18,7 @@ from analysis.pages.report import render, write_both
 from lab.config import ModelConfig, TrainConfig
 from lab.training.runs import Run
 from tasks.mqar import MQAR
+from tests.pixels import COLORS
 
 MATRIX = "#matrices-1"
 """The first matrix of a report."""
@@ -25,16 +26,6 @@ MEBIBYTE = 2**20
 BY_POSITION = ["rows", "positions", "tokens", "matrices", "rollout", "state_space"]
 """Analyses whose figures grow with the row."""
 HOSTILE = '<img src=x onerror="window.hacked=1">'
-DISTINCT = """async (png) => {
-  const image = new Image();
-  image.src = "data:image/png;base64," + png;
-  await image.decode();
-  const canvas = new OffscreenCanvas(image.width, image.height);
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  const { data } = context.getImageData(0, 0, image.width, image.height);
-  return new Set(new Uint32Array(data.buffer)).size;
-}"""
 
 
 def trained(path, task, **model) -> Run:
@@ -145,7 +136,7 @@ def test_the_page_is_whole_and_quiet(run, examination, visit, width, scheme):
     plots = page.locator(".plot").all()
     assert len(plots) == figures(examination) > 15
     for plot in plots:
-        assert page.evaluate(DISTINCT, base64.b64encode(plot.screenshot()).decode()) > 20
+        assert len(page.evaluate(COLORS, base64.b64encode(plot.screenshot()).decode())[2]) > 20
         assert paper in plot.locator(".main-svg").first.get_attribute("style")
 
 
@@ -316,4 +307,4 @@ def test_long_sequences_stay_within_budget(visit, tmp_path):
     page = visit(path)
     assert page.complaints == []
     shot = base64.b64encode(page.locator(MATRIX).screenshot()).decode()
-    assert page.evaluate(DISTINCT, shot) > 20
+    assert len(page.evaluate(COLORS, shot)[2]) > 20

@@ -12,19 +12,10 @@ from playwright.sync_api import sync_playwright
 from analysis.pages import export
 from analysis.pages.export import BrowserError, find_browser, save, save_all
 from analysis.plots.style import add_title, new_figure
+from tests.pixels import COLORS
 
 TITLE = "Mass <by> layer & head"
 """Hostile to XML; as text it must come out as it is."""
-COLORS = """async (png) => {
-  const image = new Image();
-  image.src = "data:image/png;base64," + png;
-  await image.decode();
-  const canvas = new OffscreenCanvas(image.width, image.height);
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  const { data } = context.getImageData(0, 0, image.width, image.height);
-  return [image.width, image.height, [...new Set(new Uint32Array(data.buffer))]];
-}"""
 
 
 def fig() -> go.Figure:
