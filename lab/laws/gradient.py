@@ -233,6 +233,7 @@ def _write_snippet(probes: Probes, length: int, name: str, how: str, words: str)
         """
         return write_program(probes.origin, (draw, find_tie_only), body, title)
     body = f"""
+        module.get_parameter({name!r})
         {line}
         y = module(x.requires_grad_().clone())
         if y.requires_grad:

@@ -46,10 +46,17 @@ def write_program(
     Args:
         origin: how the module was made.
         uses: functions and classes of this package that the body names.
-        body: lines that print what they find and end the program, with code 1 where the law fails.
+        body: lines that print what they find and end the program, with code 1 where the law fails
+            and 0 where it holds; a program that raises ends with code 2.
         words: what the program shows.
     """
     printed = _collect_sources([*origin.uses, *uses])
+    shown = [
+        f"torch.manual_seed({origin.seed})",
+        f"module = {_call_factory(origin)}",
+        *origin.recipe,
+        *textwrap.dedent(body).strip().splitlines(),
+    ]
     lines = [
         f'"""{words[:1].upper()}{words[1:]}."""',
         "",
@@ -60,10 +67,11 @@ def write_program(
         "",
         *(f"\n{source}\n" for source in printed.sources.values()),
         "",
-        f"torch.manual_seed({origin.seed})",
-        f"module = {_call_factory(origin)}",
-        *origin.recipe,
-        *textwrap.dedent(body).strip().splitlines(),
+        "try:",
+        *(f"    {line}" for line in shown),
+        "except Exception:",
+        "    traceback.print_exc()",
+        "    sys.exit(2)",
     ]
     return "\n".join(lines) + "\n"
 
@@ -78,7 +86,8 @@ class _Printed:
 
 def _collect_sources(wanted: list[Callable[..., Any]]) -> _Printed:
     """Return the sources of functions and classes, each after what it names of this package."""
-    printed = _Printed({}, {"sys": "import sys", "torch": "import torch"})
+    always = ("sys", "torch", "traceback")
+    printed = _Printed({}, {name: f"import {name}" for name in always})
 
     def add(name: str, value: Any, home: ModuleType) -> None:
         if name in printed.sources or name in printed.imports:
@@ -97,7 +106,10 @@ def _collect_sources(wanted: list[Callable[..., Any]]) -> _Printed:
             printed.sources[name] = _get_source(plain)
         elif callable(value) and hasattr(value, "__module__"):
             printed.imports[name] = f"from {value.__module__} import {name}"
+        elif not _find_home(home, name).__name__.startswith(OURS):
+            printed.imports[name] = f"from {_find_home(home, name).__name__} import {name}"
         else:
+            home = _find_home(home, name)
             assignment = _find_assignment(home, name)
             printed.sources[name] = ""
             for other in _list_names(ast.parse(assignment)):
@@ -141,13 +153,20 @@ def _get_source(value: Callable[..., Any]) -> str:
     return ast.unparse(tree)
 
 
+def _find_home(user: ModuleType, name: str) -> ModuleType:
+    """Return the module that assigns a name which another module uses, and may import."""
+    for node in ast.parse(inspect.getsource(user)).body:
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            home = importlib.import_module(str(node.module))
+            return _find_home(home, name) if home.__name__.startswith(OURS) else home
+    return user
+
+
 def _find_assignment(home: ModuleType, name: str) -> str:
     """Return the lines that assign a name in a module."""
     for node in ast.parse(inspect.getsource(home)).body:
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             node = ast.Assign([node.target], node.value, lineno=node.lineno)
-        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
-            return _find_assignment(importlib.import_module(str(node.module)), name)
         targets = node.targets if isinstance(node, ast.Assign) else ()
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return ast.unparse(node)

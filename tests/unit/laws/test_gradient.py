@@ -199,10 +199,10 @@ FAILING = {
 def test_a_failure_can_be_run_again(make: Callable, capsys: pytest.CaptureFixture[str]):
     module = make()
     snippet = judge(module).snippet or ""
-    head = "module = ...  # the module that was certified\n"
-    assert head in snippet
+    gap = "...  # the module that was certified"
+    assert gap in snippet
     assert not re.search(r"^(from|import) lab", snippet, re.MULTILINE)
     with pytest.raises(SystemExit) as left:
-        exec(snippet.replace(head, ""), {"module": module, "__name__": "again"})
+        exec(snippet.replace(gap, "module"), {"module": module, "__name__": "again"})
     assert left.value.code == 1
     assert capsys.readouterr().out
