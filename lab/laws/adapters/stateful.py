@@ -38,7 +38,13 @@ class Stateful(PlainAdapter):
             self.relative = relative
 
     def start(self, batch: int, position: int = 0) -> Carried:
-        """Return the state before the first token."""
+        """Return the state before the first token.
+
+        Raises:
+            ValueError: for a position other than 0, which the module could not be told.
+        """
+        if position:
+            raise ValueError(f"{position=} must be 0: this module takes no first position")
         weight = next(self.module.parameters(), torch.zeros(0))
         return make_start_state(batch, position, weight.device)
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.laws.adapters.carried import Carried
 from lab.laws.adapters.plain import PlainAdapter, lay_out
 from lab.laws.adapters.stateful import Stateful
 
@@ -23,6 +24,11 @@ class TorchRecurrent(Stateful):
         layout: str = "btd",
     ):
         super().__init__(module, relative, output, layout)
+
+    def start(self, batch: int, position: int = 0) -> Carried:
+        """Return the state before the first token, at any position: none is read."""
+        state = super().start(batch)
+        return state._replace(position=state.position + position)
 
     def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the states, (h,) or (h, c)."""

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lab.laws import Certification, CertifySettings
 from lab.laws.adapters import adapt
 from lab.laws.adapters.tokens import BITS
 from lab.laws.probes import draw
 from lab.layers.state import Decoder
-from tests.unit.laws.foreign_decoders import DECODERS
+from tests.unit.laws.foreign_decoders import DECODERS, Going
 from tests.unit.laws.foreign_modules import relative_difference
 
 
@@ -57,3 +58,13 @@ def test_padding_is_refused_where_no_mask_is_taken(name: str):
     keep[0, 0] = False
     with pytest.raises(ValueError, match="keep has padding"):
         module.prefill(torch.zeros(2, 5, 8), None, keep)
+
+
+def test_relative_positions_are_undecided_where_the_module_is_not_told_the_first():
+    settings = CertifySettings(8, (1, 5), max_len=64, calling={"relative": True})
+    found = Certification(Going(), settings).judge("relative")
+    assert found.verdict == "not decided"
+    assert "position=1 must be 0: this module takes no first position" in found.evidence
+    assert Certification(nn.GRU(8, 8), CertifySettings(8, (1, 5))).judge("relative").verdict == (
+        "holds"
+    )
