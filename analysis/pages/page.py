@@ -4,17 +4,16 @@ import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from analysis import ANALYSES
 from analysis.base import Analysis, Subject, Words
 from analysis.examination import Examination
+from analysis.pages.bundle import pack_plotly
 from analysis.pages.formulas import typeset
 from analysis.plots.style import DARK, HEAD, LIGHT, add_title
 from analysis.record import deflate
@@ -104,25 +103,25 @@ def fill_template(template: str, **parts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    types: set[str] = set()
+
+    def pack_figure(spec: str) -> Markup:
+        types.update(trace["type"] for trace in json.loads(spec)["data"])
+        return Markup(deflate(spec.encode()))
+
     templates.filters.update(
         percent=percent,
         shown=_format_value,
         unbroken=_keep_together,
         typeset=typeset,
         embedded=embed_json,
-        packed=lambda text: Markup(deflate(text.encode())),
+        packed=pack_figure,
     )
     return templates.get_template(template).render(
         **parts,
         themes=embed_json({"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}),
-        plotly=_pack_plotly(),
+        pack_plotly=lambda: Markup(pack_plotly(types)),
     )
-
-
-@cache
-def _pack_plotly() -> Markup:
-    """Return plotly.js deflated: 2 MB in place of 5."""
-    return Markup(deflate(get_plotlyjs().encode()))
 
 
 def embed_json(content: dict[str, Any]) -> Markup:

@@ -121,20 +121,21 @@ def draw_heatmap(heatmap: Heatmap) -> go.Figure:
     )
     row, column = shown.first
     gutter = 0.03 * columns * shown.pool
+    digits = 3 if shown.pool == 1 else 2
     left, right = column - 0.5, column - 0.5 + columns * shown.pool
     top, bottom = row - 0.5, row - 0.5 + rows * shown.pool
     for head in range(heads):
         i, j = head // side_by_side + 1, head % side_by_side + 1
         k = "" if head == 0 else str(head + 1)
         fig.add_heatmap(
-            z=shown.weights[head].astype(np.float32),
+            z=_shorten(shown.weights[head], digits),
             x0=left + shown.pool / 2,
             dx=shown.pool,
             y0=top + shown.pool / 2,
             dy=shown.pool,
             coloraxis="coloraxis",
             hoverongaps=False,
-            hovertemplate="row %{y}, column %{x}: %{z:.3g}<extra></extra>",
+            hovertemplate=f"row %{{y}}, column %{{x}}: %{{z:.{digits}g}}<extra></extra>",
             row=i,
             col=j,
         )
@@ -181,8 +182,16 @@ def draw_heatmap(heatmap: Heatmap) -> go.Figure:
             "tokens": heatmap.tokens.tolist(),
             "roles": [heatmap.role_names[i] for i in heatmap.roles],
             "pool": shown.pool,
+            "digits": digits,
         },
     )
+
+
+def _shorten(values: Float[np.ndarray, "high wide"], digits: int) -> Float[np.ndarray, "high wide"]:
+    """Round to the binary digits that so many decimal ones need; the others do not compress."""
+    bits = math.ceil(digits / math.log10(2)) + 1
+    fraction, exponent = np.frexp(values.astype(np.float32))
+    return np.ldexp(np.round(fraction * 2**bits), exponent - bits)
 
 
 def _mark(

@@ -24,8 +24,8 @@ MOST_SOURCES, FEWEST_SOURCES = 64, 4
 """Sources that are kept of each row of a matrix: those of largest magnitude."""
 ENTRIES = 2**18
 """Entries kept of all matrices, as far as `FEWEST_SOURCES` allows."""
-FULL = 32767
-"""The integer that stands for a share of 1."""
+FULL = 10_000
+"""The integer that stands for a share of 1; the page shows tenths of a per cent."""
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,9 @@ function span(first, pool, length) {
   return pool === 1 ? `${first}` : `${first}–${last}`;
 }
 
-function cellText(point, { tokens, roles, pool, value: name = "value" }) {
+function cellText(point, { tokens, roles, pool, digits = 3, value: name = "value" }) {
   const i = Math.round(point.y - (pool - 1) / 2), j = Math.round(point.x - (pool - 1) / 2);
-  const value = point.z.toPrecision(3);
+  const value = point.z.toPrecision(digits);
   if (pool > 1) {
     const [rows, columns] = [span(i, pool, tokens.length), span(j, pool, tokens.length)];
     return `rows i = ${rows}, columns j = ${columns}\nlargest ${name} ${value}`;
