@@ -134,6 +134,18 @@ def unwrap(model: nn.Module) -> nn.Module:
     return inner
 
 
+def is_watched(model: nn.Module) -> bool:
+    """Whether any hook is attached to a model: one of ours, or one of torch's to a module."""
+    return any(
+        (isinstance(module, HookPoint) and module.hooked)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        for module in model.modules()
+    )
+
+
 def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
     """Return the points that a filter selects; a name may also be TransformerLens's.
 

@@ -7,6 +7,7 @@ BENCHMARKS = (
     "generator",
     "rows",
     "step",
+    "reading",
     "experts",
     "attention",
     "ssd",

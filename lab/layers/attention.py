@@ -11,12 +11,18 @@ from torch import Tensor, nn
 from lab.hooks import HookPoint
 from lab.layers.choices import require_one_of
 from lab.layers.mask import MASKS, Positions
-from lab.layers.mixer import RotaryPairs
+from lab.layers.mixer import RotaryPairs, take_positions
 from lab.layers.state import check_decoding, next_position, token_positions
-from lab.ops.attention import PADDED, Backend, attend, attention_scores
+from lab.ops.attention import (
+    PADDED,
+    Backend,
+    attend,
+    attention_scores,
+    resolve_attention_backend,
+)
 from lab.ops.attention_kernels import repeat_heads
-from lab.ops.rope import Layout, apply_rotary, rotary_table
-from lab.ops.top_keys import top_keys
+from lab.ops.rope import Layout, Table, apply_rotary, rotary_table
+from lab.ops.top_keys import top_keys, top_keys_at
 
 Position = Literal["rope", "none"]
 Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]
@@ -170,9 +176,18 @@ class Attention(nn.Module):
         position = f"position {self.position}"
         return f"{self.n_heads} × {p}{grouped}, {position}, {mask} mask{window}{backend}"
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the attention's output."""
-        return self.prefill(x)[0]
+    def forward(
+        self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
+    ) -> Float[Tensor, "b q d"]:
+        """Return the outputs; with `at` [b q] those at some positions, where alone it queries."""
+        if at is None:
+            return self.prefill(x)[0]
+        if self._runs_flex(x, at):
+            return take_positions(self.prefill(x)[0], at)
+        positions = token_positions(x.shape[1], x.device)
+        q, k = self._project_and_rotate(x, positions, at)
+        v = self._head_values(x)
+        return self.project(x, self._mix(q, k, v, self._key_bias(v, positions), at))
 
     def start(self, batch: int, position: int = 0) -> AttentionState:
         """Return the state before the first token, which will stand at `position`."""
@@ -265,16 +280,40 @@ class Attention(nn.Module):
         v = rearrange(self._value_vectors(x), "b s (h p) -> b s h p", h=self.n_kv_heads)
         return rearrange(self.hook_v(v), "b s h p -> b h s p")
 
+    def _runs_flex(self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"]) -> bool:
+        """Whether flex_attention computes this, which has no form for some positions."""
+        keep_bytes = 0 if self.window is None else at.numel() * self.n_heads * x.shape[1]
+        return resolve_attention_backend(self.backend, x.device, keep_bytes) == "flex"
+
+    def _queries(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t h p"]:
+        return rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads)
+
+    def _keys(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t h_kv p"]:
+        return rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads)
+
+    @property
+    def _rotary_width(self) -> int:
+        """How many channels of a head are rotated."""
+        return self.k.out_features // self.n_kv_heads
+
+    def _rotate(self, x: Float[Tensor, "b t h p"], cos: Table, sin: Table) -> Tensor:
+        return apply_rotary(x, cos, sin, self.rope_layout)
+
     def _project_and_rotate(
-        self, x: Float[Tensor, "b t d"], positions: Positions
-    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
-        """Return queries and keys at their positions."""
-        q = self.hook_q(rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads))
-        k = self.hook_k(rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads))
+        self,
+        x: Float[Tensor, "b t d"],
+        positions: Positions,
+        at: Int[Tensor, "b q"] | None = None,
+    ) -> tuple[Float[Tensor, "b h q p"], Float[Tensor, "b h_kv t p"]]:
+        """Return queries and keys at their positions, the queries of some alone with `at`."""
+        q = self.hook_q(self._queries(x if at is None else take_positions(x, at)))
+        k = self.hook_k(self._keys(x))
         if self.position == "rope":
             precise = torch.promote_types(q.dtype, torch.float32)
-            cos, sin = rotary_table(positions, q.shape[-1], self.rope_base, precise)
-            q, k = (apply_rotary(y, cos, sin, self.rope_layout) for y in (q, k))
+            table = rotary_table(positions, self._rotary_width, self.rope_base, precise)
+            k = self._rotate(k, *table)
+            cos, sin = table if at is None else (z[at] for z in table)
+            q = self._rotate(q, cos, sin)
         q, k = self.hook_rot_q(q), self.hook_rot_k(k)
         return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
 
@@ -316,22 +355,28 @@ class Attention(nn.Module):
         k: Float[Tensor, "b h_kv s p"],
         v: Float[Tensor, "b h_kv s p_v"],
         bias: Float[Tensor, "b h_kv s"] | None,
+        at: Int[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b h t p_v"]:
         """Return the mixed values, by the explicit matrix where a hook needs it."""
         if self.hook_attn_scores.active or self.hook_pattern.active:
-            return self._pattern(q, k, bias) @ repeat_heads(v, self.n_heads)
-        return attend(q, k, v, bias, self.window, self.backend)
+            return self._pattern(q, k, bias, at) @ repeat_heads(v, self.n_heads)
+        return attend(q, k, v, bias, self.window, self.backend, at)
 
     def _pattern(
         self,
         q: Float[Tensor, "b h t p"],
         k: Float[Tensor, "b h_kv s p"],
         bias: Float[Tensor, "b h_kv s"] | None,
+        at: Int[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b h t s"]:
         """Return the explicit attention matrix, through its hooks."""
         keep = None
         if self.window is not None:
             assert bias is not None
-            keep = repeat_heads(top_keys(bias, self.window, q.shape[-2]), self.n_heads)
-        scores = self.hook_attn_scores(attention_scores(q, k, bias, keep))
+            if at is None:
+                keep = top_keys(bias, self.window, q.shape[-2])
+            else:
+                keep = top_keys_at(bias, self.window, at)
+            keep = repeat_heads(keep, self.n_heads)
+        scores = self.hook_attn_scores(attention_scores(q, k, bias, keep, at))
         return self.hook_pattern(scores.softmax(dim=-1).to(q.dtype))

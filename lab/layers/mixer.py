@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.ops.rope import Layout
@@ -60,6 +61,19 @@ class MatrixRowsMixer(MatrixMixer, Protocol):
 
     def matrix(self, x: Tensor, /, rows: slice | None = None) -> Tensor:
         """Return the matrix [b h t s], or its rows for a slice of target positions."""
+        ...
+
+
+@runtime_checkable
+class PositionsMixer(Protocol):
+    """A causal mixer that can compute its outputs at some positions only.
+
+    With `at` [b q] it returns the outputs at those positions [b q d], exactly as if all had been
+    computed. An output depends on no later token, so what follows the last position is never read.
+    """
+
+    def forward(self, x: Tensor, at: Tensor | None = None) -> Tensor:
+        """Return the outputs [b t d], or [b q d] at some positions."""
         ...
 
 
@@ -162,3 +176,25 @@ def get_rotary_pairs(mixer: object) -> RotaryPairs | None:
 def offers_rows(mixer: object) -> TypeGuard[MatrixRowsMixer]:
     """Whether a mixer is a `MatrixRowsMixer`: its `matrix` takes an argument `rows`."""
     return isinstance(mixer, MatrixMixer) and "rows" in inspect.signature(mixer.matrix).parameters
+
+
+def offers_positions(mixer: object) -> bool:
+    """Whether a mixer is a `PositionsMixer`: its `forward` takes an argument `at`.
+
+    A user's class must define that `forward` itself. One that inherits it from a layer of the lab
+    may have changed something else that `forward` relies on.
+    """
+    own = type(mixer).__module__.partition(".")[0] == "lab"
+    defines = own or "forward" in vars(type(mixer))
+    if not (defines and isinstance(mixer, PositionsMixer)):
+        return False
+    return "at" in inspect.signature(mixer.forward).parameters
+
+
+def take_positions(
+    x: Float[Tensor, "b t *axes"], at: Int[Tensor, "b q"]
+) -> Float[Tensor, "b q *axes"]:
+    """Return x at some positions of each row."""
+    first = x.shape[1] * torch.arange(len(at), device=at.device)
+    # Gathering along the axis would take three times as long, as would indexing by two tensors.
+    return x.flatten(0, 1).index_select(0, (first[:, None] + at).flatten()).unflatten(0, at.shape)

@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lab.layers.mixer import RotaryPairs
+from lab.layers.mixer import RotaryPairs, take_positions
 from lab.layers.ssd_parameters import RecurrenceInputs, SSDParameters, SSDState
 from lab.layers.state import check_decoding, next_position
 from lab.ops.precision import promote
@@ -111,9 +111,18 @@ class SSD(SSDParameters):
             return self.backend
         return resolve_backend("auto", self.out_proj.weight.device)
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the mixed sequence; computed token by token when a hook is on writes or states."""
-        return self.prefill(x)[0]
+    def forward(
+        self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
+    ) -> Float[Tensor, "b q d"]:
+        """Return the mixed sequence; computed token by token when a hook is on writes or states.
+
+        With `at` [b q] the gate, its norm and the last projection run at those positions alone.
+        """
+        if at is None:
+            return self.prefill(x)[0]
+        z, _ = self._mix(self._compute_inputs(x)[0], None)
+        z = rearrange(take_positions(z, at), "b q h p -> b h q p")
+        return self.project(take_positions(x, at), z)
 
     def start(self, batch: int, position: int = 0) -> SSDState:
         """Return the state before the first token, which will stand at `position`."""

@@ -1,9 +1,10 @@
 """One block of a stack: a sequence mixer and a state transform around the residual stream."""
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
+from lab.layers.mixer import offers_positions, take_positions
 from lab.layers.norm import HookedRMSNorm
 from lab.layers.state import Decoder, State
 
@@ -34,12 +35,28 @@ class Block(nn.Module):
         self.hook_resid_mid = HookPoint()
         self.hook_resid_post = HookPoint()
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after both halves."""
+    def forward(
+        self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
+    ) -> Float[Tensor, "b q d"]:
+        """Return the residual stream after both halves.
+
+        With `at` [b q] it is computed at those positions alone, [b q d]: by the mixer if it can
+        (`lab.layers.mixer.PositionsMixer`), and by the state transform in any case.
+        """
         x = self.hook_resid_pre(x)
+        if at is None:
+            if self.mixer is not None and self.norm_mixer is not None:
+                x = self._add_mixed(x, self.mixer(self.norm_mixer(x)))
+            return self._transform(x)
+        read = take_positions(x, at)
         if self.mixer is not None and self.norm_mixer is not None:
-            x = self._add_mixed(x, self.mixer(self.norm_mixer(x)))
-        return self._transform(x)
+            normed = self.norm_mixer(x)
+            if offers_positions(self.mixer):
+                y = self.mixer(normed, at=at)
+            else:
+                y = take_positions(self.mixer(normed), at)
+            read = self._add_mixed(read, y)
+        return self._transform(read)
 
     def start(self, batch: int, position: int = 0) -> State | None:
         """Return the mixer's state before the first token; None without a mixer.

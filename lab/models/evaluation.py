@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from lab.intervals import clustered_wilson
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.models.language_model import LanguageModel
-from lab.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from lab.models.reading import read_hidden
+from lab.ops.cross_entropy import linear_answers
 from tasks.base import IGNORE, Batch, Task
 
 
@@ -56,11 +57,11 @@ def evaluate(
         size = min(rows_at_once, rows - start)
         batch = task.batch(split=split, start=start, size=size, seed=seed, device=device)
         hidden, weight, targets = score(model, batch, "fp32")
-        loss, _ = linear_cross_entropy(hidden, weight, targets)
-        total += loss.item() * len(targets)
+        losses, answers = linear_answers(hidden, weight, targets)
+        total += losses.sum(dtype=torch.float64).item()
         asked = batch.targets != IGNORE
         hits = torch.zeros_like(batch.targets)
-        hits[asked] = (linear_argmax(hidden, weight) == targets).long()
+        hits[asked] = (answers == targets).long()
         right.append(hits.sum(1).cpu())
         count.append(asked.sum(1).cpu())
     model.train(training)
@@ -89,16 +90,16 @@ def check_vocabulary(task: Task, model: LanguageModel) -> None:
 def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
 
-    Only scored positions are there: of a row of hard MQAR, a quarter.
+    Only scored positions are there: of a row of hard MQAR, a quarter. What nothing else needs is
+    computed there alone (`lab.models.reading`).
     """
-    targets = batch.targets.flatten()
-    scored = (targets != IGNORE).nonzero().squeeze(1)
+    scored = batch.targets != IGNORE
     with _choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
-        hidden = model.hidden(batch.inputs).flatten(0, 1).index_select(0, scored)
+        hidden = read_hidden(model, batch.inputs, scored)
     weight = model.head.weight
     if precision == "bf16":
         hidden, weight = hidden.bfloat16(), weight.bfloat16()
-    return hidden, weight, targets[scored]
+    return hidden, weight, batch.targets[scored]
 
 
 def find_stored_positions(batch: Batch) -> Tensor:

@@ -8,12 +8,12 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lab.ops.attention_kernels import cpu_flash, flex, fold, repeat_heads
 from lab.ops.precision import disable_autocast
-from lab.ops.top_keys import causal_keep, ranks_and_floors, top_keys
+from lab.ops.top_keys import causal_keep, causal_keep_at, ranks_and_floors, top_keys, top_keys_at
 
 MASKED = -1024.0
 """The bias of a masked key.
@@ -62,20 +62,23 @@ def attend(
     key_bias: Float[Tensor, "b h_kv s"] | None = None,
     window: int | None = None,
     backend: Backend = "auto",
+    at: Int[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b h t p_v"]:
     """Return softmax(q·k/√p + key_bias) v over the causal keys, by a fused kernel.
 
     Args:
-        q: queries; with fewer queries than keys the last query stands at the last key.
+        q: queries.
         k: keys; their heads divide the queries'.
         v: values, of any width.
         key_bias: added to every score of a key; `MASKED` removes it.
         window: keep for each query only the keys that `top_keys` names.
         backend: who computes it (`resolve_attention_backend`).
+        at: where each query stands among the keys; None: the last query at the last key.
 
     Raises:
         ValueError: for a window below one or without a bias to rank by, more queries than keys,
-            heads that do not divide, gradients asked of flex on a CPU, an unknown backend.
+            heads that do not divide, gradients asked of flex on a CPU, an unknown backend, or
+            flex with `at`.
 
     Source: sec:methods:ifa. Departs: masks before the softmax, so rows sum to one (erratum D2).
     """
@@ -89,13 +92,20 @@ def attend(
     keep_bytes = 0 if window is None else q.shape[0] * n_heads * n_queries * n_keys
     chosen = resolve_attention_backend(backend, q.device, keep_bytes)
     if chosen == "flex":
+        if at is not None:
+            raise ValueError(f"{backend=} has no form for queries at some positions: use 'sdpa'")
         floors = None
         if window is not None and key_bias is not None:
             floors = ranks_and_floors(key_bias, window, n_queries)
         return flex(q, k, v, key_bias, floors)
     keep = None
     if window is not None and key_bias is not None:
-        keep = repeat_heads(top_keys(key_bias, window, n_queries), n_heads)
+        if at is None:
+            keep = repeat_heads(top_keys(key_bias, window, n_queries), n_heads)
+        else:
+            keep = repeat_heads(top_keys_at(key_bias, window, at), n_heads)
+    elif at is not None:
+        keep = causal_keep_at(at, n_keys)
     elif 1 < n_queries < n_keys:
         keep = causal_keep(n_queries, n_keys, q.device)
     if q.device.type == "cpu" and key_bias is not None and keep is None:
@@ -130,11 +140,12 @@ def attention_scores(
     k: Float[Tensor, "b h_kv s p"],
     key_bias: Float[Tensor, "b h_kv s"] | None = None,
     keep: Bool[Tensor, "... t s"] | None = None,
+    at: Int[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b h t s"]:
     """Return q·k/√p + key_bias, and -∞ where a query may not read; at least fp32, autocast or not.
 
     A query reads the causal keys that `keep` marks; if it marks none of them, all of them
-    (erratum D3: an empty row would be NaN after the softmax).
+    (erratum D3: an empty row would be NaN after the softmax). `at` is as in `attend`.
     """
     precise = torch.promote_types(q.dtype, torch.float32)
     k = repeat_heads(k, q.shape[1])
@@ -142,7 +153,10 @@ def attention_scores(
         scores = (q.to(precise) @ k.to(precise).mT) * q.shape[-1] ** -0.5
     if key_bias is not None:
         scores = scores + repeat_heads(key_bias, q.shape[1])[..., None, :]
-    eligible = causal = causal_keep(q.shape[-2], k.shape[-2], q.device)
+    if at is None:
+        eligible = causal = causal_keep(q.shape[-2], k.shape[-2], q.device)
+    else:
+        eligible = causal = causal_keep_at(at, k.shape[-2])
     if keep is not None:
         eligible = causal & keep
         eligible = eligible | (causal & ~eligible.any(dim=-1, keepdim=True))
@@ -154,6 +168,7 @@ def attention_pattern(
     k: Float[Tensor, "b h_kv s p"],
     key_bias: Float[Tensor, "b h_kv s"] | None = None,
     keep: Bool[Tensor, "... t s"] | None = None,
+    at: Int[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b h t s"]:
     """Return the softmax of `attention_scores`: the reference for `attend`."""
-    return attention_scores(q, k, key_bias, keep).softmax(dim=-1).to(q.dtype)
+    return attention_scores(q, k, key_bias, keep, at).softmax(dim=-1).to(q.dtype)

@@ -42,6 +42,27 @@ def linear_argmax(hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"]) ->
     return torch.cat([(some @ weight.T).argmax(-1) for some in hidden.split(block)])
 
 
+@torch.no_grad()
+def linear_answers(
+    hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
+) -> tuple[Float[Tensor, " q"], Int[Tensor, " q"]]:
+    """Return each position's loss in nats and the token with its largest logit, the first of ties.
+
+    Each logit is computed once. Precisions are those of `linear_cross_entropy`.
+    """
+    high = torch.promote_types(hidden.dtype, torch.float32)
+    losses, answers = hidden.new_empty(len(hidden), dtype=high), torch.empty_like(targets)
+    block = max(1, BLOCK_BYTES // (weight.shape[0] * high.itemsize))
+    for start in range(0, len(hidden), block):
+        rows = slice(start, start + block)
+        logits = (hidden[rows] @ weight.T).to(high)
+        largest, answers[rows] = logits.max(-1)
+        right = logits.gather(-1, targets[rows, None]).squeeze(-1)
+        total = logits.sub_(largest[:, None]).exp_().sum(-1)
+        losses[rows] = largest - right + total.log()
+    return losses, answers
+
+
 def naive_linear_cross_entropy(
     hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:

@@ -25,6 +25,25 @@ def causal_keep(n_queries: int, n_keys: int, device: torch.device) -> Bool[Tenso
     return every.tril(n_keys - n_queries)
 
 
+def causal_keep_at(at: Int[Tensor, "b t"], n_keys: int) -> Bool[Tensor, "b 1 t s"]:
+    """Return which keys each query may read, given where in its row each query stands."""
+    return (torch.arange(n_keys, device=at.device) <= at[..., None])[:, None]
+
+
+def top_keys_at(
+    key_bias: Float[Tensor, "b h s"], window: int, at: Int[Tensor, "b t"]
+) -> Bool[Tensor, "b h t s"]:
+    """Return `top_keys` of queries that stand at some positions of their rows alone.
+
+    Raises:
+        ValueError: for a window below one.
+    """
+    n_keys = key_bias.shape[-1]
+    rank, floor = ranks_and_floors(key_bias, window, n_keys)
+    floor = floor.take_along_dim(at[:, None], 2)
+    return causal_keep_at(at, n_keys) & (rank[..., None, :] >= floor[..., None])
+
+
 def top_keys(
     key_bias: Float[Tensor, "b h s"], window: int, n_queries: int
 ) -> Bool[Tensor, "b h t s"]:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from lab.layers.attention import Attention
 from lab.layers.convolution import CausalConvolution
-from lab.layers.mask import Positions
 from lab.layers.state import token_positions
 from lab.ops.attention import attend
-from lab.ops.rope import apply_rotary, rotary_table
+from lab.ops.rope import Table, apply_rotary, rotary_table
 
 
 class PartialRotary(Attention):
@@ -43,19 +42,13 @@ class PartialRotary(Attention):
             )
         self.rotated = int(rotated)
 
-    def _project_and_rotate(
-        self, x: Float[Tensor, "b t d"], positions: Positions
-    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
-        q = self.hook_q(rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads))
-        k = self.hook_k(rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads))
-        precise = torch.promote_types(q.dtype, torch.float32)
-        cos, sin = rotary_table(positions, self.rotated, self.rope_base, precise)
-        q, k = (
-            torch.cat([apply_rotary(y[..., : self.rotated], cos, sin), y[..., self.rotated :]], -1)
-            for y in (q, k)
-        )
-        q, k = self.hook_rot_q(q), self.hook_rot_k(k)
-        return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
+    @property
+    def _rotary_width(self) -> int:
+        return self.rotated
+
+    def _rotate(self, x: Float[Tensor, "b t h p"], cos: Table, sin: Table) -> Tensor:
+        turned = apply_rotary(x[..., : self.rotated], cos, sin)
+        return torch.cat([turned, x[..., self.rotated :]], -1)
 
 
 class NormedAttention(Attention):
@@ -73,19 +66,11 @@ class NormedAttention(Attention):
         super().__init__(d_model, n_heads)
         self.q_norm, self.k_norm = (nn.RMSNorm(d_model // n_heads) for _ in range(2))
 
-    def _project_and_rotate(
-        self, x: Float[Tensor, "b t d"], positions: Positions
-    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv t p"]]:
-        q = rearrange(self.q(x), "b t (h p) -> b t h p", h=self.n_heads)
-        k = rearrange(self.k(x), "b t (h p) -> b t h p", h=self.n_kv_heads)
-        q, k = self.hook_q(self.q_norm(q)), self.hook_k(self.k_norm(k))
-        precise = torch.promote_types(q.dtype, torch.float32)
-        cos, sin = rotary_table(positions, q.shape[-1], self.rope_base, precise)
-        q, k = (
-            self.hook_rot_q(apply_rotary(q, cos, sin)),
-            self.hook_rot_k(apply_rotary(k, cos, sin)),
-        )
-        return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
+    def _queries(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t h p"]:
+        return self.q_norm(super()._queries(x))
+
+    def _keys(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t h_kv p"]:
+        return self.k_norm(super()._keys(x))
 
 
 class NearIdentityAttention(Attention):

@@ -5,6 +5,7 @@ import torch
 
 from lab.ops import cross_entropy
 from lab.ops.cross_entropy import (
+    linear_answers,
     linear_argmax,
     linear_cross_entropy,
     naive_linear_cross_entropy,
@@ -80,6 +81,19 @@ def test_argmax_takes_the_first_of_a_tie(monkeypatch):
     hidden, weight, _ = problem(13, 17, 4)
     assert torch.equal(linear_argmax(hidden, weight), (hidden @ weight.T).argmax(-1))
     assert linear_argmax(torch.zeros(3, 4), torch.randn(5, 4)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_answers_are_the_losses_and_largest_logits_of_each_position(monkeypatch, scale):
+    monkeypatch.setattr(cross_entropy, "BLOCK_BYTES", 3 * 17 * 8)
+    hidden, weight, targets = problem(13, 17, 4, scale=scale)
+    losses, answers = linear_answers(hidden, weight, targets)
+    logits = (hidden @ weight.T).detach()
+    usual = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(losses, usual, rtol=1e-12, atol=1e-12)
+    assert torch.equal(answers, logits.argmax(-1))
+    alike = linear_answers(torch.zeros(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 4]))
+    assert alike[1].tolist() == [0, 0, 0], "the first of a tie"
 
 
 @pytest.mark.parametrize(
