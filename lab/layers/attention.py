@@ -253,7 +253,7 @@ class Attention(nn.Module):
         return repeat_heads(self._head_values(x), self.n_heads)
 
     def project(
-        self, x: Float[Tensor, "b t d"], z: Float[Tensor, "b h t p"]
+        self, x: Float[Tensor, "b _ d"], z: Float[Tensor, "b h t p"]
     ) -> Float[Tensor, "b t d"]:
         """Return the heads' mixed values as an output; attention adds nothing else from x."""
         z = self.hook_z(rearrange(z, "b h t p -> b t h p"))
