@@ -5,29 +5,33 @@ BIN := .venv/bin
 # A module is compiled at its first import. Compiling all takes half of an installation's CPU time.
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALLED := .venv/.installed
-PEERS := .venv/.peers
+DEVELOPMENT := .venv/.development
 NOTEBOOKS := .venv/.notebooks
 DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install peers mqar test check format lint types arch shapes verify bench notebooks docs gallery gpu browser findings clean
+.PHONY: install development mqar test check format lint types arch shapes verify bench notebooks docs gallery gpu browser findings clean
 
+# What the commands of the README use.
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[dev,browser]"
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[browser,studies]"
 	touch $@
 
-# Public implementations that tests and benchmarks compare with, and the loggers. mamba-ssm's own
+# All that tests, checks and benchmarks use, in one installation, as each takes seconds of its own:
+# tools, notebooks, loggers, and public implementations to compare with. mamba-ssm's own
 # requirements are for CUDA, and so is its compiled extension: both are left out.
-peers: $(PEERS)
+development: $(DEVELOPMENT)
 
-$(PEERS): $(INSTALLED)
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[peers,tensorboard,wandb]" setuptools wheel ninja
+$(DEVELOPMENT): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP) --constraint constraints.txt setuptools wheel ninja \
+		--editable ".[dev,browser,notebooks,peers,tensorboard,wandb]"
 	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
 		$(BIN)/python $(PIP) --constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
-	touch $@
+	touch $(INSTALLED) $(NOTEBOOKS) $@
 
 # What runs notebooks.
 $(NOTEBOOKS): $(INSTALLED)
@@ -43,31 +47,30 @@ $(DOCS): $(INSTALLED)
 mqar: install
 	$(BIN)/lab mqar --seq-len 2048 --d-model 64 --out runs/mqar
 
-test: peers browser $(NOTEBOOKS)
+test: development browser
 	$(BIN)/pytest -n 2 --dist worksteal
 
 check: format lint types arch
 
-format: install
+format: development
 	$(BIN)/ruff format --check .
 
-lint: install
+lint: development
 	$(BIN)/ruff check .
 
-# Types are checked against all that is imported anywhere, optional packages too.
-types: peers $(NOTEBOOKS)
+types: development
 	$(BIN)/pyright --threads 2
 
-arch: install
+arch: development
 	$(BIN)/lint-imports
 
 # Laws and properties with the shapes and dtypes of all arguments checked at every call.
-shapes: install
+shapes: development
 	$(BIN)/pytest -n 2 --dist worksteal --jaxtyping-packages=lab,tasks,analysis,beartype.beartype \
 		tests/property tests/unit/laws/test_cases.py tests/unit/ops tests/unit/layers
 
 # What takes minutes: thousands of random examples a property, whole notebooks, every planted fault.
-verify: shapes peers $(NOTEBOOKS)
+verify: shapes
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 
@@ -80,19 +83,19 @@ docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Repeats what docs/gallery.md prints, takes its pictures anew, and runs the notebooks that have changed.
-gallery: $(DOCS) $(NOTEBOOKS) browser
+gallery: $(DOCS) browser
 	$(BIN)/python docs/scripts/draw_gallery.py
 	$(BIN)/python docs/scripts/run_notebooks.py
 
-bench: peers
+bench: development
 	$(BIN)/lab bench
 
-gpu: peers
+gpu: development
 	$(BIN)/pytest -m gpu
 	$(BIN)/lab bench
 
 # The report's tests need a browser: the system's Chromium, else one that playwright brings.
-browser: install
+browser: development
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) || \
 		$(BIN)/playwright install --with-deps chromium

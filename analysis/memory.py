@@ -5,7 +5,7 @@ import math
 from torch import nn
 
 from lab.layers.mixer import MatrixMixer, offers_rows
-from lab.memory import measure_free_memory
+from lab.machine.memory import measure_free_memory
 from lab.models import LanguageModel
 
 BLOCK_ENTRIES = 2**22

@@ -13,6 +13,7 @@ PAPER_TOKENS_A_STEP = 65_536
 PAPER_SEQ_LENS = (256, 512, 1024, 2048)
 PAPER_TRAIN_ROWS = 2**18
 PAPER_EPOCHS = 64
+MOST_THREADS = 1_024
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
 LAB_TEST_TOKENS = 2**21
@@ -181,6 +182,9 @@ class Runtime(_Config):
     """Where and how long a run computes; may change when a run is resumed."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int | None = option(
+        None, "threads of the CPU to compute with", "measured: whichever number is fastest"
+    )
     max_minutes: float | None = option(
         None, "stop after this many minutes; the same command resumes"
     )
@@ -194,6 +198,10 @@ class Runtime(_Config):
 
     def __post_init__(self):
         _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "≥ 1")
+        if self.threads is not None:
+            _require(
+                1 <= self.threads <= MOST_THREADS, "threads", self.threads, f"in 1 … {MOST_THREADS}"
+            )
         if self.max_minutes is not None:
             _require(self.max_minutes > 0, "max_minutes", self.max_minutes, "> 0")
 

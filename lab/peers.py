@@ -72,7 +72,7 @@ def explain_missing(package: str) -> str | None:
         raise ValueError(f"{package=} must be one of {', '.join(PEERS)}")
     if importlib.util.find_spec(package) is not None:
         return None
-    return f"{PEERS[package]} is not installed: `make peers` installs it"
+    return f"{PEERS[package]} is not installed: `make development` installs it"
 
 
 def version(package: str) -> str:

@@ -24,7 +24,13 @@ from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
 from lab.training.fit import start
-from lab.training.step_time import find_fastest, list_precisions
+from lab.training.step_time import (
+    StepTime,
+    find_fastest,
+    list_precisions,
+    list_thread_counts,
+    use_threads,
+)
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
 
@@ -39,13 +45,13 @@ def measure() -> list[Ratio]:
     ratios = []
     for seq_len, n_pairs, size, target in SETTINGS:
         where = f"training step, T={seq_len}, K={n_pairs}, {size} rows"
-        precision = _choose_precision(seq_len, size)
-        ours, theirs = _lab_step(seq_len, size, precision)(), _usual_step(seq_len, size)()
+        setting = _choose_setting(seq_len, size)
+        ours, theirs = _lab_step(seq_len, size, setting)(), _usual_step(seq_len, size)()
         ours_s, theirs_s = time_in_turns(ours, theirs)
         ratios.append(
             Ratio(where, size / ours_s, size / theirs_s, "rows/s", theirs_s / ours_s, target)
         )
-        our_peak = measure_peak_mib(_lab_step(seq_len, size, precision))
+        our_peak = measure_peak_mib(_lab_step(seq_len, size, setting))
         their_peak = measure_peak_mib(_usual_step(seq_len, size))
         name = f"{where}: peak memory"
         ratios.append(Ratio.of_costs(name, our_peak, their_peak, "MiB", MEMORY_TARGET))
@@ -75,28 +81,31 @@ def _build_model() -> LanguageModel:
     return build("AM*2", vocab_size=VOCAB_SIZE, d_model=D_MODEL)
 
 
-def _choose_precision(seq_len: int, size: int) -> str:
-    """Return the precision that a run would choose on this machine."""
-    stage = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, max_steps=1)
-    return find_fastest(
-        _build_model(), [stage, stage], list_precisions(torch.device("cpu"))
-    ).precision
+def _choose_setting(seq_len: int, size: int) -> StepTime:
+    """Return the precision and the threads that a run would choose on this machine."""
+    stage, cpu = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, 1), torch.device("cpu")
+    choices = [(p, n) for p in list_precisions(cpu) for n in list_thread_counts(cpu)]
+    return find_fastest(_build_model(), [stage, stage], choices)[0]
 
 
-def _lab_step(seq_len: int, size: int, precision: str) -> Callable[[], Callable[[], float]]:
-    return partial(_prepare_lab_step, seq_len, size, precision)
+def _lab_step(seq_len: int, size: int, setting: StepTime) -> Callable[[], Callable[[], float]]:
+    return partial(_prepare_lab_step, seq_len, size, setting)
 
 
 def _usual_step(seq_len: int, size: int) -> Callable[[], Callable[[], float]]:
     return partial(_prepare_usual_step, seq_len, size)
 
 
-def _prepare_lab_step(seq_len: int, size: int, precision: str) -> Callable[[], float]:
+def _prepare_lab_step(seq_len: int, size: int, setting: StepTime) -> Callable[[], float]:
     model, batch = _build_model(), _make_batch(seq_len, size)
     state = start(model, TrainConfig(optimizer="adamw"))
 
     def take() -> float:
-        loss, _ = linear_cross_entropy(*score(model, batch, precision))
+        with use_threads(setting.threads):
+            return take_step()
+
+    def take_step() -> float:
+        loss, _ = linear_cross_entropy(*score(model, batch, setting.precision))
         loss.backward()
         for optimizer in state.optimizers.values():
             optimizer.step()

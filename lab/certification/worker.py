@@ -17,12 +17,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lab.certification.request import Request
-from lab.device import choose_device
 from lab.files import shorten_message
 from lab.laws.certification import Certification
 from lab.laws.laws import LAWS
 from lab.laws.loading import load
 from lab.laws.verdict import Verdict
+from lab.machine.device import choose_device
 
 GIBIBYTE = 2**30
 NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "Cannot allocate memory")

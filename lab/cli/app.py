@@ -1,6 +1,5 @@
 """The `lab` command, assembled from its subcommands."""
 
-import os
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from lab.cli.runs import runs
 from lab.cli.studies import reproduce, study
 from lab.cli.task_commands import LazyTasks
 from lab.cli.tasks import tasks
+from lab.machine.spinning import wait_briefly
 
 app = typer.Typer(
     cls=LazyTasks,
@@ -60,7 +60,5 @@ def lab(
 
 def main() -> None:
     """Run the command line."""
-    # Threads of OpenMP that wait long in a loop take the time of those they wait for, where a
-    # machine is shared; asleep at once they wake late, where it is not (LOG.md has the numbers).
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    wait_briefly()
     app()

@@ -1,6 +1,5 @@
 """The process that trains one cell of a study: `python -P -m lab.cli.cell FOLDER`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.machine.spinning import wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "lab.cli.cell")
 """-P: files in the working directory must not take the place of the lab's packages."""
@@ -22,6 +22,7 @@ def train_cell(
     """Train a cell to its end, from its checkpoint if there is one, and evaluate its lengths."""
     from lab.cli.run_settings import describe_run
     from lab.config import Runtime
+    from lab.machine.memory import keep_freed_memory
     from lab.studies.folder import CellFolder
     from lab.studies.lengths import evaluate_lengths
     from lab.training.experiment import carry_out
@@ -31,6 +32,7 @@ def train_cell(
         cell = folder.read_cell()
         with report_usage_errors():
             run, _ = describe_run(cell.task, dict(cell.options), folder.run_path)
+        keep_freed_memory()
         result = carry_out(run, Runtime(max_minutes=max_minutes))
         if result["signal"]:
             raise typer.Exit(1)
@@ -49,5 +51,5 @@ def train_cell(
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    wait_briefly()
     typer.run(train_cell)

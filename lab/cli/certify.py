@@ -13,7 +13,7 @@ import typer
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
-from lab.memory import measure_free_memory
+from lab.machine.memory import measure_free_memory
 
 GIBIBYTE = 2**30
 MEMORY_SHARE = 0.75

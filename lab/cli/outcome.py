@@ -28,9 +28,11 @@ def train_and_report(
     from lab.cli.console import open_console
     from lab.cli.tables.progress import show_count, show_progress
     from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
+    from lab.machine.memory import keep_freed_memory
     from lab.training.experiment import carry_out
     from lab.training.generalisation import evaluate_settings
 
+    keep_freed_memory()
     with report_failures(), show_progress(run, runtime.max_minutes) as shown:
         before = run.read_result()
         result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -37,7 +38,10 @@ def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> 
     curve of the later limit.
     """
     from lab.cli.outcome import train_and_report
-    from lab.device import choose_device
+    from lab.machine.spinning import choose_wait
+
+    choose_wait(partial(typer.echo, err=True))
+    from lab.machine.device import choose_device
     from lab.training.extension import describe_effects, explain_ending, extend
     from lab.training.loggers import check_installed
     from lab.training.runs import Run

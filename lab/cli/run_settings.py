@@ -31,7 +31,7 @@ def describe_run(
     Raises:
         ValueError: naming the option, its value and its bound.
     """
-    from lab.device import choose_device
+    from lab.machine.device import choose_device
     from lab.training.experiment import try_out
     from lab.training.loggers import check_installed
     from lab.training.runs import Run

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -148,6 +149,9 @@ def _train(
     evaluations: list[str] | None,
 ) -> None:
     from lab.cli.outcome import train_and_report
+    from lab.machine.spinning import choose_wait
+
+    choose_wait(partial(typer.echo, err=True))
     from lab.training.generalisation import list_default_settings, vary_settings
 
     with report_usage_errors():

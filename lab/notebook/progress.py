@@ -34,7 +34,7 @@ class NotebookBar:
     def on_plan(self, plan: Plan) -> None:
         """Show what training is about to do."""
         self.seq_lens = plan.seq_lens
-        self._show(f"{plan.parameters:,} parameters on {plan.device} in {plan.precision}")
+        self._show(f"{plan.parameters:,} parameters on {plan.device} in {plan.best.precision}")
 
     def on_row(self, row: Row) -> None:
         """Show a step, unless the last one was shown just now."""

@@ -56,6 +56,7 @@ def save(run: Path, state: TrainingState) -> None:
             **{name: getattr(state, name) for name in COUNTERS},
             "first_loss": state.first_loss,
             "precision": state.precision,
+            "threads": state.threads,
             "sha256": digests,
         }
         write_json(temporary / "state.json", content)
@@ -101,8 +102,9 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         raise RunError(f"checkpoint {home}: state.json has no number as first_loss; {AGAIN}")
     if not isinstance(content.get("precision", ""), str):
         raise RunError(f"checkpoint {home}: state.json has no text as precision; {AGAIN}")
-    counters = {"rows": content["step"] * batch_size, "stage": 0, "stage_step": 0} | content
-    for name in COUNTERS:
+    unknown = {"rows": content["step"] * batch_size, "stage": 0, "stage_step": 0, "threads": 0}
+    counters = unknown | content
+    for name in (*COUNTERS, "threads"):
         if type(counters[name]) is not int or counters[name] < 0:
             raise RunError(f"checkpoint {home}: state.json has no count as {name}; {AGAIN}")
     if counters["stage_step"] > counters["step"] or counters["rows"] > MAX_ROWS:
@@ -111,7 +113,7 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
     try:
         state.model.load_state_dict(weights)
         _load_moments(state, moments)
-        for name in COUNTERS:
+        for name in (*COUNTERS, "threads"):
             setattr(state, name, counters[name])
         state.first_loss, state.precision = content["first_loss"], content.get("precision", "")
     except (RuntimeError, KeyError, ValueError) as error:

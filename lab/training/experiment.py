@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from lab.config import Runtime, TrainConfig
-from lab.device import choose_device
 from lab.files import lock
 from lab.lengthening import list_stages
+from lab.machine.device import choose_device
 from lab.models.evaluation import score
 from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending, summarize
@@ -20,7 +20,7 @@ from lab.training.history import Pace
 from lab.training.loggers import open_logger
 from lab.training.runs import Run
 from lab.training.signals import catch_interrupts
-from lab.training.step_time import measure
+from lab.training.step_time import StepTime, measure, use_threads
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Plan:
 
     Attributes:
         device: where it computes.
-        precision: "fp32" or "bf16".
+        best: the precision and the threads that it computes with, and their measured times.
+        others: what else was measured, the fastest first.
         parameters: how many numbers the model holds.
         first_step: steps already taken by an earlier part of this run.
         seq_lens: row lengths still to be trained at, shortest first.
@@ -37,7 +38,8 @@ class Plan:
     """
 
     device: torch.device
-    precision: str
+    best: StepTime
+    others: list[StepTime]
     parameters: int
     first_step: int
     seq_lens: tuple[int, ...]
@@ -76,8 +78,12 @@ def carry_out(
             return done
         state = run.load_state(device)
         run.rewind(state.step)
-        on_plan(_plan(run, state, device))
-        with run.record_rows() as record, open_logger(runtime.log, run, state.step) as log:
+        on_plan(_plan(run, state, device, runtime.threads))
+        with (
+            run.record_rows() as record,
+            open_logger(runtime.log, run, state.step) as log,
+            use_threads(state.threads),
+        ):
 
             def on_step(row: Row) -> None:
                 record(row)
@@ -131,22 +137,22 @@ def _name_length(seq_len: int, full: int) -> Iterator[None]:
         raise ValueError(f"{error}; rows start short: this is at {seq_len}, {advice}") from error
 
 
-def _plan(run: Run, state: TrainingState, device: torch.device) -> Plan:
-    """Choose the precision if the run has none yet, and return the plan."""
+def _plan(run: Run, state: TrainingState, device: torch.device, threads: int | None) -> Plan:
+    """Choose the precision and the threads if the run has none yet, and return the plan."""
     stages = list_stages(run.task, run.train)
-    # A run keeps the precision it began in: a new measurement might choose another.
-    state.precision, slowing = state.precision or run.train.precision, 1.0
-    if state.precision == "auto" or len(stages) > 1:
-        times = measure(run, stages, device, state.precision)
-        state.precision = times.precision
-        slowing = times.last / times.first if len(stages) > 1 else 1.0
+    # A run keeps what it began with: other choices round differently.
+    state.precision = state.precision or run.train.precision
+    times = measure(run, stages, device, state.precision, threads or state.threads or None)
+    best, *others = times
+    state.precision, state.threads = best.precision, best.threads
     return Plan(
         device=device,
-        precision=state.precision,
+        best=best,
+        others=others,
         parameters=state.model.parameter_count(),
         first_step=state.step,
         seq_lens=tuple(stage.task.seq_len for stage in stages[state.stage :]),
-        slowing=slowing,
+        slowing=best.last / best.first if len(stages) > 1 else 1.0,
     )
 
 

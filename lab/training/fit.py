@@ -75,6 +75,7 @@ class TrainingState:
         stage_step: steps taken before it began.
         first_loss: of the first step, nats.
         precision: what "auto" chose for this run; empty before.
+        threads: of the CPU, likewise; 0 before.
     """
 
     model: LanguageModel
@@ -85,6 +86,7 @@ class TrainingState:
     stage_step: int = 0
     first_loss: float | None = None
     precision: str = ""
+    threads: int = 0
 
 
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lab.config import LAB_TOKENS_A_STEP
-from lab.device import choose_device
 from lab.files import lock
+from lab.machine.device import choose_device
 from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
 from lab.models.user_mixer import check_mixers

@@ -1,23 +1,24 @@
-"""Measuring how long a training step takes on this machine in each precision; results are cached.
+"""Measuring how long a training step takes here: in each precision, on more and fewer threads.
 
 A processor's flags do not tell whether bf16 is faster: some that advertise bf16 products run them
-at half the speed of fp32 (LOG.md has both kinds). So a run times its own step in each precision.
+at half the speed of fp32. Nor does the number of cores tell how many threads are: small operations
+wait for one another (LOG.md has machines of each kind). So a run times its own step.
 """
 
 import hashlib
 import json
 import math
-import platform
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import platformdirs
 import torch
 
-from lab.files import write
 from lab.lengthening import Stage
+from lab.machine.measurements import read, remember
+from lab.machine.processor import describe_machine, is_busy
 from lab.models.evaluation import score
 from lab.models.language_model import LanguageModel
 from lab.ops.cross_entropy import linear_cross_entropy
@@ -27,7 +28,9 @@ from tasks.base import Batch
 SECONDS = 1.0
 """About how long to measure; every case is measured at least once."""
 WORTHWHILE = 0.97
-"""bf16 is chosen if its steps take at most this share of the time of fp32, which is exact."""
+"""More threads, or bf16, are chosen if steps take at most this share of the time without."""
+KIND = "step_time"
+"""What `lab.machine.measurements` calls these."""
 
 
 @dataclass(frozen=True)
@@ -36,75 +39,108 @@ class StepTime:
 
     Attributes:
         precision: "fp32" or "bf16".
+        threads: of the CPU.
         first: seconds of a step in the first, shortest stage.
         last: seconds of a step at the task's own row length.
     """
 
     precision: str
+    threads: int
     first: float
     last: float
 
     @property
+    def total(self) -> float:
+        """Seconds of both steps, which choices are compared by."""
+        return self.first + self.last
+
+    @property
     def plausible(self) -> bool:
         """Whether these values can come from a measurement."""
-        times = (self.first, self.last)
-        return self.precision in ("fp32", "bf16") and all(0 < t < math.inf for t in times)
+        times = all(0 < t < math.inf for t in (self.first, self.last))
+        return self.precision in ("fp32", "bf16") and self.threads >= 1 and times
 
 
-def measure(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> StepTime:
-    """Return how long a run's steps take in a precision; "auto" is the faster one.
+def measure(
+    run: Run, parts: Sequence[Stage], device: torch.device, precision: str, threads: int | None
+) -> list[StepTime]:
+    """Return how long a run's steps take: the best choice first, then the others by time.
 
-    The measurement is cached in the user's cache folder, by processor, torch, threads and run.
+    Where there is one choice and one stage, nothing is measured, and the times are NaN.
+    The measurement is kept in the user's cache folder, by machine and run, unless other processes
+    disturb it.
 
     Args:
         run: the run; its model is built again to be timed.
         parts: the stages of training.
         device: where to compute.
         precision: "fp32", "bf16" or "auto".
+        threads: of the CPU; None tries one, two, four and so on, up to what torch would take.
     """
-    memory = get_cache_file()
-    key = _digest_setting(run, parts, device, precision)
-    known = _read_times(memory)
-    if key in known:
-        return StepTime(**known[key])
-    choices = list_precisions(device) if precision == "auto" else (precision,)
+    counts = list_thread_counts(device) if threads is None else [threads]
+    precisions = list_precisions(device) if precision == "auto" else (precision,)
+    choices = [(precision, count) for precision in precisions for count in counts]
+    if len(choices) == 1 and len(parts) == 1:
+        return [StepTime(*choices[0], math.nan, math.nan)]
+    key = _digest_setting(run, parts, device, precision, counts)
+    known = _parse(read(KIND).get(key))
+    if known:
+        return known
     found = find_fastest(run.build().to(device), [parts[0], parts[-1]], choices)
-    known[key] = vars(found)
-    try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write(memory, json.dumps(known, indent=1))
-    except OSError:
-        pass  # Without a cache the next start measures again, for a second.
+    if device.type != "cpu" or not is_busy():
+        remember(KIND, key, [asdict(each) for each in found])
     return found
 
 
-def get_cache_file() -> Path:
-    """Return the file of the cached times."""
-    return Path(platformdirs.user_cache_dir("wonderful-lab")) / "step_time.json"
-
-
-def find_fastest(model: LanguageModel, parts: Sequence[Stage], choices: Sequence[str]) -> StepTime:
-    """Time the steps of two stages in each precision, and return those of the best precision.
+def find_fastest(
+    model: LanguageModel, parts: Sequence[Stage], choices: Sequence[tuple[str, int]]
+) -> list[StepTime]:
+    """Time the steps of two stages for each choice; return the best first, the others by time.
 
     A time is that of the fastest step. The model's weights stay as they are.
+
+    Args:
+        model: whose step is timed.
+        parts: the first and the last stage.
+        choices: precision and threads, the plainest first; a later one must be worth while.
     """
     device = next(model.parameters()).device
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
-    best = {precision: [float("inf")] * len(parts) for precision in choices}
+    fastest = {choice: [math.inf] * len(parts) for choice in choices}
     began, rounds = time.perf_counter(), 0
     # The first round warms up: it allocates memory, chooses kernels and fills caches.
     while rounds < 2 or time.perf_counter() - began < SECONDS:
-        for precision, times in best.items():
-            for i, batch in enumerate(batches):
-                seconds = _time_step(model, batch, precision)
-                times[i] = min(times[i], seconds) if rounds else float("inf")
+        for (precision, threads), times in fastest.items():
+            with use_threads(threads):
+                for i, batch in enumerate(batches):
+                    seconds = _time_step(model, batch, precision)
+                    times[i] = min(times[i], seconds) if rounds else math.inf
         rounds += 1
-    found = [StepTime(precision, *times) for precision, times in best.items()]
-    if len(found) == 1:
-        return found[0]
-    exact, half = found
-    pays = half.first + half.last <= WORTHWHILE * (exact.first + exact.last)
-    return half if pays else exact
+    found = [StepTime(*choice, *times) for choice, times in fastest.items()]
+    best = found[0]
+    for other in found[1:]:
+        if other.total <= WORTHWHILE * best.total:
+            best = other
+    return [best, *sorted((f for f in found if f is not best), key=lambda f: f.total)]
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads of the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def list_thread_counts(device: torch.device) -> list[int]:
+    """Return 1, 2, 4 and so on up to the number that torch takes; on a GPU only that number."""
+    most = torch.get_num_threads()
+    if device.type != "cpu":
+        return [most]
+    return [*(2**i for i in range((most - 1).bit_length())), most]
 
 
 def list_precisions(device: torch.device) -> tuple[str, ...]:
@@ -128,38 +164,24 @@ def _time_step(model: LanguageModel, batch: Batch, precision: str) -> float:
     return time.perf_counter() - began
 
 
-def _digest_setting(run: Run, parts: Sequence[Stage], device: torch.device, precision: str) -> str:
+def _digest_setting(
+    run: Run,
+    parts: Sequence[Stage],
+    device: torch.device,
+    precision: str,
+    threads: Sequence[int],
+) -> str:
     """Return a digest of everything that a step's time depends on."""
-    processor = (
-        _describe_processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    )
+    gpu = None if device.type == "cpu" else torch.cuda.get_device_name(device)
     sizes = [(part.task.describe(), part.batch_size) for part in (parts[0], parts[-1])]
-    threads, model = torch.get_num_threads(), run.model.to_dict()
-    facts = [processor, torch.__version__, threads, precision, sizes, model]
+    facts = [describe_machine(), gpu, list(threads), precision, sizes, run.model.to_dict()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _describe_processor() -> str:
-    """Return the processor's name and its bf16 features, which one name may differ in."""
-    name = platform.processor() or platform.machine()
+def _parse(content: Any) -> list[StepTime]:
+    """Return kept step times; none if they are not such."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return name
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    features = [word for line in lines if line.startswith("flags") for word in line.split()]
-    kinds = sorted({word for word in features if "bf16" in word or word.startswith("amx")})
-    return " ".join([names[0] if names else name, *kinds])
-
-
-def _read_times(file: Path) -> dict[str, dict]:
-    """Return the cached times; none if the file cannot be read."""
-    try:
-        known = json.loads(file.read_text())
-        found = {
-            key: StepTime(str(t["precision"]), float(t["first"]), float(t["last"]))
-            for key, t in known.items()
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-    return {key: vars(times) for key, times in found.items() if times.plausible}
+        found = [StepTime(**each) for each in content]
+        return found if all(each.plausible for each in found) else []
+    except TypeError:
+        return []

@@ -13,6 +13,7 @@ from lab.cli.run_settings import describe_run
 from lab.notebook import progress
 from lab.training.experiment import Plan
 from lab.training.fit import Row
+from lab.training.step_time import StepTime
 from tasks import TASKS
 
 SETTINGS = {"seq_len": 8, "vocab_size": 16, "d_model": 16, "test_rows": 4, "history": False}
@@ -86,7 +87,9 @@ def test_a_notebook_has_a_bar_in_its_output(run, monkeypatch):
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
     row = Row(2, 8, 0.1, 0.5, 1e-3, 1.0, 0.1, validation_accuracy=0.25)
     with progress.choose_progress(run.run, None) as bar:
-        bar.on_plan(Plan(torch.device("cpu"), "fp32", 1234, 0, (4, 8), 1.0))
+        bar.on_plan(
+            Plan(torch.device("cpu"), StepTime("fp32", 1, 0.1, 0.1), [], 1234, 0, (4, 8), 1.0)
+        )
         bar.on_row(row)
         bar.on_row(replace(row, step=3))
         bar.on_note("evaluating")

@@ -16,7 +16,10 @@ from lab.training.experiment import Plan
 from lab.training.fit import Row
 from lab.training.records import RECORDS, StepTimes, find_record
 from lab.training.runs import Run
+from lab.training.step_time import StepTime
 
+BEST = StepTime("fp32", 2, 0.1, 0.2)
+OTHERS = [StepTime("fp32", 1, 0.1, 0.29), StepTime("bf16", 2, 0.2, 0.4)]
 PAPER = {"seq_len": 2048, "d_model": 64}
 
 
@@ -76,7 +79,7 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
     run = describe("mqar", **PAPER)
     with progress.show_progress(run, 60) as shown:
         lengths = tuple(2**k for k in range(3, 12))
-        shown.on_plan(Plan(torch.device("cpu"), "fp32", 623_808, 0, lengths, 2.0))
+        shown.on_plan(Plan(torch.device("cpu"), BEST, OTHERS, 623_808, 0, lengths, 2.0))
         for step in range(1, 15):
             validation = 0.123 if step == 14 else None
             row = Row(step, 2048, 12.345, 0.123, 3e-3, 1.0, 1.234, validation_accuracy=validation)
@@ -94,6 +97,10 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
         assert words in text, words
     sentence = " ".join(text.replace("\n", " ").split())
     assert "usually solved after 875 steps" in sentence
+    assert (
+        "on cpu in fp32, 2 threads (fp32, 1 thread: 1.30 × the time of a step; bf16, 2 threads: "
+        "2.00 × the time of a step)" in sentence
+    )
     assert "Ctrl-C stops; the same command resumes." in sentence
 
 

@@ -65,9 +65,9 @@ class TrainingDisplay:
         self.forecast = Forecast(run, self.max_minutes, plan.slowing)
         write(
             f"{run.task.name}: {run.model.model or run.model.stack}, {plan.parameters:,} "
-            f"parameters, on {plan.device} in {plan.precision}, {run.train.optimizer}, "
-            f"{run.train.batch_size} rows per step"
+            f"parameters, {run.train.optimizer}, {run.train.batch_size} rows per step"
         )
+        write(f"on {plan.device} in {describe_choice(plan)}")
         write(f"run folder: {run.path}", soft_wrap=True)
         if len(plan.seq_lens) > 1:
             write(
@@ -115,6 +115,19 @@ class TrainingDisplay:
         self.bar.below = f"{text} …"
         done = self.bar.tasks[0].completed
         self.bar.update(self.shown, description=f"step {done:,.0f}", refresh=True)
+
+
+def describe_choice(plan: Plan) -> str:
+    """Return precision and threads of a training, and how much slower the other choices are."""
+    chosen, *others = [
+        f"{found.precision}, {found.threads} thread{'s' if found.threads > 1 else ''}"
+        for found in (plan.best, *plan.others)
+    ]
+    slower = [
+        f"{other}: {found.total / plan.best.total:.2f} × the time of a step"
+        for other, found in zip(others, plan.others, strict=True)
+    ]
+    return f"{chosen} ({'; '.join(slower)})" if slower else chosen
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""This machine: devices, memory, processor, and measurements of them that are kept."""
