@@ -1,7 +1,7 @@
 """Format numbers and lists for sentences."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LONG = 100
 """Characters of a sentence above which its first clause stands for it."""
@@ -10,10 +10,14 @@ CLAUSE_END = re.compile(r"[:;] ")
 BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 
 
-def percent(share: float) -> str:
-    """Format a share in [0, 1] with one decimal; three near 0 and 1, so as not to round to them."""
-    digits = 3 if 0 < share < 0.001 or 0.999 < share < 1 else 1
-    return f"{100 * share:.{digits}f} %"
+def percent(share: float, decimals: int | None = None) -> str:
+    """Format a share in [0, 1]; without a number of decimals, with those that it needs."""
+    return f"{100 * share:.{count_decimals([share]) if decimals is None else decimals}f} %"
+
+
+def count_decimals(shares: Iterable[float]) -> int:
+    """Return the decimals that shares in a column need: three if any would round to 0 or 1."""
+    return 3 if any(0 < share < 0.001 or 0.999 < share < 1 for share in shares) else 1
 
 
 def round_percent(share: float) -> str:

@@ -87,13 +87,13 @@ class Ledger(Finding):
         return Words(title, self._summarize(), self._explain_figure(), alt)
 
     def _summarize(self) -> str:
-        share = percent(self.wrong / self.scored)
-        says = f"{self.wrong:,} of {self.scored:,} answers ({share}) are wrong: "
+        share, verb = percent(self.wrong / self.scored), "is" if self.wrong == 1 else "are"
+        says = f"{self.wrong:,} of {self.scored:,} answers ({share}) {verb} wrong"
         top = sorted((c for c in self.causes if c.count), key=lambda cause: -cause.count)[:3]
         if self.wrong < FEW:
-            counts = ", ".join(f"{cause.count} {cause.name}" for cause in top)
-            return f"{says}{counts}; too few to say more."
-        says += ", ".join(
+            counts = ", ".join(f"{cause.name} ({cause.count})" for cause in top)
+            return f"{says}, too few for shares. By cause: {counts}."
+        says += ": " + ", ".join(
             f"{percent(cause.share)} {cause.name}"
             + ("" if math.isnan(cause.chance) else f" (random answers: {percent(cause.chance)})")
             for cause in top

@@ -81,7 +81,7 @@ class Rollout(Finding):
         return Words(title, says, reading, f"Heat map of {title}, lower triangle. {says}")
 
     def _summarize(self) -> str:
-        layers = "one layer" if self.depth == 1 else f"all {self.depth} layers"
+        layers = {1: "one layer", 2: "both layers"}.get(self.depth, f"all {self.depth} layers")
         kept = f"{percent(float(self.on_self.mean()))} of a position's mass stays with itself"
         kept += f" (uniform layers: {percent(self.uniform_self)})"
         if not self.on_value.size:

@@ -18,7 +18,7 @@ from analysis.plots.heatmaps import Picture
 from analysis.record import to_plain
 from analysis.run import baselines, dynamics
 from analysis.run.onsets import Onsets
-from analysis.words import capitalize
+from analysis.words import capitalize, count_decimals
 from lab.files import RunError, explain_write_errors, write
 from lab.training.runs import Run
 
@@ -196,7 +196,7 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
     grid = draw_matrices(subjects, names)
     outline = [("summary", "Summary"), ("runs", "The runs"), ("accuracy", "How good, how fast")]
     outline += [("orders", "In which order things change")] * bool(orders)
-    outline += [(f"layer-{layer}", f"Layer {layer}") for layer, _ in grid]
+    outline += [("matrices", "What each layer mixes")] * bool(grid)
     return fill_template(
         "compare.html.j2",
         title=title,
@@ -206,6 +206,9 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
         ],
         orders=orders,
         grid=grid,
+        decimals=count_decimals(
+            share for run in found.runs for share in (run.accuracy or 0.0, *(run.interval or ()))
+        ),
         outline=outline,
     )
 

@@ -21,7 +21,7 @@ from analysis.statistics.survival import (
     log_rank_p,
     permutation_p,
 )
-from analysis.words import join_names, percent
+from analysis.words import count_decimals, join_names, percent
 from lab.studies.table import count_rows, find_solving_steps
 from lab.training.runs import Run
 
@@ -98,21 +98,22 @@ class Ranking(Finding):
         if self.alone:
             says += f" One seed, so no rank: {join_names(list(self.alone))}."
         reading = (
-            "A dot is a run, one for each seed; the diamond is their mean. Two settings differ if "
+            "A ring is a run, one for each seed; the diamond is their mean. Two settings differ if "
             "an exact permutation test says so"
         )
         if self.measure != "accuracy":
             reading = (
-                "A dot is a run, one for each seed; a triangle is a run that was not solved by "
+                "A ring is a run, one for each seed; a triangle is a run that was not solved by "
                 "then. The diamond is the Kaplan–Meier median, missing where fewer than half were "
                 "solved. Two settings differ if an exact log-rank test says so"
             )
         reading += f", p < {LEVEL} after Holm's correction for all pairs."
-        return Words(title, says, reading, f"Dots of {title.lower()}, a line per setting. {says}")
+        return Words(title, says, reading, f"Rings for {title.lower()}, a line per setting. {says}")
 
     def _quote(self, contender: Contender) -> str:
         if self.measure == "accuracy":
-            return f"{contender.name} ({percent(contender.middle)})"
+            decimals = count_decimals([known.middle for known in self.contenders])
+            return f"{contender.name} ({percent(contender.middle, decimals)})"
         if math.isinf(contender.middle):
             return f"{contender.name} (fewer than half of its runs solved)"
         return f"{contender.name} (median {contender.middle:,.0f} {self.measure})"

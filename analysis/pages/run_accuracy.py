@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
 from analysis.pages.run_columns import RunColumn
+from analysis.plots.lines import draw_references
 from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure
-from analysis.words import join_names, percent
+from analysis.words import count_decimals, join_names, percent
 
 LINE = 16
 """Height of a label of a reference, pixels."""
@@ -34,7 +35,8 @@ class RunAccuracies(Finding):
         if not known:
             says = "None of these runs has a result yet."
             return Words(title, says, reading, says)
-        listed = ", ".join(f"{run.name} {percent(run.accuracy or 0.0)}" for run in known)
+        decimals = count_decimals([run.accuracy or 0.0 for run in known])
+        listed = ", ".join(f"{run.name} {percent(run.accuracy or 0.0, decimals)}" for run in known)
         says = f"Test accuracy: {listed}."
         rivals = {name: score for name, score in self.references.items() if name != "oracle"}
         if rivals:
@@ -51,6 +53,7 @@ class RunAccuracies(Finding):
     def draw(self) -> go.Figure:
         """Draw a dot and an interval per run, the first run on top."""
         names = [html.escape(run.name) for run in self.runs]
+        decimals = count_decimals([run.accuracy or 0.0 for run in self.runs])
         fig = new_figure(height=130 + 34 * len(names) + LINE * len(self.references))
         for i, run in enumerate(self.runs):
             if run.accuracy is None or run.interval is None:
@@ -69,7 +72,11 @@ class RunAccuracies(Finding):
                 hovertemplate=f"{names[i]}: %{{x:.2%}}<extra></extra>",
             )
             fig.add_annotation(
-                text=percent(run.accuracy), x=1.03, y=names[i], xanchor="left", yanchor="middle"
+                text=percent(run.accuracy, decimals),
+                x=1.03,
+                y=names[i],
+                xanchor="left",
+                yanchor="middle",
             )
         for i, (name, level) in enumerate(sorted(self.references.items(), key=lambda r: r[1])):
             fig.add_vline(level, line={"color": MUTED, "dash": "dot"}, layer="below")
@@ -121,7 +128,8 @@ class RunCurves(Finding):
         says = gist = f"Half of the answers are right at full row length: {'; '.join(said)}."
         reading = (
             "Accuracy on held-out rows of the length that the run trains on at that step, one "
-            "line per run. A large symbol is the test accuracy of the result."
+            "line per run. A large symbol is the test accuracy of the result. Dotted: rules that "
+            "need no training."
         )
         grown = [run for run in self.runs if len(run.stages) > 1]
         if grown:
@@ -158,8 +166,7 @@ class RunCurves(Finding):
                     cliponaxis=False,
                     hovertemplate=f"{html.escape(run.name)}, test: %{{y:.2%}}<extra></extra>",
                 )
-        for level in self.references.values():
-            fig.add_hline(level, line={"color": MUTED, "dash": "dot"}, layer="below")
+        draw_references(fig, self.references)
         fig.update_xaxes(title_text="training step", tickformat=",", rangemode="tozero")
-        fig.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.03, 1.05])
+        fig.update_yaxes(title_text="accuracy")
         return fig.update_layout(margin_t=64 + 14 * len(self.runs))

@@ -53,20 +53,20 @@ class Answer:
 def answer_first(
     standing: Standing, words: Mapping[str, Words], not_applicable: Mapping[str, str]
 ) -> list[Answer]:
-    """Answer how the model does it, and why to trust it.
+    """Answer how the model does it, and why to trust it, or what it has not learned.
 
     Args:
         standing: how the run ended.
         words: of the first finding of each analysis, by its name.
         not_applicable: why the others do not apply, by name.
     """
+    how = _explain_how(standing, words, not_applicable)
+    if not standing.learned:
+        return [how, Answer("What is there to learn?", standing.rules, "baselines")]
     trust = standing.rules
     if TRUST in words:
         trust += f" {words[TRUST].lead}"
-    return [
-        _explain_how(standing, words, not_applicable),
-        Answer("Why trust it?", trust, TRUST if TRUST in words else "baselines"),
-    ]
+    return [how, Answer("Why trust it?", trust, TRUST if TRUST in words else "baselines")]
 
 
 def _explain_how(

@@ -1,10 +1,18 @@
-"""Vertical axes of figures that have one named line per item, the first on top."""
+"""Named lines: one per item, the first on top, or dotted ones at accuracies to compare with."""
 
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
+from analysis.plots.style import MUTED
+from analysis.words import count_decimals, percent
+
+REFERENCE = {"color": MUTED, "width": 1.2, "dash": "dot"}
+"""The line of what needs no training."""
+LINE = 14
+"""Height of a label, pixels."""
 _PLAIN = {"showgrid": False, "ticks": "", "automargin": "left"}
 
 
@@ -27,3 +35,27 @@ def name_lines(
 def order_lines(fig: go.Figure, names: Sequence[str]) -> None:
     """Order the lines of a figure whose vertical coordinates are names."""
     fig.update_yaxes(categoryorder="array", categoryarray=names[::-1], **_PLAIN)
+
+
+def draw_references(fig: go.Figure, levels: Mapping[str, float]) -> None:
+    """Draw a dotted line at each accuracy; the axis leaves room for their names.
+
+    Names of accuracies near 0 or 1 stand outside of [0, 1], where no curve passes, in the order of
+    their lines.
+    """
+    decimals = count_decimals(levels.values())
+    high, low = 0, 0
+    for name, level in sorted(levels.items(), key=lambda item: abs(item[1] - 0.5)):
+        fig.add_hline(level, line=REFERENCE, layer="below")
+        above, below = level > 0.9, level < 0.1
+        fig.add_annotation(
+            text=html.escape(f"{name} {percent(level, decimals)}"),
+            x=0,
+            xref="x domain",
+            xanchor="left",
+            y=1 if above else 0 if below else level,
+            yanchor="top" if below else "bottom",
+            yshift=LINE * (high * above - low * below),
+        )
+        high, low = high + above, low + below
+    fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%", range=[-0.13, 1.13])

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import capitalize, join_names, percent
+from analysis.words import capitalize, count_decimals, join_names, percent
 from lab.intervals import wilson
 from lab.training import conclusion
 from lab.training.endings import name_ending
@@ -131,6 +131,7 @@ class Standing(Finding):
     def draw(self) -> go.Figure:
         """Draw bars of accuracy: the model on top, then oracle, shortcuts and chance."""
         order = sorted(zip(self.scores, self.names, strict=True))
+        decimals = count_decimals([*self.scores, self.accuracy or 0.0])
         names = [html.escape(name) for _, name in order]
         fig = new_figure(height=140 + 30 * (len(names) + 1))
         if self.accuracy is not None and self.interval is not None:
@@ -141,7 +142,7 @@ class Standing(Finding):
                 error_x=make_whiskers(np.array([self.accuracy]), np.array([self.interval])),
                 hovertemplate="model: %{x:.2%}<extra></extra>",
             )
-            label = f"<b>{percent(self.accuracy)}</b>"
+            label = f"<b>{percent(self.accuracy, decimals)}</b>"
             fig.add_annotation(text=label, x=self.interval[1], y="model", xanchor="left", xshift=6)
             names.append("model")
         fig.add_bar(
@@ -149,7 +150,7 @@ class Standing(Finding):
             y=names[: len(order)],
             orientation="h",
             marker={"color": MUTED, "opacity": 0.6},
-            text=[percent(score) for score, _ in order],
+            text=[percent(score, decimals) for score, _ in order],
             textposition="outside",
             cliponaxis=False,
             hovertemplate="%{y}: %{x:.2%}<extra></extra>",

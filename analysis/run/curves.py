@@ -1,6 +1,5 @@
 """How did it get there? Loss and accuracy by training step."""
 
-import html
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
+from analysis.plots.lines import REFERENCE, draw_references
 from analysis.plots.style import MUTED, new_figure
 from analysis.run import baselines
 from analysis.words import percent
@@ -156,8 +156,6 @@ class Curve(Finding):
                 cliponaxis=False,
                 hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (test)<extra></extra>",
             )
-        for level in self.references.values():
-            fig.add_hline(level, line={"color": MUTED, "width": 1.2, "dash": "dot"}, layer="below")
         stages = self.stages if len(self.stages) > 1 else ()
         for first, length in stages:
             fig.add_vline(first, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
@@ -170,17 +168,18 @@ class Curve(Finding):
                 yanchor="bottom",
                 textangle=-60,
             )
-        for level, side, text in self._label_references():
-            fig.add_annotation(
-                text=html.escape(text),
-                x=1 if self.quantity == "loss" else 0,
-                xref="x domain",
-                xanchor="right" if self.quantity == "loss" else "left",
-                y=math.log10(level) if self.quantity == "loss" else level,
-                yanchor=side,
-            )
         fig.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
         if self.quantity == "loss":
+            for name, level in self.references.items():
+                fig.add_hline(level, line=REFERENCE, layer="below")
+                fig.add_annotation(
+                    text=f"{name}, {level:.2f}",
+                    x=1,
+                    xref="x domain",
+                    xanchor="right",
+                    y=math.log10(level),
+                    yanchor="bottom",
+                )
             # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
             final = () if self.final is None else self.final[1:]
             seen = np.array([*self.train, *self.held_out, *self.references.values(), *final])
@@ -191,24 +190,11 @@ class Curve(Finding):
             )
             fig.update_yaxes(title_text="cross-entropy, nats")
         else:
-            fig.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.13, 1.13])
-            fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
+            draw_references(fig, self.references)
+            fig.update_yaxes(title_text="accuracy")
         if stages:  # leave room for the row lengths between the figure and its legend
             return fig.update_layout(height=400, margin_t=104, legend_y=1.13)
         return fig.update_layout(margin_t=84)
-
-    def _label_references(self) -> list[tuple[float, Literal["top", "bottom"], str]]:
-        """Return height, anchor (the label is above or below) and text of the references' labels.
-
-        Accuracies near 0 or 1 share one label outside of [0, 1], where no curve passes.
-        """
-        if self.quantity == "loss":
-            return [(v, "bottom", f"{name}, {v:.2f}") for name, v in self.references.items()]
-        groups: dict[float, list[str]] = {}
-        for name, level in self.references.items():
-            height = 1.0 if level > 0.9 else 0.0 if level < 0.1 else level
-            groups.setdefault(height, []).append(f"{name} {percent(level)}")
-        return [(at, "bottom" if at else "top", ", ".join(names)) for at, names in groups.items()]
 
 
 def measure(subject: Subject) -> list[Curve]:

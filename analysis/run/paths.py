@@ -71,7 +71,8 @@ class QuantityPath:
         """Say from where to where the quantity goes, and what it would be without learning."""
         one = self.lead
         name = one.quantity if one.layer is None else f"{one.quantity} of layer {one.layer}"
-        says = f"{name} from {_format(one, one.values[0])} to {_format(one, one.values[-1])}"
+        ends = [_format(one, one.values[i]) for i in (0, -1)]
+        says = f"{name} goes from {ends[0]} to {ends[1]}"
         return says if one.null is None else f"{says} ({one.null_name} {_format(one, one.null)})"
 
 
@@ -95,9 +96,7 @@ class Paths(Finding):
         vague = [path.describe() for path in self.paths if path.change is None and path.moved]
         last, count = f"step {self.steps[-1]:,}", len(self.paths)
         if dated:
-            many = f"All {count}" if len(dated) == count else f"{len(dated)} of {count}"
-            verb = "changes" if len(dated) == 1 else "change"
-            says = f"{many} quantities {verb} by {last}: {join_names(dated)}"
+            says = f"Up to {last}, {join_names(dated)}"
         else:
             verb = "changes at one time" if vague else "moves by a tenth"
             says = f"None of {count} quantities {verb} up to {last}"

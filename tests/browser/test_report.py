@@ -185,6 +185,7 @@ def test_a_model_that_has_learned_nothing_has_a_short_page(visit, tmp_path):
     page = visit(write_both(run, examined(run)).page, unfolded=False)
     assert page.evaluate("document.documentElement.scrollHeight") < 4000
     assert "It has learned next to nothing" in page.locator("#aside").text_content()
+    assert "Why trust it?" not in page.locator("#summary").text_content()
     assert page.locator(MATRIX).is_hidden()
 
 

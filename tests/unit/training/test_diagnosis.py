@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,9 @@ def test_a_plateau_has_not_begun(tmp_path):
     assert look.claims
     assert look.evidence["loss a 1,000 steps"] == pytest.approx(-0.1)
     assert not not_begun.look(ended, make_answers(0.35)).claims
+    for low, said in ((0.505, ", not surely more often than by"), (0.53, "), more often than by")):
+        found = {"outranks": low + 0.02, "outranks_interval": (low, low + 0.04)}
+        assert said in not_begun.look(ended, replace(make_answers(0.25), **found)).says
 
 
 def test_an_untrained_model_ranks_answers_by_chance_and_a_solved_one_rightly(tmp_path):

@@ -242,7 +242,8 @@ def test_no_error_is_bounded_from_above():
 def test_few_errors_are_counted_not_shared():
     subject = Subject(TASK, model_of(Rule(next_pair)), TASK.batch(split="test", size=2))
     ledger, _ = attribute_errors(subject)
-    assert "8 another pair's value; too few to say more." in errors.describe(ledger).says
+    says = errors.describe(ledger).says
+    assert says.endswith("are wrong, too few for shares. By cause: another pair's value (8).")
 
 
 def test_without_pairs_there_are_three_causes():

@@ -101,7 +101,10 @@ def test_when_half_of_the_answers_are_right():
         compared("fast", 0.9, (0.5, 0.9)),
         compared("no", 0.1, (0.1,)),
     )
-    assert RunCurves(found.runs, found.references).describe().says == (
+    curves = RunCurves(found.runs, found.references)
+    labels = [note.text for note in curves.draw().layout.annotations]
+    assert sorted(labels) == ["chance 1.0 %", "last value 6.0 %", "oracle 100.0 %"]
+    assert curves.describe().says == (
         "Half of the answers are right at full row length: slow by step 3; fast by step 1; "
         "no not by step 1."
     )

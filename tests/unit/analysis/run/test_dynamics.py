@@ -45,7 +45,7 @@ def test_a_planted_run_is_told_in_order(tmp_path):
     )
     assert "KV mass" in says.split(";")[1]
     assert "do not change" in says
-    assert "mask drift of layer 0 from 0 nats to" in dynamics.describe(paths).says
+    assert "mask drift of layer 0 goes from 0 nats to" in dynamics.describe(paths).says
     json.dumps(to_plain([paths, order]), allow_nan=False)
     for result in (paths, order):
         figure = dynamics.draw(result)
@@ -83,12 +83,12 @@ def told(*levels: np.ndarray) -> tuple[str, str]:
 def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
     assert told(ramp, still) == (
-        "None of 2 quantities changes at one time up to step 1,024; q0 from 0.0 % "
-        "to 100.0 % (uniform 0.0 %), but at no one time.",
+        "None of 2 quantities changes at one time up to step 1,024; q0 goes from "
+        "0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "q0 moves, but at no one time; q1 does not change.",
     )
     assert told(ramp, still, step) == (
-        "1 of 3 quantities changes by step 1,024: q2 from 0.0 % to 100.0 % (uniform 0.0 %); q0 "
+        "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %); q0 goes "
         "from 0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "Only q2 (steps 45 to 64) changes at one time; q0 moves, but at no one time; q1 does "
         "not change.",
