@@ -39,6 +39,7 @@ from analysis.run import baselines, curves
 from analysis.scoring import scored
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.notebook.progress import NotebookBar
+from lab.training.endings import name_ending
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -80,7 +81,8 @@ run = Run(
 )
 bar = NotebookBar(run)
 result = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
-print(f"{result['parameters']:,} parameters: {result['stopped']} after {result['steps']} steps")
+ended = name_ending(result["stopped"])
+print(f"{result['parameters']:,} parameters: {ended} after {result['steps']} steps")
 
 # %% [markdown]
 # ## The verdict

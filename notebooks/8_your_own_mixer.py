@@ -40,6 +40,7 @@ from lab.hooks import HookPoint
 from lab.laws import certify
 from lab.models import build
 from lab.notebook.progress import NotebookBar
+from lab.training.endings import name_ending
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 from tasks import TASKS
@@ -219,7 +220,7 @@ learned = pl.DataFrame(
             "parameters": result["parameters"],
             "steps": result["steps"],
             "accuracy": result["accuracy"],
-            "ended": result["stopped"],
+            "ended": name_ending(result["stopped"]),
         }
         for stack, result in results.items()
     ]
@@ -301,7 +302,8 @@ for name, verdicts in (("first try", first), ("mended", second)):
     failed = verdicts.filter(pl.col("verdict") == "fails")["law"].to_list()
     print(f"{name}: fails {', '.join(failed) or 'no law'}")
 for stack, result in results.items():
-    print(f"{stack}: {result['accuracy']:.1%} after {result['steps']} steps ({result['stopped']})")
+    ended = name_ending(result["stopped"])
+    print(f"{stack}: {result['accuracy']:.1%} after {result['steps']} steps ({ended})")
 print(f"mechanism of UM AM: {found.label}")
 print(f"without value → key {without[1]:.1%}, placebo {without[2]:.1%}")
 

@@ -1,6 +1,7 @@
 """Synthetic tasks. `TASKS` maps a task's name to its class, and imports it when asked."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
@@ -52,18 +53,24 @@ def restore(description: Mapping[str, Any]) -> Any:
     """Return the task that `Task.describe` described, also from JSON.
 
     Raises:
-        KeyError: for an unknown name, or none.
-        TypeError: for options of another task.
-        ValueError: for options out of their bounds.
+        ValueError: for an unknown name or option, or an option out of its bounds.
     """
     from tasks.schedule import Schedule
 
+    name = str(description.get("name"))
+    if name not in TASKS:
+        raise ValueError(f"task={name!r}: must be one of {', '.join(TASKS)}")
+    known = [f.name for f in fields(TASKS[name]) if f.init]
+
     options = {
-        name: Schedule(**value) if isinstance(value, Mapping) else value
-        for name, value in description.items()
-        if name != "name"
+        option: Schedule(**value) if isinstance(value, Mapping) else value
+        for option, value in description.items()
+        if option != "name"
     }
-    return TASKS[description["name"]](**options)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"unknown option {option!r} of {name}; known: {', '.join(known)}")
+    return TASKS[name](**options)
 
 
 described = restore

@@ -1,6 +1,7 @@
 """Compare runs on one page: accuracy, mechanism, matrices on the same row, parameters, speed."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,11 +221,14 @@ def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -
         ValueError: for fewer than two runs.
         RunError: when a run cannot be read, or the page cannot be written.
     """
+    if path.is_dir():
+        raise RunError(f"out={path}: is a folder, must be a file")
+    if not os.access(path.parent, os.W_OK):
+        why = "may not be written to" if path.parent.exists() else "does not exist"
+        raise RunError(f"out={path}: cannot be written: the folder {path.parent} {why}")
     subjects = open_on_same_rows(runs, rows)
     found = compare(subjects)
     page = render(subjects, found)
-    if path.is_dir():
-        raise RunError(f"out={path}: is a folder, must be a file")
     with explain_write_errors(path):
         write(path, page)
     return found

@@ -53,7 +53,8 @@ def train_and_report(
         console.print(describe_ending(result))
     if result["signal"]:
         typer.echo(
-            f"Run the same command again to resume, or `lab analyze {run.path}` for a report.",
+            f"`lab resume {run.path}` goes on, as does the same command; `lab analyze {run.path}` "
+            "writes a report.",
             err=True,
         )
         raise typer.Exit(128 + signal.Signals[result["signal"]])

@@ -58,9 +58,8 @@ def reproduce(
     said = results.summarize(settings, results.count_missing(found))
     if settings:
         _print(build_recall_table(settings))
-    _conclude(
-        said, results.draw(settings) if options.figure else None, options.figure, "Hard recall"
-    )
+    fig = results.draw(settings) if settings and options.figure else None
+    _conclude(said, fig, options.figure, "Hard recall")
 
 
 @share_options
@@ -85,7 +84,7 @@ def study(
     left = sum(status not in results.ENDED for status in found["status"])
     if effects:
         _print(build_trainability_table(effects))
-    fig = results.draw(effects) if options.figure else None
+    fig = results.draw(effects) if effects and options.figure else None
     _conclude(
         results.summarize(effects, left), fig, options.figure, "What shortens the first stage"
     )
@@ -102,6 +101,8 @@ def _conclude(said: list[str], fig: Any, file: Path | None, title: str) -> None:
     typer.echo("\n".join(said))
     if file is None:
         return
+    if fig is None:
+        raise refuse(f"figure={file}: no run has ended yet, so there is nothing to draw", 2)
     from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
     from lab.files import explain_write_errors

@@ -109,6 +109,7 @@ class OpenedModel(LanguageModel):
     ):
         nn.Module.__init__(self)
         self.embed = foreign.get_input_embeddings()
+        self.embed.register_forward_pre_hook(_check_tokens)
         self.hook_embed = HookPoint()
         self.blocks = nn.ModuleList(blocks)
         self.add_module("norm_final", norm_final)
@@ -173,3 +174,15 @@ class OpenedModel(LanguageModel):
             dtype=weight.dtype,
             device=weight.device,
         )
+
+
+def _check_tokens(embed: nn.Module, args: tuple[Tensor, ...]) -> None:
+    """Check that tokens are of the vocabulary.
+
+    Raises:
+        ValueError: for one that is not.
+    """
+    last = len(embed.get_parameter("weight")) - 1
+    for token in (end for tokens in args if tokens.numel() for end in tokens.aminmax()):
+        if not 0 <= token <= last:
+            raise ValueError(f"tokens: one is {int(token)}, must be in 0 … {last}, the vocabulary")

@@ -56,7 +56,7 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
         MissingPeerError: where the library is not installed.
     """
     if kind not in KINDS:
-        raise ValueError(f"{kind=} must be one of {', '.join(KINDS)}")
+        raise ValueError(f"{kind=}: must be one of {', '.join(KINDS)}")
     peers.load("fla" if kind == "fla" else "transformers")
     name = type(model).__name__
     _check_model(model, name)

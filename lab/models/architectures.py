@@ -18,6 +18,7 @@ from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 from lab.models.stack import MAX_BLOCKS, make_layer, parse_stack, split_options
 from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
+from tasks.bounds import check_kind
 
 MIXERS: dict[str, type[nn.Module] | None] = {
     "A": Attention,
@@ -76,13 +77,17 @@ def build(
         seed: seed of the initial weights; torch's global generator is left as it was.
 
     Raises:
-        ValueError: for an unknown letter or option, or a size out of bounds.
+        ValueError: for an unknown letter or option, or a value of another type or out of bounds.
     """
-    if vocab_size < 1:
-        raise ValueError(f"{vocab_size=} must be at least 1")
+    check_kind("stack", stack, str)
+    for name, size in (("vocab_size", vocab_size), ("d_model", d_model), ("n_heads", n_heads)):
+        check_kind(name, size, int)
+        if size < 1:
+            raise ValueError(f"{name}={size}: must be ≥ 1")
     for name, value in (("embedding_std", embedding_std), ("logit_scale", logit_scale)):
+        check_kind(name, value, float)
         if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value} must be > 0 and finite")
+            raise ValueError(f"{name}={value}: must be > 0 and finite")
     if stack in ARCHITECTURES and model is None:
         return ARCHITECTURES[stack](
             vocab_size=vocab_size,
@@ -99,6 +104,11 @@ def build(
         raise ValueError(
             f"stack={stack!r}: must be pairs such as 'AM' or 'SE*7', or a name without model=: "
             f"{', '.join(ARCHITECTURES)}"
+        )
+    if model is None and any(word.startswith(USER_MIXER) for word in stack.split()):
+        raise ValueError(
+            f"stack={stack!r}: {USER_MIXER} is your own mixer; name its class with "
+            "model=MODULE:CLASS (--model on the command line)"
         )
     mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
     pairs = parse_stack(stack, mixers, TRANSFORMS)

@@ -70,6 +70,10 @@ class TrainedRun:
             ValueError: for an unknown name or step, or rows below 1.
             NotApplicableError: when one of `only` does not apply to this run.
         """
+        steps = self.run.list_steps()
+        if step is not None and step not in steps:
+            known = ", ".join(map(str, steps))
+            raise ValueError(f"step={step}: must be one of {known}, whose weights are kept")
         names, rows = choose_work(self.run, select_analyses(only) if only else None, rows, step)
         with show_count(select_analyses(names), "analyzing") as on_begin:
             subject = Subject.of(self.run, step=step, rows=rows)

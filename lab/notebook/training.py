@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from lab.cli.command import suggest
+from lab.cli.options import find_kind
 from lab.cli.run_settings import describe_run
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.notebook.progress import choose_progress
@@ -57,7 +58,7 @@ def train(
         for option in given.keys() & {*of_task, "preset"}:
             raise ValueError(f"{option}: is an option of the task; use task.replace({option}=…)")
         given |= task.options
-    _check_names(given, of_task)
+    _check_names(given, TASKS[name])
     run, runtime = describe_run(
         name, given, None if out is None else Path(out), {"options": dict(options or {})}
     )
@@ -66,13 +67,18 @@ def train(
     return TrainedRun(run)
 
 
-def _check_names(given: Mapping[str, Any], of_task: set[str]) -> None:
-    """Check the names of settings, and the types of those that are not the task's.
+def _check_names(given: Mapping[str, Any], task: type[Task]) -> None:
+    """Check the names of settings, and their types; a task checks its own, text apart.
 
     Raises:
         ValueError: for a name that is no setting, or a value of another type.
     """
-    known = dict.fromkeys([*of_task, "preset"])
+    hints = get_type_hints(task)
+    known = dict.fromkeys(["preset"])
+    for option in (f.name for f in fields(task) if f.init):
+        known[option] = None
+        if isinstance(given.get(option), str):  # the command line reads text, this does not
+            check_kind(option, given[option], find_kind(hints[option]))
     for part in (ModelConfig, TrainConfig, Runtime):
         hints = get_type_hints(part)
         for f in fields(part):

@@ -16,7 +16,10 @@ from tasks.base import MAX_ROWS
 
 FILES = ("model", "optimizer")
 COUNTERS = ("step", "rows", "stage", "stage_step")
-AGAIN = "remove the checkpoint folder to begin again"
+AGAIN = (
+    "remove the checkpoint folder to begin again; history/ has earlier weights, which "
+    "`lab analyze --step` reads"
+)
 
 
 def list_checkpoints(run: Path) -> dict[int, Path]:

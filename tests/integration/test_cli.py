@@ -155,6 +155,7 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--d-model 65 --n-heads 2", ("d_model=65", "n_heads=2")),
         ("--d-model 6 --n-heads 2", ("3", "even")),
         ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, N")),
+        ("--stack UM", ("U is your own mixer", "--model")),
         ("--option A.masc=soft", ("A.masc", "'mask'")),
         ("--option A.mask=hard", ("A.mask=hard", "soft")),
         ("--option mask", ("option=mask", "must look like")),

@@ -160,10 +160,13 @@ def metrics_folder(run: Path) -> None:
     (run / "metrics.jsonl").mkdir()
 
 
-def stack_of_3(run: Path) -> None:
-    config = json.loads((run / "config.json").read_text())
-    config["model"]["stack"] = 3
-    (run / "config.json").write_text(json.dumps(config))
+def configured(part: str, **entries: object):
+    def spoil(run: Path) -> None:
+        config = json.loads((run / "config.json").read_text())
+        config[part] |= entries
+        (run / "config.json").write_text(json.dumps(config))
+
+    return spoil
 
 
 def halved(name: str):
@@ -185,7 +188,9 @@ def halved(name: str):
         (spoiled_result(accuracy="x"), "result.json holds no result"),
         (spoiled_result(baselines={"chance": None}), "result.json holds no result"),
         (metrics_folder, "metrics.jsonl: cannot be read"),
-        (stack_of_3, "stack=3: must be text"),
+        (configured("model", stack=3), "stack=3: must be text"),
+        (configured("task", name="mqr"), "task='mqr': must be one of mqar"),
+        (configured("task", lag=3), "unknown option 'lag' of mqar; known: seq_len"),
         (halved("state.json"), "is incomplete"),
         (halved("step-00000004.safetensors"), "truncated, or no weights"),
     ],

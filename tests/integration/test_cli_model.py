@@ -67,7 +67,7 @@ def test_a_stack_takes_sizes_and_options():
         (["AM", "--n-layers", "3"], "n_layers=3"),
         (["cheems", "--n-layers", "0"], "n_layers=0"),
         (["cheems", "--n-layers", "100000"], "n_layers=100000 must be in 1 … 1000"),
-        (["cheems", "--vocab-size", "0"], "vocab_size=0 must be at least 1"),
+        (["cheems", "--vocab-size", "0"], "vocab_size=0: must be ≥ 1"),
         (["AM", "--d-model", "100000000000000"], "d_model=100000000000000: must be at most"),
         (
             ["AM", "--option", "M.d_ff=9999999999999999999999"],

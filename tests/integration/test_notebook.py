@@ -56,6 +56,8 @@ def test_run_report_and_analyses_show_themselves(run):
         assert page.count('"') == 4
     with pytest.raises(ValueError, match="only=anatom: must be one of"):
         run.analyze("anatom")
+    with pytest.raises(ValueError, match="step=99: must be one of 0, 2"):
+        run.analyze(step=99)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,7 @@ def test_run_report_and_analyses_show_themselves(run):
         ("mqar", {"d_modell": 8}, "d_modell: is no setting. Did you mean d_model"),
         ("mqar", {"batch_size": "8"}, "batch_size='8': must be a whole number"),
         ("mqar", {"seq_len": 3}, "seq_len=3"),
+        ("mqar", {"seq_len": "16"}, "seq_len='16': must be a whole number"),
         ("mqar", {"options": {"A.maks": "soft"}}, "unknown option A.maks"),
         ("mqar", {"steps": 5, "max_steps": 7}, "steps and max_steps are the same setting"),
         (5, {}, "task=5: must be the name of a task, or a task"),

@@ -191,8 +191,10 @@ def test_what_cannot_be_opened():
     for words, model in refused.items():
         with pytest.raises(ValueError, match=words):
             lab.open("hf", model)
-    with pytest.raises(ValueError, match="kind='gguf' must be one of hf, fla"):
+    with pytest.raises(ValueError, match="kind='gguf': must be one of hf, fla"):
         lab.open("gguf", make("llama"))
+    with pytest.raises(ValueError, match=r"tokens: one is 99, must be in 0 … \d+, the vocabulary"):
+        lab.open("hf", make("llama"))(torch.tensor([[1, 99]]))
     gla = load("fla.models.gla")
     kernels = gla.GLAForCausalLM(gla.GLAConfig(**SIZES, num_heads=2, fuse_cross_entropy=False))
     with pytest.raises(ValueError, match=r"cannot run here: .* its kernels need a GPU"):

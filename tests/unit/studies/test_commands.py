@@ -30,6 +30,11 @@ def test_a_study_through_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BASELINE_SEEDS", 1)
     out, file, picture = tmp_path / "out", tmp_path / "t.csv", tmp_path / "f.html"
     words = ["study", "trainability", "--seeds", "1", "--out", out, "--table", file]
+    show = ["--show", "--figure", picture]
+    early = CliRunner().invoke(app, [str(word) for word in [*words, *show]])
+    assert early.exit_code == 2
+    assert "no run has ended yet, so there is nothing to draw" in " ".join(early.stderr.split())
+    assert not picture.exists()
     answer = CliRunner().invoke(app, [*map(str, words), "--workers", "2"])
     assert answer.exit_code == 0, answer.output
     assert "2 heads" in answer.stdout
@@ -37,8 +42,7 @@ def test_a_study_through_the_command_line(tmp_path, monkeypatch):
     found = pl.read_csv(file)
     assert found["status"].to_list() == ["budget"] * 2
     file.unlink()
-    words = [*words, "--show", "--figure", picture]
-    again = CliRunner().invoke(app, [str(word) for word in words])
+    again = CliRunner().invoke(app, [str(word) for word in [*words, *show]])
     assert again.exit_code == 0, again.output
     assert pl.read_csv(file).equals(found)
     assert picture.exists()

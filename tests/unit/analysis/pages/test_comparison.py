@@ -219,9 +219,11 @@ def test_tasks_that_differ_are_compared_each_on_its_own_row(tmp_path):
     assert "The tasks differ: each on its own first test row." in path.read_text()
 
 
-def test_nothing_is_written_where_it_cannot_be(tmp_path):
+def test_nothing_is_written_where_it_cannot_be(monkeypatch, tmp_path):
     task = MQAR(seq_len=16, vocab_size=32)
     runs = [trained(tmp_path / name, task) for name in "ab"]
+    # Refused before the work begins.
+    monkeypatch.setattr("analysis.pages.comparison.compare", None)
     with pytest.raises(RunError, match="is a folder, must be a file"):
         write_comparison(runs, tmp_path)
     with pytest.raises(RunError, match="cannot be written"):
