@@ -120,7 +120,11 @@ class TrainConfig(_Config):
         "learning rate of embedding and head at the first row length",
         "3e-3 · √(V/256), ≤ 2e-2",
     )
-    schedule: Literal["constant", "cosine"] = option("constant", "learning rate after the warm-up")
+    schedule: Literal["constant", "cosine", "error"] = option(
+        "constant",
+        "learning rate after the warm-up; error: falls with the share of wrong validation answers",
+        "error; cosine in --protocol paper",
+    )
     warmup_steps: int = option(50, "steps of linear warm-up")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices")
     clip_norm: float = option(1.0, "clip the norm of the gradient to this")
@@ -229,6 +233,7 @@ def get_protocol_defaults(
             "logit_scale": d_model**-0.5,
             "table_learning_rate": _table_learning_rate(vocab_size),
             "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
+            "schedule": "error",
             "lengthen": True,
             "test_rows": max(64, min(TrainConfig.test_rows, LAB_TEST_TOKENS // seq_len)),
             "eval_every": LAB_EVAL_EVERY,

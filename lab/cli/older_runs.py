@@ -8,9 +8,9 @@ from typing import Any
 def read_older_defaults(out: Path | None, fields: Iterable[str]) -> dict[str, Any]:
     """Return the values that an older protocol gave to the run in a folder.
 
-    The lab's protocol of today always sets a learning rate for tables. A run of that protocol
-    without one is older: what its protocol set, or did not know, is then the default for options
-    that are not given, so that the same command resumes the run.
+    The lab's protocol of today always sets a learning rate for tables, and schedule "error". A run
+    of that protocol without them is older: what its protocol set, or did not know, is then the
+    default for options that are not given, so that the same command resumes the run.
 
     Args:
         out: the run folder; None or a folder without a run has no such values.
@@ -25,7 +25,8 @@ def read_older_defaults(out: Path | None, fields: Iterable[str]) -> dict[str, An
         run = Run.open(out)
     except RunError:  # `Run.claim` reports it
         return {}
-    if run.train.protocol != "lab" or run.train.table_learning_rate is not None:
+    older = run.train.table_learning_rate is None or run.train.schedule == "constant"
+    if run.train.protocol != "lab" or not older:
         return {}
     recorded = {**run.model.to_dict(), **run.train.to_dict()}
     return {name: recorded[name] for name in fields}

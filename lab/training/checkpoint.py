@@ -60,6 +60,7 @@ def save(run: Path, state: TrainingState) -> None:
             "first_loss": state.first_loss,
             "precision": state.precision,
             "threads": state.threads,
+            "wrong": state.wrong,
             "sha256": digests,
         }
         write_json(temporary / "state.json", content)
@@ -103,6 +104,9 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         raise RunError(f"checkpoint {home}: state.json says step {content.get('step')}; {AGAIN}")
     if not isinstance(content.get("first_loss"), float | None):
         raise RunError(f"checkpoint {home}: state.json has no number as first_loss; {AGAIN}")
+    wrong = content.get("wrong", 1.0)
+    if not isinstance(wrong, float) or not 0 <= wrong <= 1:
+        raise RunError(f"checkpoint {home}: state.json has no share as wrong; {AGAIN}")
     if not isinstance(content.get("precision", ""), str):
         raise RunError(f"checkpoint {home}: state.json has no text as precision; {AGAIN}")
     unknown = {"rows": content["step"] * batch_size, "stage": 0, "stage_step": 0, "threads": 0}
@@ -119,6 +123,7 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         for name in (*COUNTERS, "threads"):
             setattr(state, name, counters[name])
         state.first_loss, state.precision = content["first_loss"], content.get("precision", "")
+        state.wrong = wrong
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(
             f"checkpoint {home} does not fit its run: {shorten_message(error)}"

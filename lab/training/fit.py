@@ -20,6 +20,8 @@ from tasks.mixture import Mixture
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
+ANNEALED_BELOW, LEAST_RATE = 0.1, 0.1
+"""Schedule "error" lowers the rate below this share of wrong answers, to this share of the peak."""
 VALIDATION_STEPS = 4
 """Training steps that have as many rows as a validation; it takes about a twentieth of the time."""
 
@@ -76,6 +78,7 @@ class TrainingState:
         first_loss: of the first step, nats.
         precision: what "auto" chose for this run; empty before.
         threads: of the CPU, likewise; 0 before.
+        wrong: share of wrong answers in the last validation at the full row length; 1 before.
     """
 
     model: LanguageModel
@@ -87,6 +90,7 @@ class TrainingState:
     first_loss: float | None = None
     precision: str = ""
     threads: int = 0
+    wrong: float = 1.0
 
 
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
@@ -141,11 +145,23 @@ def _list_linear_weights(model: LanguageModel, layers: str) -> list[nn.Parameter
     return weights
 
 
-def compute_learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step (from 1): linear warm-up, then constant or cosine to a tenth."""
+def compute_learning_rate(config: TrainConfig, step: int, wrong: float = 1.0) -> float:
+    """Return the rate of a step (from 1): a linear warm-up, then the configuration's schedule.
+
+    It is constant, or a cosine down to a tenth of the peak, or "error": in proportion to the root
+    of the share of wrong answers, from the peak at 10 % of them down to a tenth of it. What is left
+    to learn then decides when the noise of large steps is in the way, not the number of steps.
+
+    Args:
+        config: how to train.
+        step: its number.
+        wrong: share of wrong answers in the last validation at the full row length; 1 before.
+    """
     peak, warmup = config.learning_rate, config.warmup_steps
     if step <= warmup:
         return peak * step / warmup
+    if config.schedule == "error":
+        return peak * min(1.0, max(LEAST_RATE, math.sqrt(wrong / ANNEALED_BELOW)))
     if config.schedule == "constant":
         return peak
     progress = (step - warmup) / max(1, config.max_steps - warmup)
@@ -190,7 +206,7 @@ def fit(
             return
         began = time.perf_counter()
         step = state.step + 1
-        rate = compute_learning_rate(config, step)
+        rate = compute_learning_rate(config, step, state.wrong)
         batch = stage.task.batch(
             start=find_first_row(config, state.rows),
             size=stage.batch_size,
@@ -227,6 +243,8 @@ def fit(
         if ends or step % config.eval_every == 0:
             row = _evaluate(row, stage, model, config, on_note, last=last)
             assert row.validation_accuracy is not None
+            if last:
+                state.wrong = 1 - row.validation_accuracy
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
                 enter_next_stage(state, parts, config)

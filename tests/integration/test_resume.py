@@ -252,6 +252,8 @@ def test_nothing_is_unpickled_on_load(whole, monkeypatch):
         ({"step": "1"}, "state.json says step 1; remove the checkpoint folder"),
         ({"format": 9}, "format 9, this lab reads 1"),
         ({"first_loss": "x"}, "state.json has no number as first_loss"),
+        ({"wrong": 2.0}, "state.json has no share as wrong"),
+        ({"threads": -1}, "state.json has no count as threads"),
     ],
 )
 def test_a_tampered_state_file_is_named(tmp_path, change, message):

@@ -1,11 +1,12 @@
 """The training loop's parts: schedule, optimisers, scored positions, evaluation, divergence."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from lab.config import TrainConfig
+from lab.config import ModelConfig, TrainConfig
 from lab.models import build
 from lab.training.fit import (
     DivergedError,
@@ -14,6 +15,7 @@ from lab.training.fit import (
     fit,
     start,
 )
+from lab.training.runs import Run
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)
@@ -29,6 +31,10 @@ def test_the_schedule():
     assert compute_learning_rate(config, 10) == 1.0
     assert compute_learning_rate(config, 60) == pytest.approx(0.55)
     assert compute_learning_rate(config, 110) == pytest.approx(0.1)
+    error = TrainConfig(learning_rate=1.0, warmup_steps=10, schedule="error")
+    shares = {1.0: 1.0, 0.1: 1.0, 0.025: 0.5, 0.0: 0.1}
+    assert {wrong: compute_learning_rate(error, 11, wrong) for wrong in shares} == shares
+    assert compute_learning_rate(error, 1, 0.0) == 0.1
     constant = TrainConfig(learning_rate=1.0, warmup_steps=0)
     assert compute_learning_rate(constant, 1) == compute_learning_rate(constant, 10**6) == 1.0
 
@@ -130,6 +136,26 @@ def test_an_exploded_loss_is_named(after_a_step):
         language_model.norm_final.weight.mul_(-1e4)
     with pytest.raises(DivergedError, match=r"loss=.* at step 2, above"):
         next(steps)
+
+
+def test_the_rate_falls_with_the_share_of_wrong_answers_and_goes_on_with_it(tmp_path):
+    config = TrainConfig(
+        learning_rate=1e-3,
+        warmup_steps=0,
+        schedule="error",
+        batch_size=4,
+        max_steps=3,
+        eval_every=2,
+    )
+    run = Run(tmp_path / "run", TASK, ModelConfig(stack="AM", d_model=16), config)
+    state = run.load_state(torch.device("cpu"))
+    state.wrong = 0.025
+    first, second, _ = fit(TASK, state, replace(config, test_rows=4), "fp32")
+    assert (first.learning_rate, second.learning_rate) == (pytest.approx(5e-4), pytest.approx(5e-4))
+    assert second.validation_accuracy is not None
+    state.wrong = 0.0625
+    run.save_checkpoint(state)
+    assert run.load_state(torch.device("cpu")).wrong == 0.0625
 
 
 def test_tables_learn_at_a_rate_of_their_own_while_rows_are_shortest():
