@@ -40,7 +40,9 @@ ZERO_EXPERTS: dict[str, Reach] = {"down": "zero", "up": "zero"}
 
 TABLE: dict[str, Outcome] = {"relative": "not applicable"}
 """A mask that learns a number for each position."""
-TIES: dict[str, Outcome] = {"table reach": "fails"}
+JUMPS: dict[str, Outcome] = {"gradient is the derivative": "not decided"}
+"""A choice among equals jumps where it is tried; a surrogate gradient is no derivative."""
+TIES: dict[str, Outcome] = {"table reach": "fails", **JUMPS}
 """Keys that score alike choose the same rows for every token (errata I1, C3)."""
 WAITS: dict[str, Outcome] = {"gradient reach": "holds"}
 """What learns nothing waits for a zero in front of it to move."""
@@ -64,11 +66,15 @@ MIXERS = [
     Case("attention wide values", lambda: A(8, 2, d_value=20)),
     Case("attention literal mask", lambda: A(8, 2, mask="literal"), NO_MASK, TABLE),
     Case("attention literal mask moved", lambda: move(A(8, 2, mask="literal")), NO_MASK, TABLE),
-    Case("attention straight-through mask", lambda: A(8, 2, mask="straight-through"), {}, TABLE),
+    Case(
+        "attention straight-through mask",
+        lambda: A(8, 2, mask="straight-through"),
+        verdicts=TABLE | JUMPS,
+    ),
     Case(
         "attention straight-through moved",
         lambda: move(A(8, 2, mask="straight-through")),
-        verdicts=TABLE,
+        verdicts=TABLE | JUMPS,
     ),
     Case("attention soft mask", lambda: A(8, mask="soft", max_seq_len=64), verdicts=TABLE),
     Case(
@@ -80,7 +86,12 @@ MIXERS = [
     Case("attention value mask", lambda: A(8, 2, mask="value"), ZERO_A, WAITS),
     Case("attention value mask moved", lambda: move(A(8, 2, mask="value")), verdicts=HEAVY),
     Case("attention value grouped heads", lambda: move(A(8, 4, mask="value", n_kv_heads=2))),
-    Case("attention value mask window", lambda: A(8, 2, mask="value", window=2), ZERO_A, WAITS),
+    Case(
+        "attention value mask window",
+        lambda: A(8, 2, mask="value", window=2),
+        ZERO_A,
+        WAITS | JUMPS,
+    ),
     Case("attention value window moved", lambda: move(A(8, 2, mask="value", window=2)), {}, HEAVY),
     Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
     Case("ifa softmax", lambda: IFA(8)),
@@ -96,7 +107,11 @@ MIXERS = [
         ZERO_KEYS,
         TIES | WAITS,
     ),
-    Case("ifa straight-through", lambda: IFA(8, n_values=4, retrieval="straight-through")),
+    Case(
+        "ifa straight-through",
+        lambda: IFA(8, n_values=4, retrieval="straight-through"),
+        verdicts=JUMPS,
+    ),
     Case(
         "ifa straight-through zero keys",
         lambda: IFA(8, retrieval="straight-through", key_init="zeros"),
@@ -216,7 +231,7 @@ TRANSFORMS = [
         "routed grouped",
         # In fp32: the kernel has no fp64, so there is nothing to hold its precision to.
         lambda: make_routed(d_ff=8, backend="grouped_mm"),
-        verdicts={"precision": "not decided"},
+        verdicts={"precision": "not decided", "gradient is the derivative": "not decided"},
     ),
     transform("shared experts", lambda: SharedExpertMoE(8, d_ff=5)),
     transform("two shared experts", lambda: SharedExpertMoE(8, d_ff=5, n_shared=2, k=2)),
@@ -232,16 +247,16 @@ MODELS = [
         name,
         lambda name=name, sizes=sizes: build_architecture(name, **sizes),
         dead,
-        WAITS,
+        WAITS | verdicts,
         kind="model",
         lengths=(1, 6),
     )
-    for name, sizes, dead in (
-        ("cheems", {"n_experts": 12, "d_retrieval": 6, "d_state": 4}, list_dead_of_mask(7)),
-        ("doge", {"n_experts": 12, "d_retrieval": 6}, list_dead_of_mask(0)),
-        ("llama", {"n_experts": 3}, {}),
-        ("mamba2", {"n_experts": 3, "d_state": 4}, {}),
-        ("jamba", {"n_experts": 3, "d_state": 4}, {}),
+    for name, sizes, dead, verdicts in (
+        ("cheems", {"n_experts": 12, "d_retrieval": 6, "d_state": 4}, list_dead_of_mask(7), JUMPS),
+        ("doge", {"n_experts": 12, "d_retrieval": 6}, list_dead_of_mask(0), {}),
+        ("llama", {"n_experts": 3}, {}, {}),
+        ("mamba2", {"n_experts": 3, "d_state": 4}, {}, {}),
+        ("jamba", {"n_experts": 3, "d_state": 4}, {}, {}),
     )
 ]
 

@@ -102,7 +102,8 @@ def _receive(child: Child, law: str, seconds: int | float) -> Certificate:
 
 def _leave_undecided(law: str, why: str) -> Certificate:
     nothing = dict.fromkeys(("counterexample", "measured", "allowed", "snippet", "where"))
-    return {"law": law, "verdict": "not decided", "evidence": why, **nothing, "left": ""}
+    empty = {"left": "", "note": "", "tokens": 0}
+    return {"law": law, "verdict": "not decided", "evidence": why, **nothing, **empty}
 
 
 def _encode_number(value: int | float | None) -> int | float | str | None:

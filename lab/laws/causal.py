@@ -28,7 +28,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 
     # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
-    return run_trials(LAW.name, module, probes, trials, inside=inside)
+    longer = None if probes.same_shape else _list_longer_trials
+    return run_trials(LAW.name, module, probes, trials, inside=inside, longer=longer)
 
 
 LAW = Law("causal", judge, conditions="all")
@@ -48,6 +49,17 @@ def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
     for s in {*_find_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
         words = f"output {s} of row {{row}} has a gradient at position {{position}}"
         yield Trial(measure_gradient_ahead, {"s": s}, words)
+
+
+def _list_longer_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    """Yield the trials of long inputs: those most likely to show a leak."""
+    length = x.shape[1]
+    for s in _find_suspects(module, x, 8):
+        words = f"changing position {s} moves output {{position}} of row {{row}}"
+        yield Trial(compare_changed_position, {"s": s, "scale": 8}, words)
+    for s in (length // 2, length - 2):
+        words = f"cutting the input after position {s} moves output {{position}} of row {{row}}"
+        yield Trial(compare_cut, {"s": s}, words, refusable=True)
 
 
 @torch.no_grad()

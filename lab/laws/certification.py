@@ -14,9 +14,9 @@ from lab.laws.adapters import Adapted, adapt, find_lengths_taken
 from lab.laws.conditions import Seeded, apply_condition
 from lab.laws.copying import copy_module
 from lab.laws.laws import LAWS
-from lab.laws.lengths import LENGTHS, find_lengths_around_chunks
+from lab.laws.lengths import LENGTHS, find_lengths_around_chunks, find_longer_lengths
 from lab.laws.loading import build, is_target, load
-from lab.laws.noise import find_precisions, in_double
+from lab.laws.noise import find_own_precision, find_precisions, in_double
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import Origin
 from lab.laws.verdict import Verdict
@@ -132,22 +132,27 @@ class Certification:
         seed = self.settings.seed + condition.seed
         adapted = self._adapt(seed)
         module = apply_condition(adapted.module, condition.weights, seed, condition.training)
-        lengths, d_model = self.lengths, adapted.d_model
+        lengths, longer, d_model = self.lengths, (), adapted.d_model
+        if self.settings.lengths is None and condition == self.conditions[0]:
+            longer = tuple(n for n in find_longer_lengths(adapted.module) if n not in lengths)
         if condition != self.conditions[0]:
             # Faults that weights hide show at a few lengths; those of lengths, with any weights.
             lengths = ([n for n in lengths if n <= LENGTHS[-1]] or lengths)[::-3][::-1]
         x = draw((self.settings.batch, lengths[-1], d_model), seed).to(self.device)
-        module, dtype = in_double(module.to(self.device), x)
+        module, own = module.to(self.device), find_own_precision(module)
+        module, dtype = in_double(module, x)
         random = seeded and _is_random(module, x.to(dtype))
         inside, angles = find_precisions(module, x.to(dtype))
         probes = Probes(
             replace(self.settings, d_model=d_model, lengths=lengths, seed=seed),
             dtype,
+            own,
             inside,
             angles,
             # In half precision, rounding at another shape differs as much as a fault would.
             same_shape=random or inside in HALVES,
             origin=self._describe_origin(adapted, condition, dtype, random),
+            longer=longer,
         )
         return Seeded(module) if random else module, probes
 
@@ -225,11 +230,15 @@ def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
     worst = max(holding, key=lambda v: (v.measured or 0) / (v.allowed or 1))
     words = [worst.evidence]
     if len(verdicts) > 1:
-        words.append(f"the worst of {len(holding)} conditions")
+        tokens = max(verdict.tokens for verdict in holding)
+        reach = f", up to {tokens:,} tokens" if tokens > worst.tokens else ""
+        words.append(f"the worst of {len(holding)} conditions{reach}")
     for condition, verdict in verdicts:
         left = verdict.evidence if verdict.verdict == "not decided" else verdict.left
         if left and verdict is not worst:
             words.append(f"not decided with {condition}: {left}")
+    notes = [verdict.note for verdict in holding if verdict.note]
+    words += [f"note: {note}" for note in notes[:1]]
     return replace(worst, evidence="; ".join(words))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.noise import noise_floor, relative_error
+from lab.laws.own_precision import OwnPrecision
 from lab.laws.probes import Probes, draw, name_precision
 from lab.laws.refusal import REFUSALS, describe_error
 from lab.laws.reproduction import write_program
@@ -20,6 +21,8 @@ from lab.laws.verdict import Verdict
 ROUNDINGS = 64
 NOISY = 1e-2
 MOST_LENGTHS = 64
+LONGER_SHARE = 0.2
+"""Share of a law's time that longer lengths may take beside it."""
 
 Check = Callable[..., tuple[Tensor, Tensor]]
 """check(module, x, **given) → a difference [b t …] that a law says is zero, and its reference."""
@@ -83,6 +86,10 @@ class _Result:
         words = self.trial.words.format(row=self.row, position=self.position)
         return f"length {self.x.shape[1]}: {words}"
 
+    @property
+    def fails(self) -> bool:
+        return not self.error <= self.allowed
+
 
 def run_trials(
     law: str,
@@ -91,6 +98,7 @@ def run_trials(
     trials: Trials,
     roundings: int = ROUNDINGS,
     inside: torch.dtype | None = None,
+    longer: Trials | None = None,
 ) -> Verdict:
     """Run trials on every probe, shortest first, and compare errors with the noise floor.
 
@@ -101,40 +109,87 @@ def run_trials(
         trials: gives the trials on one input.
         roundings: how many times the noise floor an error may be.
         inside: the precision inside the module that matters to the trials; None for the lowest.
+        longer: gives fewer trials, for the probes' longer lengths, while there is time.
     """
-    floor = partial(noise_floor, inside=inside or probes.inside)
-    began, worst, allowed = time.monotonic(), 0.0, 0.0
+    inside = inside or probes.inside
+    floor = partial(noise_floor, inside=inside)
+    began, worst, allowed, note = time.monotonic(), 0.0, 0.0, ""
+    own = OwnPrecision(module, probes, roundings, inside)
     tried: list[int] = []
     undecided = Undecided()
-    for length in probes.lengths:
-        if tried and time.monotonic() - began > probes.settings.seconds:
+    further = () if longer is None else probes.longer
+    timer = _Timer(probes.settings.seconds * LONGER_SHARE)
+    for length in (*probes.lengths, *further):
+        extra = length not in probes.lengths
+        if extra:
+            trials = longer or trials
+            if not timer.allows(length):
+                break
+        elif tried and time.monotonic() - began > probes.settings.seconds:
             undecided.late = [late for late in probes.lengths if late >= length]
             break
         x = probes.input(length)
-        memoized = _Memoized(module, x)
+        try:
+            memoized = _Memoized(module, x)
+        except REFUSALS:
+            if extra:  # e.g. longer than a table of positions
+                break
+            raise
         bound = roundings * floor(memoized, x)
         # Above NOISY the bound could hide a fault, e.g. a leak or a dependence on summation order.
         if not bound < NOISY or not memoized.repeats():
-            undecided.noisy[length] = _explain_noise(module, x, bound / roundings)
+            if not extra:
+                undecided.noisy[length] = _explain_noise(module, x, bound / roundings)
             continue
         try:
             for trial in trials(module, x):
-                result = _run(memoized, x, trial, bound)
-                if not result.error <= bound:
-                    rerun = partial(_rerun, module, roundings=roundings, floor=floor)
+                result, allowed = _run(memoized, x, trial, bound), max(allowed, bound)
+                if not result.fails:
+                    worst = max(worst, result.error)
+                elif own.refutes(trial, x, result.error):
+                    note = note or f"{result.words}, in {own.describe(trial, x, result.error)}"
+                else:
+                    rerun = partial(_rerun, module, own=own, roundings=roundings, floor=floor)
                     smallest = _shrink(probes, result, max(tried, default=0), trials, rerun)
-                    return _report_failure(law, smallest, probes)
-                worst, allowed = max(worst, result.error), max(allowed, bound)
+                    return _report_failure(law, smallest, probes, own)
         except REFUSALS as error:
-            undecided.noisy[length] = describe_error(error)
+            if not extra:
+                undecided.noisy[length] = describe_error(error)
             continue
         tried.append(length)
     if not tried:
         return Verdict(law, "not decided", str(undecided), allowed=NOISY)
-    lengths = f"lengths {', '.join(map(str, tried))} in {name_precision(probes.dtype)}"
+    lengths = f"lengths {', '.join(map(str, sorted(tried)))} in {name_precision(probes.dtype)}"
     evidence = f"largest relative error {worst:.2g} ({allowed:.2g} allowed), {lengths}"
     evidence += f"; not decided: {undecided}" if str(undecided) else ""
-    return Verdict(law, "holds", evidence, measured=worst, allowed=allowed, left=str(undecided))
+    return Verdict(
+        law,
+        "holds",
+        evidence,
+        measured=worst,
+        allowed=allowed,
+        left=str(undecided),
+        note=note,
+        tokens=max(tried),
+    )
+
+
+class _Timer:
+    """Decides whether there is time for a further, longer input."""
+
+    def __init__(self, seconds: float):
+        self._seconds, self._began = seconds, 0.0
+        self._last = 0.0
+        self._length = 0
+
+    def allows(self, length: int) -> bool:
+        """Whether an input of a length should end in time, from what the one before took."""
+        now = time.monotonic()
+        if not self._length:
+            self._began = self._last = now
+        expected = (now - self._last) * (length / max(self._length, 1)) ** 2
+        self._last, self._length = now, length
+        return now + expected - self._began <= self._seconds
 
 
 def _explain_noise(module: nn.Module, x: Tensor, floor: float) -> str:
@@ -228,6 +283,7 @@ def _rerun(
     module: nn.Module,
     x: Tensor,
     trials: Iterable[Trial] | Trials,
+    own: OwnPrecision,
     roundings: int,
     floor: Callable[[nn.Module, Tensor], float],
 ) -> _Result | None:
@@ -238,15 +294,16 @@ def _rerun(
             return None
         for trial in trials(module, x) if callable(trials) else trials:
             result = _run(module, x, trial, bound)
-            if not result.error <= bound:
+            if result.fails and not own.refutes(trial, x, result.error):
                 return result
     except REFUSALS:
         return None
     return None
 
 
-def _report_failure(law: str, failure: _Result, probes: Probes) -> Verdict:
-    evidence = f"relative error {failure.error:.2g} ({failure.allowed:.2g} allowed)"
+def _report_failure(law: str, failure: _Result, probes: Probes, own: OwnPrecision) -> Verdict:
+    shown = own.describe(failure.trial, failure.x, failure.error)
+    evidence = f"relative error {failure.error:.2g} ({failure.allowed:.2g} allowed) in {shown}"
     check, given = failure.trial.check, failure.trial.given
     rows, length = failure.x.shape[:2]
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
+from lab.laws.leaking import attribute_to_leak
 from lab.laws.probes import Probes, draw
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder, State
@@ -23,7 +24,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     if not isinstance(module, Decoder):
         missing = "the module has no start, prefill and step"
         return Verdict(LAW.name, "not applicable", missing)
-    return run_trials(LAW.name, module, probes, _list_trials)
+    found = run_trials(LAW.name, module, probes, _list_trials, longer=_list_longer_trials)
+    return attribute_to_leak(found, module, probes, _list_trials)
 
 
 LAW = Law("prefill = step", judge, conditions="evaluating", seeded=False)
@@ -51,6 +53,15 @@ def _list_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
             given = {"cut": cut, "middle": middle, "end": min(middle + FAR, t)}
             words = f"decoding token by token after prefills of {cut} and {middle - cut} {other}"
             yield Trial(compare_steps_after_two, given, words)
+
+
+def _list_longer_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    """Yield the trials of long inputs, which may exceed a cache."""
+    t = x.shape[1]
+    words = f"decoding token by token after a prefill of {t - FAR} moves output {{position}} of "
+    yield Trial(compare_steps, {"cut": t - FAR, "end": t}, f"{words}row {{row}}")
+    words = f"splitting forward into prefills of {t // 2} and {t - t // 2} tokens moves output "
+    yield Trial(compare_two_prefills, {"cut": t // 2}, f"{words}{{position}} of row {{row}}")
 
 
 @torch.no_grad()

@@ -1,11 +1,20 @@
 """The sequence lengths that probes have by default."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from torch import nn
 
 LENGTHS = (1, 2, 3, 7, 16, 33, 65, 130)
 """One, primes, a power of two, and lengths that exceed chunks of 32 or 64 by one or two tokens."""
+LONGER = (48, 96, 128, 192, 201, 256, 257, 384, 513, 1025, 2049, 4097)
+"""Lengths that are tried with fewer trials, for as long as there is time: sizes of chunks, their
+multiples, and lengths that exceed caches and tables of common sizes."""
 CHUNKS = ("chunk", "block_size", "window")
 LONGEST_CHUNK = 256
+LONGEST = 8193
+"""Largest size around which lengths are tried."""
+MOST_NAMED = 12
 
 
 def find_lengths_around_chunks(module: nn.Module) -> list[int]:
@@ -24,3 +33,23 @@ def find_lengths_around_chunks(module: nn.Module) -> list[int]:
             for length in (size + 1, 2 * size + 1)
         }
     )
+
+
+def find_longer_lengths(module: nn.Module) -> list[int]:
+    """Return lengths above `LENGTHS`, and those at and above sizes that the module names.
+
+    These are whole numbers among its attributes and those of its configuration, and the shapes of
+    its buffers, for example of a mask. Of many sizes the smallest are taken.
+    """
+    named = sorted({size for size in _list_sizes(module) if LENGTHS[-2] < size < LONGEST})
+    around = {size + more for size in named[:MOST_NAMED] for more in (0, 1)}
+    return sorted({*LONGER, *around} - {*LENGTHS})
+
+
+def _list_sizes(module: nn.Module) -> Iterator[int]:
+    for part in module.modules():
+        for owner in (part, *(getattr(part, name, None) for name in ("config", "cfg", "args"))):
+            fields: dict[str, Any] = owner if isinstance(owner, dict) else vars(owner or object)
+            yield from (v for v in dict(fields).values() if type(v) is int)
+        for buffer in part.buffers(recurse=False):
+            yield from buffer.shape

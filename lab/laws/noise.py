@@ -26,9 +26,14 @@ def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
         with torch.no_grad():
             double(x.double())
     except REFUSALS:
-        dtype = next((p.dtype for p in module.parameters()), torch.float32)
-        return copy_module(module), dtype
+        return copy_module(module), find_own_precision(module)
     return double, torch.float64
+
+
+def find_own_precision(module: nn.Module) -> torch.dtype:
+    """Return the precision of a module's first weights; fp32 without any."""
+    dtypes = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return next(dtypes, torch.float32)
 
 
 class LowestPrecision(TorchFunctionMode):
@@ -49,16 +54,17 @@ class LowestPrecision(TorchFunctionMode):
         if isinstance(found, Tensor) and found.is_floating_point():
             name, given = getattr(func, "__name__", ""), args[0] if args else None
             if name in ROTATIONS:
-                self.angles = _lower(self.angles, found.dtype)
+                self.angles = lower_precision(self.angles, found.dtype)
             if isinstance(given, Tensor) and given.is_floating_point():
-                lost = _lower(given.dtype, found.dtype) != given.dtype
+                lost = lower_precision(given.dtype, found.dtype) != given.dtype
                 # A cast may lose nothing, e.g. of whole numbers.
                 if lost and not (name in CASTS and torch.equal(found.to(given.dtype), given)):
-                    self.rounded = _lower(self.rounded, found.dtype)
+                    self.rounded = lower_precision(self.rounded, found.dtype)
         return found
 
 
-def _lower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+def lower_precision(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """Return the lower of two precisions."""
     return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
 
 
@@ -81,7 +87,7 @@ def find_precisions(
             exact = y * math.nan
         if relative_error(exact - y, y) <= 64 * torch.finfo(x.dtype).eps:
             rounded = x.dtype
-    return rounded, _lower(rounded, seen.angles)
+    return rounded, lower_precision(rounded, seen.angles)
 
 
 def noise_floor(

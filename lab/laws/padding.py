@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lab.laws.adapters.carried import PATTERNS
 from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
+from lab.laws.leaking import attribute_to_leak
 from lab.laws.probes import Probes, draw
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
@@ -44,7 +45,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 
     # There are five trials per pattern, so only every other length is tried, and the longest.
     few = sorted({*probes.lengths[::2], probes.lengths[-1]})
-    return run_trials(LAW.name, module, probes.with_lengths(few), trials)
+    few = probes.with_lengths(few)
+    return attribute_to_leak(run_trials(LAW.name, module, few, trials), module, few, trials)
 
 
 LAW = Law("padding", judge, conditions="evaluating", seeded=False)

@@ -19,19 +19,23 @@ class Probes:
     Args:
         settings: with the width of the inputs, their lengths, shortest first, and their own seed.
         dtype: the precision in which the module runs.
+        own: the precision that the module was made in.
         inside: the lowest precision to which the module rounds what it computes.
         angles: the same, the angles of rotations included, which matter where positions shift.
         same_shape: whether only calls with inputs of the same shape can be compared, because the
             module draws random numbers or computes in half precision.
         origin: how the module was made, for reproductions.
+        longer: further lengths, to be tried with fewer trials while there is time.
     """
 
     settings: CertifySettings
     dtype: torch.dtype = torch.float64
+    own: torch.dtype = torch.float64
     inside: torch.dtype = torch.float64
     angles: torch.dtype = torch.float64
     same_shape: bool = False
     origin: Origin = field(default_factory=Origin)
+    longer: Sequence[int] = ()
 
     @property
     def d_model(self) -> int:

@@ -21,6 +21,8 @@ class Verdict:
         snippet: a program that shows the failure without this project, and exits with code 1.
         where: the counter-example's numbers by name: length, rows, row, position, the check's own.
         left: what was not decided although the law holds, in words.
+        tokens: length of the longest input that was compared; 0 where none was.
+        note: what fails in fp64 alone, and not in the module's own precision, in words.
     """
 
     law: str
@@ -32,3 +34,5 @@ class Verdict:
     snippet: str | None = None
     where: Mapping[str, Any] | None = None
     left: str = ""
+    note: str = ""
+    tokens: int = 0

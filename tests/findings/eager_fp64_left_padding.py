@@ -1,6 +1,7 @@
 # pip install transformers==5.23.0
 """Padding: in float64 the eager mask holds the least double (masking_utils.py:630), -inf to a
-softmax in float32: a padded row is NaN, and so is, as a value, what attends to it."""
+softmax in float32: a padded row is NaN, and so is, as a value, what attends to it. In float32 and
+bfloat16, in which these models are used, all is right."""
 
 import sys
 from importlib import import_module

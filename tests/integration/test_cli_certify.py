@@ -69,7 +69,7 @@ def test_a_failing_law_is_exit_code_1_and_one_json_object(leaky):
     assert found["lengths"] == [1, 2, 7, 33]
     assert found["d_model"] == 8
     keys = {"law", "verdict", "evidence", "counterexample", "measured", "allowed", "snippet"}
-    assert all(set(law) == keys | {"where", "left"} for law in found["laws"])
+    assert all(set(law) == keys | {"where", "left", "note", "tokens"} for law in found["laws"])
     verdicts = {law["law"]: law["verdict"] for law in found["laws"]}
     assert verdicts == {"deterministic": "holds", "causal": "fails", "padding": "not applicable"}
     failed = found["laws"][1]

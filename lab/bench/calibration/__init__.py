@@ -8,6 +8,7 @@ Right mixers are written in small methods, so that a fault is a subclass that re
 
 from lab.bench.calibration.batches import BATCHES
 from lab.bench.calibration.decoders import DECODERS
+from lab.bench.calibration.derivatives import DERIVATIVES
 from lab.bench.calibration.entry import Fault as Fault
 from lab.bench.calibration.entry import Right as Right
 from lab.bench.calibration.forms import FORMS
@@ -27,6 +28,7 @@ FAULTS: tuple[Fault, ...] = (
     *DECODERS,
     *PADDED,
     *PARAMETERS,
+    *DERIVATIVES,
     *FORMS,
     *NUMERICS,
 )

@@ -118,3 +118,11 @@ class WindowedCache(CachedAttention):
 
     def _choose_window(self, t: int, s: int) -> int:
         return 8
+
+
+class LeastMask(CachedAttention):
+    """The mask adds the least number of the precision; a softmax in fp32 makes it -inf in fp64."""
+
+    def _softmax(self, scores: Tensor, seen: Tensor) -> Tensor:
+        masked = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        return masked.softmax(-1, dtype=torch.float32).to(scores.dtype)

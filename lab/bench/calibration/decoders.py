@@ -208,24 +208,31 @@ class _TableEnds(CachedAttention):
         return rotate(k, positions.clamp(max=32_768))
 
 
+class _CacheLeaks(CachedAttention):
+    """The mask keeps one diagonal too many; decoding has no later key to read."""
+
+    def _make_mask(self, t: int, after: Cache) -> Tensor:
+        s = after.k.shape[2]
+        return torch.ones(t, s, dtype=torch.bool).tril(s - t + 1) & after.kept[:, None]
+
+
 DECODERS = (
+    Fault("mask off by one beside a cache", "causal", _CacheLeaks),
     Fault("cache not extended", "prefill = step", _Stale),
     Fault("cache changed in place", "prefill = step", _InPlace),
     Fault("step at position zero", "prefill = step", _Restarting),
     Fault("step one position late", "prefill = step", _OneLate),
     Fault("prefill goes on at position zero", "prefill = step", _ContinuesAtZero),
     Fault("position of the last part only", "prefill = step", _PositionOfChunk, ("relative",)),
-    Fault(
-        "groups tiled in a step", "prefill = step", _TiledGroups, ("causal", "relative", "padding")
-    ),
+    Fault("groups tiled in a step", "prefill = step", _TiledGroups, ("causal", "padding")),
     Fault("key turned twice in a step", "prefill = step", _TurnedAgain),
     Fault("window one short in a step", "prefill = step", _ShorterWindow),
     Fault("scale counts the last part only", "prefill = step", _ScoresByLength, ("padding",)),
     Fault("convolution's state one short", "prefill = step", _HalfWindow),
     Fault("convolution's state in wrong order", "prefill = step", _WindowInFront),
-    Fault("step without D", "prefill = step", _StepWithoutD, ("relative",)),
-    Fault("step without the rate's bias", "prefill = step", _StepWithoutBias, ("relative",)),
-    Fault("step with another softplus", "prefill = step", _StepOtherSoftplus, ("relative",)),
+    Fault("step without D", "prefill = step", _StepWithoutD),
+    Fault("step without the rate's bias", "prefill = step", _StepWithoutBias),
+    Fault("step with another softplus", "prefill = step", _StepOtherSoftplus),
     Fault("no carry from the second chunk on", "prefill = step", _NoCarry),
     Fault("carry decays twice", "prefill = step", _DecaysTwice),
     Fault(

@@ -260,5 +260,11 @@ LEAKS = (
     Fault("triangular only when drawn", "causal", _LowerAtFirst, notes="moved weights"),
     Fault("leak in training", "causal", _InTraining, notes="training"),
     Fault("straight-through of the whole's mean", "causal", _StraightThrough, notes="gradient"),
-    Fault("backward without the mask", "causal", _BackwardUnmasked, notes="gradient"),
+    Fault(
+        "backward without the mask",
+        "causal",
+        _BackwardUnmasked,
+        ("gradient is the derivative",),
+        "gradient",
+    ),
 )

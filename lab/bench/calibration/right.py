@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from lab.bench.calibration import attention, cached, routing, scanned, scans
+from lab.bench.calibration import attention, cached, derivatives, routing, scanned, scans
 from lab.bench.calibration import right_mixers as mixers
 from lab.bench.calibration.attention import D_MODEL, RightAttention
 from lab.bench.calibration.entry import Right
@@ -254,11 +254,15 @@ RIGHT: tuple[Right, ...] = (
     Right("shown attention", ShownAttention),
     Right("cached attention", cached.CachedAttention, "grouped, rotary, decodes"),
     Right("cached window", cached.WindowedCache, "decodes"),
+    Right("least number as mask", cached.LeastMask, "decodes; padding gives NaN in fp64 alone"),
     Right("linear attention", scans.LinearAttention),
     Right("retention", scans.Retention, "chunks of 8"),
     Right("forgetting", scans.Forgetting),
     Right("state space", scanned.StateSpace, "chunks of 8, decodes"),
     Right("convolution", scans.Convolution),
+    Right("custom backward", derivatives.CustomBackward),
+    Right("straight-through", derivatives.StraightThrough, "steps with a surrogate gradient"),
+    Right("reversed gradient", derivatives.ReversedGradient, "by design"),
     Right("normalised convolution", scans.NormalisedConvolution),
     Right("long convolution", scans.LongConvolution, "rounding reaches ahead in a transform"),
     Right("experts", routing.RightExperts, "choices that rounding may flip"),

@@ -56,8 +56,8 @@ class Interpreter:
     """An isolated interpreter that runs programs one after another, each with its own names."""
 
     SERVES = """
-import json, sys
-sys.path.append(sys.argv[1])
+import json, sys, traceback
+sys.path.insert(0, sys.argv[1])
 answers, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:
     try:
@@ -65,6 +65,9 @@ for line in sys.stdin:
         code = 0
     except SystemExit as ended:
         code = int(ended.code or 0)
+    except Exception:
+        traceback.print_exc()
+        code = 2
     print(code, file=answers, flush=True)
 """
 

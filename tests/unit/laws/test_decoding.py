@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.bench.calibration import FAULTS
-from lab.bench.calibration.cached import CachedAttention
-from lab.laws import LAWS, CertifySettings, Probes, Verdict, certify
+from lab.bench.calibration.cached import CachedAttention, LeastMask
+from lab.laws import LAWS, Certification, CertifySettings, Probes, Verdict, certify
 from lab.layers.state import next_position
 
 
@@ -96,3 +96,22 @@ def test_absolute_positions_are_no_fault_where_they_are_said():
 
 def test_what_does_not_decode_is_not_asked_to():
     assert {v.verdict for v in judge(nn.Linear(16, 16)).values()} == {"not applicable"}
+
+
+def test_what_fails_in_double_precision_alone_is_a_note():
+    settings = CertifySettings(16, (1, 7))
+    found = Certification(LeastMask(), settings).judge("padding")
+    assert found.verdict == "holds"
+    assert "padding gives NaN or infinity" in found.evidence
+    assert "in float64 alone, 0 in float32" in found.evidence
+    kept = Certification(build_fault("row of padding gives NaN"), settings).judge("padding")
+    assert kept.verdict == "fails"
+    assert kept.evidence.endswith("in float64, inf in float32")
+
+
+def test_other_laws_refer_a_leak_to_causal():
+    found = judge(build_fault("mask off by one beside a cache"))
+    assert found["relative"].verdict == "holds"
+    for name in ("prefill = step", "padding"):
+        assert found[name].verdict == "not decided"
+        assert found[name].evidence.startswith("outputs depend on later tokens, which causal")

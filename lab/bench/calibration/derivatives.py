@@ -1,0 +1,130 @@
+"""Modules with a custom autograd function: wrong ones, and right ones that may mislead."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from lab.bench.calibration.entry import Fault
+from lab.bench.calibration.scans import Convolution
+
+
+class _Swish(Function):
+    """x · sigmoid(x), with its derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        (x,) = args
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return tangents[0] * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))
+
+
+class _FirstTerm(_Swish):
+    """The backward pass lacks the product rule's second term."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * x.sigmoid()
+
+
+class _FromOutput(_Swish):
+    """The backward pass is a thousandth too large where x is above 1."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        grad = grads[0] * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))
+        return grad * (1 + 1e-3 * (x > 1))
+
+
+class _HalfTangent(_Swish):
+    """The forward mode lacks the product rule's second term; the backward pass is right."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return tangents[0] * x.sigmoid()
+
+
+class _Rounded(Function):
+    """Rounds to a tenth; its gradient passes straight through, by design."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        return (10 * args[0]).round() / 10
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Reversed(Function):
+    """Returns its input and reverses its gradient, by design."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        return args[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return -grads[0]
+
+
+class CustomBackward(Convolution):
+    """A causal convolution, then a custom function."""
+
+    function: type[Function] = _Swish
+
+    def _convolve(self, z: Tensor) -> Tensor:
+        y = self.function.apply(super()._convolve(z))
+        assert isinstance(y, Tensor)
+        return y
+
+
+class _WrongBackward(CustomBackward):
+    """The product rule's second term is missing."""
+
+    function = _FirstTerm
+
+
+class _SlightlyWrongBackward(CustomBackward):
+    """Some gradients are a thousandth too large."""
+
+    function = _FromOutput
+
+
+class _WrongForwardMode(CustomBackward):
+    """The product rule's second term is missing in forward mode."""
+
+    function = _HalfTangent
+
+
+class StraightThrough(CustomBackward):
+    """Rounded values with a surrogate gradient."""
+
+    function = _Rounded
+
+
+class ReversedGradient(CustomBackward):
+    """A reversed gradient, as adversarial training uses."""
+
+    function = _Reversed
+
+
+DERIVATIVES = (
+    Fault("backward without the product rule", "gradient is the derivative", _WrongBackward),
+    Fault("forward mode without the product rule", "gradient is the derivative", _WrongForwardMode),
+    Fault("backward a thousandth too large", "gradient is the derivative", _SlightlyWrongBackward),
+)

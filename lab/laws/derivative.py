@@ -1,0 +1,129 @@
+"""The law of derivatives: what the backward pass returns is the derivative of the output."""
+
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from lab.laws.backward import BackwardError, find_functions, judge_functions
+from lab.laws.law import Law
+from lab.laws.probes import Probes, draw
+from lab.laws.reach import fix_seed
+from lab.laws.reproduction import write_program
+from lab.laws.verdict import Verdict
+
+STEPS = (1e-4, 1e-5, 1e-6)
+"""Sizes of the steps of central differences."""
+DIRECTIONS = 2
+ALLOWED = 1e-5
+"""Relative difference that truncation and rounding explain in fp64."""
+LONGEST = 33
+
+
+def judge(module: nn.Module, probes: Probes) -> Verdict:
+    """The gradient along random directions is the central difference of the output along them.
+
+    A weighted sum of the outputs is moved along random directions in the input and in all
+    parameters, in fp64, by steps of three sizes; the best of the three counts, because a larger
+    step may cross a kink and a smaller one meets rounding. The difference is relative to the
+    gradient's norm, which is what a random direction is expected to show.
+
+    torch's own derivatives are right, so the law fails only where a custom `autograd.Function` of
+    the module is wrong by itself (`lab.laws.backward`), in its backward or its forward mode. Where
+    gradients differ by design, by a detached branch or a surrogate gradient, it is not decided, nor
+    where calls are not repeatable.
+    """
+    if probes.dtype != torch.float64 or probes.inside != torch.float64:
+        words = "the module does not compute in fp64, so differences are too coarse"
+        return Verdict(LAW.name, "not decided", words)
+    began, worst, tried = time.monotonic(), 0.0, []
+    for length in probes.lengths:
+        late = time.monotonic() - began > probes.settings.seconds
+        if length > LONGEST or (tried and late):
+            break
+        x = probes.input(length)
+        if not module(x.clone().requires_grad_()).requires_grad:
+            words = "the output has no gradient"
+            return Verdict(LAW.name, "not applicable", words)
+        error = max(measure_derivative(module, x, seed) for seed in range(DIRECTIONS))
+        if not error <= ALLOWED:
+            return _explain(module, probes, x, error)
+        tried.append(length)
+        worst = max(worst, error)
+    x = probes.input(tried[-1])
+    functions = sorted(find_functions(module, x), key=lambda function: function.__name__)
+    if any(function.jvp is not Function.jvp for function in functions):
+        wrong, _ = judge_functions(module, x)
+        if wrong:
+            return _report(probes, x, f"length {x.shape[1]}", wrong[0])
+    own = ", ".join(function.__name__ for function in functions)
+    evidence = f"largest relative error {worst:.2g} ({ALLOWED:g} allowed), lengths "
+    evidence += f"{', '.join(map(str, tried))}; custom functions: {own or 'none'}"
+    return Verdict(LAW.name, "holds", evidence, measured=worst, allowed=ALLOWED)
+
+
+LAW = Law("gradient is the derivative", judge, conditions="evaluating")
+
+
+def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
+    """Return how far the gradient along a direction is from a central difference.
+
+    It is relative to the norm of the gradient; x is [b t d].
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
+    places = [x.clone().requires_grad_(), *parameters]
+    ways = [draw(p.shape, seed=seed + i).to(p) for i, p in enumerate(places)]
+
+    def weigh(inputs: Tensor) -> Tensor:
+        y = module(inputs)
+        return (y * draw(y.shape, seed=seed).to(y)).sum()
+
+    grads = torch.autograd.grad(weigh(places[0].clone()), places, allow_unused=True)
+    found = [(g, way) for g, way in zip(grads, ways, strict=True) if g is not None]
+    along = sum((g * way).sum().item() for g, way in found)
+    size = sum(g.square().sum().item() for g, _ in found) ** 0.5
+    errors, before = [], [p.detach().clone() for p in places]
+    with torch.no_grad():
+        for step in STEPS:
+            sums = []
+            for sign in (1, -1):
+                for p, was, way in zip(places, before, ways, strict=True):
+                    p.copy_(was + sign * step * way)
+                sums.append(weigh(places[0]).item())
+            slope = (sums[0] - sums[1]) / (2 * step)
+            # Rounding of a sum of this size, divided by the step, is no error of the gradient.
+            floor = 64 * torch.finfo(x.dtype).eps * max(map(abs, sums)) / step
+            errors.append(max(abs(slope - along) - floor, 0.0) / max(size, abs(slope), 1e-300))
+        for p, was in zip(places, before, strict=True):
+            p.copy_(was)
+    return min(errors)
+
+
+def _explain(module: nn.Module, probes: Probes, x: Tensor, error: float) -> Verdict:
+    """Judge a gradient that is not the derivative: a fault if a custom function is wrong."""
+    words = f"length {x.shape[1]}: the gradient differs from the derivative by {error:.2g}"
+    with fix_seed(0, x.device):
+        wrong, by_design = judge_functions(module, x)
+    if wrong:
+        return _report(probes, x, words, wrong[0])
+    why = (
+        "; ".join(by_design) or "no custom function is wrong, so a part is detached or calls differ"
+    )
+    return Verdict(LAW.name, "not decided", f"{words}; {why}")
+
+
+def _report(probes: Probes, x: Tensor, words: str, wrong: BackwardError) -> Verdict:
+    words = f"{words}: {wrong.describe()}"
+    rows, length = x.shape[:2]
+    body = f"""
+        {probes.print_input(rows, length)}
+        wrong, _ = judge_functions(module, x)
+        print("custom functions with a wrong derivative:", *(one.describe() for one in wrong))
+        sys.exit(bool(wrong))
+    """
+    title = f"{LAW.name}: {words}"
+    snippet = write_program(probes.origin, (draw, judge_functions), body, title)
+    evidence = f"relative error {wrong.error:.2g} ({ALLOWED:g} allowed) in float64"
+    where = {"length": length, "rows": rows}
+    return Verdict(LAW.name, "fails", evidence, words, wrong.error, ALLOWED, snippet, where)
