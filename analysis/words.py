@@ -20,6 +20,11 @@ def count_decimals(shares: Iterable[float]) -> int:
     return 3 if any(0 < share < 0.001 or 0.999 < share < 1 for share in shares) else 1
 
 
+def percents(*shares: float) -> list[str]:
+    """Format shares alike, such as the ends of an interval."""
+    return [percent(share, count_decimals(shares)) for share in shares]
+
+
 def round_percent(share: float) -> str:
     """Format a share as a whole per cent, for sentences in which digits would distract."""
     return f"{round(100 * share)} %"

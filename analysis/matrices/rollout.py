@@ -25,7 +25,7 @@ from analysis.mixing import Mixer, collect_mixers
 from analysis.plots.heatmaps import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
 from analysis.record import figure_only
 from analysis.statistics.intervals import bootstrap
-from analysis.words import percent
+from analysis.words import percent, percents
 from lab.laws import MatrixMixer
 
 __all__ = ["TITLE", "Rollout", "describe", "draw", "measure", "multiply_layers"]
@@ -87,7 +87,7 @@ class Rollout(Finding):
         if not self.on_value.size:
             return f"Through {layers} {kept}; the task names no pairs to look for."
         low, high = self.interval
-        ends = "one row" if math.isnan(low) else f"95 %: {percent(low)} to {percent(high)}"
+        ends = "one row" if math.isnan(low) else f"95 %: {' to '.join(percents(low, high))}"
         reached = f"{percent(float(self.on_value.mean()))} ({ends}; "
         reached += f"uniform layers: {percent(self.uniform_value)})"
         bound = SHOWS * self.uniform_value

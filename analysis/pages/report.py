@@ -17,6 +17,7 @@ from analysis.pages.summary import (
     split_sections,
 )
 from analysis.run import baselines
+from analysis.words import count_decimals
 from lab.files import RunError, explain_write_errors
 from lab.training.runs import Run
 
@@ -93,6 +94,7 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         result=run.read_result() or {},
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
+        decimals=count_decimals((standing.accuracy or 0.0, *(standing.interval or ()))),
         answers=answer_first(standing, words, numbers["not_applicable"]),
         findings=pick_key_findings(words) if standing.learned else [],
         outline=_list_contents(shown, aside),

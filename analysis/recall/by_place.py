@@ -15,7 +15,7 @@ from analysis.plots.style import new_figure
 from analysis.scoring import scored
 from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast
 from analysis.statistics.intervals import bound_share
-from analysis.words import percent
+from analysis.words import percent, percents
 from tasks.base import Batch
 
 SLOT_BINS = 16
@@ -51,9 +51,9 @@ class RecallByPlace(Finding):
         """Say how much is recalled, and where most and least."""
         rows = "1 row" if self.rows == 1 else f"{self.rows} rows"
         title = f"Recall by distance and store slot, {self.split} split, {rows}"
-        low, high = self.interval
-        says = f"{percent(self.accuracy)} of the answers are right ({percent(low)} to "
-        says += f"{percent(high)}; chance {percent(self.chance)}): "
+        accuracy, low, high = percents(self.accuracy, *self.interval)
+        says = f"{accuracy} of the answers are right ({low} to {high}; "
+        says += f"chance {percent(self.chance)}): "
         says += describe_contrast(self.distance, "distance", "distances")
         if self.slot is not None:
             says += ", " + describe_contrast(self.slot, "store slot", "store slots")

@@ -15,7 +15,7 @@ from analysis.plots.lines import name_lines
 from analysis.scoring import scored
 from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, describe_extremes
 from analysis.statistics.intervals import bound_share
-from analysis.words import join_names, percent
+from analysis.words import join_names, percent, percents
 
 __all__ = ["TITLE", "AccuracyByPlace", "describe", "draw", "measure"]
 
@@ -57,7 +57,7 @@ class AccuracyByPlace(Finding):
             for kind, part in (("position", self.position), ("role", self.role))
             if part is not None
         ]
-        low, high = self.interval
+        accuracy, low, high = percents(self.accuracy, *self.interval)
         parts = []
         if self.position is not None:
             parts.append(describe_contrast(self.position, "position", "positions"))
@@ -66,8 +66,8 @@ class AccuracyByPlace(Finding):
             undecided = f"{join_names(names)} cannot be told apart"
             parts.append(describe_extremes(self.role, names) or undecided)
         says = (
-            f"{percent(self.accuracy)} of the answers are right ({percent(low)} to "
-            f"{percent(high)}; chance {percent(self.chance)}): {'; '.join(parts)}."
+            f"{accuracy} of the answers are right ({low} to {high}; chance "
+            f"{percent(self.chance)}): {'; '.join(parts)}."
         )
         reading = (
             f"{self.scored:,} answers in {self.rows} rows. Bands and whiskers are 95 % intervals: "

@@ -13,7 +13,7 @@ from analysis.base import Finding, NotApplicableError, Passage, Subject, Words, 
 from analysis.scoring import Scored, scored
 from analysis.statistics.estimates import Estimate, estimate_ratio, sum_by_row
 from analysis.statistics.intervals import bound_share
-from analysis.words import percent
+from analysis.words import percent, percents
 from tasks.base import Batch, Task
 
 __all__ = ["TITLE", "Continuations", "describe", "draw", "measure"]
@@ -104,10 +104,10 @@ class Continuations(Finding):
             f"guess takes {_format_number(bits.chance)} bits."
         )
         if self.legal is not None:
-            low, high = self.legal.interval
+            share, low, high = percents(self.legal.share, *self.legal.interval)
             says += (
-                f" The row's automaton allows {percent(self.legal.share)} of the answers "
-                f"({percent(low)} to {percent(high)}), and {percent(self.legal.guess)} of uniform "
+                f" The row's automaton allows {share} of the answers "
+                f"({low} to {high}), and {percent(self.legal.guess)} of uniform "
                 "guesses."
             )
         if self.why:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import capitalize, count_decimals, join_names, percent
+from analysis.words import capitalize, count_decimals, join_names, percent, percents
 from lab.intervals import wilson
 from lab.training import conclusion
 from lab.training.endings import name_ending
@@ -119,9 +119,10 @@ class Standing(Finding):
             opening = f"The model's accuracy is {', '.join(places)}."
             reason = f"{self.by_hand} {self.failure}".strip()
             reading = (
-                f"The whisker is the 95 % interval over {self.rows:,} test rows, {percent(low)} to "
-                f"{percent(high)}; answers of a row may be right or wrong together. The other bars "
-                "need no training: rules that see the row, and the oracle, which solves the task."
+                f"The whisker is the 95 % interval over {self.rows:,} test rows, "
+                f"{' to '.join(percents(low, high))}; answers of a row may be right or wrong "
+                "together. The other bars need no training: rules that see the row, and the "
+                "oracle, which solves the task."
             )
             alt += f"model {percent(self.accuracy)}, "
         says = f"{opening} {reason}".rstrip()

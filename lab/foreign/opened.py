@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.foreign.mixer import Route, map_output
@@ -50,7 +50,9 @@ class OpenedBlock(Block):
             assert parts.norm_mlp is not None
             parts.norm_mlp.register_forward_pre_hook(self._cross)
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
+    ) -> Float[Tensor, "b q d"]:
         """Refuse: a foreign layer needs what its model gives it.
 
         Raises:

@@ -1,8 +1,8 @@
-"""The first sentence of a text, or the first clause of a long one, and what is left."""
+"""Numbers that stand together, and the first sentence or clause of a text and what is left."""
 
 import pytest
 
-from analysis.words import split_lead
+from analysis.words import percents, split_lead
 
 LONG = "query rows put 84.9 % (uniform: 2.2 %) of their mass on the value they ask for; no more is"
 
@@ -20,3 +20,9 @@ LONG = "query rows put 84.9 % (uniform: 2.2 %) of their mass on the value they a
 )
 def test_the_lead_is_one_sentence_or_clause(text, lead, rest):
     assert split_lead(text) == (lead, rest)
+
+
+def test_shares_that_stand_together_have_the_same_decimals():
+    assert percents(0.5, 0.25) == ["50.0 %", "25.0 %"]
+    assert percents(0.994, 0.99902) == ["99.400 %", "99.902 %"]
+    assert percents(0.0, 0.00094) == ["0.000 %", "0.094 %"]
