@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,12 +191,28 @@ def test_rows_that_rise_say_how_many_are_missing(tmp_path):
     assert 0 < low <= look.evidence["rows needed"] <= high
 
 
-def test_the_extrapolation_meets_a_logistic_curve(tmp_path):
+ROWS = 80.0 * np.arange(1, 13)
+
+
+def test_the_extrapolation_of_a_logistic_curve_in_the_rows():
+    """The logit rises by 2 in 960 rows and has 3.6 to go: half of them are expected."""
+    logits = ROWS / 480 - 1
+    needed, least, most = under_way.extrapolate(ROWS, 1 / (1 + np.exp(-logits)), 0.99)
+    line = 480 * (np.log(99) - logits[-2:].mean())
+    assert (needed, least) == pytest.approx((line / 2, line / 4))
+    assert least < line < most
+
+
+def test_a_curve_that_slows_down_lies_within_the_interval():
     """With logit = ln(rows / 500), 0.99 takes 99 × 500 rows, and 12 × 80 are seen."""
-    seen = [80 * i for i in range(1, 13)]
-    ended = plant(make(tmp_path / "run"), [rows / (rows + 500) for rows in seen])
-    look = under_way.look(ended, make_answers(0.66))
-    assert look.evidence["rows needed"] == pytest.approx(99 * 500 - 960, rel=1e-3)
+    _, _, most = under_way.extrapolate(ROWS, ROWS / (ROWS + 500), 0.99)
+    assert most == pytest.approx(99 * 500 - 960)
+
+
+def test_a_fall_at_the_end_has_no_upper_bound():
+    accuracy = np.append(np.linspace(0.2, 0.9, 10), [0.5, 0.3])
+    _, _, most = under_way.extrapolate(ROWS, accuracy, 0.99)
+    assert most == under_way.FARTHEST * ROWS[-1]
 
 
 @pytest.mark.parametrize("seed", range(20))
