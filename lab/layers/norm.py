@@ -1,11 +1,11 @@
 """The RMSNorm before every layer and before the head, with hook points."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
+from lab.ops.norm import rms_norm
 from lab.ops.precision import promote
 
 
@@ -36,7 +36,7 @@ class HookedRMSNorm(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return the scaled norm."""
         if not (self.hook_scale.active or self.hook_normalized.active):
-            return F.rms_norm(x, self.normalized_shape, self.gain, self.eps)
+            return rms_norm(x, self.gain, self.eps)
         wide = x.to(promote(x))
         eps = torch.finfo(wide.dtype).eps if self.eps is None else self.eps
         scale = self.hook_scale((wide.square().mean(-1, keepdim=True) + eps).sqrt())

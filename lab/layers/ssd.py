@@ -11,6 +11,7 @@ from lab.layers.ssd_parameters import RecurrenceInputs, SSDParameters, SSDState
 from lab.layers.state import check_decoding, next_position
 from lab.ops.precision import promote
 from lab.ops.ssd import ssd, ssd_step
+from lab.ops.ssd_at import ssd_at
 from lab.ops.ssd_backends import resolve_backend
 from lab.ops.ssd_chunked import ssd_chunked
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
@@ -116,13 +117,19 @@ class SSD(SSDParameters):
     ) -> Float[Tensor, "b q d"]:
         """Return the mixed sequence; computed token by token when a hook is on writes or states.
 
-        With `at` [b q] the gate, its norm and the last projection run at those positions alone.
+        With `at` [b q] only the outputs at those positions are computed, if plain torch does it.
         """
         if at is None:
             return self.prefill(x)[0]
-        z, _ = self._mix(self._compute_inputs(x)[0], None)
-        z = rearrange(take_positions(z, at), "b q h p -> b h q p")
-        return self.project(take_positions(x, at), z)
+        read = take_positions(x, at)
+        if self._backend_here != "torch" or self._watched:
+            z = take_positions(self._mix(self._compute_inputs(x)[0], None)[0], at)
+        else:
+            values, dt, log_decay, B, C = self._compute_inputs(x, at=at)[0]
+            z = ssd_at(values, dt, log_decay, B, C, at, self.chunk_len)
+            if self.D is not None:
+                z = z + self.D.to(z.dtype)[:, None] * take_positions(values, at)
+        return self.project(read, rearrange(z, "b q h p -> b h q p"))
 
     def start(self, batch: int, position: int = 0) -> SSDState:
         """Return the state before the first token, which will stand at `position`."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lab.hooks import HookPoint
 from lab.layers.choices import require_one_of
 from lab.layers.convolution import CausalConvolution
+from lab.layers.mixer import take_positions
 from lab.layers.state import token_positions
 from lab.ops.precision import promote
 from lab.ops.rope import Layout, apply_rotary, rotary_table
@@ -157,8 +158,12 @@ class SSDParameters(nn.Module):
         x: Float[Tensor, "b t d"],
         state: SSDState | None = None,
         keep: Bool[Tensor, "b t"] | None = None,
+        at: Int[Tensor, "b q"] | None = None,
     ) -> tuple[RecurrenceInputs, Float[Tensor, "b w c"]]:
-        """Return the inputs of the recurrence, and the convolution's tail after these tokens."""
+        """Return the inputs of the recurrence, and the convolution's tail after these tokens.
+
+        With `at`, for a sequence from its start, C is that of some positions alone.
+        """
         high = promote(x)
         dt = F.softplus(self.dt_proj(x).to(high))
         if keep is not None:
@@ -166,9 +171,11 @@ class SSDParameters(nn.Module):
         dt = self.hook_dt(dt)
         log_decay = self.hook_log_decay(dt * self._compute_decay_rates())
         values = self.x_proj(x).to(high)
+        # The convolution sums over neighbours, read or not.
+        read = x if at is None or self.conv is not None else take_positions(x, at)
         B, C = (
-            rearrange(f(x).to(high), "b t (g n) -> b t g n", g=self.n_groups)
-            for f in (self.B_proj, self.C_proj)
+            rearrange(f(z).to(high), "b t (g n) -> b t g n", g=self.n_groups)
+            for f, z in ((self.B_proj, x), (self.C_proj, read))
         )
         B, C = self.hook_B_pre(B), self.hook_C_pre(C)
         tail = self._start_tail(values) if state is None else state.conv
@@ -182,10 +189,13 @@ class SSDParameters(nn.Module):
             widths = (values.shape[-1], *2 * [self.B_proj.out_features])
             values, B, C = F.silu(joint).split(widths, dim=-1)
             B, C = (z.unflatten(-1, (self.n_groups, -1)) for z in (B, C))
+            C = C if at is None else take_positions(C, at)
         elif self.position == "rope":
             positions = token_positions(x.shape[1], x.device, state, keep)
             cos, sin = rotary_table(positions, B.shape[-1], self.rope_base, high)
-            B, C = (apply_rotary(z, cos, sin, self.rope_layout) for z in (B, C))
+            B = apply_rotary(B, cos, sin, self.rope_layout)
+            cos, sin = (cos, sin) if at is None else (cos[at], sin[at])
+            C = apply_rotary(C, cos, sin, self.rope_layout)
         B, C = self.hook_B_rot(B), self.hook_C_rot(C)
         if self.groups == "tiled":
             B, C = (z.repeat(1, 1, self.n_heads // self.n_groups, 1) for z in (B, C))

@@ -15,6 +15,7 @@ from lab.lengthening import Stage, list_stages
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate, score
 from lab.ops.cross_entropy import linear_cross_entropy
+from lab.training.muon import BatchedMuon
 from tasks.base import Schedule, Task
 from tasks.mixture import Mixture
 
@@ -129,9 +130,7 @@ def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
             groups, lr=rate, betas=(0.9, 0.999), weight_decay=decay, fused=True
         )
     if muon:
-        optimizers["muon"] = torch.optim.Muon(
-            muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-        )
+        optimizers["muon"] = BatchedMuon(muon, lr=rate, weight_decay=decay)
     return TrainingState(model, optimizers)
 
 
