@@ -97,7 +97,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_logits = p.to(hidden.dtype)
                 if grad_hidden is not None:
                     torch.mm(grad_logits, weight, out=grad_hidden[rows])
-                if grad_weight is not None:
+                if grad_weight is not None and grad_weight.dtype == some.dtype:
+                    grad_weight.addmm_(grad_logits.T, some)
+                elif grad_weight is not None:
                     grad_weight += grad_logits.T @ some
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype, ctx.n_rows = weight.dtype, n_rows

@@ -3,7 +3,7 @@
     y = w ⊙ x r,   r = 1 / √(mean x² + eps),   dx = r (w ⊙ dy) − x r³ mean(x ⊙ w ⊙ dy)
 
 On a CPU torch differentiates it step by step, and its backward takes most of a norm's time. On a
-GPU torch has a kernel for it.
+GPU torch has a kernel for it, and torch.compile makes one.
 """
 
 import torch
@@ -25,7 +25,8 @@ def rms_norm(
 
     Source: `torch.nn.functional.rms_norm`, which is the reference.
     """
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+    plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    if not plain or torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight, eps)
     return _RMSNorm.apply(x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
