@@ -26,6 +26,7 @@ class Question(StrEnum):
     """The lab's own studies."""
 
     trainability = "trainability"
+    capacity = "capacity"
 
 
 @share_options
@@ -66,20 +67,28 @@ def reproduce(
 def study(
     name: Annotated[Question, typer.Argument(help="Which study.")], options: StudyOptions
 ) -> None:
-    """Run one of the lab's own studies. trainability: what shortens the first stage of training?"""
+    """Run one of the lab's own studies.
+
+    trainability: what shortens the first stage of training? capacity: how many pairs does the state
+    of SSD hold?
+    """
     from analysis.statistics.survival import MissingLibraryError, check_installed
-    from analysis.studies import trainability as results
-    from lab.cli.tables.studies import build_trainability_table
-    from lab.studies import trainability
 
     with report_usage_errors():
         options.validate()
-        chosen = trainability.build_study(seeds=options.seeds, precision=options.precision)
     try:
         check_installed()
     except MissingLibraryError as error:
         raise refuse(error, 2) from error
-    found = _run(chosen, options)
+    {Question.trainability: _study_trainability, Question.capacity: _study_capacity}[name](options)
+
+
+def _study_trainability(options: StudyOptions) -> None:
+    from analysis.studies import trainability as results
+    from lab.cli.tables.studies import build_trainability_table
+    from lab.studies.trainability import build_study
+
+    found = _run(build_study(seeds=options.seeds, precision=options.precision), options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
     if effects:
@@ -88,6 +97,20 @@ def study(
     _conclude(
         results.summarize(effects, left), fig, options.figure, "What shortens the first stage"
     )
+
+
+def _study_capacity(options: StudyOptions) -> None:
+    from analysis.studies import capacity as results
+    from lab.cli.tables.studies import build_capacity_table
+    from lab.studies.capacity import build_study
+
+    found = _run(build_study(seeds=options.seeds, precision=options.precision), options)
+    states = results.measure(found)
+    if states:
+        _print(build_capacity_table(states))
+    fig = results.draw(states) if states and options.figure else None
+    said = results.summarize(states, found["accuracy"].null_count())
+    _conclude(said, fig, options.figure, "How many pairs the state of SSD holds")
 
 
 def _print(table: Any) -> None:

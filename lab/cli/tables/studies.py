@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from analysis.studies.capacity import StateCapacity
 from analysis.studies.recall import Setting
 from analysis.studies.trainability import FactorEffect
 from lab.studies.published import PUBLISHED
@@ -50,6 +51,22 @@ def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
             "" if effect.p is None else f"{effect.p:.2g}",
             "" if effect.corrected is None else f"{effect.corrected:.2g}",
             style="bold" if effect.counts else "",
+        )
+    return table
+
+
+def build_capacity_table(states: Sequence[StateCapacity]) -> Table:
+    """Return a table of accuracy by state size and number of pairs, with the fitted half point."""
+    tried = sorted({int(k) for state in states for k in state.pairs})
+    table = Table(box=None, title="mean test accuracy over seeds", title_justify="left")
+    for name in ("d_state", *(f"K {pairs}" for pairs in tried), "half point"):
+        table.add_column(name, justify="right")
+    for state in states:
+        means = [state.accuracy[state.pairs == pairs] for pairs in tried]
+        table.add_row(
+            str(state.d_state),
+            *(f"{found.mean():.3f}" if len(found) else "not run" for found in means),
+            f"{state.half:.1f}" if state.half is not None and state.within else "—",
         )
     return table
 
