@@ -115,3 +115,10 @@ QUICK = CertifySettings(
     seconds=0.3,
 )
 """Settings for a certificate in about five seconds."""
+
+THOROUGH = CertifySettings(
+    conditions=(*CONDITIONS, *(Condition(n, "moved", False) for n in (4, 5))),
+    rounding_len=4160,
+    seconds=60.0,
+)
+"""Settings for a certificate in minutes: longer inputs, more seeds."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lab.certification.request import Request
-from lab.certify_settings import QUICK, CertifySettings
+from lab.certify_settings import QUICK, THOROUGH, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
 from lab.machine.memory import measure_free_memory
 
@@ -20,7 +20,7 @@ MEMORY_SHARE = 0.75
 """Share of the machine's free memory that a target may take by default."""
 LEAST_MEMORY = 1
 """GiB; Python and torch need a quarter of it."""
-SECONDS, QUICK_SECONDS = 60.0, 15.0
+SECONDS, QUICK_SECONDS, THOROUGH_SECONDS = 60.0, 15.0, 900.0
 """Time after which a law is stopped."""
 TIME_SHARE = 8
 """A law should take at most 1/8 of that time under each condition."""
@@ -95,6 +95,9 @@ def certify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Test less thoroughly; takes seconds.")
     ] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Test longer inputs and more seeds; takes minutes.")
+    ] = False,
     compiler: Annotated[
         Literal["aot_eager", "inductor", "none"] | None,
         typer.Option(help="Backend of torch.compile.", show_default="aot_eager; none with --quick"),
@@ -112,7 +115,9 @@ def certify(
         float | None,
         typer.Option(
             help="Stop a law after this many seconds.",
-            show_default=f"{SECONDS:g}; {QUICK_SECONDS:g} with --quick",
+            show_default=(
+                f"{SECONDS:g}; {QUICK_SECONDS:g} with --quick, {THOROUGH_SECONDS:g} with --thorough"
+            ),
         ),
     ] = None,
     snippets: Annotated[
@@ -135,7 +140,8 @@ def certify(
     Exit code 0: no law fails. 1: a law fails. 2: no law could be decided.
     """
     with report_usage_errors():
-        limit, base = _choose_seconds(seconds, quick), QUICK if quick else CertifySettings()
+        base, limit = _choose_base(quick, thorough)
+        limit = limit if seconds is None else _check_seconds(seconds)
         settings = replace(
             base,
             d_model=d_model,
@@ -237,9 +243,16 @@ def _choose_memory(memory: float | None) -> float:
     return memory
 
 
-def _choose_seconds(seconds: float | None, quick: bool) -> float:
-    if seconds is None:
-        return QUICK_SECONDS if quick else SECONDS
+def _choose_base(quick: bool, thorough: bool) -> tuple[CertifySettings, float]:
+    """Return the settings that options change, and the time after which a law is stopped."""
+    if quick and thorough:
+        raise ValueError("--quick and --thorough exclude each other")
+    if thorough:
+        return THOROUGH, THOROUGH_SECONDS
+    return (QUICK, QUICK_SECONDS) if quick else (CertifySettings(), SECONDS)
+
+
+def _check_seconds(seconds: float) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError(f"seconds={seconds}: must be > 0")
     return seconds

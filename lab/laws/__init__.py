@@ -10,6 +10,7 @@ To add a law, write its file and add one line to the list in `lab.laws.laws`. Th
 
 from lab.certify_settings import CONDITIONS as CONDITIONS
 from lab.certify_settings import QUICK as QUICK
+from lab.certify_settings import THOROUGH as THOROUGH
 from lab.certify_settings import CertifySettings as CertifySettings
 from lab.certify_settings import Condition as Condition
 from lab.laws.asserting import assert_lawful as assert_lawful

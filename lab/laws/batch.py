@@ -1,6 +1,7 @@
 """The law of batches: a row's output depends on that row only."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,20 +9,36 @@ from torch import Tensor, nn
 from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
+from lab.laws.special import compare_beside_special, list_special, name_special
 from lab.laws.verdict import Verdict
 
 MOST_ROWS = 32
+MANY_ROWS = (32, 65, 130, 520)
+"""Batches of short rows: sizes that exceed blocks of rows."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
     """A row gives the same output alone, beside other rows, and in another order."""
 
+    short = min((n for n in probes.lengths if n > 1), default=probes.lengths[0])
+
     def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
         yield from _list_trials(x, probes.same_shape)
+        if x.shape[1] == short and not probes.same_shape:
+            yield from _list_many_rows(probes.most_rows)
+        for special in list_special(module) if x.shape[1] == short and len(x) > 1 else ():
+            s = x.shape[1] // 2
+            words = f"beside rows that end in {name_special(special)} from position {s} on, output "
+            given = {"s": s, "special": special}
+            yield Trial(compare_beside_special, given, f"{words}{{position}} of row 0 moves")
 
     # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
-    return run_trials(LAW.name, module, probes, trials, inside=inside)
+    found = run_trials(LAW.name, module, probes, trials, inside=inside)
+    if found.verdict != "holds" or probes.same_shape:
+        return found
+    rows = max(n for n in MANY_ROWS if n <= probes.most_rows)
+    return replace(found, evidence=f"{found.evidence}; up to {rows} rows of {short} tokens")
 
 
 LAW = Law("batch-invariant", judge, conditions="all")
@@ -41,6 +58,21 @@ def _list_trials(x: Tensor, same_shape: bool) -> Iterator[Trial]:
             yield Trial(compare_row_alone, {"row": row}, words, refusable=True)
         words = f"beside other rows, output {{position}} of row {row} moves"
         yield Trial(compare_among_others, {"row": row}, words)
+
+
+def _list_many_rows(most: int) -> Iterator[Trial]:
+    for rows in (n for n in MANY_ROWS if n <= most):
+        words = f"in a batch of {rows}, output {{position}} of a row moves"
+        yield Trial(compare_many_rows, {"rows": rows}, words, refusable=True)
+
+
+@torch.no_grad()
+def compare_many_rows(module: nn.Module, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return how the first, middle and last outputs of a large batch move in a batch of three."""
+    many = draw((rows, *x.shape[1:]), seed=rows).to(x)
+    y = module(many)
+    few = [0, rows // 2, rows - 1]
+    return module(many[few]) - y[few], y
 
 
 @torch.no_grad()

@@ -8,11 +8,14 @@ from torch import Tensor, nn
 from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
+from lab.laws.special import compare_special, list_special, name_special
 from lab.laws.verdict import Verdict
 
 TOKENS = 2**12
 """Tokens of the batches that are searched for suspects."""
 FEW = 8
+SHORT = (2, 7, 8, 33)
+"""Lengths at which special inputs are tried."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
@@ -42,6 +45,13 @@ def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
         for s in {*_find_suspects(module, x, scale), *_spread(1, length - 1, 3)}:
             words = f"changing position {s} moves output {{position}} of row {{row}}"
             yield Trial(compare_changed_position, {"s": s, "scale": scale}, words)
+    if length in SHORT:
+        for special in list_special(module):
+            for s, end in ((length // 2, length), (length // 2, length // 2 + 1)):
+                words = f"{name_special(special)} from position {s} to {end - 1} in place of others"
+                words += " moves output {position} of row {row}"
+                given = {"s": s, "end": end, "special": special}
+                yield Trial(compare_special, given, words)
     if cuts:
         for s in _spread(0, length - 2, 16 if length <= 16 else FEW):
             words = f"cutting the input after position {s} moves output {{position}} of row {{row}}"

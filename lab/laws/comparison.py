@@ -21,7 +21,7 @@ from lab.laws.verdict import Verdict
 ROUNDINGS = 64
 NOISY = 1e-2
 MOST_LENGTHS = 64
-LONGER_SHARE = 0.2
+LONGER_SHARE = 0.15
 """Share of a law's time that longer lengths may take beside it."""
 
 Check = Callable[..., tuple[Tensor, Tensor]]
@@ -175,16 +175,18 @@ def run_trials(
 
 
 class _Timer:
-    """Decides whether there is time for a further, longer input."""
+    """Decides whether there is time for a further, longer input.
+
+    It counts processor time, so that other programs do not change what is tried.
+    """
 
     def __init__(self, seconds: float):
-        self._seconds, self._began = seconds, 0.0
-        self._last = 0.0
-        self._length = 0
+        self._seconds, self._length = seconds * torch.get_num_threads(), 0
+        self._began = self._last = 0.0
 
     def allows(self, length: int) -> bool:
         """Whether an input of a length should end in time, from what the one before took."""
-        now = time.monotonic()
+        now = time.process_time()
         if not self._length:
             self._began = self._last = now
         expected = (now - self._last) * (length / max(self._length, 1)) ** 2

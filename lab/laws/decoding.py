@@ -10,11 +10,14 @@ from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
 from lab.laws.leaking import attribute_to_leak
 from lab.laws.probes import Probes, draw
+from lab.laws.special import compare_steps_with_special, list_special, name_special
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder, State
 
 FAR = 3
 """Steps taken from the state after a prefill."""
+SHORT = 16
+"""Longest input in which special ones are put."""
 MANY = 130
 """Steps taken from the start."""
 
@@ -36,6 +39,11 @@ def _list_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
     other = "moves output {position} of row {row}"
     words = f"decoding token by token from the start {other}"
     yield Trial(compare_steps, {"cut": 0, "end": min(t, MANY)}, words)
+    for special in list_special(module) if 1 < t <= SHORT else ():
+        words = (
+            f"with {name_special(special)} at position {t // 2}, decoding token by token {other}"
+        )
+        yield Trial(compare_steps_with_special, {"s": t // 2, "special": special}, words)
     words = "after one step, row {row}'s state has a wrong position"
     yield Trial(check_step_position, {"cut": 0}, words)
     for cut in sorted({cut for cut in (1, t // 3, t // 2, t - 1) if 0 < cut < t}):

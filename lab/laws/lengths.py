@@ -7,9 +7,9 @@ from torch import nn
 
 LENGTHS = (1, 2, 3, 7, 16, 33, 65, 130)
 """One, primes, a power of two, and lengths that exceed chunks of 32 or 64 by one or two tokens."""
-LONGER = (48, 96, 128, 192, 201, 256, 257, 384, 513, 1025, 2049, 4097)
-"""Lengths that are tried with fewer trials, for as long as there is time: sizes of chunks, their
-multiples, and lengths that exceed caches and tables of common sizes."""
+LONGER, MULTIPLES = (48, 128, 257, 513, 1025, 2049, 4097), (96, 192, 256, 384)
+"""Lengths that are tried with fewer trials while there is time: sizes of chunks, lengths beyond
+caches and tables of common sizes, and then further multiples of chunks."""
 CHUNKS = ("chunk", "block_size", "window")
 LONGEST_CHUNK = 256
 LONGEST = 8193
@@ -42,8 +42,9 @@ def find_longer_lengths(module: nn.Module) -> list[int]:
     its buffers, for example of a mask. Of many sizes the smallest are taken.
     """
     named = sorted({size for size in _list_sizes(module) if LENGTHS[-2] < size < LONGEST})
-    around = {size + more for size in named[:MOST_NAMED] for more in (0, 1)}
-    return sorted({*LONGER, *around} - {*LENGTHS})
+    named = named[:MOST_NAMED]
+    first, second = sorted({*LONGER, *(n + 1 for n in named)}), sorted({*MULTIPLES, *named})
+    return [n for n in dict.fromkeys((*first, *second)) if n not in LENGTHS]
 
 
 def _list_sizes(module: nn.Module) -> Iterator[int]:

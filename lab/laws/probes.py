@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.certify_settings import CertifySettings
+from lab.certify_settings import QUICK, CertifySettings
 from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import Origin
 
@@ -48,6 +48,11 @@ class Probes:
         """The lengths t of the inputs, shortest first."""
         assert self.settings.lengths is not None
         return self.settings.lengths
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest batch that there is time for."""
+        return 520 if self.settings.seconds > QUICK.seconds else 65
 
     @property
     def device(self) -> torch.device:

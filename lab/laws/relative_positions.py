@@ -15,7 +15,10 @@ from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 
 SHIFTS = (1, 1_000, 2_040, 32_760, 100_000)
-"""Among them, places just below the largest positions that fp16 and int16 hold exactly."""
+ENDS = (2_040, 32_760)
+"""Shifts just below the largest positions that fp16 and int16 hold exactly."""
+BEYOND = 9
+"""Least length that goes beyond them from there."""
 
 
 @runtime_checkable
@@ -55,7 +58,9 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             yield Trial(check_shifted_position, {"shift": shift}, words)
 
         roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
-        found.append(run_trials(LAW.name, module, probes, trials, roundings, probes.angles))
+        beyond = [n for n in probes.lengths if n >= BEYOND][:1] or probes.lengths[-1:]
+        tried = probes.with_lengths(beyond) if shift in ENDS else probes
+        found.append(run_trials(LAW.name, module, tried, trials, roundings, probes.angles))
         if found[-1].verdict == "fails":
             return found[-1]
     decided = [v for v in found if v.verdict == "holds"]

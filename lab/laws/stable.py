@@ -14,6 +14,7 @@ from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest
 from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import write_program
+from lab.laws.special import list_special, name_special, put_special
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 
@@ -50,6 +51,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     if the cost grows with the length, or where a table of positions ends.
     """
     decodes = isinstance(module, Decoder)
+    if found := _find_not_finite(module, probes):
+        return found
     sizes = _read_blocks(module, probes) if decodes else _read_at_once(module, probes)
     tokens = sizes[-1].tokens if sizes else 0
     for size in sizes:
@@ -87,6 +90,26 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 
 
 LAW = Law("stable", judge)
+
+
+@torch.no_grad()
+def _find_not_finite(module: nn.Module, probes: Probes) -> Verdict | None:
+    """Return the failure of a module that divides by the norm of a vector of zeros."""
+    x = probes.input(min(probes.lengths, key=lambda length: abs(length - 7)))
+    zeros = put_special(x, list_special(module)[0], slice(0, 1))
+    if not module(x).isfinite().all() or module(zeros).isfinite().all():
+        return None
+    words = f"length {x.shape[1]}: {name_special(list_special(module)[0])} at position 0 give an "
+    words += "output that is not finite"
+    body = f"""
+        {probes.print_input(*x.shape[:2])}
+        x = put_special(x, {list_special(module)[0]}, slice(0, 1))
+        finite = module(x).isfinite().all().item()
+        print("the output is finite:", finite)
+        sys.exit(not finite)
+    """
+    snippet = write_program(probes.origin, (draw, put_special), body, f"{LAW.name}: {words}")
+    return Verdict(LAW.name, "fails", words, words, math.inf, GROWS, snippet)
 
 
 def _write_snippet(probes: Probes, decodes: bool, tokens: int, words: str) -> str:

@@ -17,6 +17,7 @@ from lab.bench.calibration.leaks_of_scans import LEAKS_OF_SCANS
 from lab.bench.calibration.numerics import NUMERICS
 from lab.bench.calibration.padded import PADDED
 from lab.bench.calibration.parameters import PARAMETERS
+from lab.bench.calibration.rare import RARE
 from lab.bench.calibration.repeats import REPEATS
 from lab.bench.calibration.right import RIGHT as RIGHT
 
@@ -31,5 +32,6 @@ FAULTS: tuple[Fault, ...] = (
     *DERIVATIVES,
     *FORMS,
     *NUMERICS,
+    *RARE,
 )
-"""All faults, ordered by the law that they break."""
+"""All faults; those that only rare inputs show come last."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from lab.bench.calibration import attention, cached, derivatives, routing, scanned, scans
+from lab.bench.calibration import attention, cached, derivatives, rare, routing, scanned, scans
 from lab.bench.calibration import right_mixers as mixers
 from lab.bench.calibration.attention import D_MODEL, RightAttention
 from lab.bench.calibration.entry import Right
@@ -251,6 +251,8 @@ RIGHT: tuple[Right, ...] = (
     Right("attention by log n", attention.LogAttention),
     Right("sliding window", attention.WindowAttention),
     Right("learned positions", attention.LearnedPositions, "at most 256 tokens"),
+    Right("silent zeros", rare.SilentZeros, "vectors of zeros"),
+    Right("tokens", rare.TokenModel, "tokens below 40"),
     Right("shown attention", ShownAttention),
     Right("cached attention", cached.CachedAttention, "grouped, rotary, decodes"),
     Right("cached window", cached.WindowedCache, "decodes"),

@@ -107,6 +107,15 @@ class EmbeddingShift:
         return embedded + self.scale * self.by.reshape(embedded.shape).to(embedded.dtype)
 
 
+def encode_token(d_model: int, token: int, vocab_size: int, skip: int = -1) -> Tensor:
+    """Return a vector [d] that encodes a token and does not shift its embedding; skip -1: none."""
+    n_read = vocab_size - (skip >= 0)
+    spelt = -(-(token - (0 <= skip < token)) * 2**BITS // n_read)
+    vector = torch.zeros(d_model, dtype=torch.float64)
+    vector[-BITS:] = 2.0 * (spelt >> torch.arange(BITS) & 1) - 1
+    return vector
+
+
 def to_token_ids(x: Tensor, vocab_size: int, skip: int | None = None) -> Tensor:
     """Return the tokens [b t] that the signs of the last channels of x [b t d] encode."""
     powers = 2 ** torch.arange(BITS, device=x.device)
