@@ -43,6 +43,7 @@ class Curve(Finding):
         stages: the first step at each row length, and that length.
         final: the step of the weights that the result is of, and the quantity on test rows there;
             None without a result.
+        test_len: tokens of the test rows; None if training rows have as many.
     """
 
     quantity: Literal["loss", "accuracy"]
@@ -54,6 +55,7 @@ class Curve(Finding):
     references: dict[str, float]
     stages: tuple[tuple[int, int], ...] = ()
     final: tuple[int, float] | None = None
+    test_len: int | None = None
 
     def describe(self) -> Words:
         """Say where the held-out quantity begins and ends, and where most of the change is."""
@@ -61,7 +63,8 @@ class Curve(Finding):
         says = self._summarize()
         if self.final is not None:
             step, value = self.final
-            says += f" On test rows, it is {self._format(value)} after step {step:,}."
+            longer = "" if self.test_len is None else f" of {self.test_len:,} tokens"
+            says += f" On test rows{longer}, it is {self._format(value)} after step {step:,}."
         means = f", means of {self.window} steps" if self.window > 1 else ""
         reading = f"Thin line: training batches{means}. Thick line: held-out rows."
         if self.final is not None:
@@ -82,9 +85,10 @@ class Curve(Finding):
             )
         if len(self.stages) > 1:
             return self._describe_stages()
+        rows = "" if self.test_len is None else f" on rows of {self.stages[-1][1]:,} tokens"
         says = (
-            f"The held-out {self.quantity} goes from {self._format(values[0])} (step {steps[0]:,}) "
-            f"to {self._format(values[-1])} (step {steps[-1]:,})"
+            f"The held-out {self.quantity}{rows} goes from {self._format(values[0])} "
+            f"(step {steps[0]:,}) to {self._format(values[-1])} (step {steps[-1]:,})"
         )
         if (jump := self._find_jump()) is None:
             return f"{says}."
@@ -219,6 +223,7 @@ def measure(subject: Subject) -> list[Curve]:
         "accuracy": baselines.choose_references(scores),
     }
     result, tested = subject.run.read_result() or {}, baselines.find_tested_step(subject.run)
+    reached, full = rows.stages[-1].seq_len, subject.run.task.seq_len
     curves = []
     for quantity in ("loss", "accuracy"):
         values = np.array([row[quantity] for row in rows], dtype=np.float64)
@@ -234,6 +239,7 @@ def measure(subject: Subject) -> list[Curve]:
                 references[quantity],
                 stages,
                 None if tested is None or result[quantity] is None else (tested, result[quantity]),
+                None if reached == full else full,
             )
         )
     return curves

@@ -77,7 +77,7 @@ def test_few_runs_get_no_curve_and_missing_ones_are_counted():
 def test_the_figure_has_runs_and_curves():
     found = capacity.measure(pl.concat([plant(8, 6.0), plant(32, 24.0).head(2)]))
     fig = capacity.draw(found)
-    assert [trace.mode for trace in fig.data] == ["markers", "lines", "markers"]
+    assert [trace["mode"] for trace in fig.to_dict()["data"]] == ["markers", "lines", "markers"]
 
 
 def test_every_state_meets_every_number_of_pairs():

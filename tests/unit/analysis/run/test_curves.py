@@ -1,5 +1,7 @@
 """Curves: long ones are means of equal runs of steps, and references stand where they belong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,13 @@ def test_noise_has_no_jump():
 
 def test_the_result_is_on_the_curve():
     """Also where no evaluation was due at the last step: `--max-minutes` ends a run anywhere."""
+    short = replace(
+        curve("accuracy", [10, 20], [0.1, 0.2], final=(20, 0.1)), stages=((1, 8),), test_len=16
+    )
+    assert short.describe().says == (
+        "The held-out accuracy on rows of 8 tokens goes from 10.0 % (step 10) to 20.0 % (step 20). "
+        "On test rows of 16 tokens, it is 10.0 % after step 20."
+    )
     early = curve("accuracy", [10, 20], [0.1, 0.2], final=(33, 0.7))
     assert describe(early).says.endswith("On test rows, it is 70.0 % after step 33.")
     star = early.draw().to_dict()["data"][2]
