@@ -21,6 +21,7 @@ from analysis.plots import style
 from analysis.record import figure_only
 from analysis.words import percent
 from lab.intervals import wilson
+from lab.layers.retrieval import RetrievedExperts
 from lab.models import LanguageModel
 from tasks.base import Batch
 
@@ -97,6 +98,7 @@ class HeldAnswers(Finding):
     kind_of: str
     same: float
     any_two: float
+    copies: int
     top: tuple[Holder, ...]
     effects: Float[np.ndarray, " q"] = figure_only()
     seconds: Float[np.ndarray, " q"] = figure_only()
@@ -110,9 +112,9 @@ class HeldAnswers(Finding):
         if wilson(share, self.asked)[0] <= FEW:
             median, high = map(_format_nats, self.effect)
             says = (
-                f"No single expert matters: one holds {count} in layer {self.layer}; without one "
-                f"expert the loss rises by {median} nats in the median and {high} at the 90 % "
-                f"quantile, and {whole}."
+                f"Hardly any answer is held by one expert alone: {count} in layer {self.layer}. "
+                "Without the expert that matters most to it, an answer's loss rises by "
+                f"{median} nats in the median and {high} at the 90 % quantile; {whole}."
             )
         else:
             first = self.top[0]
@@ -128,6 +130,11 @@ class HeldAnswers(Finding):
                     f"{percent(self.same)} of cases (any two: {percent(self.any_two)})"
                 )
             says += "."
+        if self.copies:
+            says += (
+                f" {self.copies:,} experts have the same weights as another, and can stand in for "
+                "each other."
+            )
         reading = (
             f"Each dot is one of {self.asked:,} answers drawn from {self.rows} rows. An expert "
             "holds an answer if it is right, and the loss rises without the expert by at least "
@@ -279,6 +286,7 @@ def measure_held_answers(
         kind_of="token" if facts is None else "fact",
         same=_share_together(found.experts[held], (targets if facts is None else facts)[held]),
         any_two=_share_together(found.experts[held], np.zeros_like(targets[held])),
+        copies=_count_copies(module),
         top=tuple(
             _describe_holder(int(expert), module.shape[1], found, targets)
             for expert in experts[first]
@@ -287,6 +295,13 @@ def measure_held_answers(
         seconds=found.seconds,
         by_one=held,
     )
+
+
+def _count_copies(module: RetrievedExperts) -> int:
+    """Return how many experts have the same weights as another one."""
+    tables = torch.cat([module.down, module.up], dim=1).detach()
+    _, counts = tables.unique(dim=0, return_counts=True)
+    return int(counts[counts > 1].sum())
 
 
 def _find_facts(batch: Batch, found: Holding) -> Int[np.ndarray, " q"] | None:

@@ -28,6 +28,10 @@ GAP = 56
 """Height between panels, px."""
 
 
+ROUNDING = 1e-5
+"""Spread of scores, relative to their size, below which edges have equal scores."""
+
+
 @dataclass(frozen=True)
 class FrequencyUse:
     """What a kind of edge gets from each frequency, beyond other edges of the same lag.
@@ -97,7 +101,7 @@ class FrequencyUses(Finding):
         for edge, uses in self.kinds.items():
             top = max(uses, key=lambda use: abs(float(use.effect[use.best])))
             low, high = top.interval
-            if not (low > 0 or high < 0):
+            if not (low > 0 or high < 0) or not top.effect[top.best]:
                 parts.append(f"{edge}: no layer's scores stand out (95 % interval includes 0)")
                 continue
             best = top.best
@@ -188,7 +192,10 @@ def measure_use(
     placebo = score_edges(sides, sample_placebo(edges, sides.q.shape[1], rng))
     by_pair = (found - placebo).mean(0)
     advantage = by_pair.sum(-1)
+    # A head that scores by position alone gives edges of equal lag equal scores, but for rounding.
+    rounding = ROUNDING * np.abs(placebo).sum(-1).mean(0)
     spread = np.maximum(placebo.sum(-1).std(0), np.finfo(np.float64).tiny)
+    spread = np.where(spread > rounding, spread, np.inf)
     best = int(np.abs(advantage / spread).argmax())
     waves = 2 * np.pi / sides.theta
     long = waves > sides.q.shape[1]

@@ -31,7 +31,7 @@ class Onset:
     """When a quantity changes in a run.
 
     Attributes:
-        quantity: its name.
+        quantity: name of what is dated.
         layer: the block where it changes most; None for the model as a whole.
         change: None where it does not change, or at no one time.
         moved: whether its values move by a tenth, which tells these two cases apart.
@@ -79,7 +79,9 @@ class Onsets(Finding):
             "The dot is half-way from one level to the other. The thick line spans the kept steps "
             "between which that point lies, also on resampled rows (95 %). The thin line goes "
             "from a tenth of the change to nine tenths. Where "
-            f"thick lines overlap, the order is not decided. {CRITERION}"
+            "thick lines overlap, the order is not decided. The order belongs to what is named: "
+            "e^−loss is the geometric mean of the right answers' probabilities, and the loss in "
+            f"nats is half-way at another step. {CRITERION}"
         )
         if runs > 1:
             all_runs = "both runs" if runs == 2 else f"all {runs} runs"
@@ -173,7 +175,9 @@ class Onsets(Finding):
 def find_onsets(paths: Paths) -> tuple[Onset, ...]:
     """Return when each quantity changes, in the layer where it changes most."""
     return tuple(
-        Onset(path.lead.quantity, path.lead.layer, path.change, path.moved) for path in paths.paths
+        Onset(one.dated or one.quantity, one.layer, path.change, path.moved)
+        for path in paths.paths
+        for one in [path.lead]
     )
 
 

@@ -97,9 +97,11 @@ class Paths(Finding):
         last, count = f"step {self.steps[-1]:,}", len(self.paths)
         if dated:
             says = f"Up to {last}, {join_names(dated)}"
+        elif vague:
+            says = f"None of {count} quantities changes at one time up to {last}"
         else:
-            verb = "changes at one time" if vague else "moves by a tenth"
-            says = f"None of {count} quantities {verb} up to {last}"
+            names = join_names([path.lead.dated or path.lead.quantity for path in self.paths])
+            says = f"None of {names} moves by a tenth up to {last}"
         if vague:
             says += f"; {join_names(vague)}, but at no one time"
         rows = "1 test row" if self.rows == 1 else f"{self.rows} test rows"
@@ -231,7 +233,8 @@ def _add_marks(fig: go.Figure, path: QuantityPath, steps: Int[np.ndarray, " n"],
     if series.head is not None:
         text += f" head {series.head}"
     still = "moves, at no one time" if path.moved else "no change"
-    text += f" · {format_bracket(change) if change else still}"
+    dated = f"{series.dated}: " if series.dated else ""
+    text += f" · {dated}{format_bracket(change) if change else still}"
     fig.add_annotation(
         text=text,
         x=0,

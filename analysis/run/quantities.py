@@ -36,23 +36,25 @@ class Quantity:
         axis: what is drawn of it, or its unit.
         unit: "share", "nats" or "number".
         level: turns values into what is searched for changes, in shares of 1 or in nats.
+        dated: name of what is searched for changes; the quantity's own where that is the same.
     """
 
     name: str
     axis: str
     unit: str
     level: Callable[[np.ndarray], np.ndarray] = np.asarray
+    dated: str = ""
 
 
-LOSS = Quantity("loss", "nats", "nats", lambda loss: np.exp(-loss))
+LOSS = Quantity("loss", "nats", "nats", lambda loss: np.exp(-loss), "e^−loss")
 ACCURACY = Quantity("accuracy", "share of answers", "share")
-PREVIOUS = Quantity("previous-token score", "value → key mass", "share")
+KEYS = Quantity("value → key mass", "mass of values on their keys", "share")
 BEFORE = Quantity("previous-token score", "mass on the token before", "share")
 RECALL = Quantity("KV mass", "query → value mass", "share")
 EXPERTS = Quantity("expert entropy", "effective experts", "number", np.log)
 VALUES = Quantity("value entropy", "effective values", "number", np.log)
 MASK = Quantity("mask drift", "nats", "nats")
-QUANTITIES = (LOSS, ACCURACY, PREVIOUS, BEFORE, RECALL, EXPERTS, VALUES, MASK)
+QUANTITIES = (LOSS, ACCURACY, KEYS, BEFORE, RECALL, EXPERTS, VALUES, MASK)
 
 
 Key = tuple[Quantity, int | None]
@@ -119,7 +121,7 @@ def measure_masses(mixer: Mixer, batch: Batch, draws: Float[np.ndarray, "r rows"
         later = np.arange(1, seq_len)
         cells = {BEFORE: (later, later - 1)}
         if has_pairs(batch):
-            cells = {PREVIOUS: (links.values, links.keys), RECALL: (links.queries, links.values)}
+            cells = {KEYS: (links.values, links.keys), RECALL: (links.queries, links.values)}
         parts: dict[Quantity, list[np.ndarray]] = {quantity: [] for quantity in cells}
         for stretch in choose_stretches(mixer, seq_len):
             size = mixer.matrix(row, stretch).abs()
@@ -168,7 +170,7 @@ def compute_nulls(subject: Subject, batch: Batch) -> dict[Quantity, float]:
     links = [find_links(batch, row) for row in range(len(batch.inputs))]
     later = np.arange(1, batch.inputs.shape[1])
     for quantity, targets in (
-        (PREVIOUS, np.concatenate([link.values for link in links])),
+        (KEYS, np.concatenate([link.values for link in links])),
         (BEFORE, later),
         (RECALL, np.concatenate([link.queries for link in links])),
     ):

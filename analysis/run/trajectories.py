@@ -55,6 +55,7 @@ class Series:
         levels: what is searched for changes: e^−loss, the geometric mean of the right answers'
             probabilities; the log of effective numbers; otherwise the quantity itself.
         resampled: levels on resampled rows.
+        dated: name of the levels; empty where they are the quantity's own.
     """
 
     quantity: str
@@ -67,6 +68,7 @@ class Series:
     null_name: str
     levels: Float[np.ndarray, " n"] = figure_only()
     resampled: Float[np.ndarray, "r n"] = figure_only()
+    dated: str = ""
 
 
 def take_few_rows(subject: Subject) -> Batch:
@@ -80,12 +82,13 @@ def take_few_rows(subject: Subject) -> Batch:
 def follow(subject: Subject, batch: Batch, steps: Int[np.ndarray, " n"]) -> list[Series]:
     """Measure the quantities that apply, layer by layer, at steps of the subject's run.
 
-    The loss is the mean cross-entropy, the accuracy the share of right answers. The
-    previous-token score is the share of the mass |M_ij| that values put on their keys; for a task
-    without pairs, that all positions put on the token before. The KV mass is the share that
-    queries put on the value they ask for. Effective experts and values are e^H of how often each
-    is chosen. The mask drift is the root mean square of bias_t − bias_0 over keys, both clamped at
-    `MASKED_AT`. Masses of long rows are measured at `choose_stretches` of their positions.
+    The loss is the mean cross-entropy, the accuracy the share of right answers. The value → key
+    mass is the share of the mass |M_ij| that values put on their keys. Without pairs, the
+    previous-token score is the share that all positions put on the token before. The KV mass is the
+    share that queries put on the value they ask for. Effective experts and values are e^H of how
+    often each is chosen. The mask drift is the root mean square of bias_t − bias_0 over keys, both
+    clamped at `MASKED_AT`. Masses of long rows are measured at `choose_stretches` of their
+    positions.
 
     Raises:
         RunError: when weights cannot be read.
@@ -182,4 +185,5 @@ def _join_steps(key: Key, found: list[Found], null: float | None) -> Series:
         null_name="chance" if quantity == ACCURACY else "uniform",
         levels=levels[0],
         resampled=levels[1:],
+        dated=quantity.dated,
     )

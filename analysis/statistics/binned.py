@@ -1,13 +1,16 @@
 """Accuracy by bins of a whole number, and which bins stand out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from analysis.statistics.intervals import bound_share
 from analysis.words import percent
+from lab.intervals import Z95
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,19 @@ def describe_contrast(found: Bins, one: str, many: str) -> str:
 
 
 def describe_extremes(found: Bins, names: Sequence[str]) -> str:
-    """Say where accuracy is best and worst; an empty text where their intervals overlap."""
+    """Say where accuracy is best and worst; an empty text if chance could explain the contrast.
+
+    The best and the worst were chosen among all pairs of bins, so the difference must exceed its
+    interval at 5 % divided by the number of pairs (Bonferroni's bound).
+    """
     best, worst = int(found.accuracy.argmax()), int(found.accuracy.argmin())
-    if not found.interval[worst, 1] < found.interval[best, 0]:
+    pairs = math.comb(len(found.accuracy), 2)
+    if best == worst or not pairs:
+        return ""
+    widening = NormalDist().inv_cdf(1 - 0.025 / pairs) / Z95
+    below = found.accuracy[best] - found.interval[best, 0]
+    above = found.interval[worst, 1] - found.accuracy[worst]
+    if not found.accuracy[best] - found.accuracy[worst] > widening * math.hypot(below, above):
         return ""
     ends = [f"{percent(float(found.accuracy[i]))} at {names[i]}" for i in (best, worst)]
     return f"{ends[0]} against {ends[1]}"

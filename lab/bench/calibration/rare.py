@@ -162,8 +162,12 @@ RARE = (
     Fault("last token as padding", "causal", _LastIsPadding, notes="the last token"),
     Fault("end token as padding", "causal", _NamedEnd, notes="a token that the module names"),
     Fault("blocks of 24 rows", "batch-invariant", _BlockOfRows, notes="more than 24 rows"),
-    Fault("cache of 200", "prefill = step", _CacheOf200, notes="more than 200 tokens"),
+    Fault(
+        "cache of 200", "prefill = step", _CacheOf200, ("padding",), notes="more than 200 tokens"
+    ),
     Fault("positions in fp16", "relative", _PositionsInHalf, notes="positions above 2,048"),
     Fault("positions in int16", "relative", _PositionsInShort, notes="positions above 32,767"),
-    Fault("division by the norm of zeros", "stable", _DividedByNorm, notes="vectors of zeros"),
+    Fault(
+        "division by the norm of zeros", "stable", _DividedByNorm, ("causal",), "vectors of zeros"
+    ),
 )

@@ -143,16 +143,28 @@ def test_no_expert_holds_what_none_or_several_do(shared):
             batch = replace(batch, targets=batch.targets.where(clear, -100))
     found = measure_held_answers(model, batch, 0, np.random.default_rng(0), most=40)
     assert (found.asked, found.held) == (40, 0)
-    assert describe(found).says.startswith("No single expert matters: one holds 0 of 40 answers")
+    assert describe(found).says.startswith("Hardly any answer is held by one expert alone: 0 of 40")
     assert np.isnan(found.same)
     assert found.draw().data
+
+
+def test_identical_experts_are_noticed():
+    model, batch = small()
+    with torch.no_grad():
+        layer = find_retrieval_layers(model)[0]
+        for table in (layer.down, layer.up):
+            table[1] = table[0]
+    found = measure_held_answers(model, batch, 0, np.random.default_rng(0))
+    assert found.copies == 2
+    assert "2 experts have the same weights as another" in describe(found).says
 
 
 def test_a_random_model_has_no_holders():
     model, batch = small()
     found = measure_held_answers(model, batch, 0, np.random.default_rng(0))
+    assert found.copies == 0
     assert found.held <= 1
-    assert describe(found).says.startswith("No single expert matters")
+    assert describe(found).says.startswith("Hardly any answer is held by one expert alone")
 
 
 def test_few_answers_are_drawn_where_there_are_many():

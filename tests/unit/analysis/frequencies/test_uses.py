@@ -35,6 +35,16 @@ def test_only_the_planted_frequency_carries_the_answers():
     assert says.startswith("Query → value: most in layer 0 (Q/K), +")
 
 
+def test_scores_that_differ_by_rounding_alone_do_not_stand_out():
+    batch = TASK.batch(split="test", size=40)
+    rotation = plant_product(np.ones(8), 100.0 ** -(np.arange(8) / 8), rows=40)
+    edges = link_edges(batch, "value_pos", "key_pos")
+    result = measure_use(rotation, "value → key", edges, np.random.default_rng(1))
+    assert (result.effect == 0).all()
+    says = frequencies.describe(FrequencyUses((result,), 16)).says
+    assert says == "Value → key: no layer's scores stand out (95 % interval includes 0)."
+
+
 def test_an_advantage_is_the_difference_of_two_loops():
     given = build_subject("AM")
     edges = link_edges(given.batch, "query_pos", "value_pos")

@@ -7,6 +7,7 @@ import torch
 from analysis.base import NotApplicableError, Subject
 from analysis.rows.positions import MOST_BINS, AccuracyByPlace, describe, measure
 from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast
+from lab.intervals import wilson
 from lab.models import build
 from tasks.copying import Copy
 from tasks.induction import Induction
@@ -102,3 +103,17 @@ def test_queries_of_one_role_are_told_by_place_alone():
     (found,) = measure(subject(MQAR(seq_len=16, vocab_size=32)))
     assert found.roles == ("query",)
     assert found.role is None
+
+
+@pytest.mark.parametrize(("low", "least", "most"), [(0.9, 0, 0.05), (0.6, 0.9, 1)])
+def test_a_contrast_among_many_bins_is_seldom_due_to_chance(low: float, least: float, most: float):
+    rng, shown = np.random.default_rng(0), 0
+    chances = np.array([low, *[0.9] * 9])
+    for _ in range(200):
+        share = rng.binomial(60, chances) / 60
+        interval = np.array([wilson(float(one), 60) for one in share])
+        ends = np.arange(10)
+        shown += describe_contrast(Bins(ends, ends, share, interval, ends), "bin", "bins") != (
+            "no bin stands out"
+        )
+    assert least <= shown / 200 <= most

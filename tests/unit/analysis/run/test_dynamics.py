@@ -58,9 +58,10 @@ def test_a_run_in_which_nothing_moves_says_so(tmp_path):
     paths, order = dynamics.measure(subject(planted(tmp_path / "run")))
     assert isinstance(order, Onsets)
     assert all(onset.change is None for onset in order.onsets[0])
-    assert dynamics.describe(order).says.startswith("Nothing moves by a tenth: neither loss nor")
+    assert dynamics.describe(order).says.startswith("Nothing moves by a tenth: neither e^−loss nor")
     says = dynamics.describe(paths).says
-    assert says == "None of 4 quantities moves by a tenth up to step 256."
+    named = "e^−loss, accuracy, value → key mass and KV mass"
+    assert says == f"None of {named} moves by a tenth up to step 256."
     assert dynamics.draw(paths)
     assert dynamics.draw(order) is None
 

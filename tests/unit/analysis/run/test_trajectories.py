@@ -45,7 +45,7 @@ def loop_mass(run: Run, step: int, layer: int, targets: str, sources: str) -> li
 @pytest.mark.parametrize("stack", ["AM AM", "SM SM"])
 @pytest.mark.parametrize(
     ("quantity", "ends"),
-    [("previous-token score", ("value_pos", "key_pos")), ("KV mass", ("query_pos", "value_pos"))],
+    [("value → key mass", ("value_pos", "key_pos")), ("KV mass", ("query_pos", "value_pos"))],
 )
 def test_masses_are_the_loops_over_entries(tmp_path, stack, quantity, ends):
     run = planted(tmp_path / "run", stack, steps=(1,))
@@ -161,7 +161,7 @@ def test_resampled_rows_are_the_series_of_those_rows(tmp_path):
     draws = trajectories.draw_rows(6, np.random.default_rng(one.seed))
     assert (draws[0] == 1).all()
     assert (draws.sum(1) == 6).all()
-    found = series(run, "previous-token score", 0)
+    found = series(run, "value → key mass", 0)
     for resample in (0, 7):
         counts = draws[1 + resample].astype(int)
         rows = np.repeat(np.arange(6), counts).tolist()
