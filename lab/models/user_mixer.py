@@ -4,11 +4,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from lab.layers.mixer import offers_positions, take_positions
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 from lab.user_modules import import_module
+
+ROUNDING = 0.02
+"""Share of the largest output by which rounding may move an output, also in bf16."""
 
 USER_MIXER = "U"
 """The letter of a mixer class that is not the lab's own."""
@@ -29,8 +35,9 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
 
     Raises:
         ValueError: when a mixer returns anything else, which broadcasting could hide, or when the
-            user's own mixer raises.
+            user's own mixer raises or offers outputs at some positions that are not the same.
     """
+    offering = {block.mixer for block in model.blocks if offers_positions(block.mixer)}
 
     def check(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
         given = tuple(args[0].shape)
@@ -40,6 +47,8 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
                 f"{type(module).__name__}.forward: must map [b t d] to [b t d]; "
                 f"given {list(given)} it returned {got}"
             )
+        if module in offering and not is_own(module):
+            _check_positions(module, args[0])
 
     with ExitStack() as stack:
         for block in model.blocks:
@@ -51,6 +60,32 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
                     stack.callback(setattr, block.mixer, "forward", forward)
                     block.mixer.forward = convert_errors(forward, type(block.mixer))
         yield
+
+
+@torch.no_grad()
+def _check_positions(mixer: nn.Module, x: Float[Tensor, "b t d"]) -> None:
+    """Check that a mixer's outputs at some positions are those of the whole, without dropout.
+
+    Raises:
+        ValueError: when they differ by more than rounding explains, or have another shape.
+    """
+    at = torch.arange(0, (x.shape[1] + 1) // 2, 2, device=x.device).expand(len(x), -1)
+    training = mixer.training
+    mixer.eval()
+    whole = take_positions(mixer.forward(x), at)
+    part = mixer.forward(x[:, : int(at.max()) + 1], at=at)
+    mixer.train(training)
+    name = f"{type(mixer).__name__}.forward"
+    if part.shape != whole.shape:
+        raise ValueError(
+            f"{name}: at={list(at.shape)} must give {list(whole.shape)}, gave {list(part.shape)}"
+        )
+    off = (part - whole).abs().max().item()
+    if not off <= ROUNDING * whole.abs().max().item():
+        raise ValueError(
+            f"{name}: with at its outputs differ by up to {off:.2g} from those without; "
+            "they must be the same, and causal"
+        )
 
 
 def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:

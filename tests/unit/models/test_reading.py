@@ -12,6 +12,7 @@ from lab.models.block import Block
 from lab.models.evaluation import score
 from lab.models.language_model import LanguageModel
 from lab.models.reading import read_hidden, read_hidden_at
+from lab.models.user_mixer import check_mixers
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks import TASKS
 from tests.cases import MIXERS, TRANSFORMS
@@ -43,6 +44,28 @@ class Future(Mean):
         return self.value(x).mean(1, keepdim=True).expand_as(x)
 
 
+class Offering(Mean):
+    """A user's mixer that computes some positions only."""
+
+    def forward(self, x, at=None):
+        y = super().forward(x)
+        return y if at is None else take_positions(y, at)
+
+
+class Reversed(Offering):
+    """One that returns its outputs in another order."""
+
+    def forward(self, x, at=None):
+        return super().forward(x, None if at is None else at.flip(1))
+
+
+class Peeking(Offering):
+    """One that is not causal."""
+
+    def forward(self, x, at=None):
+        return super().forward(x, at) + x.mean(1, keepdim=True)
+
+
 class Doubled(Attention):
     """A user's subclass that changes what the inherited `forward` relies on."""
 
@@ -50,7 +73,8 @@ class Doubled(Attention):
         return super().project(x, z) * x
 
 
-Doubled.__module__ = "my_mixers"
+for users in (Mean, Future, Offering, Reversed, Peeking, Doubled):
+    users.__module__ = "my_mixers"
 
 
 def make_model(mixer, mlp=None, d_model=8):
@@ -107,6 +131,18 @@ def test_a_users_mixer_that_offers_nothing_sees_every_position(mixer):
     model = make_model(lambda: mixer(8), lambda: nn.Linear(8, 8))
     assert not offers_positions(model.blocks[1].mixer)
     assert_same(model, draw_tokens(), SOME)
+
+
+def test_a_users_mixer_that_offers_positions_keeps_its_word():
+    model = make_model(lambda: Offering(8), lambda: nn.Linear(8, 8))
+    assert offers_positions(model.blocks[1].mixer)
+    assert_same(model, draw_tokens(), SOME)
+    with check_mixers(model):
+        model(draw_tokens())
+    for wrong in (Reversed, Peeking):
+        model = make_model(lambda wrong=wrong: wrong(8))
+        with check_mixers(model), pytest.raises(ValueError, match=f"{wrong.__name__}.*differ"):
+            model(draw_tokens())
 
 
 @pytest.mark.parametrize("stack", ["NM*2", "AM NM", "SM AN NM"])
