@@ -34,18 +34,18 @@ def rms_norm(
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
-        rows = x.reshape(-1, len(weight))
-        # Products with a vector sum over channels faster than sums do, and autocast leaves them.
-        mean = torch.mv(rows * rows, torch.full_like(weight, 1 / len(weight)))
-        r = mean.add_(eps).rsqrt_()[:, None]
-        ctx.save_for_backward(rows, weight, r)
-        return (rows * r).mul_(weight).view_as(x)
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return F.rms_norm(x, weight.shape, weight, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[override]
-        x, weight, r = ctx.saved_tensors
-        rows = grad.reshape(-1, len(weight))
+        x, weight = ctx.saved_tensors
+        x, rows = (z.reshape(-1, len(weight)) for z in (x, grad))
+        # Products with a vector sum over channels faster than sums do, and autocast leaves them.
+        mean = torch.mv(x * x, torch.full_like(weight, 1 / len(weight)))
+        r = mean.add_(ctx.eps).rsqrt_()[:, None]
         along = rows * x
         towards = torch.mv(along, weight)[:, None].mul_(r**3).div_(-len(weight))
         to_x = (rows * r).mul_(weight).addcmul_(x, towards)
