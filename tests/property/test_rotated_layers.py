@@ -1,0 +1,131 @@
+"""Rotary positions in the layers themselves: what SSD, attention and IFA read depends on j − i.
+
+The bounds are those of `test_rope`: a pair turned at a position is off by the angle's error, two
+roundings of θ · position in the precision of the angles, and by ten roundings of the output.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lab.layers.attention import Attention
+from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.ssd import SSD
+from lab.ops.rope import rotate_by_matrix
+
+LONGEST = 131_072
+D_MODEL = 16
+POINTS = {
+    SSD: (("hook_C_pre", "hook_C_rot"), ("hook_B_pre", "hook_B_rot")),
+    Attention: (("hook_q", "hook_rot_q"), ("hook_k", "hook_rot_k")),
+    InnerFunctionAttention: (("hook_q", "hook_rot_q"), ("hook_k", "hook_rot_k")),
+}
+"""Hook points of what is rotated, before and after."""
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16)}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A layer with its input and the position of its first token."""
+
+    layer: Any
+    x: Tensor
+    start: int
+
+    def record(self, *names: str) -> dict[str, Tensor]:
+        """Run the layer from its first position and return what passes hook points."""
+        seen: dict[str, Tensor] = {}
+        handles = [
+            getattr(self.layer, name).register_forward_hook(
+                lambda _, __, out, name=name: seen.__setitem__(name, out.detach())
+            )
+            for name in names
+        ]
+        self.layer.prefill(self.x, self.layer.start(len(self.x), self.start))
+        for handle in handles:
+            handle.remove()
+        return seen
+
+
+@st.composite
+def layers(draw: st.DrawFn, *dtypes: torch.dtype) -> Drawn:
+    """Layers of every kind: groups, layouts, bases, precisions and offsets."""
+    kind = draw(st.sampled_from(list(POINTS)))
+    groups, per_group = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]))
+    options: dict[str, Any] = {
+        "rope_base": draw(st.sampled_from([2.0, 100.0, 10_000.0, 500_000.0])),
+        "rope_layout": draw(st.sampled_from(["half", "interleaved"])),
+    }
+    if kind is SSD:
+        options |= {"n_groups": groups, "d_state": draw(st.sampled_from([2, 6]))}
+        options |= {"chunk_len": draw(st.sampled_from([3, 64]))}
+    else:
+        options |= {"n_kv_heads": groups}
+    if kind is InnerFunctionAttention:
+        options |= {"value_map": "linear"}
+    seed, t = draw(st.integers(0, 2**32)), draw(st.integers(3, 12))
+    start = draw(st.integers(0, LONGEST))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layer = kind(D_MODEL, groups * per_group, **options)
+        x = torch.randn(2, t, D_MODEL, dtype=torch.float64)
+    dtype = draw(st.sampled_from(dtypes))
+    return Drawn(layer.to(dtype).eval(), x.to(dtype), start)
+
+
+@given(layers(torch.float64, torch.float32, torch.bfloat16))
+@torch.no_grad()
+def test_both_sides_turn_by_the_layer_s_base_at_their_positions(drawn: Drawn):
+    pairs = drawn.layer.rotary_pairs
+    at = drawn.start + torch.arange(drawn.x.shape[1])
+    seen = drawn.record(*(name for names in POINTS[type(drawn.layer)] for name in names))
+    for before, after in POINTS[type(drawn.layer)]:
+        given, turned = seen[before].double(), seen[after]
+        expected = rotate_by_matrix(given, at, pairs.base, pairs.layout)
+        n = given.shape[-1]
+        theta = pairs.base ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)
+        angle = EPS[torch.promote_types(drawn.x.dtype, torch.float32)] * theta * at[:, None]
+        bound = given.norm(dim=-1, keepdim=True) * (
+            angle.max(-1, keepdim=True).values[:, None] + 5 * EPS[turned.dtype]
+        )
+        assert ((turned.double() - expected).abs() <= bound).all(), before
+
+
+@given(layers(torch.float64))
+@torch.no_grad()
+def test_layers_do_not_see_where_positions_start(drawn: Drawn):
+    y = drawn.layer(drawn.x)
+    shifted, _ = drawn.layer.prefill(drawn.x, drawn.layer.start(2, drawn.start))
+    # Products of pairs err by four roundings of each angle, at most 131,084 · 2⁻⁵².
+    assert (shifted - y).abs().max() <= 1e-9 * max(1.0, y.abs().max())
+
+
+@given(layers(torch.float64), st.data())
+@torch.no_grad()
+def test_a_carried_state_goes_on_at_its_position(drawn: Drawn, data: st.DataObject):
+    cut = data.draw(st.integers(1, drawn.x.shape[1] - 1))
+    whole, _ = drawn.layer.prefill(drawn.x, drawn.layer.start(2, drawn.start))
+    head, state = drawn.layer.prefill(drawn.x[:, :cut], drawn.layer.start(2, drawn.start))
+    assert state.position.tolist() == [drawn.start + cut] * 2
+    tail, _ = drawn.layer.prefill(drawn.x[:, cut:], state)
+    step, _ = drawn.layer.step(drawn.x[:, cut], state)
+    for found, expected in ((torch.cat([head, tail], 1), whole), (step, whole[:, cut])):
+        assert (found - expected).abs().max() <= 1e-9 * max(1.0, whole.abs().max())
+
+
+@given(layers(torch.float64))
+@torch.no_grad()
+def test_constant_content_is_toeplitz_in_the_layer_s_matrix(drawn: Drawn):
+    layer, x = drawn.layer, drawn.x[:, :1].expand_as(drawn.x)
+    if isinstance(layer, SSD):
+        matrix = layer.matrix(x).tril(-1)
+    else:
+        # Weights are scores that each row normalises: differences of logs along a row are left.
+        log = layer.matrix(x).clamp(min=1e-300).log()
+        matrix = (log[..., 1:] - log[..., :-1]).tril(-1)
+    same = matrix[..., 1:, 1:] - matrix[..., :-1, :-1]
+    assert same.tril(-1).abs().max() <= 1e-9 * max(1.0, matrix.abs().max())
