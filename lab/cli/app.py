@@ -15,6 +15,7 @@ from lab.cli.runs import runs
 from lab.cli.studies import reproduce, study
 from lab.cli.task_commands import LazyTasks
 from lab.cli.tasks import tasks
+from lab.cli.verify import verify
 from lab.machine.spinning import wait_briefly
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ for command in (
     model,
     errata,
     certify,
+    verify,
     reproduce,
     study,
     bench,

@@ -34,6 +34,14 @@ def test_help_names_the_tasks_and_the_commands():
         assert name in result.output
 
 
+def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
+    assert one_line(lab("verify --minutes 0")) == "Error: minutes=0.0: must be > 0"
+    monkeypatch.setattr("lab.cli.verify.TESTS", tmp_path / "absent")
+    result = lab("verify")
+    assert result.exit_code == 2
+    assert "needs a checkout with its tests" in one_line(result)
+
+
 @pytest.mark.parametrize(
     ("words", "package"),
     [("--help", "torch"), ("mqar --help", "torch"), ("mqar --show 1", "torch._dynamo")],
