@@ -73,8 +73,10 @@ def read_json(path: Path, otherwise: str) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise RunError(f"{otherwise}: {path.name} is missing") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RunError(f"{otherwise}: {error}") from error
+    except ValueError as error:
+        raise RunError(f"{otherwise}: {path.name} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise RunError(f"{otherwise}: {path.name} holds no object")
     return content

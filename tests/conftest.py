@@ -41,6 +41,7 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("lab.training.step_time.SECONDS", 0.0)
+        patch.setattr("lab.machine.processor.INTERVAL", 0.0)
         yield
 
 

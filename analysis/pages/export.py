@@ -54,7 +54,7 @@ def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None
     for path in figures:
         if path.suffix.lower() not in SUFFIXES:
             raise ValueError(
-                f"path={path}: must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+                f"figure={path}: must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
             )
     images = {path: figure for path, figure in figures.items() if path.suffix.lower() in IMAGES}
     for path, figure in figures.items():

@@ -35,16 +35,23 @@ def count_cores() -> int:
 
 
 def is_busy() -> bool:
-    """Whether other processes use cores that this one could use; False where Linux does not tell.
+    """Whether other processes use cores that this one could use."""
+    return count_free_cores() < count_cores()
 
-    All threads of the machine that run at this moment are counted, a few times over.
+
+def count_free_cores() -> int:
+    """Return how many cores other processes leave to this one, at least 1.
+
+    All threads of the machine that run at this moment are counted, a few times over. Where Linux
+    does not tell, all cores are free.
     """
     counts = []
     for _ in range(SAMPLES):
         try:
             running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
         except OSError:
-            return False
+            return count_cores()
         counts.append(int(running) - 1)  # this thread reads
         time.sleep(INTERVAL)
-    return (os.cpu_count() or 1) - statistics.median(counts) < count_cores()
+    free = (os.cpu_count() or 1) - round(statistics.median(counts))
+    return max(1, min(count_cores(), free))

@@ -66,7 +66,8 @@ def choose_wait(on_note: Callable[[str], None]) -> None:
         on_note("measuring this machine, once: a few seconds")
         seconds = {name: _time_steps(variables) for name, variables in CHOICES.items()}
         chosen = "long" if seconds["long"] < WORTHWHILE * seconds["brief"] else "brief"
-        remember("spinning", machine, chosen)
+        if max(seconds.values()) < float("inf") and not processor.is_busy():
+            remember("spinning", machine, chosen)
     for name in BRIEF:
         del os.environ[name]
     os.environ.update(CHOICES[chosen])

@@ -117,7 +117,7 @@ class Run:
         for name, was, now in _list_differences(*pair):
             raise OutError(
                 f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
-                "choose another --out"
+                f"choose another --out, or go on with that run: lab resume {self.path}"
             )
 
     def build(self) -> LanguageModel:

@@ -11,14 +11,14 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from lab.lengthening import Stage
 from lab.machine.measurements import read, remember
-from lab.machine.processor import describe_machine, is_busy
+from lab.machine.processor import count_cores, count_free_cores, describe_machine
 from lab.models.evaluation import score
 from lab.models.language_model import LanguageModel
 from lab.ops.cross_entropy import linear_cross_entropy
@@ -42,12 +42,14 @@ class StepTime:
         threads: of the CPU.
         first: seconds of a step in the first, shortest stage.
         last: seconds of a step at the task's own row length.
+        disturbed: whether other processes used this machine's cores meanwhile.
     """
 
     precision: str
     threads: int
     first: float
     last: float
+    disturbed: bool = False
 
     @property
     def total(self) -> float:
@@ -68,7 +70,7 @@ def measure(
 
     Where there is one choice and one stage, nothing is measured, and the times are NaN.
     The measurement is kept in the user's cache folder, by machine and run, unless other processes
-    disturb it.
+    disturb it. Then threads are tried only up to the number of free cores.
 
     Args:
         run: the run; its model is built again to be timed.
@@ -77,18 +79,22 @@ def measure(
         precision: "fp32", "bf16" or "auto".
         threads: of the CPU; None tries one, two, four and so on, up to what torch would take.
     """
-    counts = list_thread_counts(device) if threads is None else [threads]
+    counts = [threads] if threads else list_thread_counts(device)
     precisions = list_precisions(device) if precision == "auto" else (precision,)
-    choices = [(precision, count) for precision in precisions for count in counts]
-    if len(choices) == 1 and len(parts) == 1:
-        return [StepTime(*choices[0], math.nan, math.nan)]
-    key = _digest_setting(run, parts, device, precision, counts)
-    known = _parse(read(KIND).get(key))
+    if len(counts) == len(precisions) == len(parts) == 1:
+        return [StepTime(precisions[0], counts[0], math.nan, math.nan)]
+    on_cpu, key = device.type == "cpu", _digest_setting(run, parts, device, precision, counts)
+    free = count_free_cores() if on_cpu else count_cores()
+    disturbed = free < count_cores()
+    known = [] if disturbed else _parse(read(KIND).get(key))
     if known:
         return known
+    counts = [count for count in counts if count <= free] or counts[:1]
+    choices = [(precision, count) for precision in precisions for count in counts]
     found = find_fastest(run.build().to(device), [parts[0], parts[-1]], choices)
-    if device.type != "cpu" or not is_busy():
-        remember(KIND, key, [asdict(each) for each in found])
+    if disturbed or (on_cpu and count_free_cores() < count_cores()):
+        return [replace(each, disturbed=True) for each in found]
+    remember(KIND, key, [asdict(each) for each in found])
     return found
 
 

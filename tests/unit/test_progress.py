@@ -98,8 +98,8 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
     sentence = " ".join(text.replace("\n", " ").split())
     assert "usually solved after 875 steps" in sentence
     assert (
-        "on cpu in fp32, 2 threads (fp32, 1 thread: 1.30 × the time of a step; bf16, 2 threads: "
-        "2.00 × the time of a step)" in sentence
+        "on cpu in fp32, 2 threads (times as long a step: fp32, 1 thread: 1.30; bf16, 2 threads: "
+        "2.00)" in sentence
     )
     assert "Ctrl-C stops; the same command resumes." in sentence
 

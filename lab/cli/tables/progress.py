@@ -95,7 +95,8 @@ class TrainingDisplay:
             self.held_out = f"  validation {row.validation_accuracy:.3f}"
         if row.test_accuracy is not None:
             self.held_out = f"  test {row.test_accuracy:.3f}"
-        rest = self.forecast.describe_rest(row.step, row.seq_len, each)
+        solved = (row.test_accuracy or 0.0) >= self.run.train.solved_at
+        rest = "" if solved else self.forecast.describe_rest(row.step, row.seq_len, each)
         metrics = (
             f"{row.seq_len:,} tokens  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}"
             f"{self.held_out}  {1000 * each:,.0f} ms"
@@ -124,10 +125,13 @@ def describe_choice(plan: Plan) -> str:
         for found in (plan.best, *plan.others)
     ]
     slower = [
-        f"{other}: {found.total / plan.best.total:.2f} × the time of a step"
+        f"{other}: {found.total / plan.best.total:.2f}"
         for other, found in zip(others, plan.others, strict=True)
     ]
-    return f"{chosen} ({'; '.join(slower)})" if slower else chosen
+    if not slower:
+        return chosen
+    doubt = "; uncertain, as other programs are busy" if plan.best.disturbed else ""
+    return f"{chosen} (times as long a step: {'; '.join(slower)}{doubt})"
 
 
 @contextmanager

@@ -13,6 +13,8 @@ PARTS = 20
 SURE = 1.68
 """Half a 99.9 % interval over half a 95 % one. Every failed run is asked whether it beats guessing,
 and at 95 % one in forty that do not would."""
+SURE_FALL = 3.0
+"""Standard errors by which the loss must fall."""
 
 
 def look(failed: FailedRun, found: Answers) -> Look:
@@ -24,9 +26,10 @@ def look(failed: FailedRun, found: Answers) -> Look:
         "plateau": found.plateau,
     }
     named = found.rule if found.rule == "chance" else f"“{found.rule}”"
+    taken = len(failed.rows)
     place = (
-        f"validation accuracy is {found.accuracy:.3f} ({low:.3f} … {high:.3f}); {named}, "
-        f"which needs no recall, reaches {found.plateau:.3f}"
+        f"after {taken:,} steps, validation accuracy is {found.accuracy:.3f} "
+        f"({low:.3f} … {high:.3f}); {named}, which needs no recall, reaches {found.plateau:.3f}"
     )
     if low > found.plateau:
         return Look(False, place, evidence)
@@ -42,14 +45,18 @@ def look(failed: FailedRun, found: Answers) -> Look:
         )
     trend = _fit_trend(failed)
     if trend is not None:
-        slope, error = trend
-        evidence |= {"loss a 1,000 steps": slope, "standard error": error}
-        says.append(f"the loss changes by {slope:+.3f} ± {error:.3f} nats in 1,000 steps")
+        change, error, steps = trend
+        evidence |= {"change of loss": change, "standard error": error, "over steps": steps}
+        falls = ", so more steps may be all it needs" if change < -SURE_FALL * error else ""
+        says.append(
+            f"over the last {steps:,} steps the loss changes by {change:+.3f} ± {error:.3f} "
+            f"nats{falls}"
+        )
     return Look(True, "; ".join(says), evidence)
 
 
-def _fit_trend(failed: FailedRun) -> tuple[float, float] | None:
-    """Return the loss's slope over the stage's later half, per 1,000 steps, and its error."""
+def _fit_trend(failed: FailedRun) -> tuple[float, float, int] | None:
+    """Return how a line through the loss of the stage's later half changes, its error, the steps."""
     rows = failed.rows[len(failed.rows) // 2 :]
     if len(rows) < 2 * PARTS:
         return None
@@ -61,4 +68,5 @@ def _fit_trend(failed: FailedRun) -> tuple[float, float] | None:
     rest = losses - slope * steps - level
     spread = ((steps - steps.mean()) ** 2).sum()
     error = math.sqrt((rest**2).sum() / (PARTS - 2) / spread)
-    return 1000 * float(slope), 1000 * error
+    span = rows[-1]["step"] - rows[0]["step"]
+    return span * float(slope), span * error, span

@@ -38,7 +38,7 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.setattr(step_time, "_time_step", seconds)
     monkeypatch.setattr(step_time, "list_precisions", lambda device: ("fp32", "bf16"))
     monkeypatch.setattr(step_time, "SECONDS", 0)
-    monkeypatch.setattr(step_time, "is_busy", lambda: False)
+    monkeypatch.setattr(step_time, "count_free_cores", step_time.count_cores)
     return asked, planted
 
 
@@ -100,9 +100,11 @@ def test_numbers_of_threads_are_powers_of_two_and_the_most(monkeypatch, most, co
 
 
 def test_beside_other_processes_nothing_is_remembered(run, timed, monkeypatch):
-    monkeypatch.setattr(step_time, "is_busy", lambda: True)
-    plant(timed, 1.0)
-    measure_run(run)
+    monkeypatch.setattr(step_time, "list_thread_counts", lambda device: [1, 2])
+    monkeypatch.setattr(step_time, "count_cores", lambda: 2)
+    monkeypatch.setattr(step_time, "count_free_cores", lambda: 1)
+    plant(timed, {1: 1.0, 2: 0.5})
+    assert measure_run(run) == StepTime("fp32", 1, 1.0, 1.0, disturbed=True)
     assert read(KIND) == {}
 
 
