@@ -1,4 +1,6 @@
-"""What every test runs under: one thread, poisoned memory, derandomised properties."""
+"""What tests run under: one thread, poisoned memory, derandomised properties, one browser."""
+
+import shutil
 
 import jaxtyping
 import pytest
@@ -75,3 +77,32 @@ def pytest_collection_modifyitems(items):
     """Leave out what needs a GPU where there is none: deselected, not skipped."""
     if not torch.cuda.is_available():
         items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+
+
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """The system's Chromium, else playwright's own; without any, the tests fail.
+
+    A process can have one only: playwright refuses to start a second time.
+    """
+    from playwright.sync_api import Error, sync_playwright
+
+    system = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=system, args=QUIET)
+        except Error as error:
+            pytest.fail(f"the report's tests need Chromium: run `make browser`. {error}")
+        yield browser
+        browser.close()

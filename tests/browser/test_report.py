@@ -263,7 +263,7 @@ def test_a_result_that_the_metrics_deny_is_flagged(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
     run.write_result({**(run.read_result() or {}), "accuracy": 0.99})
     page = visit(write_both(run, examine(Subject.of(run), ["baselines"])).page)
-    assert "accuracy is shown as 99.0 %" in page.locator("#alarm").text_content()
+    assert "accuracy is shown as 99.000 %" in page.locator("#alarm").text_content()
 
 
 @dataclass(frozen=True, kw_only=True)

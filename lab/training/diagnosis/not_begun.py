@@ -56,7 +56,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
 
 
 def _fit_trend(failed: FailedRun) -> tuple[float, float, int] | None:
-    """Return how a line through the loss of the stage's later half changes, its error, the steps."""
+    """Return how a line through the later half's losses changes, its error, and its steps."""
     rows = failed.rows[len(failed.rows) // 2 :]
     if len(rows) < 2 * PARTS:
         return None

@@ -258,7 +258,7 @@ def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
     assert found["seq_len"] == 16
     assert f"not begun: {found['because']}" in describe_ending(result)
     says = describe(measure(Subject.of(run))[0]).says
-    assert "Why it is not solved, at rows of 16 tokens: not begun. Validation accuracy is" in says
+    assert "Why it is not solved, at rows of 16 tokens: not begun. After 8 steps," in says
 
 
 def test_a_result_from_before_diagnoses_is_still_shown(tmp_path):

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import plotly.graph_objects as go
 import pytest
-from playwright.sync_api import sync_playwright
 
 from analysis.pages import export
 from analysis.pages.export import BrowserError, find_browser, save, save_all
@@ -31,11 +30,10 @@ def saved(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page():
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
-        yield chromium.new_page()
-        chromium.close()
+def page(browser):
+    page = browser.new_page()
+    yield page
+    page.close()
 
 
 def test_a_png_has_the_size_of_the_layout_and_is_not_blank(saved, page):
