@@ -85,7 +85,8 @@ class Curve(Finding):
             )
         if len(self.stages) > 1:
             return self._describe_stages()
-        rows = "" if self.test_len is None else f" on rows of {self.stages[-1][1]:,} tokens"
+        short = [seq_len for _, seq_len in self.stages if self.test_len is not None]
+        rows = f" on rows of {short[-1]:,} tokens" if short else ""
         says = (
             f"The held-out {self.quantity}{rows} goes from {self._format(values[0])} "
             f"(step {steps[0]:,}) to {self._format(values[-1])} (step {steps[-1]:,})"

@@ -122,7 +122,10 @@ def find_fastest(
                     seconds = _time_step(model, batch, precision)
                     times[i] = min(times[i], seconds) if rounds else math.inf
         rounds += 1
-    found = [StepTime(*choice, *times) for choice, times in fastest.items()]
+    found = [
+        StepTime(precision, threads, first, last)
+        for (precision, threads), (first, last) in fastest.items()
+    ]
     best = found[0]
     for other in found[1:]:
         if other.total <= WORTHWHILE * best.total:

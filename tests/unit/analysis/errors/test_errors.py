@@ -25,6 +25,7 @@ from analysis.errors.ledger import Ledger
 from analysis.record import to_plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
+from lab.layers.mixer import take_positions
 from lab.layers.ssd import SSD
 from lab.models import build
 from tasks.base import Batch
@@ -52,11 +53,12 @@ def right_values(tokens):
     return found
 
 
-def answer(x, positions):
+def answer(x, positions, at=None):
     """Return an output that makes the model answer with the tokens at these positions."""
     tokens = tokens_of(x)
     chosen = tokens.gather(1, positions.clamp(min=0))
-    return STRONG * nn.functional.one_hot(chosen, x.shape[-1]).to(x.dtype)
+    answers = STRONG * nn.functional.one_hot(chosen, x.shape[-1]).to(x.dtype)
+    return answers if at is None else take_positions(answers, at)
 
 
 class Rule(nn.Module):
@@ -89,7 +91,7 @@ def next_pair(tokens):
 class Hidden(Attention):
     """Reads right values unless its mask hides them; of hidden ones it answers the first token."""
 
-    def forward(self, x):
+    def forward(self, x, at=None):
         """Return the answers."""
         place = right_values(tokens_of(x))
         positions = torch.arange(x.shape[1])
@@ -97,13 +99,13 @@ class Hidden(Attention):
         bias = self._key_bias(v, positions)
         assert bias is not None
         seen = bias[:, 0].gather(1, place.clamp(min=0)) > -5
-        return answer(x, torch.where(seen, place, 0))
+        return answer(x, torch.where(seen, place, 0), at)
 
 
 class Fading(SSD):
     """Answers with what its matrix weights most: 1.3 for the right value, 0.3 for others."""
 
-    def forward(self, x):
+    def forward(self, x, at=None):
         """Return the answers."""
         tokens = tokens_of(x)
         one_hot = nn.functional.one_hot(tokens, x.shape[-1]).to(x.dtype)
@@ -117,7 +119,7 @@ class Fading(SSD):
         B, C = self.hook_B_rot(B), self.hook_C_rot(C)
         total = log_decay.cumsum(1)
         M = torch.einsum("btgn,bsgn->bts", C, B) * dt.mT * (total - total.mT).exp()
-        return answer(x, M.tril().argmax(-1))
+        return answer(x, M.tril().argmax(-1), at)
 
 
 def model_of(mixer: nn.Module):
@@ -196,9 +198,9 @@ def test_what_a_mask_hides_without_harm_is_not_blamed():
     class Elsewhere(Hidden):
         """Answers with the next pair's value, whatever the mask says."""
 
-        def forward(self, x):
+        def forward(self, x, at=None):
             self._key_bias(torch.zeros(len(x), 1, x.shape[1], 1), torch.arange(x.shape[1]))
-            return answer(x, next_pair(tokens_of(x)))
+            return answer(x, next_pair(tokens_of(x)), at)
 
     mixer = Elsewhere(32, mask="soft", max_seq_len=24)
     with torch.no_grad():
