@@ -35,6 +35,9 @@ settings.load_profile("default")
 def _one_thread():
     """Tests run in parallel processes; more threads in each would only get in their way."""
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # for the processes that they start
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

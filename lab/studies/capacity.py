@@ -6,7 +6,7 @@ STATES, PAIRS = (4, 8, 16, 32), (4, 8, 16, 32)
 """Width of the state of each channel; pairs in a row of four times as many tokens."""
 LENGTHEN_AT, MAX_STEPS = 0.5, 1500
 """Rows grow before they are learned whole: a state too small for all pairs of the short rows would
-otherwise never see the long ones."""
+otherwise never see the long ones. A run that never gets there is evaluated on them all the same."""
 
 
 def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:

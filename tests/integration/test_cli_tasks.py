@@ -100,7 +100,8 @@ def test_rows_as_json():
 
 def test_looking_imports_no_analysis_and_leaves_no_files(tmp_path):
     code = (
-        "import sys, lab.cli\n"
+        "import sys, lab.cli, lab.suite.audit\n"
+        "lab.suite.audit.ROWS = 64\n"
         "for words in ('mqar --show 1', 'mqar --audit --preset small', 'tasks'):\n"
         "    lab.cli.app(words.split(), standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('analysis', 'plotly')))\n"

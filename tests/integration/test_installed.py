@@ -80,7 +80,7 @@ def clashing(tmp_path) -> Path:
 
 def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the wheel in front of the other packages."""
-    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done

@@ -42,7 +42,7 @@ def test_a_planted_half_point_is_found_and_its_growth():
 @pytest.fixture(autouse=True)
 def _few_resamples(monkeypatch):
     """A bounded fit takes milliseconds."""
-    monkeypatch.setattr(capacity, "RESAMPLES", 40)
+    monkeypatch.setattr(capacity, "RESAMPLES", 20)
 
 
 def test_intervals_cover_the_planted_half_point():
