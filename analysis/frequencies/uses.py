@@ -108,7 +108,7 @@ class FrequencyUses(Finding):
             place = name_comparison(top.layer, top.sides, best, len(top.advantage))
             parts.append(
                 f"{edge}: most in {place}, {top.effect[best]:+.2f} standard deviations; "
-                f"wavelengths longer than the row carry {percent(float(top.long[best]))} of it "
+                f"wavelengths longer than the row {_describe_share(float(top.long[best]))} "
                 f"(they are {percent(top.uniform_long)} of all)"
             )
         says = f"{'. '.join(map(capitalize, parts))}."
@@ -182,6 +182,14 @@ class FrequencyUses(Finding):
                     yshift=2,
                 )
         return fig
+
+
+def _describe_share(share: float) -> str:
+    """Say what share of a sum some of its terms are; terms of both signs can exceed the sum."""
+    if share < 0:
+        return f"count against it ({percent(share)})"
+    more = ", more than all, as shorter ones count against it," if share > 1 else ""
+    return f"carry {percent(share)} of it{more}"
 
 
 def measure_use(

@@ -120,7 +120,7 @@ def summarize(found: Sequence[StateCapacity], without: int) -> list[str]:
     if not found:
         sentences.append("No run has ended yet.")
     if without:
-        sentences.append(f"{without} cells have not ended and are left out.")
+        sentences.append(f"{without} runs have not ended and are left out.")
     return sentences
 
 

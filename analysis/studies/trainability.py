@@ -140,7 +140,7 @@ def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:
 
 
 def _describe_unfinished(without: int) -> list[str]:
-    return [f"{without} cells have not ended and are left out."] if without else []
+    return [f"{without} runs have not ended and are left out."] if without else []
 
 
 def _is_faster(effect: FactorEffect, baseline: FactorEffect) -> bool:

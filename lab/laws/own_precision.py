@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from lab.laws.probes import Probes, name_precision
 from lab.laws.refusal import REFUSALS
 
 
+@runtime_checkable
 class Comparison(Protocol):
     """A check with its arguments, as `lab.laws.comparison.Trial`."""
 

@@ -91,8 +91,7 @@ def test_it_runs_on_a_few_steps(path, workplace, monkeypatch):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path, workplace, monkeypatch):
-    # A process of its own: let it not take the other tests' core.
+def test_it_runs(path, workplace):
     notebook = read(path)
     client = import_module("nbclient").NotebookClient(
         notebook,

@@ -5,6 +5,7 @@ roundings of θ · position in the precision of the angles, and by ten roundings
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,11 +31,36 @@ EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32,
 
 @dataclass(frozen=True)
 class Drawn:
-    """A layer with its input and the position of its first token."""
+    """How to build a layer with its input, and the position of its first token.
 
-    layer: Any
-    x: Tensor
+    They are built by the test: checks of shapes draw random numbers, which a strategy must not.
+    """
+
+    kind: Any
+    n_heads: int
+    options: dict[str, Any]
+    seed: int
+    seq_len: int
     start: int
+    dtype: torch.dtype
+
+    @cached_property
+    def _built(self) -> tuple[Any, Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            layer = self.kind(D_MODEL, self.n_heads, **self.options)
+            x = torch.randn(2, self.seq_len, D_MODEL, dtype=torch.float64)
+        return layer.to(self.dtype).eval(), x.to(self.dtype)
+
+    @property
+    def layer(self) -> Any:
+        """The layer."""
+        return self._built[0]
+
+    @property
+    def x(self) -> Tensor:
+        """Its input [2 t d]."""
+        return self._built[1]
 
     def record(self, *names: str) -> dict[str, Tensor]:
         """Run the layer from its first position and return what passes hook points."""
@@ -69,12 +95,8 @@ def layers(draw: st.DrawFn, *dtypes: torch.dtype) -> Drawn:
         options |= {"value_map": "linear"}
     seed, t = draw(st.integers(0, 2**32)), draw(st.integers(3, 12))
     start = draw(st.integers(0, LONGEST))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        layer = kind(D_MODEL, groups * per_group, **options)
-        x = torch.randn(2, t, D_MODEL, dtype=torch.float64)
     dtype = draw(st.sampled_from(dtypes))
-    return Drawn(layer.to(dtype).eval(), x.to(dtype), start)
+    return Drawn(kind, groups * per_group, options, seed, t, start, dtype)
 
 
 @given(layers(torch.float64, torch.float32, torch.bfloat16))

@@ -69,7 +69,7 @@ def test_few_runs_get_no_curve_and_missing_ones_are_counted():
     assert found[0].half is None
     assert capacity.summarize(found, 14) == [
         "A state of 8: too few runs for a curve.",
-        "14 cells have not ended and are left out.",
+        "14 runs have not ended and are left out.",
     ]
     assert capacity.summarize([], 16)[0] == "No run has ended yet."
 

@@ -73,7 +73,7 @@ def test_the_verdict_is_silent_on_a_null_and_says_when_runs_are_too_few():
     said = trained.summarize(found, 5)
     assert not any(text.startswith("Solved") for text in said)
     assert "1 of 1 factors have too few runs" in said[1]
-    assert said[-1].startswith("5 cells have not ended")
+    assert said[-1].startswith("5 runs have not ended")
     assert trained.summarize(trained.measure(three), 0) == [
         "Nothing to compare yet: the baseline and at least one factor must be run first."
     ]
