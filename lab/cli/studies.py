@@ -1,6 +1,7 @@
 """`lab reproduce` and `lab study`: many runs that answer one question, and their table."""
 
 import signal
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,10 +58,7 @@ def reproduce(
     found = _run(study, options)
     settings = results.measure(found)
     said = results.summarize(settings, results.count_missing(found))
-    if settings:
-        _print(build_recall_table(settings))
-    fig = results.draw(settings) if settings and options.figure else None
-    _conclude(said, fig, options.figure, "Hard recall")
+    _conclude(settings, said, build_recall_table, results.draw, options.figure, "Hard recall")
 
 
 @share_options
@@ -91,12 +89,8 @@ def _study_trainability(options: StudyOptions) -> None:
     found = _run(build_study(seeds=options.seeds, precision=options.precision), options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
-    if effects:
-        _print(build_trainability_table(effects))
-    fig = results.draw(effects) if effects and options.figure else None
-    _conclude(
-        results.summarize(effects, left), fig, options.figure, "What shortens the first stage"
-    )
+    said, title = results.summarize(effects, left), "What shortens the first stage"
+    _conclude(effects, said, build_trainability_table, results.draw, options.figure, title)
 
 
 def _study_capacity(options: StudyOptions) -> None:
@@ -106,25 +100,28 @@ def _study_capacity(options: StudyOptions) -> None:
 
     found = _run(build_study(seeds=options.seeds, precision=options.precision), options)
     states = results.measure(found)
-    if states:
-        _print(build_capacity_table(states))
-    fig = results.draw(states) if states and options.figure else None
     said = results.summarize(states, found["accuracy"].null_count())
-    _conclude(said, fig, options.figure, "How many pairs the state of SSD holds")
+    title = "How many pairs the state of SSD holds"
+    _conclude(states, said, build_capacity_table, results.draw, options.figure, title)
 
 
-def _print(table: Any) -> None:
+def _conclude(
+    measured: list[Any],
+    said: list[str],
+    build_table: Callable[[list[Any]], Any],
+    draw: Callable[[list[Any]], Any],
+    file: Path | None,
+    title: str,
+) -> None:
+    """Print the table and the verdict, and save the figure if one is asked for."""
     from rich.console import Console
 
-    Console(markup=False, highlight=False).print(table)
-
-
-def _conclude(said: list[str], fig: Any, file: Path | None, title: str) -> None:
-    """Print the verdict, and save the figure if one is asked for."""
+    if measured:
+        Console(markup=False, highlight=False).print(build_table(measured))
     typer.echo("\n".join(said))
     if file is None:
         return
-    if fig is None:
+    if not measured:
         raise refuse(f"figure={file}: no run has ended yet, so there is nothing to draw", 2)
     from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
@@ -134,7 +131,7 @@ def _conclude(said: list[str], fig: Any, file: Path | None, title: str) -> None:
         try:
             with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                save(add_title(fig, title, said[0]), file)
+                save(add_title(draw(measured), title, said[0]), file)
         except BrowserError as error:
             raise refuse(error, 2) from error
     typer.echo(file)
