@@ -10,7 +10,7 @@ from lab.laws.comparison import Trial, run_trials
 from lab.laws.law import Law
 from lab.laws.leaking import attribute_to_leak
 from lab.laws.probes import Probes, draw
-from lab.laws.special import compare_steps_with_special, list_special, name_special
+from lab.laws.special import Special, list_special, name_special, put_special
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder, State
 
@@ -78,6 +78,13 @@ def compare_steps(module: Any, x: Tensor, cut: int, end: int) -> tuple[Tensor, T
     y = module(x)
     state = module.prefill(x[:, :cut])[1] if cut else module.start(x.shape[0])
     return take_steps(module, x, y, state, cut, end), y
+
+
+def compare_steps_with_special(
+    module: Any, x: Tensor, s: int, special: Special
+) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when each is computed by a step and a special input is at s."""
+    return compare_steps(module, put_special(x, special, slice(s, s + 1)), 0, x.shape[1])
 
 
 @torch.no_grad()

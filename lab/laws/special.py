@@ -59,19 +59,6 @@ def compare_beside_special(
     return (module(changed) - y)[:1], y
 
 
-@torch.no_grad()
-def compare_steps_with_special(
-    module: Any, x: Tensor, s: int, special: Special
-) -> tuple[Tensor, Tensor]:
-    """Return how outputs move when each is computed by a step and a special input is at s."""
-    x = put_special(x, special, slice(s, s + 1))
-    y, state, difference = module(x), module.start(x.shape[0]), []
-    for i in range(x.shape[1]):
-        out, state = module.step(x[:, i], state)
-        difference.append(out - y[:, i])
-    return torch.stack(difference, 1), y
-
-
 def name_special(special: Special) -> str:
     """Name a special input."""
     return "zeros" if special is None else f"token {special['token']}"
