@@ -34,6 +34,25 @@ def describe_run(
     from lab.machine.device import choose_device
     from lab.training.experiment import try_out
     from lab.training.loggers import check_installed
+
+    run, runtime = read_settings(name, given, out, known)
+    choose_device(runtime.device)
+    check_installed(runtime.log)
+    try_out(run)
+    return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
+
+
+def read_settings(
+    name: str,
+    given: Mapping[str, Any],
+    out: Path | None = None,
+    known: Mapping[str, Any] | None = None,
+) -> tuple[Any, Runtime]:
+    """Return what `describe_run` does, before anything is tried on this machine.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
     from lab.training.runs import Run
 
     known = known or {}
@@ -42,12 +61,8 @@ def describe_run(
     if values.get("model") and "stack" not in values:
         values["stack"] = "UM*2"
     task, train, values = configure(name, values, out)
-    runtime = build_config(Runtime, values)
-    choose_device(runtime.device)
-    check_installed(runtime.log)
     run = Run(Path("runs"), task, build_config(ModelConfig, values), train)
-    try_out(run)
-    return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
+    return run, build_config(Runtime, values)
 
 
 def configure(

@@ -140,18 +140,22 @@ def _conclude(
 def _run(study: "Study", options: StudyOptions) -> Any:
     """Run the unfinished cells, unless the study is only shown, and return the table."""
     from lab.files import explain_write_errors, write
+    from lab.studies.earlier import EarlierResults
     from lab.studies.runner import run_cells
     from lab.studies.table import tabulate_cells
 
-    file = options.table
+    file, earlier = options.table, EarlierResults({})
     with report_usage_errors():
         study = study.select(options.only or [])
         if file is not None and file.suffix != ".csv":
             raise ValueError(f"table={file}: must end in .csv")
     out = options.out or Path("runs") / study.name
+    if file is not None and file.exists():
+        with report_failures():
+            earlier = EarlierResults.read(file, study, _read_settings(study))
 
     def tabulate() -> Any:
-        found = tabulate_cells(study, out)
+        found = tabulate_cells(study, out, earlier.rows)
         if file is not None:
             with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -179,6 +183,7 @@ def _run(study: "Study", options: StudyOptions) -> Any:
                     COMMAND,
                     workers=options.workers,
                     max_minutes=options.max_minutes,
+                    skip=earlier.has_ended,
                     on_begin=begin,
                     on_end=end,
                 )
@@ -186,6 +191,15 @@ def _run(study: "Study", options: StudyOptions) -> Any:
     if stopped:
         raise refuse("interrupted; run the same command again to resume", 128 + stopped)
     return found
+
+
+def _read_settings(study: "Study") -> dict[str, str]:
+    """Return what identifies the settings of each cell's run, by the cell's name."""
+    from lab.cli.run_settings import read_settings
+
+    return {
+        cell.name: read_settings(cell.task, dict(cell.options))[0].settings for cell in study.cells
+    }
 
 
 def describe_cell(folder: "CellFolder") -> str:

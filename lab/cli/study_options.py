@@ -41,7 +41,11 @@ class StudyOptions:
         typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),
     ] = None
     table: Annotated[
-        Path | None, typer.Option(help="Also write the table to this .csv file after every run.")
+        Path | None,
+        typer.Option(
+            help="Also write the table to this .csv file after every run. Runs that it already "
+            "shows as ended, with the same settings, are not repeated."
+        ),
     ] = None
     figure: Annotated[
         Path | None, typer.Option(help="Save the figure as this .html, .png or .svg file.")

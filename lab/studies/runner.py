@@ -29,6 +29,7 @@ def run_cells(
     *,
     workers: int = 1,
     max_minutes: float | None = None,
+    skip: Callable[[Cell], bool] = lambda cell: False,
     on_begin: Callable[[Cell], None] = lambda cell: None,
     on_end: Callable[[Cell, CellFolder], None] = lambda cell, folder: None,
 ) -> signal.Signals | None:
@@ -44,6 +45,7 @@ def run_cells(
         command: the command that trains a cell; it gets the folder and `--max-minutes`.
         workers: cells at a time.
         max_minutes: most minutes of a cell in total; None: no limit.
+        skip: whether a cell's result is already known from elsewhere.
         on_begin: called with a cell before it is trained.
         on_end: called with every cell after it has run or was found finished.
 
@@ -70,7 +72,7 @@ def run_cells(
 
     with catch_interrupts() as interrupted, ThreadPoolExecutor(workers) as pool:
         try:
-            waiting = [pool.submit(work, cell) for cell in study.cells]
+            waiting = [pool.submit(work, cell) for cell in study.cells if not skip(cell)]
             while not all(future.done() for future in waiting) and not interrupted():
                 time.sleep(POLL)
         finally:

@@ -63,14 +63,19 @@ class Study:
         if not self.cells:
             raise ValueError(f"{self.name}: has no cells")
         for cell in self.cells:
-            if list(cell.factors) != list(self.cells[0].factors):
+            if tuple(cell.factors) != self.factors:
                 raise ValueError(
                     f"{cell.name}: has the factors {', '.join(cell.factors)}, must have "
-                    f"{', '.join(self.cells[0].factors)}"
+                    f"{', '.join(self.factors)}"
                 )
         name, times = Counter(cell.name for cell in self.cells).most_common(1)[0]
         if times > 1:
             raise ValueError(f"{name}: names {times} cells, must name one")
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The names of the factors, in order."""
+        return tuple(self.cells[0].factors)
 
     def select(self, chosen: Sequence[str]) -> "Study":
         """Return the study of the cells that have the given values, each "factor=value".
@@ -83,7 +88,7 @@ class Study:
         wanted: dict[str, set[str]] = {}
         known = {
             factor: list(dict.fromkeys(str(cell.factors[factor]) for cell in self.cells))
-            for factor in self.cells[0].factors
+            for factor in self.factors
         }
         for text in chosen:
             factor, equals, value = text.partition("=")

@@ -23,6 +23,7 @@ MEASURED = {
     "rows": pl.Int64,
     "seconds": pl.Float64,
     "parameters": pl.Int64,
+    "settings": pl.String,
     "error": pl.String,
 }
 """The columns after those of the factors.
@@ -30,26 +31,48 @@ MEASURED = {
 `solved` says whether the accuracy on validation rows of this length reached the run's threshold. If
 so, `steps`, `rows` and `seconds` count training up to that evaluation, including shorter rows. If
 not, they count all training, after which the run is censored. They are empty for a cell that was
-not run. `accuracy` is on test rows of this length, `validation` on validation rows.
+not run. `accuracy` is on test rows of this length, `validation` on validation rows. `settings` is
+`Run.settings`, by which `EarlierResults` finds the rows of the same settings.
 """
 
 
-def tabulate_cells(study: Study, out: Path) -> pl.DataFrame:
+def list_columns(study: Study) -> dict[str, Any]:
+    """Return the columns of a study's table and their types: its factors, then what is measured."""
+    factors = {
+        name: pl.Series([cell.factors[name] for cell in study.cells], strict=False).dtype
+        for name in study.factors
+    }
+    return {**factors, **MEASURED}
+
+
+def tabulate_cells(
+    study: Study, out: Path, earlier: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+) -> pl.DataFrame:
     """Return a row for each cell and row length, in order, also for cells that were not run.
+
+    Args:
+        study: the cells.
+        out: the folder that holds the cells' folders.
+        earlier: rows of an earlier table by the name of the cell, for cells without a run here.
 
     Raises:
         RunError: when a file of a cell cannot be read.
     """
-    rows = [row for cell in study.cells for row in _list_rows(cell, CellFolder(out / cell.name))]
-    factors = {
-        name: pl.Series([cell.factors[name] for cell in study.cells], strict=False).dtype
-        for name in study.cells[0].factors
-    }
-    return pl.DataFrame(rows, schema={**factors, **MEASURED}, orient="row", strict=False)
+    rows = [
+        row
+        for cell in study.cells
+        for row in _list_rows(cell, CellFolder(out / cell.name), (earlier or {}).get(cell.name, ()))
+    ]
+    return pl.DataFrame(rows, schema=list_columns(study), orient="row", strict=False)
 
 
-def _list_rows(cell: Cell, folder: CellFolder) -> Iterator[dict[str, Any]]:
+def _list_rows(
+    cell: Cell, folder: CellFolder, earlier: Sequence[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
     status, run = folder.find_status(), folder.open_run()
+    if run is None and earlier:
+        yield from earlier
+        return
     run_rows = {} if run is None else _summarize(run, folder, cell)
     for length in cell.lengths:
         yield {
@@ -83,6 +106,7 @@ def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, 
             "rows": count_rows(run, upto),
             "seconds": sum(row["seconds"] for row in upto),
             "parameters": parameters,
+            "settings": run.settings,
         }
     return found
 

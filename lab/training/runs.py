@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from lab.models import LanguageModel, build
 from lab.training import checkpoint, history
 from lab.training.fit import Row, TrainingState, start
 from lab.training.metrics import Metrics
-from tasks import restore
+from tasks import TASKS, restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
 
@@ -91,6 +91,20 @@ class Run:
     def digest(self) -> str:
         """Eight hexadecimal digits of the configuration, for the default folder's name."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def settings(self) -> str:
+        """Eight hexadecimal digits of the settings that are not at their defaults.
+
+        Unlike `digest`, they stay the same when a later version of the lab has one field more.
+        """
+        kinds = (TASKS[self.task.name], ModelConfig, TrainConfig)
+        values = (self.task.describe(), self.model.to_dict(), self.train.to_dict())
+        changed = [
+            {name: value for name, value in part.items() if value != defaults.get(name)}
+            for part, defaults in zip(values, map(_get_defaults, kinds), strict=True)
+        ]
+        return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
 
     def claim(self) -> None:
         """Make the folder this run's, or check that it already is.
@@ -274,6 +288,12 @@ def _is_result(content: dict[str, Any]) -> bool:
         and (not scores or {"chance", "oracle"} <= scores.keys())
         and all(isinstance(score, Number) for score in scores.values())
     )
+
+
+def _get_defaults(kind: type[Any]) -> dict[str, Any]:
+    """Return the default of each field of a dataclass that has one."""
+    made = {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
+    return {f.name: f.default for f in fields(kind) if f.default is not MISSING} | made
 
 
 def _list_differences(

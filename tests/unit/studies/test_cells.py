@@ -12,8 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from lab.cli.cell import train_cell
-from lab.cli.run_settings import describe_run
+from lab.cli.run_settings import describe_run, read_settings
+from lab.files import RunError
 from lab.studies import Cell, Study, recall, trainability
+from lab.studies.earlier import EarlierResults
 from lab.studies.folder import CellFolder
 from lab.studies.lengths import evaluate_lengths, find_stage_ends
 from lab.studies.runner import run_cells
@@ -103,6 +105,36 @@ def test_cells_are_trained_skipped_and_told_apart_from_those_not_run(tmp_path):
     assert found.row(1, named=True)["accuracy"] is None
     run_cells(study(cell(0)), tmp_path, TRAIN, on_begin=begun.append)
     assert len(begun) == 1
+
+
+def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(tmp_path):
+    both, file = study(cell(0), cell(1)), tmp_path / "table.csv"
+    run_cells(study(cell(0)), tmp_path / "there", TRAIN)
+    there = tabulate_cells(both, tmp_path / "there")
+    there.write_csv(file)
+    settings = {c.name: read_settings(c.task, dict(c.options))[0].settings for c in both.cells}
+    earlier = EarlierResults.read(file, both, settings)
+    assert [earlier.has_ended(c) for c in both.cells] == [True, False]
+    begun = []
+    run_cells(both, tmp_path / "here", ["true"], skip=earlier.has_ended, on_begin=begun.append)
+    assert begun == [both.cells[1]]
+    assert tabulate_cells(study(cell(0)), tmp_path / "here", earlier.rows).equals(there.head(1))
+    changed = cell(0, learning_rate=1e-3)
+    settings[changed.name] = read_settings("mqar", dict(changed.options))[0].settings
+    assert not EarlierResults.read(file, study(changed), settings).rows
+
+
+def test_a_table_of_another_study_is_refused(tmp_path):
+    file = tmp_path / "table.csv"
+    for content, said in (
+        ("factor,seed\ntiny,0\n", "is no table of the study tiny"),
+        ("", "cannot be read"),
+        ("factor,seed\n\0\xff,zero\n", "table="),
+    ):
+        file.write_text(content)
+        with pytest.raises(RunError, match=said):
+            EarlierResults.read(file, study(cell()), {})
+    assert not EarlierResults.read(tmp_path / "none.csv", study(cell()), {}).rows
 
 
 def test_a_failing_cell_is_recorded_and_stops_no_other(tmp_path):

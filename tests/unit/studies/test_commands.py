@@ -47,6 +47,10 @@ def test_a_study_through_the_command_line(tmp_path, monkeypatch):
     assert pl.read_csv(file).equals(found)
     assert picture.exists()
     assert json.loads(next(out.glob("*/cell.json")).read_text())["task"] == "mqar"
+    elsewhere = [*map(str, [*words[:-3], tmp_path / "elsewhere"]), "--table", str(file)]
+    assert CliRunner().invoke(app, elsewhere).exit_code == 0
+    assert not (tmp_path / "elsewhere").exists()
+    assert pl.read_csv(file).equals(found)
 
 
 def test_wrong_options_are_one_line(tmp_path):

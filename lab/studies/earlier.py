@@ -1,0 +1,61 @@
+"""Results of an earlier table, so that a study can go on on another machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from lab.files import RunError
+from lab.studies.folder import ENDED
+from lab.studies.study import Cell, Study
+from lab.studies.table import list_columns
+
+
+@dataclass(frozen=True)
+class EarlierResults:
+    """Rows of a table that belong to cells of a study, by the name of the cell.
+
+    A row belongs to a cell if factors and settings are the same: results of another protocol are
+    not mixed with today's.
+    """
+
+    rows: Mapping[str, tuple[dict[str, Any], ...]]
+
+    @classmethod
+    def read(cls, file: Path, study: Study, settings: Mapping[str, str]) -> "EarlierResults":
+        """Read a table that `tabulate_cells` has made; where there is no file, there are no rows.
+
+        Args:
+            file: the table, as .csv.
+            study: the cells.
+            settings: of each cell's run, by the cell's name (`Run.settings`).
+
+        Raises:
+            RunError: for a file that cannot be read, or is no table of this study.
+        """
+        if not file.exists():
+            return cls({})
+        columns = list_columns(study)
+        try:
+            found = pl.read_csv(file, schema_overrides=columns)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise RunError(f"table={file}: cannot be read: {error}") from error
+        if found.columns != list(columns):
+            raise RunError(
+                f"table={file}: is no table of the study {study.name}, or one of an older "
+                f"version; it must have the columns {', '.join(columns)}"
+            )
+        rows: dict[str, tuple[dict[str, Any], ...]] = {}
+        for row in found.drop_nulls("settings").iter_rows(named=True):
+            name = Cell({factor: row[factor] for factor in study.factors}, "", {}, ()).name
+            if settings.get(name) == row["settings"]:
+                rows[name] = (*rows.get(name, ()), row)
+        return cls(rows)
+
+    def has_ended(self, cell: Cell) -> bool:
+        """Whether the table has the final result of a cell at all its row lengths."""
+        rows = self.rows.get(cell.name, ())
+        lengths = {row["seq_len"] for row in rows if row["status"] in ENDED}
+        return lengths >= {*cell.lengths}
