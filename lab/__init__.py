@@ -15,20 +15,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.foreign import open as open
+    from lab.notebook import open as open
     from lab.notebook import train as train
 
 __version__ = "0.1.0"
 
-_HOMES = {"open": "lab.foreign", "train": "lab.notebook"}
-"""The module of each name that is imported when it is used."""
+_HOME, _NAMES = "lab.notebook", ("open", "train")
+"""The module of the names that are imported when they are used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _NAMES:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOME), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(["__version__", *_HOMES])
+    return sorted(["__version__", *_NAMES])

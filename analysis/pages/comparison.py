@@ -1,9 +1,11 @@
 """Compare runs on one page: accuracy, mechanism, matrices on the same row, parameters, speed."""
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -184,8 +186,14 @@ def draw_matrices(
     return sorted(layers.items())
 
 
-def render(subjects: Sequence[Subject], found: Comparison) -> str:
-    """Return the page as HTML; all text from users is escaped."""
+def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> str:
+    """Return the page as HTML; all text from users is escaped.
+
+    Args:
+        subjects: the runs, with their rows.
+        found: how they differ.
+        mark: what tells the page from another comparison (`make_mark`).
+    """
     names = [run.name for run in found.runs]
     title = f"{len(names)} runs of {found.task}" if found.task else f"{len(names)} runs"
     accuracies = RunAccuracies(found.runs, found.references)
@@ -201,6 +209,7 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
     return fill_template(
         "compare.html.j2",
         title=title,
+        mark=mark,
         found=found,
         figures=[
             show_figure(f.describe(), f.draw(), title) for f in (found.ranking, accuracies, curves)
@@ -212,6 +221,22 @@ def render(subjects: Sequence[Subject], found: Comparison) -> str:
         ),
         outline=outline,
     )
+
+
+def make_mark(runs: Sequence[Run], rows: int | None) -> str:
+    """Return what pages of the same runs, on as many rows, have in common."""
+    parts = [*(str(run.path.resolve()) for run in runs), str(rows)]
+    return f"compares {hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+
+
+def choose_page(runs: Sequence[Run], rows: int | None = None) -> Path:
+    """Return compare.html; where another file has that name, compare-2.html, and so on."""
+    mark = make_mark(runs, rows)
+    for number in count(1):
+        path = Path("compare.html" if number == 1 else f"compare-{number}.html")
+        if not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace"):
+            return path
+    raise AssertionError("some name is free")
 
 
 def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -> Comparison:
@@ -228,7 +253,7 @@ def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -
         raise RunError(f"out={path}: cannot be written: the folder {path.parent} {why}")
     subjects = open_on_same_rows(runs, rows)
     found = compare(subjects)
-    page = render(subjects, found)
+    page = render(subjects, found, make_mark(runs, rows))
     with explain_write_errors(path):
         write(path, page)
     return found

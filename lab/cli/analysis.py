@@ -132,7 +132,13 @@ def _examine(
 
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path("compare.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the page to this file, in place of one that is there.",
+            show_default="compare.html, or compare-2.html where other runs are compared in it",
+        ),
+    ] = None,
     rows: Annotated[
         int | None,
         typer.Option(help="Rows of the test split to analyze.", show_default="by their length"),
@@ -149,7 +155,9 @@ def compare(
 
         if rows is not None and rows < 1:
             raise ValueError(f"rows={rows}: must be ≥ 1")
-        found = comparison.write_comparison([Run.open(path) for path in paths], out, rows)
+        opened = [Run.open(path) for path in paths]
+        out = out or comparison.choose_page(opened, rows)
+        found = comparison.write_comparison(opened, out, rows)
     if as_json:
         typer.echo(comparison.as_json(found))
         return

@@ -42,7 +42,7 @@ def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> 
 
     choose_wait(partial(typer.echo, err=True))
     from lab.machine.device import choose_device
-    from lab.training.extension import describe_effects, explain_ending, extend
+    from lab.training.extension import check_limit, describe_effects, explain_ending, extend
     from lab.training.loggers import check_installed
     from lab.training.runs import Run
 
@@ -53,6 +53,7 @@ def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> 
             choose_device(runtime.device)
             check_installed(runtime.log)
             if max_steps is not None:
+                check_limit(run, max_steps)
                 final = explain_ending(run)
                 if final:
                     typer.echo(f"{final}; a later limit changes nothing", err=True)

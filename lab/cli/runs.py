@@ -42,12 +42,13 @@ def runs(
     with report_failures(), report_usage_errors():
         if root != HOME and not root.is_dir():
             raise ValueError(f"root={root}: there is no such folder")
-        chosen = select_runs(find_runs(root), only or [])
+        every = find_runs(root)
+        chosen = select_runs(every, only or [])
         found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
-        typer.echo(f"no runs below {root}/" + (f" with {' '.join(only)}" if only else ""))
+        typer.echo(f"no runs below {root}/" + (f" with {' '.join(only)}" if only and every else ""))
     else:
         from lab.cli.tables.runs import build_runs_list
 

@@ -1,14 +1,17 @@
 """A foreign language model in the form of the lab's own: blocks, mixers, hook points, decoding."""
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lab.foreign.mixer import Route, map_output
+from lab.foreign.mixer import ForeignMixer, Route, map_output
 from lab.foreign.parts import Parts
 from lab.hooks import HookPoint, hook_points
 from lab.laws.adapters import Carried, HuggingFaceDecoder
+from lab.layers.mixer import MatrixMixer
 from lab.layers.state import check_decoding
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel, ModelState
@@ -158,6 +161,19 @@ class OpenedModel(LanguageModel):
         y, state = self.prefill_embeddings(x[:, None], state)
         return y[:, 0], state
 
+    def __repr__(self) -> str:
+        """Return a line for the model, and one for blocks of the same kind; `foreign` has all."""
+        sizes = self.cfg
+        lines = [
+            f"OpenedModel of {type(self.foreign).__name__}: {sizes.n_layers} blocks, "
+            f"d_model {sizes.d_model}, a vocabulary of {sizes.d_vocab:,}"
+        ]
+        for kind, alike in groupby(enumerate(map(_describe_block, self.blocks)), itemgetter(1)):
+            first, *rest = (i for i, _ in alike)
+            where = f"blocks {first} to {rest[-1]}" if rest else f"block {first}"
+            lines.append(f"  {where}: {kind}")
+        return "\n".join(lines)
+
     @property
     def cfg(self) -> ModelSizes:
         """The model's sizes, by TransformerLens's names; the foreign configuration has the rest."""
@@ -176,6 +192,15 @@ class OpenedModel(LanguageModel):
             dtype=weight.dtype,
             device=weight.device,
         )
+
+
+def _describe_block(block: nn.Module) -> str:
+    """Return the foreign classes of a block's parts, and whether its mixer offers a matrix."""
+    assert isinstance(block, OpenedBlock)
+    mixer, mlp = block.mixer, block.mlp
+    assert isinstance(mixer, ForeignMixer)
+    offered = "with a matrix" if isinstance(mixer, MatrixMixer) else "without a matrix"
+    return f"{type(mixer.module).__name__} {offered}{f', {type(mlp).__name__}' if mlp else ''}"
 
 
 def _check_tokens(embed: nn.Module, args: tuple[Tensor, ...]) -> None:

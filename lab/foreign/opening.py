@@ -30,13 +30,14 @@ LARGE = 100
 
 
 def open_model(kind: str, model: nn.Module) -> OpenedModel:
-    """Open a causal language model of another library like one of the lab's: `lab.open`.
+    """Open a causal language model of another library like one of the lab's.
 
-    >>> import lab
+    `lab.open` calls this.
+
     >>> from transformers import AutoModelForCausalLM, LlamaConfig
     >>> config = LlamaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2,
     ...                      intermediate_size=32, num_attention_heads=2)
-    >>> model = lab.open("hf", AutoModelForCausalLM.from_config(config).eval())
+    >>> model = open_model("hf", AutoModelForCausalLM.from_config(config).eval())
     >>> logits, cache = model.run_with_cache(torch.zeros(1, 5, dtype=torch.long))
     >>> cache["pattern", 1].shape
     torch.Size([1, 2, 5, 5])

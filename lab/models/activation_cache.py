@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.layers.mixer import MatrixMixer
 from lab.layers.norm import HookedRMSNorm
 from lab.models.head_results import split_heads
-from lab.models.point_names import Key, find_name
+from lab.models.point_names import Key, find_name, find_pattern_block
 from tasks.batch import IGNORE
 
 if TYPE_CHECKING:
@@ -48,7 +49,24 @@ class ActivationCache(dict[str, Tensor]):
         Raises:
             KeyError: when there is none, or when several have this short name.
         """
-        return super().__getitem__(find_name(self.keys(), key, len(self.model.blocks)))
+        try:
+            return super().__getitem__(find_name(self.keys(), key, len(self.model.blocks)))
+        except KeyError as error:
+            raise KeyError(f"{error.args[0]}{self._describe_matrix(key)}") from None
+
+    def _describe_matrix(self, key: Key) -> str:
+        """Return how to get the matrix of a mixer that has one, but no pattern as attention has."""
+        layer = find_pattern_block(key, len(self.model.blocks))
+        if layer is None or not 0 <= layer < len(self.model.blocks):
+            return ""
+        mixer = self.model.blocks[layer].mixer
+        if not isinstance(mixer, MatrixMixer) or hasattr(mixer, "hook_pattern"):
+            return ""
+        block = f"model.blocks[{layer}]"
+        return (
+            f"; block {layer} has a matrix of another kind: "
+            f'{block}.mixer.matrix({block}.norm_mixer(cache["resid_pre", {layer}]))'
+        )
 
     def accumulated_resid(
         self,

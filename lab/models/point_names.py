@@ -39,15 +39,7 @@ def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
         own = to_own_name(key)
         if key in names or own in names:
             return key if key in names else own
-        match = re.fullmatch(r"([A-Za-z_]+?)(\d+)(\w*)", key)
-        key = (key,) if match is None else (match[1], int(match[2]), match[3] or None)
-    parts: list[Any] = [*(key if isinstance(key, tuple) else (key,)), None, None]
-    name, layer, part = parts[:3]
-    if not isinstance(name, str) or not isinstance(layer, int | None):
-        raise KeyError(f"{key}: must be a name, (name, layer) or (name, layer, part)")
-    if layer is not None and layer < 0:
-        layer += n_layers
-    last = f"hook_{SHORT.get(name, name)}"
+    last, layer, part = _parse(key, n_layers)
     found = [known for known in names if _matches(known, last, layer, part)]
     depth = min((known.count(".") for known in found), default=0)
     found = [known for known in found if known.count(".") == depth]
@@ -57,6 +49,34 @@ def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
         near = get_close_matches(last if layer is None else f"blocks.{layer}.{last}", names)
         raise KeyError(f"{key}: no such tensor was kept; near names: {', '.join(near) or 'none'}")
     return found[0]
+
+
+def find_pattern_block(key: Key, n_layers: int) -> int | None:
+    """Return the block whose attention pattern a key stands for; None for another key."""
+    if isinstance(key, str):
+        match = re.fullmatch(r"blocks\.(\d+)\.mixer\.hook_pattern", to_own_name(key))
+        if match is not None:
+            return int(match[1])
+    last, layer, _ = _parse(key, n_layers)
+    return layer if last == "hook_pattern" else None
+
+
+def _parse(key: Key, n_layers: int) -> tuple[str, int | None, str | None]:
+    """Return what a short name stands for: the point's last name, the block, and its part.
+
+    Raises:
+        KeyError: for a key of another form.
+    """
+    if isinstance(key, str):
+        match = re.fullmatch(r"([A-Za-z_]+?)(\d+)(\w*)", key)
+        key = (key,) if match is None else (match[1], int(match[2]), match[3] or None)
+    parts: list[Any] = [*(key if isinstance(key, tuple) else (key,)), None, None]
+    name, layer, part = parts[:3]
+    if not isinstance(name, str) or not isinstance(layer, int | None):
+        raise KeyError(f"{key}: must be a name, (name, layer) or (name, layer, part)")
+    if layer is not None and layer < 0:
+        layer += n_layers
+    return f"hook_{SHORT.get(name, name)}", layer, part
 
 
 def _matches(known: str, last: str, layer: int | None, part: str | None) -> bool:

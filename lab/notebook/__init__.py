@@ -1,3 +1,4 @@
-"""Train and read runs from Python: what `lab.train` returns shows itself in a notebook."""
+"""Train and read runs from Python: what `lab.train` and `lab.open` return shows itself."""
 
+from lab.notebook.opening import open as open
 from lab.notebook.training import train as train

@@ -29,7 +29,7 @@ class TrainedRun:
 
     Attributes:
         run: the run folder.
-        result: the content of result.json: accuracy, steps, seconds, how it ended.
+        result: the content of result.json: accuracy, steps, seconds, how it ended; empty before.
     """
 
     def __init__(self, run: Run):
@@ -54,30 +54,42 @@ class TrainedRun:
     @cached_property
     def model(self) -> LanguageModel:
         """The trained model, in evaluation mode, on the CPU."""
-        return self.run.load_model(max(self.run.list_checkpoints()))
+        return self.run.load_model(max(self.run.list_checkpoints(), default=0))
+
+    @cached_property
+    def subject(self) -> Subject:
+        """What analyses take: the newest weights, and rows of the test split."""
+        return Subject.of(self.run)
 
     def analyze(
-        self, *only: str, rows: int | None = None, step: int | None = None
+        self,
+        *names: str,
+        only: str | Sequence[str] = (),
+        rows: int | None = None,
+        step: int | None = None,
     ) -> "ShownAnalyses":
         """Run analyses, add them to the run's report, and return what they found.
 
         Args:
-            only: names in `analysis.ANALYSES`; none: all that apply.
+            names: in `analysis.ANALYSES`; none: all that apply.
+            only: further names, for readers of `lab analyze --only`.
             rows: of the test split; None: by their length.
             step: of the weights; None: the newest.
 
         Raises:
             ValueError: for an unknown name or step, or rows below 1.
-            NotApplicableError: when one of `only` does not apply to this run.
+            NotApplicableError: when one of these names does not apply to this run.
         """
         steps = self.run.list_steps()
         if step is not None and step not in steps:
             known = ", ".join(map(str, steps))
             raise ValueError(f"step={step}: must be one of {known}, whose weights are kept")
-        names, rows = choose_work(self.run, select_analyses(only) if only else None, rows, step)
-        with show_count(select_analyses(names), "analyzing") as on_begin:
+        asked = [*names, *([only] if isinstance(only, str) else only)]
+        wanted = select_analyses(asked) if asked else None
+        chosen, rows = choose_work(self.run, wanted, rows, step)
+        with show_count(select_analyses(chosen), "analyzing") as on_begin:
             subject = Subject.of(self.run, step=step, rows=rows)
-            examination = examine(subject, names, on_begin)
+            examination = examine(subject, chosen, on_begin)
         write_both(self.run, examination)
         return ShownAnalyses(self.run, examination)
 
@@ -102,8 +114,11 @@ class TrainedRun:
         console = Console(
             record=True, file=StringIO(), width=WIDTH, markup=False, force_jupyter=False
         )
-        console.print(build_result_table(self.result))
-        console.print(describe_ending(self.result))
+        if self.result:
+            console.print(build_result_table(self.result))
+            console.print(describe_ending(self.result))
+        else:
+            console.print(f"{self.task.name}: has not ended")
         console.print(f"run folder: {self.path}")
         return console
 

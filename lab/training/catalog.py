@@ -49,15 +49,19 @@ def select_runs(runs: Sequence[Run], chosen: Sequence[str]) -> list[Run]:
     option of `lab TASK`, including options of layers such as S.d_state.
 
     Raises:
-        ValueError: for text of another form, or a name that no run has.
+        ValueError: for text of another form, or a name that is neither.
     """
     values = {run.path: _list_values(run) for run in runs}
     known = dict.fromkeys(name for found in values.values() for name in found)
+    if not runs:
+        kinds = (*TASKS.values(), ModelConfig, TrainConfig)
+        known = dict.fromkeys([*COLUMNS, *(f.name for kind in kinds for f in fields(kind))])
     wanted: dict[str, list[str]] = {}
     for text in chosen:
         name, equals, value = text.partition("=")
         name = name if name in known else name.replace("-", "_")
-        if not equals or (runs and name not in known):
+        of_layer = not runs and "." in name  # the runs would know which options layers have
+        if not equals or not (name in known or of_layer):
             raise ValueError(f"only={text}: must be NAME=VALUE with one of {', '.join(known)}")
         wanted.setdefault(name, []).append(value)
     return [

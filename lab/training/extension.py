@@ -18,6 +18,17 @@ from lab.training.runs import Run
 from tasks.base import Schedule
 
 
+def check_limit(run: Run, max_steps: int) -> None:
+    """Check that a limit is above the steps that a run has taken.
+
+    Raises:
+        ValueError: where it is not.
+    """
+    taken = max(run.list_checkpoints(), default=0)
+    if max_steps <= taken:
+        raise ValueError(f"max_steps={max_steps}: must be > {taken}, the steps already taken")
+
+
 def explain_ending(run: Run) -> str:
     """Return why a later limit changes nothing; empty if training would go on.
 
@@ -68,11 +79,8 @@ def extend(run: Run, max_steps: int) -> Run:
     """
     longer = replace(run, train=replace(run.train, max_steps=max_steps))
     with lock(run.path), explain_write_errors(run.path):
+        check_limit(run, max_steps)
         state = run.load_state()
-        if max_steps <= state.step:
-            raise ValueError(
-                f"max_steps={max_steps}: must be > {state.step}, the steps already taken"
-            )
         if state.step == run.train.max_steps:
             _undo_last_evaluation(run, state)
         result = run.path / "result.json"

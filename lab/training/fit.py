@@ -250,6 +250,11 @@ def fit(
         yield row
 
 
+def count_validation_rows(stage: Stage, config: TrainConfig) -> int:
+    """Return on how many validation rows a stage is evaluated."""
+    return min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
+
+
 def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: TrainConfig) -> None:
     """Let training go on with the rows of the next stage."""
     state.stage, state.stage_step = state.stage + 1, state.step
@@ -268,11 +273,10 @@ def _evaluate(
     last: bool,
 ) -> Row:
     """Evaluate on validation rows, and on the test split if that may end the run."""
-    rows = min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
     found = evaluate(
         stage.task,
         model,
-        rows=rows,
+        rows=count_validation_rows(stage, config),
         rows_at_once=stage.batch_size,
         seed=config.seed,
         split="validation",

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from analysis.pages import comparison
 from lab.cli import app
+from lab.training.runs import Run
 
 SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
 
@@ -220,10 +222,26 @@ def test_a_folder_of_figures_that_cannot_be_is_said_first(run, tmp_path):
     assert (run / "report.html").stat().st_mtime_ns == before
 
 
+def test_a_page_of_other_runs_is_not_replaced_unless_named(run, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "compare", lambda subjects: None)
+    monkeypatch.setattr(comparison, "render", lambda subjects, found, mark: f"<!-- {mark} -->")
+    first, second = (Run.open(path) for path in (run, trained))
+    for runs, rows, page in (
+        ((first, second), None, "compare.html"),
+        ((first, second), 4, "compare-2.html"),
+        ((second, first), None, "compare-3.html"),
+        ((first, second), 4, "compare-2.html"),
+    ):
+        assert comparison.choose_page(runs, rows) == Path(page)
+        comparison.write_comparison(runs, Path(page), rows)
+
+
 def test_runs_side_by_side(run, trained, tmp_path):
     page = tmp_path / "compare.html"
     result = lab("compare", str(run), str(trained), "--out", str(page), "--rows", "4", "--json")
     assert result.exit_code == 0, result.output
+    assert comparison.make_mark([Run.open(run), Run.open(trained)], 4) in page.read_text()
     told = json.loads(result.stdout)
     assert [row["steps"] for row in told["runs"]] == [8, 8]
     assert told["same_row"]

@@ -149,6 +149,12 @@ def test_a_file_and_what_stands_for_many_settings_exclude_each_other(config):
 def test_a_folder_of_runs_must_exist_unless_it_is_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["runs"]).stdout == "no runs below runs/\n"
+    for chosen in ("seed=1", "S.d_state=64", "group=S5"):
+        found = CliRunner().invoke(app, ["runs", "--only", chosen])
+        assert found.stdout == "no runs below runs/\n"
+    unknown = CliRunner().invoke(app, ["runs", "--only", "x=1"])
+    assert unknown.exit_code == 2
+    assert unknown.stderr.startswith("Error: only=x=1: must be NAME=VALUE with one of path, task,")
     missing = CliRunner().invoke(app, ["runs", "nope"])
     assert missing.exit_code == 2
     assert missing.stderr == "Error: root=nope: there is no such folder\n"

@@ -75,6 +75,16 @@ def test_the_command_goes_on_and_extends(whole, tmp_path):
     assert f"max_steps={STEPS}: must be > {STEPS}, the steps already taken" in found.stderr
 
 
+def test_a_limit_below_the_steps_taken_is_refused_also_where_a_later_one_changes_nothing(tmp_path):
+    run = train(tmp_path / "run", 8, solved_at=0.01, lengthen=False)
+    taken = run.read_metrics()[-1]["step"]
+    assert explain_ending(run) == f"solved after {taken} steps"
+    found = CliRunner().invoke(app, f"resume {run.path} --max-steps {taken - 1}".split())
+    assert found.exit_code == 2
+    [line] = found.stderr.strip().splitlines()
+    assert line == f"Error: max_steps={taken - 1}: must be > {taken}, the steps already taken"
+
+
 def test_what_a_later_limit_changes_is_said(tmp_path):
     run = train(tmp_path / "run", 2, schedule="cosine", task={"p_ignore": (0.5, 0.9)})
     (cosine,) = describe_effects(run, 8)

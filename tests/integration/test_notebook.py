@@ -10,6 +10,7 @@ import torch
 
 import lab
 from lab.cli.run_settings import describe_run
+from lab.files import RunError
 from lab.notebook import progress
 from lab.training.experiment import Plan
 from lab.training.fit import Row
@@ -56,8 +57,37 @@ def test_run_report_and_analyses_show_themselves(run):
         assert page.count('"') == 4
     with pytest.raises(ValueError, match="only=anatom: must be one of"):
         run.analyze("anatom")
+    with pytest.raises(ValueError, match="only=anatom: must be one of"):
+        run.analyze(only=["baselines", "anatom"])
+    assert list(run.analyze(only="baselines", rows=4)) == ["baselines"]
     with pytest.raises(ValueError, match="step=99: must be one of 0, 2"):
         run.analyze(step=99)
+
+
+def test_a_folder_opens_as_its_run(run, tmp_path):
+    again = lab.open(run.path)
+    assert (again.run, again.result) == (run.run, run.result)
+    assert again.subject.step == 2
+    assert "this model" in repr(again)
+    unended = replace(run.run, path=tmp_path / "run")
+    unended.claim()
+    assert repr(lab.open(str(unended.path))).startswith("mqar: has not ended\nrun folder: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((torch.nn.Identity(),), r'model=Identity: give its kind first: lab\.open\("hf", model\)'),
+        (("hf",), r'model=None: must be given after "hf": lab\.open\("hf", model\)'),
+        (("runs/nope", torch.nn.Identity()), "kind='runs/nope': must be one of hf, fla"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_opened_is_answered_with_what_can(given, words):
+    with pytest.raises(ValueError, match=words):
+        lab.open(*given)
+    with pytest.raises(RunError, match="nope is not a run folder"):
+        lab.open("nope")
 
 
 @pytest.mark.parametrize(

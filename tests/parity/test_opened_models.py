@@ -128,6 +128,19 @@ def test_opening_leaves_the_given_model_as_it_was():
     assert sum(p.numel() for p in model.parameters()) == opened.parameter_count()
 
 
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_a_line_says_what_blocks_are(name: str):
+    """Not the thousands of lines that its modules take, which are listed once for each way in."""
+    model, opened = pair(name)
+    parts = "LlamaAttention with a matrix, LlamaMLP"
+    if name == "mamba2":
+        parts = "Mamba2Mixer with a matrix"
+    assert repr(opened).splitlines() == [
+        f"OpenedModel of {type(model).__name__}: 2 blocks, d_model 16, a vocabulary of {V}",
+        f"  blocks 0 to 1: {parts}",
+    ]
+
+
 @torch.no_grad()
 def test_a_copy_is_a_model_of_its_own():
     _, opened = pair("llama")

@@ -12,13 +12,14 @@ from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_argmax
 from lab.suite.audit import audit
 from lab.training.diagnosis.failed_run import FailedRun
+from lab.training.fit import count_validation_rows
 from tasks.base import IGNORE, count_rows
 
 ROWS, RULE_ROWS = 128, 256
 FEWEST_ROWS = 30
 """Fewest rows whose mean is reported, since its interval assumes a normal distribution."""
 TOKENS = 2**17
-"""Most tokens of these rows, unless one batch has more."""
+"""Most tokens of these rows, unless an evaluation has more."""
 WITHOUT_RECALL = frozenset(
     ("chance", "bigram", "context value", "last token", "last value", "majority", "position only")
 )
@@ -30,6 +31,7 @@ class Answers:
     """What the last model answers on validation rows of the last stage.
 
     Attributes:
+        rows: how many were answered, those of the last evaluation at least.
         accuracy: share of scored positions answered right.
         interval: 95 %, over rows.
         outranks: how often the right answer has a larger logit than another answer of the row; ties
@@ -39,6 +41,7 @@ class Answers:
         plateau: its accuracy.
     """
 
+    rows: int
     accuracy: float
     interval: tuple[float, float]
     outranks: float | None
@@ -51,7 +54,10 @@ def collect_answers(failed: FailedRun) -> Answers:
     """Answer validation rows of the last stage with the last model."""
     stage, seed, model = failed.stage, failed.run.train.seed, failed.state.model
     device = next(model.parameters()).device
-    rows = max(stage.batch_size, count_rows(TOKENS, stage.task.seq_len, most=ROWS))
+    rows = max(
+        count_validation_rows(stage, failed.run.train),  # so that its accuracy is this one
+        count_rows(TOKENS, stage.task.seq_len, most=ROWS),
+    )
     training, right, count, shares = model.training, [], [], []
     model.eval()
     with torch.no_grad():
@@ -75,6 +81,7 @@ def collect_answers(failed: FailedRun) -> Answers:
     best = max((rule for rule in rules if rule.name in WITHOUT_RECALL), key=lambda r: r.accuracy)
     outranks, interval = _average(shares)
     return Answers(
+        rows=rows,
         accuracy=sum(right) / sum(count),
         interval=clustered_wilson(torch.tensor(right), torch.tensor(count)),
         outranks=outranks,

@@ -28,8 +28,9 @@ def look(failed: FailedRun, found: Answers) -> Look:
     named = found.rule if found.rule == "chance" else f"“{found.rule}”"
     taken = len(failed.rows)
     place = (
-        f"after {taken:,} steps, validation accuracy is {found.accuracy:.3f} "
-        f"({low:.3f} … {high:.3f}); {named}, which needs no recall, reaches {found.plateau:.3f}"
+        f"after {taken:,} steps, accuracy on {found.rows:,} validation rows is "
+        f"{found.accuracy:.3f} ({low:.3f} … {high:.3f}); {named}, which needs no recall, "
+        f"reaches {found.plateau:.3f}"
     )
     if low > found.plateau:
         return Look(False, place, evidence)

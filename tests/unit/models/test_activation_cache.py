@@ -50,6 +50,24 @@ def test_a_short_name_finds_its_point(run, key, name):
     assert run[1][key] is run[1][name]
 
 
+@pytest.mark.parametrize("key", [("pattern", 1), "pattern1", "blocks.1.attn.hook_pattern"])
+def test_a_pattern_that_a_mixer_lacks_is_answered_with_its_matrix(model, run, key):
+    cache = run[1]
+    with pytest.raises(KeyError, match="block 1 has a matrix of another kind: ") as raised:
+        cache[key]
+    expression = raised.value.args[0].partition("another kind: ")[2]
+    found = eval(expression, {"model": model, "cache": cache})
+    mixer = model.blocks[1].mixer
+    x = model.blocks[1].norm_mixer(cache["resid_pre", 1])
+    assert_close(mixer.project(x, found @ mixer.values(x)), cache["attn_out", 1])
+
+
+def test_a_mixer_without_a_matrix_is_not_said_to_have_one(run):
+    with pytest.raises(KeyError) as raised:
+        run[1]["pattern", 4]
+    assert "matrix" not in raised.value.args[0]
+
+
 def test_a_name_that_is_missing_or_ambiguous_says_so(model):
     both = build("AM", vocab_size=8, d_model=8).run_with_cache(TOKENS)[1]
     assert both["scale", 0, "ln2"] is both["blocks.0.norm_mlp.hook_scale"]

@@ -59,7 +59,9 @@ def plant(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> Fa
 
 
 def make_answers(accuracy: float, plateau: float = 0.25) -> Answers:
-    return Answers(accuracy, wilson(accuracy, 500), 0.5, (0.48, 0.52), "context value", plateau)
+    return Answers(
+        500, accuracy, wilson(accuracy, 500), 0.5, (0.48, 0.52), "context value", plateau
+    )
 
 
 def test_a_task_that_no_weights_solve(tmp_path):
@@ -248,6 +250,14 @@ def test_an_untrained_model_ranks_answers_by_chance_and_a_solved_one_rightly(tmp
         assert found.rule in ("context value", "position only")
         assert 0.2 < found.plateau < 0.4
     assert found.accuracy == 1
+
+
+def test_it_names_the_accuracy_that_training_showed(tmp_path):
+    """Its rows are those of the last evaluation, or more, which it then counts."""
+    run = make(tmp_path / "run", eval_every=8, batch_size=32, test_rows=1024)
+    because = finish(run)["diagnosis"]["because"]
+    shown = run.read_metrics()[-1]["validation_accuracy"]
+    assert because.startswith(f"after 8 steps, accuracy on 128 validation rows is {shown:.3f} (")
 
 
 def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
