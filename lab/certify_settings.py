@@ -60,6 +60,8 @@ class CertifySettings:
         compiler: torch.compile's backend for "forms agree", "inductor" or "aot_eager"; compiling
             takes seconds, so None leaves that law undecided.
         device: name of the device to try the module on.
+        longer: further lengths, tried with fewer trials while there is time; the first in any case.
+            None takes those of `lab.laws.lengths`, unless `lengths` are given.
 
     Raises:
         ValueError: for a number below its bound, or an empty list of lengths.
@@ -78,6 +80,7 @@ class CertifySettings:
     seconds: int | float = 5.0
     compiler: str | None = None
     device: str = "cpu"
+    longer: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("d_model", "batch", "max_len", "rounding_len"):
@@ -86,6 +89,8 @@ class CertifySettings:
                 raise ValueError(f"{name}={value} must be at least 1")
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths={tuple(self.lengths)}: give one or more, each at least 1")
+        if min(self.longer or (), default=1) < 1:
+            raise ValueError(f"longer={tuple(self.longer or ())}: each must be at least 1")
         # Far below torch's own bound, because conditions and probes add to it.
         if not 0 <= self.seed < 2**62:
             raise ValueError(f"seed={self.seed} must be in 0 … 2⁶² − 1")
@@ -99,9 +104,11 @@ class CertifySettings:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "CertifySettings":
         """Return the settings that `to_json` gave the fields of."""
-        lengths = fields["lengths"]
         rebuilt = {
-            "lengths": None if lengths is None else tuple(lengths),
+            **{
+                name: None if fields[name] is None else tuple(fields[name])
+                for name in ("lengths", "longer")
+            },
             "conditions": tuple(Condition(**condition) for condition in fields["conditions"]),
         }
         return cls(**{**fields, **rebuilt})
@@ -115,6 +122,14 @@ QUICK = CertifySettings(
     seconds=0.3,
 )
 """Settings for a certificate in about five seconds."""
+
+BEFORE_TRAINING = CertifySettings(
+    lengths=(2, 7, 33),
+    batch=2,
+    conditions=(CONDITIONS[0], CONDITIONS[3]),
+    seconds=1.0,
+)
+"""Settings for the laws that a training relies on, in about one second for a small layer."""
 
 THOROUGH = CertifySettings(
     conditions=(*CONDITIONS, *(Condition(n, "moved", False) for n in (4, 5))),

@@ -196,6 +196,12 @@ class Runtime(_Config):
     history: bool = option(
         True, "keep the weights of about 30 to 50 steps, to analyse how training went"
     )
+    certify: bool | None = option(
+        None,
+        "before training, test the layers against the laws that training relies on, and do not "
+        "train if one fails",
+        "on for --model",
+    )
     log: Literal["tensorboard", "wandb"] | None = option(
         None, "also send the metrics of every step to this logger"
     )

@@ -19,6 +19,7 @@ from analysis.pages.summary import (
 from analysis.run import baselines
 from analysis.words import count_decimals
 from lab.files import RunError, explain_write_errors
+from lab.training.certificate import describe_certificate, read_certificate
 from lab.training.runs import Run
 
 
@@ -92,6 +93,7 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         subject=subject,
         run=run,
         result=run.read_result() or {},
+        certified=_describe_certified(run),
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
         decimals=count_decimals((standing.accuracy or 0.0, *(standing.interval or ()))),
@@ -109,6 +111,14 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         config=json.dumps(run.to_dict(), indent=2, ensure_ascii=False),
         provenance={**numbers["provenance"], **_list_earlier(numbers)},
     )
+
+
+def _describe_certified(run: Run) -> str:
+    """Say what the laws found before training; "" if they were not asked."""
+    certificate = read_certificate(run)
+    if certificate is None:
+        return ""
+    return f"Certified before training: {describe_certificate(certificate)}."
 
 
 def _list_earlier(numbers: dict[str, Any]) -> dict[str, str]:

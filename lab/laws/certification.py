@@ -1,7 +1,7 @@
 """Certifying a module: bring it to each condition and let every law judge it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -133,8 +133,8 @@ class Certification:
         adapted = self._adapt(seed)
         module = apply_condition(adapted.module, condition.weights, seed, condition.training)
         lengths, longer, d_model = self.lengths, (), adapted.d_model
-        if self.settings.lengths is None and condition == self.conditions[0]:
-            longer = tuple(n for n in find_longer_lengths(adapted.module) if n not in lengths)
+        if condition == self.conditions[0]:
+            longer = tuple(n for n in self._list_longer(adapted.module) if n not in lengths)
         if condition != self.conditions[0]:
             # Faults that weights hide show at a few lengths; those of lengths, with any weights.
             lengths = ([n for n in lengths if n <= LENGTHS[-1]] or lengths)[::-3][::-1]
@@ -155,6 +155,11 @@ class Certification:
             longer=longer,
         )
         return Seeded(module) if random else module, probes
+
+    def _list_longer(self, module: nn.Module) -> Sequence[int]:
+        if self.settings.longer is not None:
+            return self.settings.longer
+        return find_longer_lengths(module) if self.settings.lengths is None else ()
 
     def _adapt(self, seed: int) -> Adapted:
         target, options = self._loaded, self.settings.options or {}
@@ -228,9 +233,8 @@ def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
     if not holding:
         return verdicts[0][1]
     worst = max(holding, key=lambda v: (v.measured or 0) / (v.allowed or 1))
-    words = [worst.evidence]
+    words, tokens = [worst.evidence], max(verdict.tokens for verdict in holding)
     if len(verdicts) > 1:
-        tokens = max(verdict.tokens for verdict in holding)
         reach = f", up to {tokens:,} tokens" if tokens > worst.tokens else ""
         words.append(f"the worst of {len(holding)} conditions{reach}")
     for condition, verdict in verdicts:
@@ -239,7 +243,7 @@ def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
             words.append(f"not decided with {condition}: {left}")
     notes = [verdict.note for verdict in holding if verdict.note]
     words += [f"note: {note}" for note in notes[:1]]
-    return replace(worst, evidence="; ".join(words))
+    return replace(worst, evidence="; ".join(words), tokens=tokens)
 
 
 @torch.no_grad()

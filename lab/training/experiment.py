@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.models.evaluation import score
 from lab.models.user_mixer import check_mixers
+from lab.training.certificate import describe_certificate, write_certificate
 from lab.training.conclusion import Ending, summarize
 from lab.training.fit import DivergedError, Row, TrainingState, check, fit
 from lab.training.history import Pace
@@ -35,6 +36,7 @@ class Plan:
         first_step: steps already taken by an earlier part of this run.
         seq_lens: row lengths still to be trained at, shortest first.
         slowing: how many times as long a step at the full row length takes as one at the shortest.
+        certified: what the laws say about the layers, in one line; "" if they were not asked.
     """
 
     device: torch.device
@@ -44,6 +46,7 @@ class Plan:
     first_step: int
     seq_lens: tuple[int, ...]
     slowing: float
+    certified: str = ""
 
 
 def carry_out(
@@ -68,6 +71,7 @@ def carry_out(
     Raises:
         ValueError: when the device asked for is not there.
         RunError: when the folder cannot be used or written.
+        UnlawfulError: when a layer breaks a law that training relies on, before the first step.
         DivergedError: with the last good checkpoint kept and `stopped: diverged` written.
     """
     device = choose_device(runtime.device)
@@ -78,7 +82,8 @@ def carry_out(
             return done
         state = run.load_state(device)
         run.rewind(state.step)
-        on_plan(_plan(run, state, device, runtime.threads))
+        certified = _certify(run, runtime, device, on_note) if state.step == 0 else ""
+        on_plan(replace(_plan(run, state, device, runtime.threads), certified=certified))
         with (
             run.record_rows() as record,
             open_logger(runtime.log, run, state.step) as log,
@@ -135,6 +140,21 @@ def _name_length(seq_len: int, full: int) -> Iterator[None]:
             raise
         advice = "--start-len or --no-lengthen starts with longer ones"
         raise ValueError(f"{error}; rows start short: this is at {seq_len}, {advice}") from error
+
+
+def _certify(
+    run: Run, runtime: Runtime, device: torch.device, on_note: Callable[[str], None]
+) -> str:
+    """Certify the layers if asked to, or else those of others; keep and return what is found."""
+    wanted = run.model.model is not None if runtime.certify is None else runtime.certify
+    if not wanted:
+        return ""
+    from lab.training.certifying import certify_layers
+
+    on_note("certifying the layers")
+    certificate = certify_layers(run, device, every=runtime.certify is True)
+    write_certificate(run, certificate)
+    return f"{describe_certificate(certificate)} ({certificate['cpu_seconds']:.1f} s)"
 
 
 def _plan(run: Run, state: TrainingState, device: torch.device, threads: int | None) -> Plan:

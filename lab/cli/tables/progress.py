@@ -69,6 +69,8 @@ class TrainingDisplay:
         )
         write(f"on {plan.device} in {describe_choice(plan)}")
         write(f"run folder: {run.path}", soft_wrap=True)
+        if plan.certified:
+            write(f"certified: {plan.certified}")
         if len(plan.seq_lens) > 1:
             write(
                 f"row length: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, longer "
