@@ -20,6 +20,13 @@ def count_decimals(shares: Iterable[float]) -> int:
     return 3 if any(0 < share < 0.001 or 0.999 < share < 1 for share in shares) else 1
 
 
+def count_interval_decimals(low: float, high: float) -> int:
+    """Return the decimals at which the ends of an interval differ, three at most."""
+    least = count_decimals((low, high))
+    differ = (n for n in range(least, 3) if percent(low, n) != percent(high, n))
+    return next(differ, 3 if low != high else least)
+
+
 def percents(*shares: float) -> list[str]:
     """Format shares alike, such as the ends of an interval."""
     return [percent(share, count_decimals(shares)) for share in shares]

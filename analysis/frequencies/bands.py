@@ -93,14 +93,14 @@ class BandAblations(Finding):
             says = f"No third costs more than random thirds do; {whole} are right with all of them."
         else:
             parts = (
-                f"without the {band.name} third of {band.sides} in layer {band.layer} it changes "
+                f"Without the {band.name} third of {band.sides} in layer {band.layer} it changes "
                 f"by {_format_points(band.change)} points (95 %: "
                 f"{_format_points(band.interval[0])} to {_format_points(band.interval[1])}; random "
                 f"thirds: {_format_points(float(band.placebo.min()))} to "
                 f"{_format_points(float(band.placebo.max()))})"
                 for band in sorted(matter, key=lambda band: band.change)[:3]
             )
-            says = f"With all frequencies the accuracy is {whole}; {'; '.join(parts)}."
+            says = f"With all frequencies the accuracy is {whole}. {'. '.join(parts)}."
         reading = (
             f"Dots: the change of accuracy on {self.rows} rows when these pairs of channels are "
             "zero in all heads, with the 95 % interval over rows. Diamonds: the same for as many "

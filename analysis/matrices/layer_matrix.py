@@ -103,14 +103,14 @@ def _describe_mass(mass: Mass) -> str:
     previous = f"{_name_best(mass.on_previous, mass.uniform_previous)} lies on the token before"
     if not mass.on_value.size:
         return f"Of a row's mass {previous}." if mass.on_previous.size else "A single token."
-    recall = f"query rows put {_name_best(mass.on_value, mass.uniform_value)} of their mass"
+    recall = f"Query rows put {_name_best(mass.on_value, mass.uniform_value)} of their mass"
     recall += " on the value they ask for"
-    write = f"value rows put {_name_best(mass.written, mass.uniform_written)} on their key"
+    write = f"Value rows put {_name_best(mass.written, mass.uniform_written)} on their key"
     if _exceeds_uniform(mass.on_value, mass.uniform_value):
-        return f"It recalls: {recall}; {write}."
+        return f"It recalls. {recall}. {write}."
     if _exceeds_uniform(mass.written, mass.uniform_written):
-        return f"It binds each value to its key: {write}; {recall}."
-    return f"No recall shows: {recall}; {write}."
+        return f"It binds each value to its key. {write}. {recall}."
+    return f"Most of the mass is not on pairs. {recall}. {write}."
 
 
 def _exceeds_uniform(share: Float[np.ndarray, " h"], uniform: float) -> bool:

@@ -69,7 +69,7 @@ class Edited(Finding):
             f"exchanging two values moves {followed} of answers with them in layer "
             f"{self.layers[i]} (placebo {placebo})"
         )
-        says = f"{capitalize('; '.join(parts))}."
+        says = f"{'. '.join(map(capitalize, parts))}."
         reading = (
             "At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it "
             "answers the other value. Crosses are placebos: an edge to a random earlier position, "

@@ -17,7 +17,7 @@ from analysis.pages.summary import (
     split_sections,
 )
 from analysis.run import baselines
-from analysis.words import count_decimals
+from analysis.words import count_interval_decimals
 from lab.files import RunError, explain_write_errors
 from lab.training.certificate import describe_certificate, read_certificate
 from lab.training.runs import Run
@@ -96,7 +96,7 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         certified=_describe_certified(run),
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
-        decimals=count_decimals((standing.accuracy or 0.0, *(standing.interval or ()))),
+        decimals=count_interval_decimals(*(standing.interval or [standing.accuracy or 0.0] * 2)),
         answers=answer_first(standing, words, numbers["not_applicable"]),
         findings=pick_key_findings(words) if standing.learned else [],
         outline=_list_contents(shown, aside),

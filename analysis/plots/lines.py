@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from analysis.plots.style import MUTED
-from analysis.words import count_decimals, percent
+from analysis.words import percent
 
 REFERENCE = {"color": MUTED, "width": 1.2, "dash": "dot"}
 """The line of what needs no training."""
@@ -43,13 +43,12 @@ def draw_references(fig: go.Figure, levels: Mapping[str, float]) -> None:
     Names of accuracies near 0 or 1 stand outside of [0, 1], where no curve passes, in the order of
     their lines.
     """
-    decimals = count_decimals(levels.values())
     high, low = 0, 0
     for name, level in sorted(levels.items(), key=lambda item: abs(item[1] - 0.5)):
         fig.add_hline(level, line=REFERENCE, layer="below")
         above, below = level > 0.9, level < 0.1
         fig.add_annotation(
-            text=html.escape(f"{name} {percent(level, decimals)}"),
+            text=html.escape(f"{name} {percent(level)}"),
             x=0,
             xref="x domain",
             xanchor="left",

@@ -18,8 +18,8 @@ from tasks.base import IGNORE
 __all__ = ["TITLE", "TokenRow", "describe", "draw", "measure"]
 
 TITLE = "One row, token by token"
-MOST_TOKENS = 1024
-"""Most tokens that are shown; of a longer row, those up to its last scored position."""
+MOST_TOKENS = 128
+"""Most tokens that are shown."""
 MOST_SOURCES, FEWEST_SOURCES = 64, 4
 """Sources that are kept of each row of a matrix: those of largest magnitude."""
 ENTRIES = 2**18
@@ -36,8 +36,9 @@ class Looks:
         layer: index of the block.
         head: index in its layer.
         mixer: class of the layer's mixer.
-        sources: positions that are looked at, counted from the first token that is shown.
+        sources: tokens that are looked at, as indices into those that are shown.
         shares: of the row's magnitudes, in [−1, 1], with the sign of the entry.
+        hidden: the share of tokens that are not shown.
     """
 
     layer: int
@@ -45,6 +46,7 @@ class Looks:
     mixer: str
     sources: Int[np.ndarray, "t k"] = figure_only()
     shares: Float[np.ndarray, "t k"] = figure_only()
+    hidden: Float[np.ndarray, " t"] = figure_only()
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,14 @@ class TokenRow(Finding):
         seq_len: positions of the row.
         scored: how many of them are scored.
         right: how many of these the model answers right.
-        first: the first position that is shown; above 0 only where long rows are cut.
         role_names: the task's.
         heads: where they look; empty where no mixer offers a matrix.
-        tokens: the row's, as text.
+        positions: those that are shown.
+        tokens: the row's there, as text.
         roles: indices into role_names.
         answers: the model's, as text; empty where nothing is scored.
         targets: the right answers, as text; likewise.
-        links: positions of query, key and value of each pair.
+        links: query, key and value of each pair, as indices into what is shown.
     """
 
     row: int
@@ -72,9 +74,9 @@ class TokenRow(Finding):
     seq_len: int
     scored: int
     right: int
-    first: int
     role_names: tuple[str, ...]
     heads: tuple[Looks, ...]
+    positions: tuple[int, ...] = figure_only()
     tokens: tuple[str, ...] = figure_only()
     roles: tuple[int, ...] = figure_only()
     answers: tuple[str, ...] = figure_only()
@@ -84,6 +86,9 @@ class TokenRow(Finding):
     def describe(self) -> Words:
         """Say how many answers of the row are right, and how to look around in it."""
         says = f"The model answers {self.right} of this row's {self.scored} questions right."
+        if len(self.tokens) < self.seq_len:
+            pairs = ", with their keys and values" if self.links else ""
+            says += f" {sum(map(bool, self.targets))} of them are shown{pairs}."
         reading = f"Row {self.row} of the test split, {self.chosen}. "
         if self.heads:
             reading += (
@@ -97,8 +102,7 @@ class TokenRow(Finding):
         else:
             reading += "No mixer offers a matrix, so where the heads look is not known. "
         if len(self.tokens) < self.seq_len:
-            last = self.first + len(self.tokens) - 1
-            reading += f"Only positions {self.first:,} to {last:,} are shown. "
+            reading += f"{len(self.tokens):,} of the row's {self.seq_len:,} tokens are shown. "
         reading += "The line below a token has the colour of its role."
         alt = f"A row of tokens with the model's answers. {says}"
         return Words(f"Row {self.row}", says, reading, alt, tokens=self._embed())
@@ -109,7 +113,7 @@ class TokenRow(Finding):
     def _embed(self) -> dict[str, object]:
         """Return what the page shows, as JSON."""
         return {
-            "first": self.first,
+            "positions": self.positions,
             "tokens": self.tokens,
             "roles": self.roles,
             "role_names": self.role_names,
@@ -124,6 +128,7 @@ class TokenRow(Finding):
                     "mixer": looks.mixer,
                     "sources": deflate(looks.sources.astype("<u2").tobytes()),
                     "shares": deflate(np.rint(looks.shares * FULL).astype("<i2").tobytes()),
+                    "hidden": deflate(np.rint(looks.hidden * FULL).astype("<i2").tobytes()),
                 }
                 for looks in self.heads
             ],
@@ -139,11 +144,6 @@ def measure(subject: Subject) -> list[TokenRow]:
     batch = subject.batch[row : row + 1]
     seq_len = batch.inputs.shape[1]
     inputs, targets = (part[0].cpu().numpy() for part in (batch.inputs, batch.targets))
-    end = seq_len
-    if seq_len > MOST_TOKENS:
-        last = int((targets != IGNORE).nonzero()[0].max(initial=0))
-        end = max(MOST_TOKENS, last + 1)
-    window = slice(max(0, end - MOST_TOKENS), end)
     here = found.rows == row
     answers = np.full(seq_len, IGNORE)
     answers[found.positions[here].cpu().numpy()] = found.answers[here].cpu().numpy()
@@ -151,11 +151,15 @@ def measure(subject: Subject) -> list[TokenRow]:
 
     def spell(tokens: Int[np.ndarray, " t"]) -> tuple[str, ...]:
         return tuple(
-            "" if token == IGNORE else task.format_token(token) for token in tokens[window].tolist()
+            "" if token == IGNORE else task.format_token(token) for token in tokens[shown].tolist()
         )
 
     links = find_links(batch)
-    pairs = np.stack([links.queries, links.keys, links.values], 1) if len(links.values) else None
+    pairs = np.zeros((0, 3), np.int64)
+    if len(links.values):
+        pairs = np.stack([links.queries, links.keys, links.values], 1)
+    shown = _choose_positions(pairs, answers, targets)
+    pairs = pairs[np.isin(pairs, shown).all(1)]
     return [
         TokenRow(
             row=row,
@@ -163,16 +167,14 @@ def measure(subject: Subject) -> list[TokenRow]:
             seq_len=seq_len,
             scored=int((targets != IGNORE).sum()),
             right=int((answers == targets)[targets != IGNORE].sum()),
-            first=window.start,
             role_names=subject.task.role_names,
-            heads=_read_heads(collect_mixers(subject.model, batch), window),
+            heads=_read_heads(collect_mixers(subject.model, batch), shown),
+            positions=tuple(shown.tolist()),
             tokens=spell(inputs),
-            roles=tuple(batch.roles[0].cpu().numpy()[window].tolist()),
+            roles=tuple(batch.roles[0].cpu().numpy()[shown].tolist()),
             answers=spell(answers),
             targets=spell(targets),
-            links=()
-            if pairs is None
-            else tuple(tuple(pair) for pair in (pairs - window.start).tolist()),
+            links=tuple(tuple(pair) for pair in np.searchsorted(shown, pairs).tolist()),
         )
     ]
 
@@ -185,36 +187,68 @@ def _choose_row(rows: Int[np.ndarray, " q"], wrong: Bool[np.ndarray, " q"]) -> t
     return 0, "the first; no row measured here has both right and wrong answers"
 
 
-def _read_heads(mixers: list[Mixer], window: slice) -> tuple[Looks, ...]:
-    """Return where each head of the mixers that offer a matrix looks in a window of the row."""
+def _choose_positions(
+    pairs: Int[np.ndarray, "q 3"], answers: Int[np.ndarray, " t"], targets: Int[np.ndarray, " t"]
+) -> Int[np.ndarray, " shown"]:
+    """Return the positions of a row to show: all, or what belongs to some of its questions.
+
+    Of a long row with pairs, those are query, key and value of the questions answered wrong, then
+    of the first others, then what stands next to these. Of another long row, those are the
+    positions up to its last question.
+    """
+    seq_len = len(targets)
+    if seq_len <= MOST_TOKENS:
+        return np.arange(seq_len)
+    if not len(pairs):
+        end = max(MOST_TOKENS, int((targets != IGNORE).nonzero()[0].max(initial=0)) + 1)
+        return np.arange(end - MOST_TOKENS, end)
+    queries = pairs[:, 0]
+    by_interest = pairs[np.lexsort((queries, answers[queries] == targets[queries]))]
+    chosen = by_interest[: MOST_TOKENS // 3].flatten()
+    distance = np.abs(np.arange(seq_len)[:, None] - chosen).min(1)
+    return np.sort(np.argsort(distance, kind="stable")[:MOST_TOKENS])
+
+
+def _read_heads(mixers: list[Mixer], shown: Int[np.ndarray, " t"]) -> tuple[Looks, ...]:
+    """Return where each head of the mixers that offer a matrix looks from the shown positions."""
     offered = [mixer for mixer in mixers if isinstance(mixer.module, MatrixMixer)]
-    size = window.stop - window.start
-    heads = sum(len(mixer.matrix(0, slice(0, 1))) for mixer in offered)
+    heads, size = sum(len(mixer.matrix(0, slice(0, 1))) for mixer in offered), len(shown)
     kept = min(size, MOST_SOURCES, max(FEWEST_SOURCES, ENTRIES // max(1, heads * size)))
     found = []
     for mixer in offered:
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        parts: list[tuple[np.ndarray, ...]] = []
         for rows, block in mixer.blocks(0):
-            part = slice(max(rows.start, window.start), min(rows.stop, window.stop))
-            if part.start < part.stop:
-                picked = block[:, part.start - rows.start : part.stop - rows.start]
-                parts.append(_keep_largest(picked.cpu().numpy(), window, part.start, kept))
-        sources, shares = (np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True))
+            targets = shown[(rows.start <= shown) & (shown < rows.stop)]
+            if len(targets):
+                picked = block[:, torch.as_tensor(targets - rows.start)]
+                parts.append(_keep_largest(picked.cpu().numpy(), targets, shown, kept))
+        looks = [np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True)]
         found += [
-            Looks(mixer.layer, head, mixer.kind, sources[head], shares[head])
-            for head in range(len(sources))
+            Looks(mixer.layer, head, mixer.kind, *(part[head] for part in looks))
+            for head in range(len(looks[0]))
         ]
     return tuple(found)
 
 
 def _keep_largest(
-    block: Float[np.ndarray, "h t s"], window: slice, first: int, kept: int
-) -> tuple[Int[np.ndarray, "h t k"], Float[np.ndarray, "h t k"]]:
-    """Return sources and shares of the largest entries of rows first, first + 1, … of a matrix."""
-    causal = np.tri(block.shape[1], block.shape[2], k=first, dtype=bool)
+    block: Float[np.ndarray, "h t s"],
+    targets: Int[np.ndarray, " t"],
+    shown: Int[np.ndarray, " shown"],
+    kept: int,
+) -> tuple[Int[np.ndarray, "h t k"], Float[np.ndarray, "h t k"], Float[np.ndarray, "h t"]]:
+    """Return sources and shares of the largest shown entries of a matrix's rows, and the rest.
+
+    Args:
+        block: the rows of the target positions.
+        targets: those positions.
+        shown: the source positions to choose from.
+        kept: how many entries of each row.
+    """
+    causal = np.arange(block.shape[2]) <= targets[:, None]
     block = np.where(causal, np.nan_to_num(block), 0.0)
     total = np.abs(block).sum(-1, keepdims=True)
     share = block / np.maximum(total, np.finfo(np.float32).tiny)
-    share = share[..., window.start : window.stop]
+    hidden = np.abs(np.delete(share, shown, -1)).sum(-1)
+    share = share[..., shown]
     sources = np.argsort(-np.abs(share), axis=-1, kind="stable")[..., :kept]
-    return sources, np.take_along_axis(share, sources, -1)
+    return sources, np.take_along_axis(share, sources, -1), hidden

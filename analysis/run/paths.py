@@ -22,7 +22,7 @@ from analysis.statistics.change_points import (
     find_change_point,
     moves,
 )
-from analysis.words import join_names, percent
+from analysis.words import capitalize, join_names, percent
 
 FIRST = 0.5
 """Where step 0 stands on a logarithmic axis."""
@@ -95,15 +95,19 @@ class Paths(Finding):
         dated = [path.describe() for path in self.paths if path.change is not None]
         vague = [path.describe() for path in self.paths if path.change is None and path.moved]
         last, count = f"step {self.steps[-1]:,}", len(self.paths)
+        gist = ""
         if dated:
-            says = f"Up to {last}, {join_names(dated)}"
+            said = [f"up to {last}, {dated[0]}", *dated[1:]]
+            changing = [path.lead.quantity for path in self.paths if path.change is not None]
+            verb = "changes" if len(changing) == 1 else "each change"
+            gist = f"{capitalize(join_names(changing))} {verb} at one time up to {last}."
         elif vague:
-            says = f"None of {count} quantities changes at one time up to {last}"
+            said = [f"none of {count} quantities changes at one time up to {last}"]
         else:
             names = join_names([path.lead.dated or path.lead.quantity for path in self.paths])
-            says = f"None of {names} moves by a tenth up to {last}"
-        if vague:
-            says += f"; {join_names(vague)}, but at no one time"
+            said = [f"none of {names} moves by a tenth up to {last}"]
+        said += [f"{path}, but at no one time" for path in vague]
+        says = ". ".join(map(capitalize, said))
         rows = "1 test row" if self.rows == 1 else f"{self.rows} test rows"
         reading = (
             f"The weights of {len(self.steps)} steps, all on the same {rows}. Thick: the layer "
@@ -115,7 +119,7 @@ class Paths(Finding):
         )
         names = ", ".join(path.lead.quantity for path in self.paths)
         title, alt = "Quantities by training step", f"Lines of {names} by step. {says}."
-        return Words(title, f"{says}.", reading, alt)
+        return Words(title, f"{says}.", reading, alt, gist=gist)
 
     def draw(self) -> go.Figure:
         """Draw a panel for each quantity over one axis of steps."""

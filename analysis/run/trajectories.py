@@ -84,11 +84,11 @@ def follow(subject: Subject, batch: Batch, steps: Int[np.ndarray, " n"]) -> list
 
     The loss is the mean cross-entropy, the accuracy the share of right answers. The value → key
     mass is the share of the mass |M_ij| that values put on their keys. Without pairs, the
-    previous-token score is the share that all positions put on the token before. The KV mass is the
-    share that queries put on the value they ask for. Effective experts and values are e^H of how
-    often each is chosen. The mask drift is the root mean square of bias_t − bias_0 over keys, both
-    clamped at `MASKED_AT`. Masses of long rows are measured at `choose_stretches` of their
-    positions.
+    previous-token score is the share that all positions put on the token before. The query → value
+    mass is the share that queries put on the value they ask for. Effective experts and values are
+    e^H of how often each is chosen. The mask drift is the root mean square of bias_t − bias_0 over
+    keys, both clamped at `MASKED_AT`. Masses of long rows are measured at `choose_stretches` of
+    their positions.
 
     Raises:
         RunError: when weights cannot be read.

@@ -12,6 +12,8 @@ const formatShare = (share) => `${(100 * share).toFixed(1)}\u00a0%`.replace("-",
 class TokenRow {
   constructor(place, row) {
     Object.assign(this, { place, row, head: -1, chosen: row.answers.findIndex(Boolean) });
+    // Reports of older versions, which merge with new ones, show one stretch of a row.
+    this.positions = row.positions ?? row.tokens.map((_, i) => row.first + i);
     this.queries = new Map(row.links.map(([query, ...stored]) => [query, stored]));
     this.looks = make("p", "looks");
     this.looks.setAttribute("aria-live", "polite");
@@ -23,8 +25,9 @@ class TokenRow {
   async addHeads() {
     const { heads, tokens, full } = this.row;
     if (!heads.length) return;
-    this.heads = await Promise.all(heads.map(async ({ name, mixer, sources, shares }) => ({
+    this.heads = await Promise.all(heads.map(async ({ name, mixer, sources, shares, hidden }) => ({
       name, mixer,
+      hidden: hidden ? Array.from(new Int16Array(await inflate(hidden)), (share) => share / full) : [],
       sources: new Uint16Array(await inflate(sources)),
       shares: Float32Array.from(new Int16Array(await inflate(shares)), (share) => share / full),
     })));
@@ -80,7 +83,7 @@ class TokenRow {
   }
 
   buildStrip() {
-    const { tokens, roles, role_names, colors, answers, targets, first } = this.row;
+    const { tokens, roles, role_names, colors, answers, targets } = this.row;
     const strip = make("div", "strip");
     strip.tabIndex = 0;
     strip.setAttribute("role", "listbox");
@@ -91,7 +94,7 @@ class TokenRow {
       chip.setAttribute("role", "option");
       chip.title = role_names[roles[i]];
       chip.style.setProperty("--role", colors[roles[i]]);
-      chip.prepend(make("small", "", `${first + i}`));
+      chip.prepend(make("small", "", `${this.positions[i]}`));
       if (targets[i]) {
         const right = answers[i] === targets[i];
         const text = right ? `✓ ${answers[i]}` : `✗ ${answers[i]}`;
@@ -160,8 +163,8 @@ class TokenRow {
   }
 
   tell(token, looks) {
-    const { tokens, roles, role_names, answers, targets, first } = this.row;
-    const name = (i) => `${role_names[roles[i]]} ${tokens[i]} at ${first + i}`;
+    const { tokens, roles, role_names, answers, targets } = this.row;
+    const name = (i) => `${role_names[roles[i]]} ${tokens[i]} at ${this.positions[i]}`;
     const said = [make("b", "", `${name(token)}. `)];
     if (targets[token]) {
       said.push(answers[token] === targets[token]
@@ -169,10 +172,11 @@ class TokenRow {
         : `The model answers ${answers[token]}; right would be ${targets[token]}. `);
     }
     if (this.head >= 0) {
-      const { name: head, mixer } = this.heads[this.head];
+      const { name: head, mixer, hidden } = this.heads[this.head];
       const most = looks.slice(0, 4).filter(([, share]) => Math.abs(share) >= 0.005)
         .map(([source, share]) => `${name(source)} (${formatShare(share)})`);
-      said.push(`From here ${head} (${mixer}) looks at `, most.join(", ") || "nothing much", ".");
+      if (hidden[token] >= 0.005) most.push(`tokens that are not shown (${formatShare(hidden[token])})`);
+      said.push(`From here ${head} (${mixer}) looks at `, most.join(", ") || "no token in particular", ".");
     }
     return said;
   }

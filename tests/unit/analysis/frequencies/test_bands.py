@@ -76,7 +76,7 @@ def test_a_band_matters_beyond_random_ones_only(change, interval, matters):
     assert result.bands[0].matters is matters
     says = frequencies.describe(result).says
     assert (
-        "without the fast third of C/B in layer 1 it changes by -30.0 points" in says
+        "Without the fast third of C/B in layer 1 it changes by -30.0 points" in says
     ) is matters
     assert ("No third costs more" in says) is not matters
 

@@ -121,10 +121,10 @@ def test_words_say_what_the_layer_does():
     assert (
         layer_matrix(recall, links)
         .describe()
-        .says.startswith("It recalls: query rows put 100.0 % (uniform: 17.1 %)")
+        .says.startswith("It recalls. Query rows put 100.0 % (uniform: 17.1 %)")
     )
     assert layer_matrix(bind, links).describe().says.startswith("It binds each value to its key")
-    assert layer_matrix(uniform, links).describe().says.startswith("No recall shows")
+    assert layer_matrix(uniform, links).describe().says.startswith("Most of the mass is not")
 
 
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])

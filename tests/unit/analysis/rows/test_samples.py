@@ -77,6 +77,7 @@ def test_the_page_shows_text_as_text(task, tmp_path):
     page = fill_template(
         "compare.html.j2",
         title="t",
+        mark="",
         found=_Nothing,
         figures=[result],
         orders=[],

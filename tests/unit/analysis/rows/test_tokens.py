@@ -48,17 +48,55 @@ def test_a_row_with_right_and_wrong_answers_is_preferred(planted, monkeypatch):
     assert row.row == (2 if planted else 0)
 
 
-def test_a_long_row_is_cut_and_keeps_its_largest_entries(monkeypatch):
+def test_a_long_row_shows_questions_with_their_pairs_the_wrong_ones_first(monkeypatch):
+    """Shares of what is not shown are counted, so that no head seems to look at nothing."""
+    monkeypatch.setattr(tokens, "MOST_TOKENS", 16)
+    subject = subject_of()
+    right = tokens.scored(subject.model, subject.batch)
+    answers = right.answers.clone()
+    last = (right.rows == 0).nonzero()[-2:, 0]
+    answers[last] = (answers[last] + 1) % 64
+    targets = subject.batch.targets.index_put((right.rows, right.positions), answers)
+    subject = replace(subject, batch=replace(subject.batch, targets=targets))
+    (found,) = tokens.measure(subject)
+    assert (found.row, found.right) == (0, found.scored - 2)
+    shown, links = np.array(found.positions), subject.batch.links
+    assert len(shown) == len(found.tokens) == 16
+    pairs = np.stack([links[name][0] for name in ("query_pos", "key_pos", "value_pos")], 1)
+    pairs = pairs[np.argsort(pairs[:, 0])]
+    complete = pairs[np.isin(pairs, shown).all(1)].tolist()
+    assert sorted(shown[np.array(found.links)].tolist()) == complete
+    for pair in (*pairs[-2:], *pairs[:3]):  # two that are wrong, then the first
+        assert np.isin(pair, shown).all()
+    (mixer, _) = collect_mixers(subject.model, subject.batch[:1])
+    matrix = mixer.matrix(0)[1].detach().numpy()
+    looks = found.heads[1]
+    dense = np.zeros((16, 16))
+    np.put_along_axis(dense, looks.sources, looks.shares, axis=1)
+    np.testing.assert_allclose(dense, matrix[shown][:, shown], atol=1e-6)
+    np.testing.assert_allclose(dense.sum(1) + looks.hidden, 1, atol=1e-6)
+    assert looks.hidden.max() > 0.1
+    says = tokens.describe(found).says
+    assert f"{sum(map(bool, found.targets))} of them are shown, with their keys and" in says
+
+
+def test_a_long_row_without_pairs_ends_with_its_last_question_and_keeps_its_largest_entries(
+    monkeypatch,
+):
     monkeypatch.setattr(tokens, "MOST_TOKENS", 24)
     monkeypatch.setattr(tokens, "ENTRIES", 4 * 24 * 6)
     subject = subject_of()
+    subject = replace(subject, batch=replace(subject.batch, links={}))
     (found,) = tokens.measure(subject)
     assert (len(found.tokens), len(found.answers), len(found.roles)) == (24, 24, 24)
-    assert found.first + 24 == 1 + int((subject.batch.targets[found.row] != -100).nonzero()[-1])
+    last = int((subject.batch.targets[found.row] != -100).nonzero()[-1])
+    assert found.positions == tuple(range(last - 23, last + 1))
     words = tokens.describe(found)
     assert "Only the 6 largest entries of each row are shown." in words.reading
     assert words.tokens
-    assert words.tokens["tokens"][0] == str(int(subject.batch.inputs[found.row, found.first]))
+    assert words.tokens["tokens"][0] == str(
+        int(subject.batch.inputs[found.row, found.positions[0]])
+    )
     packed = words.tokens["heads"][0]["shares"]
     shares = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<i2") / tokens.FULL
     np.testing.assert_allclose(shares.reshape(24, 6), found.heads[0].shares, atol=1e-4)

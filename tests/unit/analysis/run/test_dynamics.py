@@ -37,15 +37,15 @@ def test_a_planted_run_is_told_in_order(tmp_path):
     assert (found["mask drift"].low, found["mask drift"].high) == (4, 8)
     assert found["expert entropy"]
     assert (found["expert entropy"].low, found["expert entropy"].high) == (32, 64)
-    assert found["KV mass"] is None
+    assert found["query → value mass"] is None
     assert {path.lead.quantity: path.lead.layer for path in paths.paths}["expert entropy"] == 1
     says = dynamics.describe(order).says
     assert says.startswith(
         "First mask drift (steps 4 to 8), then expert entropy (steps 32 to 64); "
     )
-    assert "KV mass" in says.split(";")[1]
+    assert "query → value mass" in says.split(";")[1]
     assert "do not change" in says
-    assert "mask drift of layer 0 goes from 0 nats to" in dynamics.describe(paths).says
+    assert "Mask drift of layer 0 goes from 0 nats to" in dynamics.describe(paths).says
     json.dumps(to_plain([paths, order]), allow_nan=False)
     for result in (paths, order):
         figure = dynamics.draw(result)
@@ -60,7 +60,7 @@ def test_a_run_in_which_nothing_moves_says_so(tmp_path):
     assert all(onset.change is None for onset in order.onsets[0])
     assert dynamics.describe(order).says.startswith("Nothing moves by a tenth: neither e^−loss nor")
     says = dynamics.describe(paths).says
-    named = "e^−loss, accuracy, value → key mass and KV mass"
+    named = "e^−loss, accuracy, value → key mass and query → value mass"
     assert says == f"None of {named} moves by a tenth up to step 256."
     assert dynamics.draw(paths)
     assert dynamics.draw(order) is None
@@ -84,12 +84,12 @@ def told(*levels: np.ndarray) -> tuple[str, str]:
 def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
     assert told(ramp, still) == (
-        "None of 2 quantities changes at one time up to step 1,024; q0 goes from "
+        "None of 2 quantities changes at one time up to step 1,024. Q0 goes from "
         "0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "q0 moves, but at no one time; q1 does not change.",
     )
     assert told(ramp, still, step) == (
-        "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %); q0 goes "
+        "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %). Q0 goes "
         "from 0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "Only q2 (steps 45 to 64) changes at one time; q0 moves, but at no one time; q1 does "
         "not change.",

@@ -45,7 +45,10 @@ def loop_mass(run: Run, step: int, layer: int, targets: str, sources: str) -> li
 @pytest.mark.parametrize("stack", ["AM AM", "SM SM"])
 @pytest.mark.parametrize(
     ("quantity", "ends"),
-    [("value → key mass", ("value_pos", "key_pos")), ("KV mass", ("query_pos", "value_pos"))],
+    [
+        ("value → key mass", ("value_pos", "key_pos")),
+        ("query → value mass", ("query_pos", "value_pos")),
+    ],
 )
 def test_masses_are_the_loops_over_entries(tmp_path, stack, quantity, ends):
     run = planted(tmp_path / "run", stack, steps=(1,))
@@ -62,7 +65,7 @@ def test_without_pairs_every_position_counts_and_there_is_no_kv_mass(tmp_path):
     one = subject(run)
     batch = Batch(one.batch.inputs, one.batch.targets, one.batch.roles, {})
     followed = follow(replace(one, batch=batch), batch, np.array([0, 1]))
-    assert "KV mass" not in {s.quantity for s in followed}
+    assert "query → value mass" not in {s.quantity for s in followed}
     [found] = [s for s in followed if (s.quantity, s.layer) == ("previous-token score", 0)]
     matrix = torch.stack(
         [collect_mixers(one.model, batch)[0].matrix(row) for row in range(6)]
