@@ -5,7 +5,7 @@ import math
 from torch import nn
 
 from lab.layers.mixer import MatrixMixer, offers_rows
-from lab.machine.memory import measure_free_memory
+from lab.machine.memory import format_bytes, measure_free_memory
 from lab.models import LanguageModel
 
 BLOCK_ENTRIES = 2**22
@@ -49,7 +49,7 @@ def check_memory(model: LanguageModel, rows: int, seq_len: int, limit: int | Non
     one = estimate_memory(model, 1, seq_len)
     fit = math.floor((bound - one) / max(1, estimate_memory(model, 2, seq_len) - one)) + 1
     advice = f"{fit:,} rows would fit" if fit >= 1 else "not even one row fits"
-    size, most = _format_bytes(asked), _format_bytes(bound)
+    size, most = format_bytes(asked), format_bytes(bound)
     raise ValueError(
         f"rows={rows} of {seq_len:,} tokens take about {size}, must be ≤ {most} "
         f"({'free memory' if limit is None else 'memory'}); {advice}"
@@ -67,12 +67,3 @@ def _count_entries(block: nn.Module, seq_len: int) -> int:
     if not isinstance(mixer, MatrixMixer) or offers_rows(mixer):
         return 0
     return seq_len**2
-
-
-def _format_bytes(count: int) -> str:
-    """Format a number of bytes in the largest unit that fits."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:,.1f} TiB"

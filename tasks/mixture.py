@@ -58,11 +58,12 @@ class Mixture(Task):
         """Build the parts, and set the fields and class attributes that follow from them."""
         options = dict(self.given)
         varied = select_varied(self.kind, options)
-        each = [_list_values(name, values) for name, values in varied.items()]
-        count = prod(map(len, each))
+        # Counted before they are listed: a schedule may have more values than memory holds.
+        count = prod(_count_values(name, values) for name, values in varied.items())
         if count > MAX_SETTINGS:
             names = ", ".join(varied)
             raise ValueError(f"{names}: make {count} settings together, must be ≤ {MAX_SETTINGS}")
+        each = [_list_values(values) for values in varied.values()]
         parts = tuple(
             self.kind(**{**options, **dict(zip(varied, setting, strict=True))})
             for setting in product(*each)
@@ -134,7 +135,7 @@ class Mixture(Task):
         """Return the index of each row's part, int64 [b]."""
         setting = torch.zeros_like(numbers)
         for name, values in self.varied.items():
-            count = len(_list_values(name, values))
+            count = _count_values(name, values)
             if isinstance(values, Schedule):
                 which = values.find_stage(numbers) if split == "train" else count - 1
             else:
@@ -194,9 +195,15 @@ def select_varied(kind: type, options: Mapping[str, Any]) -> dict[str, Values]:
     }
 
 
-def _list_values(name: str, values: Values) -> tuple[Any, ...]:
-    if not isinstance(values, Schedule) and not values:
+def _count_values(name: str, values: Values) -> int:
+    if isinstance(values, Schedule):
+        return values.stages
+    if not values:
         raise ValueError(f"{name}=(): must name at least one value")
+    return len(values)
+
+
+def _list_values(values: Values) -> tuple[Any, ...]:
     return values.values if isinstance(values, Schedule) else values
 
 

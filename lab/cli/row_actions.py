@@ -66,10 +66,11 @@ def audit_rows(
 ) -> None:
     """Print what predictors and models set by hand reach; exit with 1 if the oracle is unsound."""
     from lab.constructions import ladder
+    from lab.machine.allocation import refuse_more_than_free
     from lab.suite.audit import audit
 
-    found = audit(task, split=split, seed=seed)
-    with report_usage_errors():
+    with report_usage_errors(), refuse_more_than_free("audit"):
+        found = audit(task, split=split, seed=seed)
         rungs = ladder(
             task,
             d_model=sizes.get("d_model", ModelConfig.d_model),

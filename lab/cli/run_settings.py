@@ -36,9 +36,9 @@ def describe_run(
     from lab.training.loggers import check_installed
 
     run, runtime = read_settings(name, given, out, known)
-    choose_device(runtime.device)
+    device = choose_device(runtime.device)
     check_installed(runtime.log)
-    try_out(run)
+    try_out(run, device)
     return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
 
 

@@ -13,6 +13,7 @@ from lab.cli.answers import report_usage_errors
 from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
 from lab.cli.options import find_kind, read_settings, varies
+from lab.cli.patience import say_if_slow
 from lab.cli.run_settings import configure, describe_run
 from lab.config import ModelConfig, Runtime, TrainConfig
 from tasks import TASKS
@@ -21,6 +22,8 @@ ROWS_DEPEND_ON = frozenset(
     ("seed", "protocol", "batch_size", "max_steps", "train_rows", "d_model", "n_heads")
 )
 """Training options that also determine the rows, or the size of a construction's model."""
+LONG = 2**14
+"""Tokens of a row from which on the user is told that it takes long."""
 
 
 def build_trainer(name: str) -> Callable[..., None]:
@@ -97,7 +100,7 @@ def build_trainer(name: str) -> Callable[..., None]:
             _train(name, chosen, known, out, as_json, evaluations)
             return
         settings = {**known, **chosen}
-        with report_usage_errors():
+        with report_usage_errors(), say_if_slow(_describe_preparation(settings)):
             task, training_config, _ = configure(name, settings)
         sizes = {size: settings[size] for size in ("d_model", "n_heads") if size in settings}
         rows.act(action, task, training_config.seed, looking, sizes=sizes, as_json=as_json)
@@ -140,6 +143,16 @@ def _read_known(file: Path, name: str, given: dict[str, Any]) -> dict[str, Any]:
     return read_config(file, name)
 
 
+def _describe_preparation(settings: dict[str, Any]) -> str:
+    """Say what may take long before the first step; empty where nothing does."""
+    length, path = str(settings.get("seq_len", "")), settings.get("path")
+    if path is not None and Path(path).is_dir():
+        return f"reading all text below {path}"
+    if length.isdecimal() and int(length) >= LONG:
+        return f"trying the model on a row of {int(length):,} tokens, which every step will read"
+    return ""
+
+
 def _train(
     name: str,
     given: dict[str, Any],
@@ -154,7 +167,7 @@ def _train(
     choose_wait(partial(typer.echo, err=True))
     from lab.training.generalisation import list_default_settings, vary_settings
 
-    with report_usage_errors():
+    with report_usage_errors(), say_if_slow(_describe_preparation({**known, **given})):
         run, runtime = describe_run(name, given, out, known)
         if evaluations is None:
             wanted = list_default_settings(run)

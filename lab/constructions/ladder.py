@@ -9,8 +9,10 @@ from lab.constructions.cannot import CannotError
 from lab.constructions.solve import BUILT, check_known, set_by_hand
 from lab.layers.attention import Mask
 from lab.layers.ssd_parameters import Position
+from lab.machine.memory import DoesNotFitError
 from lab.models import MIXERS, TRANSFORMS, build
 from lab.models.evaluation import evaluate
+from lab.models.room import refuse_weights
 from lab.models.stack import parse_stack
 from tasks.base import Task, count_rows
 
@@ -64,7 +66,8 @@ def ladder(
         seed: of the rows, and of weights that are not set.
 
     Raises:
-        ValueError: for sizes that do not divide, or an unknown letter.
+        ValueError: for sizes that do not divide, or an unknown letter; or DoesNotFitError for
+            models that memory does not hold.
     """
     parse_stack(f"A{transform}", MIXERS, TRANSFORMS)
     if task.name not in BUILT:
@@ -113,7 +116,10 @@ def _climb(
     task: Task, config: ModelConfig, test_rows: int, seed: int
 ) -> tuple[Verdict, float | None, str]:
     try:
-        model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+        with refuse_weights(config, task.vocab_size):
+            model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
+    except DoesNotFitError:
+        raise
     except ValueError as refusal:  # a head of odd width cannot be rotated, say
         return "no such model", None, str(refusal)
     try:

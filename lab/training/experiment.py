@@ -13,10 +13,12 @@ from lab.files import lock
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.models.evaluation import score
+from lab.models.room import refuse_weights
 from lab.models.user_mixer import check_mixers
 from lab.training.certificate import describe_certificate, write_certificate
 from lab.training.conclusion import Ending, summarize
 from lab.training.fit import DivergedError, Row, TrainingState, check, fit
+from lab.training.footprint import COPIES, TOKENS, check_step
 from lab.training.history import Pace
 from lab.training.loggers import open_logger
 from lab.training.runs import Run
@@ -108,26 +110,30 @@ def carry_out(
         return result
 
 
-def try_out(run: Run) -> None:
+def try_out(run: Run, device: torch.device | None = None) -> None:
     """Build a run's model and pass it a row of each stage, so that errors show before training.
 
+    Args:
+        run: what to train.
+        device: where it will be trained; None: the CPU. What a step takes is estimated for a CPU.
+
     Raises:
-        ValueError: for a schedule over repeated rows, options that no layer takes, a model that
+        ValueError: for a schedule over repeated rows, options that no layer takes, sizes that
             memory does not hold, or a mixer that raises or does not map [b t d] to [b t d].
     """
     check(run.task, run.train)
-    try:
+    with refuse_weights(run.model, run.task.vocab_size, copies=COPIES):
         model = run.build()
-        for stage in reversed(list_stages(run.task, run.train)):
-            batch = stage.task.batch(size=1, seed=run.train.seed)
-            # With gradients, as in training: a backend may have none.
-            with check_mixers(model), _name_length(stage.task.seq_len, run.task.seq_len):
-                score(model, batch, "fp32")
-    except RuntimeError as error:
-        if "allocate" not in str(error):
-            raise
-        size = f"d_model={run.model.d_model}, vocab_size={run.task.vocab_size}"
-        raise ValueError(f"{size}, {run.model.stack}: does not fit in memory") from error
+    on_cpu, is_long = device is None or device.type == "cpu", run.task.seq_len > 2 * TOKENS
+    if on_cpu and is_long:  # before a row that may be too long
+        check_step(run, model)
+    for stage in reversed(list_stages(run.task, run.train)):
+        batch = stage.task.batch(size=1, seed=run.train.seed)
+        # With gradients, as in training: a backend may have none.
+        with check_mixers(model), _name_length(stage.task.seq_len, run.task.seq_len):
+            score(model, batch, "fp32")
+    if on_cpu and not is_long:
+        check_step(run, model)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from lab.config import LAB_TOKENS_A_STEP
 from lab.files import lock
+from lab.machine.allocation import refuse_more_than_free
 from lab.machine.device import choose_device
 from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
@@ -137,7 +138,7 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     device = next(model.parameters()).device
     row = task.batch(split="test", size=1, seed=run.train.seed, device=device)
     try:
-        with check_mixers(model):
+        with refuse_more_than_free(f"a row of {task.seq_len:,} tokens"), check_mixers(model):
             score(model, row, "fp32")
     except ValueError as error:
         return str(error)

@@ -28,6 +28,7 @@ from lab.constructions import construct
 from lab.files import FORMAT, RunError, explain_write_errors, read_json, write, write_json
 from lab.lengthening import list_stages
 from lab.models import LanguageModel, build
+from lab.models.room import refuse_weights
 from lab.training import checkpoint, history
 from lab.training.fit import Row, TrainingState, start
 from lab.training.metrics import Metrics
@@ -138,11 +139,14 @@ class Run:
         """Return the model with its initial weights.
 
         Raises:
-            ValueError: for a model that cannot be built, or for which there is no construction.
+            ValueError: for a model that cannot be built, that memory does not hold, or for which
+                there is no construction.
         """
-        if self.train.init == "oracle":
-            return construct(self.task, self.model, self.train.seed)
-        return build(**self.model.to_dict(), vocab_size=self.task.vocab_size, seed=self.train.seed)
+        vocab_size, seed = self.task.vocab_size, self.train.seed
+        with refuse_weights(self.model, vocab_size):
+            if self.train.init == "oracle":
+                return construct(self.task, self.model, seed)
+            return build(**self.model.to_dict(), vocab_size=vocab_size, seed=seed)
 
     def read_metrics(self) -> Metrics:
         """Read metrics.jsonl as it is now.

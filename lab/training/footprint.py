@@ -1,0 +1,146 @@
+"""How much memory a run takes: estimated from small steps, refused where it is not free.
+
+    weights + moments of the optimiser + the largest of
+        a step's gradients and activations, in proportion to the rows
+        gradients and the optimiser's own tensors
+        a checkpoint on its way to the disk
+
+The activations are measured on a step of about a thousand tokens and one of twice as many, so the
+estimate holds for mixers of the user, too. What Python and torch take themselves is not included.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.layers.mask import has_oracle_mask
+from lab.machine.allocation import Allocations, measure_peak
+from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
+from lab.models import LanguageModel
+from lab.models.evaluation import score
+from lab.ops.cross_entropy import linear_cross_entropy
+from lab.training.fit import start
+from lab.training.runs import Run
+from tasks.base import Batch, Task, count_rows
+
+TOKENS = 1024
+"""Tokens of the smaller of two measured steps."""
+FRAGMENTS = 1.35
+"""Bytes a process takes for each byte of activations: freed pieces do not fit what comes next.
+Five measurements were between 1.1 and 1.5 (LOG.md)."""
+PREDICTORS = 200
+"""Bytes per token that scoring shortcuts takes, after training."""
+COPIES = 4
+"""Numbers per parameter: itself, its gradient, and at most two moments."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The bytes that training takes at a time.
+
+    Attributes:
+        kept: weights and moments, throughout.
+        fixed: of a step's activations, those that rows do not change.
+        per_row: of a step's activations and gradients, those of each row.
+        update: gradients and what the optimiser makes.
+        rows: of a step.
+        others: the most that is taken between steps: by a checkpoint, or by shortcuts.
+    """
+
+    kept: int
+    fixed: float
+    per_row: float
+    update: int
+    rows: int
+    others: int
+
+    @property
+    def total(self) -> int:
+        """All of them at the worst moment."""
+        step = FRAGMENTS * (self.fixed + self.rows * self.per_row)
+        return self.kept + int(max(step, self.update, self.others))
+
+    def count_fitting_rows(self, limit: int) -> int:
+        """Return how many rows a step may have within a number of bytes."""
+        return int(((limit - self.kept) / FRAGMENTS - self.fixed) / max(self.per_row, 1))
+
+
+def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
+    """Check that memory holds a run's training steps.
+
+    Args:
+        run: what will be trained.
+        model: its model; its weights are changed.
+        free: bytes that may be taken, besides those that the model has; None: what is free.
+
+    Raises:
+        DoesNotFitError: naming the rows of a step, the bytes, and the most rows that fit.
+    """
+    found = estimate(run, model)
+    weights = sum(p.nbytes for p in model.parameters())
+    bound = weights + (measure_free_memory() if free is None else free)
+    if found.total <= bound:
+        return
+    rows = found.count_fitting_rows(bound)
+    advice = f"batch_size={rows}" if rows >= 1 else "not even one row"
+    raise DoesNotFitError(
+        f"batch_size={run.train.batch_size}, seq_len={run.task.seq_len}: does not fit in memory: "
+        f"training takes about {format_bytes(found.total)}, {format_bytes(bound)} are free; "
+        f"{advice} would fit"
+    )
+
+
+def estimate(run: Run, model: LanguageModel) -> Footprint:
+    """Estimate what training a run takes; the model's weights are changed."""
+    fixed, per_row = _measure_rows(run.task, model, run.train.batch_size)
+    with Allocations() as update:
+        # A step has left gradients.
+        for optimizer in start(model, run.train).optimizers.values():
+            optimizer.step()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = sum(p.nbytes for p in trained if p.grad is not None)
+    model.zero_grad(set_to_none=True)
+    weights, moments = sum(p.nbytes for p in model.parameters()), update.live
+    tokens = count_rows(2**19, run.task.seq_len, most=256) * run.task.seq_len
+    return Footprint(
+        kept=weights + moments,
+        fixed=fixed,
+        per_row=per_row,
+        update=gradients + update.peak - moments,
+        rows=run.train.batch_size,
+        others=max(3 * weights, weights + 2 * moments, PREDICTORS * tokens),
+    )
+
+
+def _measure_rows(task: Task, model: LanguageModel, rows: int) -> tuple[float, float]:
+    """Return the bytes of a training step that are fixed, and those of each row."""
+    if task.seq_len <= 2 * TOKENS:
+        some = count_rows(TOKENS, task.seq_len, most=rows)
+        if rows <= 2 * some:
+            return 0.0, measure_peak(lambda: _step(model, task.batch(size=rows))) / rows
+        sizes = (some, 2 * some)
+        found = [measure_peak(lambda n=n: _step(model, task.batch(size=n))) for n in sizes]
+        per_row = max(0.0, (found[1] - found[0]) / some)
+        return max(0.0, found[0] - some * per_row), per_row
+    if has_oracle_mask(model):  # it is told where pairs are, so its rows cannot be cut
+        return 0.0, measure_peak(lambda: _step(model, task.batch(size=1)))
+    whole = task.batch(size=1)
+    lengths = (TOKENS // 2, TOKENS, 2 * TOKENS)
+    found = [measure_peak(lambda n=n: _step(model, _cut(whole, n))) for n in lengths]
+    square, line, fixed = np.polyfit(lengths, found, 2)
+    length = task.seq_len
+    return max(0.0, fixed), max(0.0, square) * length**2 + max(0.0, line) * length
+
+
+def _cut(batch: Batch, length: int) -> Batch:
+    """Return the last positions of rows: where a row is long, its end is what is scored."""
+    return Batch(
+        batch.inputs[:, -length:], batch.targets[:, -length:], batch.roles[:, -length:], {}
+    )
+
+
+def _step(model: LanguageModel, batch: Batch) -> None:
+    """Compute the gradient of a batch."""
+    hidden, weight, targets = score(model, batch, "fp32")
+    if len(targets):
+        linear_cross_entropy(hidden, weight, targets)[0].backward()

@@ -1,0 +1,51 @@
+"""Any value in any field of a run's JSON files ends in a result or in one line, never in more."""
+
+import json
+from pathlib import Path
+
+from tests.faults.attempt import attempt, report, run_command
+from tests.faults.numbered import draw_cases
+from tests.faults.odd_values import ODD, list_paths, replace_value
+from tests.faults.planted import copy
+
+FILES = {
+    "config.json": ("runs", "analyze", "resume"),
+    "result.json": ("runs", "analyze", "resume"),
+    "state.json": ("analyze", "resume"),
+    "metrics.jsonl": ("runs", "analyze", "resume"),
+    "analysis.json": ("analyze", "resume"),
+    "report.json": ("analyze", "resume"),
+}
+"""Which commands read each file."""
+WORDS = {
+    "runs": ("{root}",),
+    "analyze": ("{run}", "--only", "tokens", "--rows", "4"),
+    "resume": ("{run}", "--max-steps", "8", "--threads", "1"),
+}
+
+
+def test_odd_values_in_any_field(tmp_path):
+    failed, tried = [], 0
+    for number, random in draw_cases(default=24):
+        run = copy(tmp_path / str(number))
+        name = random.choice(list(FILES))
+        (file,) = run.rglob(name)
+        said = _damage(file, random)
+        command = random.choice(FILES[name])
+        words = [word.format(root=run.parent, run=run) for word in WORDS[command]]
+        outcome = attempt(run_command(command, *words))
+        tried += 1
+        if outcome.fault:
+            failed.append(f"case {number}: lab {command}, {name} {said}: {outcome.fault}")
+    report("odd JSON fields", tried, failed)
+
+
+def _damage(file: Path, random) -> str:
+    """Put an odd value into a field of a file; return what was done."""
+    lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+    place = random.randrange(len(lines))
+    path = random.choice(list_paths(json.loads(lines[place])))
+    value = random.choice((*ODD, ...))
+    lines[place] = replace_value(lines[place], path, value)
+    file.write_text("\n".join(lines) + "\n")
+    return f"{'.'.join(map(str, path))}={str(value)[:40]!r}"

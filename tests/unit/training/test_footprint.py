@@ -1,0 +1,85 @@
+"""What memory a run will take, against what it is measured to take."""
+
+import resource
+
+import pytest
+import torch
+
+from lab.config import ModelConfig, TrainConfig
+from lab.machine.allocation import Allocations, OverLimitError, measure_peak
+from lab.machine.memory import DoesNotFitError, measure_free_memory
+from lab.models.room import count_bytes, refuse_weights
+from lab.training.footprint import check_step, estimate
+from lab.training.runs import Run
+from tasks import TASKS
+from tasks.schedule import LARGEST, Schedule
+from tests.faults.attempt import attempt
+
+
+def make(tmp_path, batch_size=64, stack="AM*2", d_model=32, **task) -> Run:
+    sizes = {"seq_len": 64, "vocab_size": 256, **task}
+    train = TrainConfig(batch_size=batch_size)
+    return Run(tmp_path, TASKS["mqar"](**sizes), ModelConfig(stack=stack, d_model=d_model), train)
+
+
+def test_tensors_are_counted_while_they_live():
+    with Allocations() as allocations:
+        one = torch.zeros(1000)
+        view = one[:10]
+        torch.ones(500)
+    assert (allocations.live, allocations.peak) == (4000, 6000)
+    assert view.sum() == 0
+    with pytest.raises(OverLimitError, match="tensors take"), Allocations(100):
+        torch.zeros(100)
+
+
+@pytest.mark.parametrize(("stack", "sizes"), [("AM*2", {}), ("SE IE", {"vocab_size": 1024})])
+def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, sizes):
+    run = make(tmp_path, batch_size=256, stack=stack, **sizes)
+    found = estimate(run, run.build())
+    many = make(tmp_path, batch_size=8, stack=stack, **sizes)
+    exact = estimate(many, many.build())
+    assert exact.fixed == 0
+    model = run.build()
+
+    def step():
+        from lab.models.evaluation import score
+        from lab.ops.cross_entropy import linear_cross_entropy
+
+        hidden, weight, targets = score(model, run.task.batch(size=256), "fp32")
+        linear_cross_entropy(hidden, weight, targets)[0].backward()
+
+    assert found.fixed + 256 * found.per_row == pytest.approx(measure_peak(step), rel=0.25)
+
+
+def test_refusals_name_the_largest_that_fits(tmp_path):
+    run = make(tmp_path)
+    need = estimate(run, run.build()).total
+    weights = sum(p.nbytes for p in run.build().parameters())
+    check_step(run, run.build(), need - weights)
+    with pytest.raises(DoesNotFitError, match=r"batch_size=64, .*; batch_size=\d+ would fit"):
+        check_step(run, run.build(), need - weights - 1_000_000)
+    config = ModelConfig(d_model=2**17)
+    assert count_bytes(config, 256) > 2**38
+    with (
+        pytest.raises(DoesNotFitError, match=r"the weights take .* d_model=\d+ would fit"),
+        refuse_weights(config, 256),
+    ):
+        raise AssertionError("the weights are counted before")
+
+
+def test_a_limit_of_the_process_counts_as_free_memory():
+    def call():
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        print("left", measure_free_memory() < most)
+
+    assert "left True" in attempt(call, memory=1).text
+
+
+def test_a_schedule_is_counted_and_not_listed():
+    assert Schedule(1, 10**9, rows=10).stages == 10**9
+    with pytest.raises(ValueError, match="make 1000000000 settings together"):
+        TASKS["hops"](hops=Schedule(1, 10**9, rows=10))
+    for bad in ({"first": "1"}, {"last": LARGEST + 1}, {"rows": 1.5}):
+        with pytest.raises(ValueError, match="must be"):
+            Schedule(**{"first": 1, "last": 2, "rows": 10, **bad})
