@@ -12,6 +12,7 @@ from lab.cli.command import Command, unwrap
 from lab.cli.paper import errata, model
 from lab.cli.resume import resume
 from lab.cli.runs import runs
+from lab.cli.save_pretrained import save_pretrained
 from lab.cli.studies import reproduce, study
 from lab.cli.task_commands import LazyTasks
 from lab.cli.tasks import tasks
@@ -28,6 +29,7 @@ for command in (
     analyze,
     compare,
     runs,
+    save_pretrained,
     model,
     errata,
     certify,

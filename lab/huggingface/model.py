@@ -1,0 +1,177 @@
+"""A lab model with the interface of a Hugging Face causal language model."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from lab.hooks import HookFn, HookPoint, NamesFilter
+from lab.huggingface.configuration import LabConfig
+from lab.models import LanguageModel, build
+from lab.models.language_model import ModelState
+
+
+class DecodingCache(Cache):
+    """What `generate` carries from token to token: the states of all mixers.
+
+    Attributes:
+        state: after the tokens read so far.
+        length: how many those are, padding included.
+    """
+
+    def __init__(self, state: ModelState, length: int):
+        super().__init__(layers=[])
+        self.state, self.length = state, length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return how many tokens have been read."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " b"]) -> None:
+        """Give each row the state of the row that its beam continues."""
+        self.state = _select_rows(self.state, beam_idx)
+
+
+class LabForCausalLM(PreTrainedModel, GenerationMixin):
+    """The lab's language model behind `from_pretrained`, `save_pretrained` and `generate`.
+
+    `model` is the lab's own `LanguageModel`, with its hook points and analyses. Logits are those
+    that it computes. Rows padded on the left are read without their padding.
+    """
+
+    config: LabConfig
+    config_class = LabConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _tied_weights_keys = {"model.head.weight": "model.embed.weight"}  # noqa: RUF012
+    _is_stateful = True
+
+    def __init__(self, config: LabConfig):
+        super().__init__(config)
+        self.model: LanguageModel = build(
+            config.stack,
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            n_heads=config.n_heads,
+            options=config.layer_options,
+            tied=config.tie_word_embeddings,
+            embedding_std=config.embedding_std,
+            logit_scale=config.logit_scale,
+            seed=torch.initial_seed() % 2**63,
+        )
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leave the weights as `build` has initialised them."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding table."""
+        return self.model.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head."""
+        return self.model.head
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b t"] | None = None,
+        attention_mask: Int[Tensor, "b s"] | None = None,
+        inputs_embeds: Float[Tensor, "b t d"] | None = None,
+        past_key_values: DecodingCache | None = None,
+        labels: Int[Tensor, "b t"] | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Return logits [b t v], and a loss where there are labels, as transformers' models do.
+
+        Args:
+            input_ids: tokens; either these or `inputs_embeds`.
+            attention_mask: 0 at padding, over the tokens before and the present ones.
+            inputs_embeds: what the embedding table would give.
+            past_key_values: what an earlier call with `use_cache` returned.
+            labels: the tokens again; shifted here, so that each position predicts the next one.
+            use_cache: whether to return the state after these tokens.
+            output_hidden_states: whether to return what each block reads, and what the head reads.
+            logits_to_keep: compute logits of the last positions alone; 0: of all.
+            return_dict: whether to return an object; False: a tuple.
+            kwargs: what `Trainer` gives to the loss, such as `num_items_in_batch`.
+
+        Raises:
+            ValueError: for both or neither of `input_ids` and `inputs_embeds`, or for
+                `output_attentions`: hook points give patterns (`self.model.run_with_cache`).
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if kwargs.pop("output_attentions", False):
+            raise ValueError(
+                "output_attentions=True: not every mixer has one; use model.model.run_with_cache"
+            )
+        x = self.model.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        keep = None if attention_mask is None else attention_mask[:, -x.shape[1] :].bool()
+        keep = None if keep is None or bool(keep.all()) else keep
+        streams: list[Tensor] = []
+        collect: list[tuple[NamesFilter, HookFn]] = [(_is_block_input, partial(_collect, streams))]
+        with self.model.hooks(collect if output_hidden_states else []):
+            hidden, cache = self._read(x, past_key_values, keep, bool(use_cache))
+        logits = self.model.head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=(*streams, hidden) if output_hidden_states else None,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _read(
+        self,
+        x: Float[Tensor, "b t d"],
+        cache: DecodingCache | None,
+        keep: Tensor | None,
+        use_cache: bool,
+    ) -> tuple[Float[Tensor, "b t d"], DecodingCache | None]:
+        """Return what the head reads, and the cache after these tokens if one is wanted."""
+        if cache is None and keep is None and not use_cache:
+            return self.model.forward_embeddings(x), None
+        if cache is not None and x.shape[1] == 1 and keep is None:
+            hidden, state = self.model.step_embeddings(x[:, 0], cache.state)
+            hidden = hidden[:, None]
+        else:
+            before = None if cache is None else cache.state
+            hidden, state = self.model.prefill_embeddings(x, before, keep)
+        if not use_cache:
+            return hidden, None
+        return hidden, DecodingCache(state, x.shape[1] + (0 if cache is None else cache.length))
+
+
+def _is_block_input(name: str) -> bool:
+    return name.endswith("hook_resid_pre")
+
+
+def _collect(streams: list[Tensor], x: Tensor, hook: HookPoint) -> None:
+    streams.append(x)
+
+
+def _select_rows(state: Any, rows: Int[Tensor, " b"]) -> Any:
+    """Return these rows of a state: of a tensor, or of a tuple of states."""
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows)
+    if isinstance(state, tuple):
+        parts = (_select_rows(part, rows) for part in state)
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state

@@ -1,0 +1,89 @@
+"""Saving the model of a run in the format of Hugging Face's transformers."""
+
+import json
+from pathlib import Path
+
+from lab.files import RunError, explain_write_errors, write
+from lab.huggingface.configuration import LabConfig
+from lab.huggingface.model import LabForCausalLM
+from lab.huggingface.tokenizer import build_byte_tokenizer
+from lab.training.runs import Run
+from tasks.next_byte import Bytes
+
+CARD = """---
+library_name: transformers
+tags: [wonderful-lab]
+---
+
+# {task}: {stack}
+
+A model of the Wonderful Matrices lab, trained for {steps:,} steps. {result}
+
+```python
+import lab.huggingface  # registers the lab's models
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+```
+
+Its task, with all options:
+
+```json
+{options}
+```
+"""
+
+
+def convert(run: Run, step: int | None = None) -> LabForCausalLM:
+    """Return a run's model as a Hugging Face model in evaluation mode.
+
+    Args:
+        run: the run.
+        step: weights of this step; None: the last ones.
+
+    Raises:
+        RunError: when there are no such weights.
+        ValueError: for a model with a mixer of your own.
+    """
+    config = LabConfig.from_model_config(run.model, run.task.vocab_size)
+    chosen = max(run.list_steps(), default=0) if step is None else step
+    model = LabForCausalLM(config)
+    model.model.load_state_dict(run.load_model(chosen).state_dict())
+    return model.eval()
+
+
+def save_run(run: Run, folder: Path, step: int | None = None) -> None:
+    """Write a run's model, a card, and for the task `bytes` a tokenizer, into a new folder.
+
+    Raises:
+        RunError: when there are no such weights, or the folder is not empty or cannot be written.
+        ValueError: for a model with a mixer of your own.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"folder={folder}: must be new or empty")
+    model = convert(run, step)
+    with explain_write_errors(folder):
+        model.save_pretrained(folder)
+        if isinstance(run.task, Bytes):
+            build_byte_tokenizer().save_pretrained(folder)
+        write(folder / "README.md", _describe(run, folder, step))
+
+
+def _describe(run: Run, folder: Path, step: int | None) -> str:
+    """Return the model card."""
+    result = run.read_result()
+    said = "Its run has not ended."
+    if result is not None and step in (None, result["steps"]):
+        said = f"Accuracy on its test split: {result['accuracy']:.3f}."
+    elif step is not None:
+        said = "These are weights from within its training."
+    options = {**run.task.describe(), "seed": run.train.seed}
+    options.pop("path", None)  # of the text on this machine, which is nobody else's business
+    return CARD.format(
+        task=run.task.name,
+        stack=run.model.stack,
+        steps=max(run.list_steps(), default=0) if step is None else step,
+        result=said,
+        folder=folder.name,
+        options=json.dumps(options, indent=2),
+    )
