@@ -3,6 +3,7 @@
 Nothing here imports torch, so `lab certify` can validate its options before it starts a process.
 """
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Literal
@@ -137,3 +138,26 @@ THOROUGH = CertifySettings(
     seconds=60.0,
 )
 """Settings for a certificate in minutes: longer inputs, more seeds."""
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a factory from NAME=VALUE; a value is a Python literal or text.
+
+    Raises:
+        ValueError: for text of another form.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"{text!r} must look like d_model=16")
+        options[name] = read_value(value)
+    return options
+
+
+def read_value(text: str) -> Any:
+    """Return a Python literal; other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -6,7 +6,6 @@ imported, one with what it found by probing, then a verdict per law; or, at any 
 go on.
 """
 
-import ast
 import json
 import os
 import resource
@@ -17,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lab.certification.request import Request
+from lab.certify_settings import read_value
 from lab.files import shorten_message
 from lab.laws.certification import Certification
 from lab.laws.laws import LAWS
@@ -49,7 +49,7 @@ def main(channel: int) -> None:
             load(request.target)
             send({})
             options = {
-                name: _read_value(text) for name, text in (request.settings.options or {}).items()
+                name: read_value(text) for name, text in (request.settings.options or {}).items()
             }
             settings = replace(request.settings, options=options, device=str(device))
             certification = Certification(request.target, settings)
@@ -97,14 +97,6 @@ def _judge(certification: Certification, law: str, memory: int | float) -> Verdi
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _read_value(text: str) -> Any:
-    """Read a Python literal; other text is returned as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _end_with_parent() -> None:

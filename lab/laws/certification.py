@@ -19,6 +19,7 @@ from lab.laws.loading import build, is_target, load
 from lab.laws.noise import find_own_precision, find_precisions, in_double
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import Origin
+from lab.laws.small_models import SmallModel
 from lab.laws.verdict import Verdict
 
 Target = str | nn.Module | Callable[..., Any]
@@ -191,6 +192,8 @@ class Certification:
         self, adapted: Adapted, condition: Condition, dtype: torch.dtype, random: bool
     ) -> Origin:
         options, seed = self.settings.options or {}, self.settings.seed + condition.seed
+        small = self._loaded if isinstance(self._loaded, SmallModel) else None
+        options = options if small is None else small.complete(options)
         uses: list[Callable[..., Any]] = []
         lines = []
         if adapted.recipe != "module":
@@ -214,6 +217,7 @@ class Certification:
             seed,
             tuple(lines),
             tuple(uses),
+            small,
         )
 
 

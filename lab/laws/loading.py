@@ -7,15 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.laws.small_models import SmallModel, is_config_class
 from lab.user_modules import import_module
 
 
 def load(path: str) -> Any:
     """Import the object named "package.module:name"; the name may have dots.
 
+    The name of a configuration of transformers, alone or after "transformers:", stands for a small
+    model of that kind with random weights.
+
     Raises:
         ValueError: when the path has another form, cannot be imported, or names nothing.
     """
+    if path.isidentifier() and path.endswith("Config"):
+        path = f"transformers:{path}"
     module, colon, name = path.partition(":")
     if not (module and colon and name) or module.startswith("."):
         raise ValueError(f"target={path}: must look like package.module:factory")
@@ -26,7 +32,7 @@ def load(path: str) -> Any:
     # A user's module may raise anything when it is imported.
     except Exception as error:
         raise ValueError(f"target={path}: {type(error).__name__}: {error}") from error
-    return found
+    return SmallModel(found) if is_config_class(found) else found
 
 
 def is_target(found: Any, options: Mapping[str, Any]) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from lab.laws.small_models import SmallModel
+
 OURS = "lab.laws"
 FACTORY = "factory"
 
@@ -29,6 +31,7 @@ class Origin:
         seed: torch's seed before the factory was called.
         recipe: lines that make what laws try from `module`: an adapter, other weights, fp64.
         uses: the functions and classes that the recipe names.
+        small: the builder of a small model, where the factory is a class of configurations.
     """
 
     factory: str | None = None
@@ -36,6 +39,7 @@ class Origin:
     seed: int = 0
     recipe: tuple[str, ...] = ()
     uses: tuple[Callable[..., Any], ...] = ()
+    small: SmallModel | None = None
 
 
 def write_program(
@@ -64,6 +68,7 @@ def write_program(
         "",
         *_sort_imports(printed),
         *([] if origin.factory is None else [_import_factory(origin.factory)]),
+        *([] if origin.small is None else [origin.small.IMPORT]),
         "",
         *(f"\n{source}\n" for source in printed.sources.values()),
         "",
@@ -179,15 +184,17 @@ def _list_names(tree: ast.AST) -> Iterator[str]:
 
 def _import_factory(path: str) -> str:
     # Under another name, because the user's might be one of ours.
-    module, _, name = path.partition(":")
+    module, _, name = path.rpartition(":")
+    module = module or "transformers"
     return f"from {module} import {name.partition('.')[0]} as {FACTORY}"
 
 
 def _call_factory(origin: Origin) -> str:
     if origin.factory is None:
         return "...  # the module that was certified"
-    _, *rest = origin.factory.partition(":")[2].split(".")
+    _, *rest = origin.factory.rpartition(":")[2].split(".")
     named = ".".join([FACTORY, *rest])
     if origin.options is None:
         return named
-    return f"{named}({', '.join(f'{name}={value!r}' for name, value in origin.options)})"
+    called = f"{named}({', '.join(f'{name}={value!r}' for name, value in origin.options)})"
+    return called if origin.small is None else origin.small.WRITTEN.format(called)

@@ -106,3 +106,12 @@ def test_a_users_folder_does_not_change_what_the_command_does(installed, clashin
     # `python -m` itself finds a folder `lab`, and nothing can be done about that.
     shutil.rmtree(clashing / "lab")
     assert "0." in run(installed, clashing, sys.executable, "-m", "lab", "--version").stdout
+
+
+def test_pytest_in_another_project_tests_the_laws(installed, tmp_path):
+    (tmp_path / "my_mixers.py").write_text(MIXERS.replace("neighbour.GAIN", "1.0"))
+    (tmp_path / "neighbour.py").touch()
+    words = ("--lawful", "my_mixers:Average d_model=8", "-k", "causal", "-p", "no:cacheprovider")
+    ran = run(installed, tmp_path, sys.executable, "-m", "pytest", *words, "-v")
+    assert "my_mixers:Average d_model=8::causal PASSED" in ran.stdout
+    assert "1 passed, 12 deselected" in ran.stdout

@@ -1,0 +1,60 @@
+"""Any causal model of transformers is certified by the name of its configuration."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lab.certify_settings import QUICK
+from lab.laws import assert_lawful
+from lab.laws.certification import Certification
+from lab.laws.loading import load
+from lab.laws.small_models import SmallModel
+from lab.peers import load as load_peer
+
+SHORT = (2, 7)
+
+
+def build(name: str, **options: object) -> Any:
+    transformers = load_peer("transformers")
+    return SmallModel(getattr(transformers, name))(**options)
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaConfig", "GPTNeoConfig", "DeepseekV3Config", "Mamba2Config", "Gemma3Config"]
+)
+@torch.no_grad()
+def test_a_small_model_reads_tokens(name: str):
+    model = build(name)
+    assert not model.training
+    assert sum(p.numel() for p in model.parameters()) < 300_000
+    logits = model(input_ids=torch.arange(3, 12)[None]).logits
+    assert logits.shape == (1, 9, 64)
+    assert logits.isfinite().all()
+
+
+def test_options_take_precedence_over_the_small_sizes():
+    assert build("LlamaConfig", num_hidden_layers=1, vocab_size=96).config.vocab_size == 96
+
+
+def test_one_that_stays_large_is_refused_with_its_largest_parameter():
+    with pytest.raises(ValueError, match=r"encoder_hash_tok_embedding.weight is \[3000012, 32\]"):
+        build("BltConfig")
+
+
+def test_a_name_alone_is_a_target():
+    assert isinstance(load("LlamaConfig"), SmallModel)
+    assert isinstance(load("transformers:LlamaConfig"), SmallModel)
+    assert_lawful("LlamaConfig", laws=["causal"], lengths=SHORT, options={"num_hidden_layers": 1})
+
+
+def test_its_program_builds_the_same_model():
+    settings = replace(QUICK, lengths=SHORT, conditions=QUICK.conditions[:1])
+    found = Certification("ProphetNetConfig", settings).judge("causal")
+    assert found.verdict == "fails"
+    assert found.snippet is not None
+    assert "lab" not in found.snippet.replace("available", "")
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(found.snippet, "program", "exec"), {"__name__": "__main__"})
+    assert ended.value.code is True
