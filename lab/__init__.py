@@ -8,7 +8,8 @@ Axis letters, used in every shape of this package:
 
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
 
-`lab.open` and `lab.train` are imported on first use, so that `import lab` takes no time.
+`lab.open`, `lab.sweep` and `lab.train` are imported on first use, so that `import lab` takes no
+time.
 """
 
 from importlib import import_module
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lab.notebook import open as open
+    from lab.notebook import sweep as sweep
     from lab.notebook import train as train
 
 __version__ = "0.1.0"
 
-_HOME, _NAMES = "lab.notebook", ("open", "train")
+_HOME, _NAMES = "lab.notebook", ("open", "sweep", "train")
 """The module of the names that are imported when they are used."""
 
 

@@ -22,7 +22,7 @@ from analysis.statistics.survival import (
     permutation_p,
 )
 from analysis.words import count_decimals, join_names, percent
-from lab.studies.table import count_rows, find_solving_steps
+from lab.sweeps.table import count_rows, find_solving_steps
 from lab.training.runs import Run
 
 LEVEL = 0.05

@@ -7,6 +7,6 @@ the logits [b t v], as in TransformerLens.
 from analysis.patching.edge_effects import EdgeEffects as EdgeEffects
 from analysis.patching.edges import attribute_edges as attribute_edges
 from analysis.patching.edges import patch_edges as patch_edges
-from analysis.patching.sweeps import Sweep as Sweep
+from analysis.patching.sweeps import PatchSweep as PatchSweep
 from analysis.patching.sweeps import sweep_heads as sweep_heads
 from analysis.patching.sweeps import sweep_positions as sweep_positions

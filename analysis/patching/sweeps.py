@@ -28,7 +28,7 @@ ROW = 26
 
 
 @dataclass(frozen=True)
-class Sweep(Finding):
+class PatchSweep(Finding):
     """The metric of a corrupt run in which one entry at a time is the clean run's.
 
     Attributes:
@@ -115,7 +115,7 @@ def sweep_positions(
     point: str = "resid_pre",
     *,
     labels: Sequence[str] | None = None,
-) -> Sweep:
+) -> PatchSweep:
     """Patch every position of a point in every layer, one at a time.
 
     Each cell is what `patch(model, name, clean_tensor, positions=[position])` gives; many are
@@ -143,7 +143,7 @@ def sweep_heads(
     corrupt: Int[Tensor, "b t"],
     metric: Metric,
     point: str | None = None,
-) -> Sweep:
+) -> PatchSweep:
     """Patch every head of a point in every layer at all positions, one head at a time.
 
     Args:
@@ -199,7 +199,7 @@ def _sweep(
     names: dict[int, str],
     along: str,
     labels: Sequence[str] | None,
-) -> Sweep:
+) -> PatchSweep:
     inner = get_language_model(model)
     check_pair(clean, corrupt)
     clean_logits, cache = inner.run_with_cache(clean, list(names.values()))
@@ -210,7 +210,7 @@ def _sweep(
     wide = max(map(len, found))
     if labels is not None and len(labels) != wide:
         raise ValueError(f"labels has {len(labels)} entries, must have {wide}, a {along} each")
-    return Sweep(
+    return PatchSweep(
         point=point,
         along=along,
         layers=np.array(list(names)),

@@ -25,9 +25,19 @@ def check_installed() -> None:
     """
     if importlib.util.find_spec("lifelines") is None:
         raise MissingLibraryError(
-            "survival times need lifelines, which is not installed: pip install 'lifelines>=0.30' "
-            "(or the extra wonderful-lab[studies])"
+            "statistics of sweeps need lifelines, which is not installed: pip install "
+            "'lifelines>=0.30' (or the extra wonderful-lab[studies])"
         )
+
+
+def estimate_curve(
+    times: Sequence[float], solved: Sequence[bool]
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Return the Kaplan–Meier curve: times from 0, and the share unsolved from each on."""
+    from lifelines import KaplanMeierFitter
+
+    curve = KaplanMeierFitter().fit(times, solved).survival_function_
+    return curve.index.to_numpy(dtype=float), curve.to_numpy(dtype=float).ravel()
 
 
 def estimate_median(

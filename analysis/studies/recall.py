@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.holm import holm
+from analysis.sweeps.settings import choose_rates
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
 
@@ -78,24 +79,21 @@ class Setting:
 def measure(table: pl.DataFrame) -> list[Setting]:
     """Return the settings that were run and evaluated, each at its best learning rate.
 
-    The best rate has the highest mean accuracy on validation rows of that length. Test rows take
-    no part in the choice.
+    Each row length has its own best rate (`analysis.sweeps.settings.choose_rates`).
     """
     run = table.filter(pl.col("accuracy").is_not_null())
+    keys = ["mixer", "d_model", "seq_len"]
     found = []
-    for (mixer, width, length), rows in run.group_by(
-        "mixer", "d_model", "seq_len", maintain_order=True
+    for (mixer, width, length), chosen in choose_rates(run, keys).group_by(
+        keys, maintain_order=True
     ):
-        by_rate = rows.group_by("learning_rate", maintain_order=True).agg(pl.mean("validation"))
-        best = by_rate.sort("validation", descending=True, nulls_last=True)["learning_rate"][0]
-        chosen = rows.filter(pl.col("learning_rate") == best)
         cut = chosen.filter((pl.col("status") == "out of time") & ~pl.col("solved"))
         found.append(
             Setting(
                 str(mixer),
-                length,
-                width,
-                str(best),
+                int(str(length)),
+                int(str(width)),
+                str(chosen["learning_rate"][0]),
                 tuple(chosen["seed"]),
                 tuple(chosen["accuracy"]),
                 cut.height,

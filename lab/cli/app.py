@@ -14,6 +14,7 @@ from lab.cli.resume import resume
 from lab.cli.runs import runs
 from lab.cli.save_pretrained import save_pretrained
 from lab.cli.studies import reproduce, study
+from lab.cli.sweep import sweep
 from lab.cli.task_commands import LazyTasks
 from lab.cli.tasks import tasks
 from lab.cli.verify import verify
@@ -39,6 +40,12 @@ for command in (
     bench,
 ):
     app.command(cls=Command, help=unwrap(command.__doc__))(command)
+# What it does not know are options of `lab TASK`.
+app.command(
+    cls=Command,
+    help=unwrap(sweep.__doc__),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(sweep)
 
 
 def _print_version(asked: bool) -> None:

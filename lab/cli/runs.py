@@ -1,11 +1,15 @@
 """`lab runs`: a table of the runs below a folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+
+if TYPE_CHECKING:
+    from lab.training.runs import Run
 
 Column = Literal[
     "path", "task", "model", "accuracy", "chance", "steps", "seconds", "date", "stopped"
@@ -30,6 +34,12 @@ def runs(
     ] = None,
     sort: Annotated[Column, typer.Option(help="Sort by this column, smallest first.")] = "date",
     reverse: Annotated[bool, typer.Option("--reverse", help="Sort the other way round.")] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a table of the runs, with all their options, to this .csv or .parquet file."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
@@ -45,6 +55,8 @@ def runs(
         every = find_runs(root)
         chosen = select_runs(every, only or [])
         found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
+        if table is not None:
+            _write_table(chosen, table)
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
@@ -53,3 +65,16 @@ def runs(
         from lab.cli.tables.runs import build_runs_list
 
         Console(markup=False, highlight=False).print(build_runs_list(found), crop=False)
+
+
+def _write_table(runs: Sequence["Run"], file: Path) -> None:
+    """Write the tidy table of runs.
+
+    Raises:
+        ValueError: for a file of another kind.
+        RunError: when it cannot be written.
+    """
+    from lab.sweeps.table import save_table, tabulate_runs
+
+    save_table(tabulate_runs(runs), file)
+    typer.echo(file, err=True)

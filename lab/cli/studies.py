@@ -1,20 +1,19 @@
-"""`lab reproduce` and `lab study`: many runs that answer one question, and their table."""
+"""`lab reproduce` and `lab study`: sweeps whose grid the lab wrote, and what it makes of them."""
 
-import signal
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
-from lab.cli.cell import COMMAND
-from lab.cli.study_options import StudyOptions, share_options
+from lab.cli.sweep import run_sweep
+from lab.cli.sweep_options import SweepOptions, share_options
 
-if TYPE_CHECKING:
-    from lab.studies import Cell, Study
-    from lab.studies.folder import CellFolder
+FigureFile = Annotated[
+    Path | None, typer.Option(help="Save the study's figure as this .html, .png or .svg file.")
+]
 
 
 class Figure(StrEnum):
@@ -33,7 +32,7 @@ class Question(StrEnum):
 @share_options
 def reproduce(
     name: Annotated[Figure, typer.Argument(help="Which table or figure.")],
-    options: StudyOptions,
+    options: SweepOptions,
     learning_rate: Annotated[
         list[float] | None,
         typer.Option(
@@ -41,6 +40,7 @@ def reproduce(
             show_default="the lab's",
         ),
     ] = None,
+    figure: FigureFile = None,
 ) -> None:
     """Reproduce a figure of the paper, and compare its numbers with ours."""
     from analysis.studies import recall as results
@@ -48,61 +48,82 @@ def reproduce(
     from lab.studies import recall
 
     with report_usage_errors():
-        options.validate()
         for rate in learning_rate or ():
             if not 0 < rate < float("inf"):
                 raise ValueError(f"learning_rate={rate}: must be > 0 and finite")
-        study = recall.build_study(
-            seeds=options.seeds, learning_rates=learning_rate or (), precision=options.precision
-        )
-    found = _run(study, options)
+        chosen = _read_choices(options, figure)
+        study = recall.build_study(learning_rates=learning_rate or (), **chosen)
+    found = run_sweep(study, options)
     settings = results.measure(found)
     said = results.summarize(settings, results.count_missing(found))
-    _conclude(settings, said, build_recall_table, results.draw, options.figure, "Hard recall")
+    _conclude(settings, said, build_recall_table, results.draw, figure, "Hard recall")
 
 
 @share_options
 def study(
-    name: Annotated[Question, typer.Argument(help="Which study.")], options: StudyOptions
+    name: Annotated[Question, typer.Argument(help="Which study.")],
+    options: SweepOptions,
+    figure: FigureFile = None,
 ) -> None:
     """Run one of the lab's own studies.
 
     trainability: what shortens the first stage of training? capacity: how many pairs does the state
     of SSD hold?
     """
-    from analysis.statistics.survival import MissingLibraryError, check_installed
-
     with report_usage_errors():
-        options.validate()
-    try:
-        check_installed()
-    except MissingLibraryError as error:
-        raise refuse(error, 2) from error
-    {Question.trainability: _study_trainability, Question.capacity: _study_capacity}[name](options)
+        chosen = _read_choices(options, figure)
+    run = {Question.trainability: _study_trainability, Question.capacity: _study_capacity}[name]
+    run(options, chosen, figure)
 
 
-def _study_trainability(options: StudyOptions) -> None:
+def _read_choices(options: SweepOptions, figure: Path | None) -> dict[str, Any]:
+    """Return the number of seeds and the precision, as studies take them.
+
+    Raises:
+        ValueError: for a number of seeds out of its bounds, or a figure of another kind.
+    """
+    from analysis.pages.export import SUFFIXES
+    from lab.cli.sweep_settings import PRECISION, SEEDS, read_seeds
+
+    if figure is not None and figure.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+    seeds = read_seeds(SEEDS if options.seeds is None else options.seeds)
+    return {"seeds": len(seeds), "precision": options.precision or PRECISION}
+
+
+def _study_trainability(options: SweepOptions, chosen: dict[str, Any], figure: Path | None) -> None:
     from analysis.studies import trainability as results
     from lab.cli.tables.studies import build_trainability_table
     from lab.studies.trainability import build_study
 
-    found = _run(build_study(seeds=options.seeds, precision=options.precision), options)
+    found = run_sweep(build_study(**chosen), options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
     said, title = results.summarize(effects, left), "What shortens the first stage"
-    _conclude(effects, said, build_trainability_table, results.draw, options.figure, title)
+    _conclude(effects, said, build_trainability_table, results.draw, figure, title)
 
 
-def _study_capacity(options: StudyOptions) -> None:
-    from analysis.studies import capacity as results
+def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path | None) -> None:
+    from analysis.base import NotApplicableError
+    from analysis.sweeps import capacity as results
     from lab.cli.tables.studies import build_capacity_table
-    from lab.studies.capacity import build_study
+    from lab.studies.capacity import FACTOR, build_study
 
-    found = _run(build_study(seeds=options.seeds, precision=options.precision), options)
-    states = results.measure(found)
-    said = results.summarize(states, found["accuracy"].null_count())
+    found = run_sweep(build_study(**chosen), options)
+    curves, said = [], []
+    try:
+        curves = list(results.measure(found)[0].curves)
+        said.append(results.CapacityCurves(tuple(curves), FACTOR).describe().says)
+    except NotApplicableError as error:
+        said.append(f"No curve: {error}.")
+    left = found["accuracy"].null_count()
+    said += [f"{left} runs have not ended and are left out."] if left else []
     title = "How many pairs the state of SSD holds"
-    _conclude(states, said, build_capacity_table, results.draw, options.figure, title)
+
+    def draw(curves: list[Any]) -> Any:
+        return results.CapacityCurves(tuple(curves), FACTOR).draw()
+
+    _conclude(curves, said, build_capacity_table, draw, figure, title)
 
 
 def _conclude(
@@ -135,82 +156,3 @@ def _conclude(
         except BrowserError as error:
             raise refuse(error, 2) from error
     typer.echo(file)
-
-
-def _run(study: "Study", options: StudyOptions) -> Any:
-    """Run the unfinished cells, unless the study is only shown, and return the table."""
-    from lab.files import explain_write_errors, write
-    from lab.studies.earlier import EarlierResults
-    from lab.studies.runner import run_cells
-    from lab.studies.table import tabulate_cells
-
-    file, earlier = options.table, EarlierResults({})
-    with report_usage_errors():
-        study = study.select(options.only or [])
-        if file is not None and file.suffix != ".csv":
-            raise ValueError(f"table={file}: must end in .csv")
-    out = options.out or Path("runs") / study.name
-    if file is not None and file.exists():
-        with report_failures():
-            earlier = EarlierResults.read(file, study, _read_settings(study))
-
-    def tabulate() -> Any:
-        found = tabulate_cells(study, out, earlier.rows)
-        if file is not None:
-            with explain_write_errors(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write(file, found.write_csv())
-        return found
-
-    number = 0
-
-    def begin(cell: "Cell") -> None:
-        typer.echo(f"{cell.name}: started", err=True)
-
-    def end(cell: "Cell", folder: "CellFolder") -> None:
-        nonlocal number
-        number += 1
-        typer.echo(f"{number}/{len(study.cells)} {cell.name}: {describe_cell(folder)}", err=True)
-        tabulate()
-
-    stopped: signal.Signals | None = None
-    with report_failures():
-        if not options.show:
-            with report_usage_errors():
-                stopped = run_cells(
-                    study,
-                    out,
-                    COMMAND,
-                    workers=options.workers,
-                    max_minutes=options.max_minutes,
-                    skip=earlier.has_ended,
-                    on_begin=begin,
-                    on_end=end,
-                )
-        found = tabulate()
-    if stopped:
-        raise refuse("interrupted; run the same command again to resume", 128 + stopped)
-    return found
-
-
-def _read_settings(study: "Study") -> dict[str, str]:
-    """Return what identifies the settings of each cell's run, by the cell's name."""
-    from lab.cli.run_settings import read_settings
-
-    return {
-        cell.name: read_settings(cell.task, dict(cell.options))[0].settings for cell in study.cells
-    }
-
-
-def describe_cell(folder: "CellFolder") -> str:
-    """Describe in a few words how far a cell got."""
-    from lab.training.endings import name_ending
-
-    status, error = folder.find_status(), folder.read_error()
-    ending = name_ending(status)
-    text = ending if error is None else f"{ending}, {error}"
-    lengths = ", ".join(
-        f"{found['test']:.3f} at {found['seq_len']:,}" for found in folder.read_lengths()
-    )
-    minutes = f"{folder.read_minutes():.1f} min"
-    return "; ".join(part for part in (text, lengths, minutes) if part)

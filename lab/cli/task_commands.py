@@ -27,7 +27,7 @@ class LazyTasks(Group):
         """Return a command; that of a task is built now, without options if it is only listed."""
         if cmd_name not in TASKS:
             return super().get_command(ctx, cmd_name)
-        return _build_task_command(cmd_name, options=not self.listing)
+        return build_task_command(cmd_name, options=not self.listing)
 
     def format_help(self, ctx, formatter):
         """Write the help, which imports no task."""
@@ -38,7 +38,7 @@ class LazyTasks(Group):
             self.listing = False
 
 
-def _build_task_command(name: str, *, options: bool) -> Any:
+def build_task_command(name: str, *, options: bool = True) -> Any:
     """Return the command of a task, with every field of the configurations as an option."""
     summary = _read_summary(TASKS.module(name))
     alone = typer.Typer(rich_markup_mode="rich" if options else None, add_completion=False)

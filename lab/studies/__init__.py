@@ -1,5 +1,1 @@
-"""Studies: many runs that answer one question, resumable, and one tidy table of them."""
-
-from lab.studies.study import Cell, Study
-
-__all__ = ["Cell", "Study"]
+"""The lab's own studies: sweeps whose cells the lab chose to answer one question."""

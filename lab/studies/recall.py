@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lab.config import PAPER_SEQ_LENS
-from lab.studies.study import Cell, Study
+from lab.sweeps.sweep import Cell, Sweep
 
 MIXERS: dict[str, dict[str, object]] = {
     "attention": {"stack": "AM*2"},
@@ -27,7 +27,7 @@ TEST_ROWS = 256
 
 def build_study(
     *, seeds: int = 3, learning_rates: Sequence[float] = (), precision: str = "fp32"
-) -> Study:
+) -> Sweep:
     """Return the study; each run lengthens its rows to 2,048 tokens and gives all four lengths.
 
     Args:
@@ -36,7 +36,7 @@ def build_study(
         precision: of every run, the same for all.
     """
     rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in learning_rates] or [{}]
-    return Study(
+    return Sweep(
         "recall",
         "How accurate is each mixer on hard recall, by width and row length?",
         tuple(

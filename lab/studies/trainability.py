@@ -6,7 +6,7 @@ how many steps does it take until 99 % of validation answers are right?
 
 from typing import Any
 
-from lab.studies.study import Cell, Study
+from lab.sweeps.sweep import Cell, Sweep
 
 BASELINE = "the lab's protocol"
 SEQ_LEN, MAX_STEPS = 64, 700
@@ -70,7 +70,7 @@ BASELINE_SEEDS = 6
 runs are all faster is significant among thirty factors; with three against three, none can be."""
 
 
-def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:
+def build_study(*, seeds: int = 3, precision: str = "fp32") -> Sweep:
     """Return the study: every factor with the first seed, then with the next.
 
     Args:
@@ -79,7 +79,7 @@ def build_study(*, seeds: int = 3, precision: str = "fp32") -> Study:
     """
     runs = [(seed, change) for seed in range(seeds) for change in CHANGES]
     runs += [(seed, BASELINE) for seed in range(seeds, BASELINE_SEEDS * seeds)]
-    return Study(
+    return Sweep(
         "trainability",
         "What shortens the first stage of training?",
         tuple(

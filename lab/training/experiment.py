@@ -54,7 +54,7 @@ class Plan:
 def carry_out(
     run: Run,
     runtime: Runtime,
-    on_plan: Callable[[Plan], None] = lambda plan: None,
+    on_plan: Callable[[Plan], None] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def carry_out(
     Args:
         run: what to train, and where it is kept.
         runtime: device, minutes, checkpoint interval, logger.
-        on_plan: called once, before the first step.
+        on_plan: called once, before the first step; None where nobody asks for times.
         on_row: called after every step.
         on_note: called with what is done now, before what takes longer than a step.
 
@@ -85,7 +85,9 @@ def carry_out(
         state = run.load_state(device)
         run.rewind(state.step)
         certified = _certify(run, runtime, device, on_note) if state.step == 0 else ""
-        on_plan(replace(_plan(run, state, device, runtime.threads), certified=certified))
+        plan = _plan(run, state, device, runtime.threads, timed=on_plan is not None)
+        if on_plan is not None:
+            on_plan(replace(plan, certified=certified))
         with (
             run.record_rows() as record,
             open_logger(runtime.log, run, state.step) as log,
@@ -163,12 +165,15 @@ def _certify(
     return f"{describe_certificate(certificate)} ({certificate['cpu_seconds']:.1f} s)"
 
 
-def _plan(run: Run, state: TrainingState, device: torch.device, threads: int | None) -> Plan:
+def _plan(
+    run: Run, state: TrainingState, device: torch.device, threads: int | None, *, timed: bool
+) -> Plan:
     """Choose the precision and the threads if the run has none yet, and return the plan."""
     stages = list_stages(run.task, run.train)
     # A run keeps what it began with: other choices round differently.
     state.precision = state.precision or run.train.precision
-    times = measure(run, stages, device, state.precision, threads or state.threads or None)
+    threads = threads or state.threads or None
+    times = measure(run, stages, device, state.precision, threads, choose_only=not timed)
     best, *others = times
     state.precision, state.threads = best.precision, best.threads
     return Plan(

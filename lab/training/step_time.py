@@ -64,7 +64,13 @@ class StepTime:
 
 
 def measure(
-    run: Run, parts: Sequence[Stage], device: torch.device, precision: str, threads: int | None
+    run: Run,
+    parts: Sequence[Stage],
+    device: torch.device,
+    precision: str,
+    threads: int | None,
+    *,
+    choose_only: bool = False,
 ) -> list[StepTime]:
     """Return how long a run's steps take: the best choice first, then the others by time.
 
@@ -78,10 +84,11 @@ def measure(
         device: where to compute.
         precision: "fp32", "bf16" or "auto".
         threads: of the CPU; None tries one, two, four and so on, up to what torch would take.
+        choose_only: whether nobody asks for the times, so that one choice needs no measurement.
     """
     counts = [threads] if threads else list_thread_counts(device)
     precisions = list_precisions(device) if precision == "auto" else (precision,)
-    if len(counts) == len(precisions) == len(parts) == 1:
+    if len(counts) == len(precisions) == 1 and (choose_only or len(parts) == 1):
         return [StepTime(precisions[0], counts[0], math.nan, math.nan)]
     on_cpu, key = device.type == "cpu", _digest_setting(run, parts, device, precision, counts)
     free = count_free_cores() if on_cpu else count_cores()
@@ -99,7 +106,10 @@ def measure(
 
 
 def find_fastest(
-    model: LanguageModel, parts: Sequence[Stage], choices: Sequence[tuple[str, int]]
+    model: LanguageModel,
+    parts: Sequence[Stage],
+    choices: Sequence[tuple[str, int]],
+    seconds: float = SECONDS,
 ) -> list[StepTime]:
     """Time the steps of two stages for each choice; return the best first, the others by time.
 
@@ -109,18 +119,19 @@ def find_fastest(
         model: whose step is timed.
         parts: the first and the last stage.
         choices: precision and threads, the plainest first; a later one must be worth while.
+        seconds: about how long to measure; 0: one step of each after one to warm up.
     """
     device = next(model.parameters()).device
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
     fastest = {choice: [math.inf] * len(parts) for choice in choices}
     began, rounds = time.perf_counter(), 0
     # The first round warms up: it allocates memory, chooses kernels and fills caches.
-    while rounds < 2 or time.perf_counter() - began < SECONDS:
+    while rounds < 2 or time.perf_counter() - began < seconds:
         for (precision, threads), times in fastest.items():
             with use_threads(threads):
                 for i, batch in enumerate(batches):
-                    seconds = _time_step(model, batch, precision)
-                    times[i] = min(times[i], seconds) if rounds else math.inf
+                    taken = _time_step(model, batch, precision)
+                    times[i] = min(times[i], taken) if rounds else math.inf
         rounds += 1
     found = [
         StepTime(precision, threads, first, last)

@@ -12,8 +12,8 @@ import pytest
 
 from lab import __version__
 from lab.cli.cell import COMMAND
-from lab.studies import Cell
-from lab.studies.folder import CellFolder
+from lab.sweeps import Cell
+from lab.sweeps.folder import CellFolder
 
 ROOT = Path(__file__).parents[2]
 MIXERS = """

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from analysis.studies.capacity import StateCapacity
 from analysis.studies.recall import Setting
 from analysis.studies.trainability import FactorEffect
+from analysis.sweeps.capacity import CapacityCurve
 from lab.studies.published import PUBLISHED
 
 
@@ -55,18 +55,18 @@ def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
     return table
 
 
-def build_capacity_table(states: Sequence[StateCapacity]) -> Table:
-    """Return a table of accuracy by state size and number of pairs, with the fitted half point."""
-    tried = sorted({int(k) for state in states for k in state.pairs})
+def build_capacity_table(curves: Sequence[CapacityCurve]) -> Table:
+    """Return a table of accuracy by setting and number of pairs, with the fitted half point."""
+    tried = sorted({int(k) for curve in curves for k in curve.pairs})
     table = Table(box=None, title="mean test accuracy over seeds", title_justify="left")
-    for name in ("d_state", *(f"K {pairs}" for pairs in tried), "half point"):
+    for name in ("setting", *(f"K {pairs}" for pairs in tried), "half point"):
         table.add_column(name, justify="right")
-    for state in states:
-        means = [state.accuracy[state.pairs == pairs] for pairs in tried]
+    for curve in curves:
+        means = [curve.accuracy[curve.pairs == pairs] for pairs in tried]
         table.add_row(
-            str(state.d_state),
+            curve.name,
             *(f"{found.mean():.3f}" if len(found) else "not run" for found in means),
-            f"{state.half:.1f}" if state.half is not None and state.within else "—",
+            f"{curve.half:.1f}" if curve.half is not None and curve.within else "—",
         )
     return table
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from lab.cli import app
 from lab.studies.trainability import BASELINE
-from tests.unit.studies.test_cells import TINY
+from tests.unit.sweeps.test_cells import TINY
 
 
 def test_a_missing_library_is_one_line_before_anything_is_run(monkeypatch, tmp_path):
@@ -49,7 +49,7 @@ def test_a_study_through_the_command_line(tmp_path, monkeypatch):
     assert json.loads(next(out.glob("*/cell.json")).read_text())["task"] == "mqar"
     elsewhere = [*map(str, [*words[:-3], tmp_path / "elsewhere"]), "--table", str(file)]
     assert CliRunner().invoke(app, elsewhere).exit_code == 0
-    assert not (tmp_path / "elsewhere").exists()
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["sweep.html"]
     assert pl.read_csv(file).equals(found)
 
 

@@ -7,7 +7,7 @@ from analysis.pages.export import save
 from analysis.studies import recall as recalled
 from lab.studies import recall
 from lab.studies.published import PUBLISHED
-from lab.studies.table import MEASURED
+from lab.sweeps.table import MEASURED
 
 
 def recall_rows(mixer: str, accuracy: float | None, rate: str = "lab", validation: float = 0.0):

@@ -9,8 +9,8 @@ import pytest
 from analysis.pages.export import save
 from analysis.statistics.holm import holm
 from analysis.studies import trainability as trained
-from lab.studies.table import MEASURED
 from lab.studies.trainability import BASELINE
+from lab.sweeps.table import MEASURED
 
 
 def plant(factor: str, steps: list[int], solved: list[bool] | None = None) -> pl.DataFrame:

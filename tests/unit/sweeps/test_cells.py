@@ -1,25 +1,26 @@
 """Cells of a study: chosen, trained, resumed, and failing alone; one tidy table of them."""
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from lab.cli.cell import train_cell
 from lab.cli.run_settings import describe_run, read_settings
 from lab.files import RunError
-from lab.studies import Cell, Study, recall, trainability
-from lab.studies.earlier import EarlierResults
-from lab.studies.folder import CellFolder
-from lab.studies.lengths import evaluate_lengths, find_stage_ends
-from lab.studies.runner import run_cells
-from lab.studies.table import MEASURED, tabulate_cells
+from lab.studies import recall, trainability
+from lab.sweeps import Cell, Sweep
+from lab.sweeps.earlier import EarlierResults
+from lab.sweeps.folder import CellFolder
+from lab.sweeps.lengths import evaluate_lengths, find_stage_ends
+from lab.sweeps.runner import run_cells
+from lab.sweeps.table import MEASURED, tabulate_cells
+from lab.sweeps.workers import MOST_DEATHS
 from lab.training.runs import Run
 
 TINY = {
@@ -33,9 +34,21 @@ TINY = {
     "start_len": 8,
     "precision": "fp32",
 }
-cell_process = typer.Typer()
-cell_process.command()(train_cell)
 TRAIN = [sys.executable, "-m", "lab.cli.cell"]
+FAKE = """
+import json, os, pathlib, signal, sys
+for line in sys.stdin:
+    folder = pathlib.Path(json.loads(line)["folder"])
+    deaths = folder / "deaths"
+    deaths.write_text(deaths.read_text() + "x" if deaths.exists() else "x")
+    {does}
+    print(json.dumps({{"error": None}}), flush=True)
+"""
+
+
+def fake(does: str) -> list[str]:
+    """A process that trains nothing and does this for each cell."""
+    return [sys.executable, "-c", FAKE.format(does=does)]
 
 
 def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
@@ -44,8 +57,8 @@ def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
     )
 
 
-def study(*cells: Cell) -> Study:
-    return Study("tiny", "?", cells)
+def study(*cells: Cell) -> Sweep:
+    return Sweep("tiny", "?", cells)
 
 
 def test_a_study_has_cells_of_the_same_factors_and_names_none_twice():
@@ -116,7 +129,7 @@ def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(tmp_path):
     earlier = EarlierResults.read(file, both, settings)
     assert [earlier.has_ended(c) for c in both.cells] == [True, False]
     begun = []
-    run_cells(both, tmp_path / "here", ["true"], skip=earlier.has_ended, on_begin=begun.append)
+    run_cells(both, tmp_path / "here", fake("pass"), skip=earlier.has_ended, on_begin=begun.append)
     assert begun == [both.cells[1]]
     assert tabulate_cells(study(cell(0)), tmp_path / "here", earlier.rows).equals(there.head(1))
     changed = cell(0, learning_rate=1e-3)
@@ -124,10 +137,10 @@ def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(tmp_path):
     assert not EarlierResults.read(file, study(changed), settings).rows
 
 
-def test_a_table_of_another_study_is_refused(tmp_path):
+def test_a_table_of_another_sweep_is_refused(tmp_path):
     file = tmp_path / "table.csv"
     for content, said in (
-        ("factor,seed\ntiny,0\n", "is no table of the study tiny"),
+        ("factor,seed\ntiny,0\n", "is no table of the sweep tiny"),
         ("", "cannot be read"),
         ("factor,seed\n\0\xff,zero\n", "table="),
     ):
@@ -138,15 +151,15 @@ def test_a_table_of_another_study_is_refused(tmp_path):
 
 
 def test_a_failing_cell_is_recorded_and_stops_no_other(tmp_path):
-    fails = 'case "$0" in *seed=0) echo "Error: planted"; exit 3;; esac'
+    fails = 'if "seed=0" in folder.name: print("planted", file=sys.stderr); sys.exit(3)'
     ended = []
     both = study(cell(0), cell(1))
     run_cells(
         both,
         tmp_path,
-        ["sh", "-c", fails],
+        fake(fails),
         workers=2,
-        on_end=lambda cell, folder: ended.append(folder.read_error()),
+        on_end=lambda cell, folder, error: ended.append(error),
     )
     assert set(ended) == {"exit code 3: planted", None}
     found = tabulate_cells(both, tmp_path)
@@ -154,13 +167,49 @@ def test_a_failing_cell_is_recorded_and_stops_no_other(tmp_path):
     assert found["error"].to_list() == ["exit code 3: planted", None]
 
 
-def test_the_error_of_a_real_cell_is_one_line(tmp_path):
-    bad = cell(options=["A.no_such=1"])
-    folder = CellFolder(tmp_path / bad.name)
-    folder.claim(bad)
-    answer = CliRunner().invoke(cell_process, [str(folder.path)])
-    assert answer.exit_code == 2
-    assert answer.stderr.startswith("Error: unknown option A.no_such")
+def test_a_cell_whose_process_is_killed_is_tried_again_but_not_for_ever(tmp_path):
+    die = "os.kill(os.getpid(), signal.SIGKILL)"
+    one = study(cell(0))
+    run_cells(one, tmp_path / "once", fake(f"if len(deaths.read_text()) < {MOST_DEATHS}: {die}"))
+    folder = CellFolder(tmp_path / "once" / one.cells[0].name)
+    assert folder.read_error() is None
+    run_cells(one, tmp_path / "always", fake(die))
+    error = CellFolder(tmp_path / "always" / one.cells[0].name).read_error()
+    assert error == "its process was killed by SIGKILL, 3 times without a new checkpoint"
+
+
+def test_one_process_trains_several_cells_and_the_error_of_one_is_its_own(tmp_path):
+    wrong = cell(2, options=["A.no_such=1"])
+    three = study(cell(0), wrong, cell(1))
+    run_cells(three, tmp_path, TRAIN)
+    found = tabulate_cells(three, tmp_path)
+    assert found["status"].to_list() == ["budget", "failed", "budget"]
+    assert found["error"][1].startswith("unknown option A.no_such")
+    assert "Error: unknown option" in CellFolder(tmp_path / wrong.name).log.read_text()
+    assert all(
+        0 <= low <= acc <= high <= 1
+        for low, acc, high in found[[0, 2], ["low", "accuracy", "high"]].rows()
+    )
+
+
+def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
+    long = cell(max_steps=4000, eval_every=1000, early_stop=False)
+    folder = CellFolder(tmp_path / long.name)
+    folder.claim(long)
+    with subprocess.Popen(TRAIN, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        order = {"folder": str(folder.path), "max_minutes": None}
+        worker.stdin.write(json.dumps(order).encode() + b"\n")
+        worker.stdin.flush()
+        while "step" not in folder.read_last_step():
+            assert worker.poll() is None
+            time.sleep(0.05)
+        worker.stdin.close()
+        assert worker.wait() == 0
+    run = folder.open_run()
+    assert run is not None
+    (step,) = run.list_checkpoints()
+    assert 0 < step < 4000
 
 
 def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):
@@ -169,7 +218,7 @@ def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):
     run_cells(study(other), tmp_path, ["false"])
     error = CellFolder(tmp_path / other.name).read_error()
     assert error is not None
-    assert "holds a cell with options=" in error
+    assert "holds runs with d_model=8 there and 16 here; choose another --out" in error
 
 
 def test_minutes_that_are_up_end_a_cell_and_more_of_them_resume_it(tmp_path):

@@ -1,4 +1,4 @@
-"""Results of an earlier table, so that a study can go on on another machine."""
+"""Results of an earlier table, so that a sweep can go on on another machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from typing import Any
 import polars as pl
 
 from lab.files import RunError
-from lab.studies.folder import ENDED
-from lab.studies.study import Cell, Study
-from lab.studies.table import list_columns
+from lab.sweeps.folder import ENDED
+from lab.sweeps.sweep import Cell, Sweep
+from lab.sweeps.table import list_columns
 
 
 @dataclass(frozen=True)
 class EarlierResults:
-    """Rows of a table that belong to cells of a study, by the name of the cell.
+    """Rows of a table that belong to cells of a sweep, by the name of the cell.
 
     A row belongs to a cell if factors and settings are the same: results of another protocol are
     not mixed with today's.
@@ -24,34 +24,38 @@ class EarlierResults:
     rows: Mapping[str, tuple[dict[str, Any], ...]]
 
     @classmethod
-    def read(cls, file: Path, study: Study, settings: Mapping[str, str]) -> "EarlierResults":
+    def read(cls, file: Path, sweep: Sweep, settings: Mapping[str, str]) -> "EarlierResults":
         """Read a table that `tabulate_cells` has made; where there is no file, there are no rows.
 
         Args:
-            file: the table, as .csv.
-            study: the cells.
+            file: the table, as .csv or .parquet.
+            sweep: the cells.
             settings: of each cell's run, by the cell's name (`Run.settings`).
 
         Raises:
-            RunError: for a file that cannot be read, or is no table of this study.
+            RunError: for a file that cannot be read, or is no table of this sweep.
         """
         if not file.exists():
             return cls({})
-        columns = list_columns(study)
+        columns = list_columns(sweep)
         try:
-            found = pl.read_csv(file, schema_overrides=columns)
+            if file.suffix == ".parquet":
+                found = pl.read_parquet(file)
+            else:
+                found = pl.read_csv(file, schema_overrides=columns)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise RunError(f"table={file}: cannot be read: {error}") from error
-        if found.columns != list(columns):
+        needed = [*sweep.factors, "seq_len", "status", "settings"]
+        if not {*needed} <= {*found.columns} <= {*columns}:
             raise RunError(
-                f"table={file}: is no table of the study {study.name}, or one of an older "
+                f"table={file}: is no table of the sweep {sweep.name}, or one of an older "
                 f"version; it must have the columns {', '.join(columns)}"
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
         for row in found.drop_nulls("settings").iter_rows(named=True):
-            name = Cell({factor: row[factor] for factor in study.factors}, "", {}, ()).name
+            name = Cell({factor: row[factor] for factor in sweep.factors}, "", {}, ()).name
             if settings.get(name) == row["settings"]:
-                rows[name] = (*rows.get(name, ()), row)
+                rows[name] = (*rows.get(name, ()), dict.fromkeys(columns) | row)
         return cls(rows)
 
     def has_ended(self, cell: Cell) -> bool:

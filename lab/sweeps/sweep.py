@@ -1,4 +1,4 @@
-"""A study: cells, each with the options of one run and the factors that distinguish it."""
+"""A sweep: cells, each with the options of one run and the factors that distinguish it."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ Factor = str | int | float
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study.
+    """One run of a sweep.
 
     Attributes:
         factors: the values that distinguish it from other cells, by column of the table.
@@ -43,12 +43,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Study:
+class Sweep:
     """Cells in the order in which they are run, the most informative first.
 
     Attributes:
-        name: of the study.
-        question: the question that it answers.
+        name: of the sweep.
+        question: the question that it answers; empty where the user alone knows.
         cells: with the same factors, and no two alike.
 
     Raises:
@@ -77,8 +77,8 @@ class Study:
         """The names of the factors, in order."""
         return tuple(self.cells[0].factors)
 
-    def select(self, chosen: Sequence[str]) -> "Study":
-        """Return the study of the cells that have the given values, each "factor=value".
+    def select(self, chosen: Sequence[str]) -> "Sweep":
+        """Return the sweep of the cells that have the given values, each "factor=value".
 
         A cell must have one of the values given for each factor that is named.
 
@@ -108,4 +108,4 @@ class Study:
         )
         if not cells:
             raise ValueError(f"only={', '.join(chosen)}: no cell has all of these")
-        return Study(self.name, self.question, cells)
+        return Sweep(self.name, self.question, cells)

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lab.files import RunError, explain_write_errors, read_json, write_json
-from lab.studies.study import Cell
+from lab.sweeps.sweep import Cell
 from lab.training.runs import Run
 
 Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
 """How far a cell got. "budget": it took all its steps and is not solved. "out of time": it used its
-minutes up. "unfinished": it was interrupted, and goes on when the study is run again."""
+minutes up. "unfinished": it was interrupted, and goes on when the sweep is run again."""
 ENDED = ("solved", "budget", "diverged")
+LAST_BYTES = 4_096
+"""Read of a file of metrics to find its last row."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,40 @@ class CellFolder:
         """The file with the output of its process."""
         return self.path / "log.txt"
 
+    def check(self, cell: Cell) -> None:
+        """Check that the folder is this cell's, or new.
+
+        Raises:
+            RunError: when it holds another cell, or none that can be read.
+        """
+        if not (self.path / "cell.json").exists():
+            return
+        held, given = self.read_cell().to_dict(), json.loads(json.dumps(cell.to_dict()))
+        # The options are the bulk of it; which of them differs is what a user wants to know.
+        theirs, ours = (
+            {"task": c["task"], "lengths": c["lengths"], **c["options"]} for c in (held, given)
+        )
+        differs = [
+            f"{name}={theirs.get(name)} there and {ours.get(name)} here"
+            for name in {**theirs, **ours}
+            if theirs.get(name) != ours.get(name)
+        ]
+        if differs:
+            raise RunError(
+                f"{self.path.parent}: holds runs with {', '.join(differs)}; choose another --out"
+            )
+
     def claim(self, cell: Cell) -> None:
         """Make the folder this cell's, or check that it already is.
 
         Raises:
             RunError: when it holds another cell, or cannot be written.
         """
-        file = self.path / "cell.json"
-        described = json.loads(json.dumps(cell.to_dict()))
-        if file.exists():
-            held = self.read_cell().to_dict()
-            for name, value in described.items():
-                if held[name] != value:
-                    raise RunError(
-                        f"{self.path}: holds a cell with {name}={held[name]}, this one has "
-                        f"{name}={value}; choose another --out"
-                    )
-            return
-        with explain_write_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(file, described)
+        self.check(cell)
+        if not (self.path / "cell.json").exists():
+            with explain_write_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_json(self.path / "cell.json", cell.to_dict())
 
     def read_cell(self) -> Cell:
         """Return the cell.
@@ -78,6 +94,22 @@ class CellFolder:
         with contextlib.suppress(RunError):
             return Run.open(self.run_path)
         return None
+
+    def read_last_step(self) -> dict[str, Any]:
+        """Return the newest row of the run's metrics, from the end of its file; empty before."""
+        file = self.run_path / "metrics.jsonl"
+        try:
+            with open(file, "rb") as opened:
+                opened.seek(max(0, file.stat().st_size - LAST_BYTES))
+                lines = opened.read().decode(errors="replace").split("\n")
+        except OSError:
+            return {}
+        for line in reversed(lines[:-1]):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    return row
+        return {}
 
     def read_minutes(self) -> float:
         """Return the minutes that the cell has taken."""

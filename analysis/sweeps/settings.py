@@ -1,0 +1,141 @@
+"""The settings of a sweep: runs that differ in nothing but the seed, at their best learning rate.
+
+The learning rate is chosen on validation rows. Test rows take no part in the choice.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from analysis.statistics.seeds import bound_mean
+from lab.sweeps.table import MEASURED
+
+RATE = "learning_rate"
+NO_FACTORS = {*MEASURED, "seed", "path", "date"} - {"seq_len"}
+"""Columns that tell no setting from another."""
+
+
+@dataclass(frozen=True)
+class SettingResult:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        factors: the values that tell it from other settings, by column.
+        seeds: of its runs, of those that were evaluated.
+        accuracies: on test rows, one for each seed.
+        rows: the interval of each over other rows, if all runs have one.
+        steps: of each run until it was solved, or all.
+        solved: whether each run was solved on validation rows.
+        seconds: of training, of each run.
+        parameters: of the model; None if unknown.
+        unended: runs that have no accuracy: diverged, failed or not run.
+    """
+
+    factors: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    rows: tuple[tuple[float, float], ...]
+    steps: tuple[int, ...]
+    solved: tuple[bool, ...]
+    seconds: tuple[float, ...]
+    parameters: int | None
+    unended: int = 0
+    interval: tuple[float, float] = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "interval", bound_mean(self.accuracies, self.rows))
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over seeds; NaN without a run."""
+        return sum(self.accuracies) / len(self.accuracies) if self.accuracies else math.nan
+
+    def name(self, without: Iterable[str] = ()) -> str:
+        """Return what tells it from other settings, such as "AM*2, d_model=32"."""
+        left_out = {*without}
+        return name_values({n: v for n, v in self.factors.items() if n not in left_out})
+
+
+def list_factors(table: pl.DataFrame) -> list[str]:
+    """Return the columns that tell settings from one another: those with several values."""
+    return [
+        name
+        for name in table.columns
+        if name not in NO_FACTORS and table[name].drop_nulls().n_unique() > 1
+    ]
+
+
+def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
+    """Return the rows at the best learning rate of each setting.
+
+    The best rate has the highest mean accuracy on validation rows. Rates at which all runs were
+    solved count as equal, and of them the best took the fewest steps.
+
+    Args:
+        table: of runs, with a column of learning rates or without.
+        setting: columns that tell settings from one another, without the learning rate.
+    """
+    if RATE not in table.columns:
+        return table
+    solved = pl.col("solved").fill_null(False).all()
+    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(pl.mean("validation"))
+    by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(score.alias("_score"))
+    ranked = by_rate.sort("_score", descending=True, nulls_last=True, maintain_order=True)
+    best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)
+    return table.join(
+        best.select([*setting, RATE]), on=[*setting, RATE], nulls_equal=True, maintain_order="left"
+    )
+
+
+def collect_settings(table: pl.DataFrame) -> list[SettingResult]:
+    """Return the settings of a table in its order, each at its best learning rate."""
+    factors = list_factors(table)
+    keys = [name for name in factors if name != RATE]
+    chosen = choose_rates(table, keys)
+    shown = [*keys, RATE] if RATE in factors else keys
+    groups = chosen.group_by(shown, maintain_order=True) if shown else [((), chosen)]
+    return [_collect(dict(zip(shown, key, strict=True)), rows) for key, rows in groups]
+
+
+def _collect(factors: Mapping[str, Any], rows: pl.DataFrame) -> SettingResult:
+    known = rows.filter(pl.col("accuracy").is_not_null())
+    ends = known.select("low", "high") if {"low", "high"} <= {*known.columns} else None
+    whole = ends is not None and not ends.null_count().transpose().to_series().sum()
+    sizes = known["parameters"].drop_nulls()
+    return SettingResult(
+        factors=factors,
+        seeds=tuple(known["seed"]) if "seed" in known.columns else tuple(range(len(known))),
+        accuracies=tuple(known["accuracy"]),
+        rows=tuple(ends.rows()) if ends is not None and whole else (),
+        steps=tuple(known["steps"].fill_null(0)),
+        solved=tuple(known["solved"].fill_null(False)),
+        seconds=tuple(known["seconds"].fill_null(0.0)),
+        parameters=sizes[0] if len(sizes) else None,
+        unended=len(rows) - len(known),
+    )
+
+
+def name_values(factors: Mapping[str, Any]) -> str:
+    """Return the values of factors as one name; text says by itself what it is a value of."""
+    parts = [
+        value
+        if isinstance(value, str)
+        else f"{name}={value:g}"
+        if isinstance(value, float)
+        else f"{name}={value}"
+        for name, value in factors.items()
+    ]
+    return ", ".join(parts) or "all runs"
+
+
+def group_lines(
+    settings: Sequence[SettingResult], along: Sequence[str]
+) -> dict[str, list[SettingResult]]:
+    """Group settings that differ only along some factors and the learning rate, by name."""
+    lines: dict[str, list[SettingResult]] = {}
+    for setting in settings:
+        lines.setdefault(setting.name([*along, RATE]), []).append(setting)
+    return lines

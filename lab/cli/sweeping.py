@@ -1,0 +1,225 @@
+"""Running a sweep: what `lab sweep`, `lab study`, `lab reproduce` and `lab.sweep` share."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.cli.cell import COMMAND
+from lab.cli.run_settings import read_settings
+from lab.cli.sweep_settings import refuse_cells
+from lab.files import RunError
+from lab.machine.device import choose_device
+from lab.machine.processor import count_cores
+from lab.sweeps.cost import RunCost, TimeLeft, find_size, time_run
+from lab.sweeps.earlier import EarlierResults
+from lab.sweeps.folder import CellFolder
+from lab.sweeps.runner import check_limits, is_finished, run_cells
+from lab.sweeps.sweep import Cell, Sweep
+from lab.sweeps.table import check_file, save_table, tabulate_cells
+from lab.training.experiment import try_out
+from lab.training.loggers import check_installed
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class InterruptedSweepError(Exception):
+    """A signal stopped a sweep; the same command goes on.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, signal: int):
+        super().__init__("interrupted; run the same command again to resume")
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep is about to do.
+
+    Attributes:
+        cells: how many cells there are.
+        workers: cells at a time.
+        costs: of the cells to do, by name.
+        left: estimates the time left.
+    """
+
+    cells: int
+    workers: int
+    costs: Mapping[str, RunCost]
+    left: TimeLeft
+    max_minutes: float | None
+    out: Path
+
+
+class Display:
+    """Shows a sweep while it runs; this one shows nothing."""
+
+    def on_note(self, text: str) -> None:
+        """Show what is done before the first run."""
+
+    def on_plan(self, plan: SweepPlan) -> None:
+        """Show what is about to be done."""
+
+    def on_begin(self, cell: Cell) -> None:
+        """Show that a cell begins."""
+
+    def on_end(self, cell: Cell, folder: CellFolder, error: str | None) -> None:
+        """Show that a cell has ended."""
+
+    def on_wait(self) -> None:
+        """Show how far the running cells are."""
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A sweep and how to run it.
+
+    Attributes:
+        sweep: the cells.
+        out: the folder of their folders.
+        table: also write the table to this file, and take ended cells from it; None: no file.
+        workers: cells at a time; None: one a core.
+        max_minutes: most minutes of a cell in total; None: no limit.
+
+    Raises:
+        ValueError: for a table of another kind, workers below 1, or minutes not above 0.
+    """
+
+    sweep: Sweep
+    out: Path
+    table: Path | None = None
+    workers: int | None = None
+    max_minutes: float | None = None
+
+    def __post_init__(self):
+        check_limits(self.count_workers(), self.max_minutes)
+        if self.table is not None:
+            check_file(self.table)
+
+    def count_workers(self) -> int:
+        """Return how many cells run at a time."""
+        return count_cores() if self.workers is None else self.workers
+
+    def read_earlier(self) -> EarlierResults:
+        """Return the results in the table, if there is one.
+
+        Raises:
+            RunError: for a file that is no table of this sweep.
+        """
+        if self.table is None or not self.table.exists():
+            return EarlierResults({})
+        settings = {
+            cell.name: read_settings(cell.task, cell.options)[0].settings
+            for cell in self.sweep.cells
+        }
+        return EarlierResults.read(self.table, self.sweep, settings)
+
+    def tabulate(self, earlier: EarlierResults) -> "pl.DataFrame":
+        """Return the table, and write it to its file if there is one.
+
+        Raises:
+            RunError: when a cell cannot be read, or the file cannot be written.
+        """
+        found = tabulate_cells(self.sweep, self.out, earlier.rows)
+        if self.table is not None:
+            save_table(found, self.table)
+        return found
+
+    def run(self, display: AbstractContextManager[Display] | None = None) -> "pl.DataFrame":
+        """Run the unfinished cells and return the table.
+
+        Raises:
+            ValueError: for cells that cannot be built; they are named, and nothing is started.
+            RunError: when a file cannot be read or written.
+            InterruptedSweepError: when a signal stopped it.
+        """
+        earlier = self.read_earlier()
+        with display or nullcontext(Display()) as shown:
+            plan = self._plan(earlier.has_ended, shown.on_note)
+            shown.on_plan(plan)
+
+            def end(cell: Cell, folder: CellFolder, error: str | None) -> None:
+                shown.on_end(cell, folder, error)
+                if self.table is not None and cell.name in plan.costs:
+                    self.tabulate(earlier)
+
+            stopped = run_cells(
+                self.sweep,
+                self.out,
+                COMMAND,
+                workers=min(plan.workers, len(self.sweep.cells)),
+                max_minutes=self.max_minutes,
+                skip=earlier.has_ended,
+                on_begin=shown.on_begin,
+                on_end=end,
+                on_wait=shown.on_wait,
+            )
+        found = self.tabulate(earlier)
+        if stopped:
+            raise InterruptedSweepError(stopped)
+        return found
+
+    def _plan(self, skip: Callable[[Cell], bool], on_note: Callable[[str], None]) -> SweepPlan:
+        """Build a model of each size, and time a step.
+
+        Raises:
+            ValueError: for cells that cannot be built, or whose folder holds another cell.
+        """
+        cells = self.sweep.cells
+        todo = [
+            cell
+            for cell in cells
+            if not skip(cell)
+            and not is_finished(cell, CellFolder(self.out / cell.name), self.max_minutes)
+        ]
+        known: dict[str, RunCost | str] = {}
+        sizes, costs, errors = {}, {}, {}
+        for cell in cells:
+            try:
+                CellFolder(self.out / cell.name).check(cell)
+            except RunError as error:
+                errors[cell.name] = str(error)
+        refuse_cells(errors, len(cells))
+        for cell in todo:
+            try:
+                run, runtime = read_settings(cell.task, cell.options)
+                check_installed(runtime.log)
+                choose_device(runtime.device)
+                size = sizes[cell.name] = find_size(run)
+            except ValueError as error:
+                errors[cell.name] = str(error)
+                continue
+            if size not in known:
+                on_note(f"timing a step of size {len(known) + 1}: {cell.name}")
+                try:
+                    try_out(run)
+                    known[size] = time_run(run, runtime.device, runtime.threads or 1)
+                except ValueError as error:
+                    known[size] = str(error)
+            found = known[size]
+            if isinstance(found, str):
+                errors[cell.name] = found
+            else:
+                costs[cell.name] = found
+        refuse_cells(errors, len(cells))
+        workers = self.count_workers()
+        by_size = {sizes[name]: cost for name, cost in costs.items()}
+        left = TimeLeft(sizes, by_size, workers, self.max_minutes)
+        return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out)
+
+
+def describe_cell(folder: CellFolder, error: str | None) -> str:
+    """Describe in a few words how far a cell got."""
+    from lab.training.endings import name_ending
+
+    ending = name_ending(folder.find_status())
+    text = ending if error is None else f"{ending}, {error}"
+    lengths = ", ".join(
+        f"{found['test']:.3f} at {found['seq_len']:,}" for found in folder.read_lengths()
+    )
+    return "; ".join(part for part in (text, lengths, f"{folder.read_minutes():.1f} min") if part)

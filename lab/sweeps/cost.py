@@ -1,0 +1,106 @@
+"""What a sweep costs: a step of each size is timed before it starts, and runs while it goes on."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from lab.lengthening import list_stages
+from lab.machine.device import choose_device
+from lab.training.records import StepTimes, find_record
+from lab.training.runs import Run
+from lab.training.step_time import find_fastest
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run costs.
+
+    Attributes:
+        step: seconds of a step at the full row length.
+        most: seconds of all its steps, at its full row length.
+        usual: seconds that runs with its settings take until they are solved; None if unknown.
+    """
+
+    step: float
+    most: float
+    usual: float | None
+
+
+def find_size(run: Run) -> str:
+    """Return what the time of a run's step depends on; runs of one size are alike in it."""
+    sizes = [
+        (stage.task.describe(), stage.batch_size) for stage in list_stages(run.task, run.train)
+    ]
+    parts = [sizes, run.model.to_dict(), run.train.precision, run.train.optimizer]
+    return json.dumps(parts, sort_keys=True)
+
+
+def time_run(run: Run, device: str = "auto", threads: int = 1) -> RunCost:
+    """Time a step at the run's first and last row length, after one to warm up.
+
+    Raises:
+        ValueError: for a model that cannot be built.
+    """
+    stages = list_stages(run.task, run.train)
+    model = run.build().to(choose_device(device))
+    choices = [(run.train.precision, threads)]
+    timed, *_ = find_fastest(model, [stages[0], stages[-1]], choices, seconds=0)
+    ends = stages[0].task.seq_len, stages[-1].task.seq_len
+    times = StepTimes(timed.first, ends[0], *ends, timed.last / timed.first)
+    record = find_record(run) if run.train.early_stop else None
+    usual = record.estimate_rest(0, times)[1] if record else None
+    return RunCost(timed.last, run.train.max_steps * max(timed.first, timed.last), usual)
+
+
+class TimeLeft:
+    """How long a sweep still takes, from what its runs have taken so far.
+
+    Args:
+        sizes: of the runs to do, by the name of the cell (`find_size`).
+        costs: of each size.
+        workers: cells at a time.
+        max_minutes: most minutes of a run; None: no limit.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, str],
+        costs: Mapping[str, RunCost],
+        workers: int,
+        max_minutes: float | None,
+    ):
+        self.sizes, self.costs, self.workers = dict(sizes), costs, workers
+        self.limit = float("inf") if max_minutes is None else 60 * max_minutes
+        self.taken: dict[str, list[float]] = {}
+
+    def note(self, cell: str, seconds: float) -> None:
+        """Note that a cell has ended after so many seconds; it is no longer to do."""
+        size = self.sizes.pop(cell, None)
+        if size is not None:
+            self.taken.setdefault(size, []).append(seconds)
+
+    def estimate(self, running: Mapping[str, float]) -> tuple[float, bool]:
+        """Return the seconds left, and whether that is only an upper bound.
+
+        Runs of a size of which one has ended take as long as those; others take their usual time,
+        or at most all their steps.
+
+        Args:
+            running: seconds since each running cell was begun.
+        """
+        rest, bound = 0.0, False
+        for cell, size in self.sizes.items():
+            taken, cost = self.taken.get(size), self.costs[size]
+            expected = median(taken) if taken else cost.usual
+            bound |= expected is None
+            expected = min(self.limit, cost.most if expected is None else expected)
+            rest += max(0.0, expected - running.get(cell, 0.0))
+        return rest / min(self.workers, max(1, len(self.sizes))), bound
+
+
+def add_up(costs: Iterable[RunCost], workers: int, max_minutes: float | None) -> float:
+    """Return the seconds that runs take at most on so many workers."""
+    limit = float("inf") if max_minutes is None else 60 * max_minutes
+    most = [min(limit, cost.most) for cost in costs]
+    return max(sum(most) / workers, max(most, default=0.0))

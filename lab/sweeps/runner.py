@@ -1,0 +1,125 @@
+"""Running the cells of a sweep in several processes, each with one thread."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lab.files import RunError
+from lab.sweeps.folder import ENDED, CellFolder
+from lab.sweeps.sweep import Cell, Sweep
+from lab.sweeps.workers import POLL, Worker, choose_gpus
+from lab.training.signals import catch_interrupts
+
+
+def run_cells(
+    sweep: Sweep,
+    out: Path,
+    command: Sequence[str],
+    *,
+    workers: int = 1,
+    max_minutes: float | None = None,
+    skip: Callable[[Cell], bool] = lambda cell: False,
+    on_begin: Callable[[Cell], None] = lambda cell: None,
+    on_end: Callable[[Cell, CellFolder, str | None], None] = lambda cell, folder, error: None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> signal.Signals | None:
+    """Run the unfinished cells in order; return the signal that stopped this, if any.
+
+    The error of a cell that fails is written to its folder. Other cells go on, and the cell is
+    tried again next time. SIGINT and SIGTERM are passed to the running cells, which write a
+    checkpoint and go on next time.
+
+    Args:
+        sweep: the cells.
+        out: the folder that holds the cells' folders.
+        command: starts a process that trains cells (`lab.sweeps.workers`).
+        workers: cells at a time.
+        max_minutes: most minutes of a cell in total; None: no limit.
+        skip: whether a cell's result is already known from elsewhere.
+        on_begin: called with a cell before it is trained.
+        on_end: called with every cell after it has run or was found finished, and its error.
+        on_wait: called a few times a second while cells are trained.
+
+    Raises:
+        ValueError: for workers below 1, or minutes not above 0.
+    """
+    check_limits(workers, max_minutes)
+    stop, telling = threading.Event(), threading.Lock()
+    known = [cell for cell in sweep.cells if not skip(cell)]
+    waiting = deque(known)
+
+    def work(variables: dict[str, str]) -> None:
+        worker = Worker(command, variables, stop)
+        try:
+            while waiting and not stop.is_set():
+                try:
+                    cell = waiting.popleft()
+                except IndexError:  # another worker was faster
+                    return
+                folder, error = CellFolder(out / cell.name), None
+                if not is_finished(cell, folder, max_minutes):
+                    with telling:
+                        on_begin(cell)
+                    error = _train(cell, folder, worker, max_minutes)
+                with telling:
+                    on_end(cell, folder, error)
+        finally:
+            worker.close()
+
+    with catch_interrupts() as interrupted, ThreadPoolExecutor(workers) as pool:
+        try:
+            busy = [pool.submit(work, variables) for variables in choose_gpus(workers)]
+            while not all(future.done() for future in busy) and not interrupted():
+                time.sleep(POLL)
+                with telling:
+                    on_wait()
+        finally:
+            # Also on a second signal, which raises here: no process is left behind.
+            stop.set()
+        for future in busy:
+            future.result()
+        return interrupted()
+
+
+def check_limits(workers: int, max_minutes: float | None) -> None:
+    """Check the number of workers and of minutes.
+
+    Raises:
+        ValueError: for workers below 1, or minutes not above 0.
+    """
+    if workers < 1:
+        raise ValueError(f"workers={workers}: must be ≥ 1")
+    if max_minutes is not None and not max_minutes > 0:  # NaN too
+        raise ValueError(f"max_minutes={max_minutes}: must be > 0")
+
+
+def is_finished(cell: Cell, folder: CellFolder, max_minutes: float | None) -> bool:
+    """Whether a cell needs no more training or evaluation."""
+    status = folder.find_status()
+    if status not in (*ENDED, "out of time"):
+        return False
+    if status == "out of time" and (max_minutes is None or folder.read_minutes() < max_minutes):
+        return False
+    return status == "diverged" or {found["seq_len"] for found in folder.read_lengths()} >= {
+        *cell.lengths
+    }
+
+
+def _train(cell: Cell, folder: CellFolder, worker: Worker, max_minutes: float | None) -> str | None:
+    """Train a cell, record its minutes and its error, and return the error."""
+    began = time.monotonic()
+    try:
+        folder.claim(cell)
+        # A cell that is out of minutes must still be evaluated, which takes a step first.
+        left = None if max_minutes is None else max(1e-3, max_minutes - folder.read_minutes())
+        error = worker.train(folder, left)
+    except (RunError, OSError) as failure:
+        error = str(failure)
+    with contextlib.suppress(RunError):
+        folder.note((time.monotonic() - began) / 60, error)
+    return error

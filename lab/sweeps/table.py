@@ -1,0 +1,215 @@
+"""A sweep as one tidy table, read from its folders: one row for each cell and row length."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from lab.files import RunError, explain_write_errors, write
+from lab.lengthening import list_stages
+from lab.sweeps.folder import CellFolder
+from lab.sweeps.lengths import evaluate_last
+from lab.sweeps.sweep import Cell, Sweep
+from lab.training.catalog import format_value
+from lab.training.metrics import MetricsRow
+from lab.training.runs import Run
+
+MEASURED = {
+    "seq_len": pl.Int64,
+    "status": pl.String,
+    "solved": pl.Boolean,
+    "steps": pl.Int64,
+    "accuracy": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "validation": pl.Float64,
+    "rows": pl.Int64,
+    "seconds": pl.Float64,
+    "parameters": pl.Int64,
+    "settings": pl.String,
+    "error": pl.String,
+}
+"""The columns after those of the factors.
+
+`solved` says whether the accuracy on validation rows of this length reached the run's threshold. If
+so, `steps`, `rows` and `seconds` count training up to that evaluation, including shorter rows. If
+not, they count all training, after which the run is censored. They are empty for a cell that was
+not run. `accuracy` is on test rows of this length, `low` and `high` are the ends of its 95 %
+interval over other rows, and `validation` is on validation rows. `settings` is `Run.settings`, by
+which `EarlierResults` finds the rows of the same settings.
+"""
+
+
+FILES = (".csv", ".parquet")
+
+
+def list_columns(sweep: Sweep) -> dict[str, Any]:
+    """Return the columns of a sweep's table and their types: its factors, then what is measured."""
+    factors = {
+        name: pl.Series([cell.factors[name] for cell in sweep.cells], strict=False).dtype
+        for name in sweep.factors
+    }
+    return {**factors, **MEASURED}
+
+
+def tabulate_cells(
+    sweep: Sweep, out: Path, earlier: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+) -> pl.DataFrame:
+    """Return a row for each cell and row length, in order, also for cells that were not run.
+
+    Args:
+        sweep: the cells.
+        out: the folder that holds the cells' folders.
+        earlier: rows of an earlier table by the name of the cell, for cells without a run here.
+
+    Raises:
+        RunError: when a file of a cell cannot be read.
+    """
+    rows = [
+        row
+        for cell in sweep.cells
+        for row in _list_rows(cell, CellFolder(out / cell.name), (earlier or {}).get(cell.name, ()))
+    ]
+    return pl.DataFrame(rows, schema=list_columns(sweep), orient="row", strict=False)
+
+
+def _list_rows(
+    cell: Cell, folder: CellFolder, earlier: Sequence[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    status, run = folder.find_status(), folder.open_run()
+    if run is None and earlier:
+        yield from earlier
+        return
+    run_rows = {} if run is None else _summarize(run, folder, cell)
+    for length in cell.lengths:
+        yield {
+            **cell.factors,
+            **dict.fromkeys(MEASURED),
+            **run_rows.get(length, {}),
+            "seq_len": length,
+            "status": status,
+            "error": folder.read_error() if status in ("failed", "diverged") else None,
+        }
+
+
+def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
+    """Return the measured columns of a run by row length."""
+    metrics = run.read_metrics()
+    if not metrics:
+        return {}
+    evaluated = {found["seq_len"]: found for found in folder.read_lengths()}
+    return {
+        length: _measure(run, metrics, length, evaluated.get(length, {})) for length in cell.lengths
+    }
+
+
+def _measure(
+    run: Run, metrics: Sequence[MetricsRow], length: int, evaluated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the measured columns of a run at one row length, where it was evaluated so."""
+    solved = find_solving_steps(run, metrics).get(length)
+    upto = metrics if solved is None else [row for row in metrics if row["step"] <= solved]
+    low, high = evaluated.get("interval") or (None, None)  # folders of before have none
+    return {
+        "solved": solved is not None,
+        "steps": upto[-1]["step"],
+        "accuracy": evaluated.get("test"),
+        "low": low,
+        "high": high,
+        "validation": evaluated.get("validation"),
+        "rows": count_rows(run, upto),
+        "seconds": sum(row["seconds"] for row in upto),
+        "parameters": _read_parameters(run),
+        "settings": run.settings,
+    }
+
+
+def tabulate_runs(runs: Sequence[Run]) -> pl.DataFrame:
+    """Return a row for each run, of any sweep or none: its path, all its options, what is measured.
+
+    Options of layers have columns of their own, such as S.d_state; an option that a run does not
+    have is empty. The status of a run that has not ended is "unfinished".
+    """
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        metrics, result = run.read_metrics(), run.read_result() or {}
+        options = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
+        layers = options.pop("options")
+        values = {name: _flatten(value) for name, value in {**options, **layers}.items()}
+        measured = dict.fromkeys(MEASURED)
+        if metrics:
+            evaluated = evaluate_last(run) if result else {}
+            measured |= _measure(run, metrics, run.task.seq_len, evaluated)
+        measured |= {
+            "seq_len": run.task.seq_len,
+            "status": result.get("stopped", "unfinished"),
+        }
+        rows.append({"path": str(run.path), "task": run.task.name, **values, **measured})
+    columns = dict.fromkeys(name for row in rows for name in row)
+    known = [name for name in columns if name not in MEASURED]
+    return pl.DataFrame(
+        {
+            name: pl.Series(name, [row.get(name) for row in rows], MEASURED.get(name), strict=False)
+            for name in [*known, *MEASURED]
+        }
+    )
+
+
+def _flatten(value: Any) -> Any:
+    """Return a number or text as it is, and a mixture or schedule as it is typed."""
+    return value if isinstance(value, str | int | float | None) else format_value(value)
+
+
+def check_file(file: Path) -> None:
+    """Check that a table can be written to a file of this name.
+
+    Raises:
+        ValueError: for another suffix.
+    """
+    if file.suffix not in FILES:
+        raise ValueError(f"table={file}: must end in {' or '.join(FILES)}")
+
+
+def save_table(table: pl.DataFrame, file: Path) -> None:
+    """Write a table as .csv or .parquet.
+
+    Raises:
+        ValueError: for another suffix.
+        RunError: when it cannot be written.
+    """
+    check_file(file)
+    with explain_write_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".csv":
+            write(file, table.write_csv())
+        else:
+            content = io.BytesIO()
+            table.write_parquet(content)
+            write(file, content.getvalue())
+
+
+def find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, int]:
+    """Return the step at which validation rows of each length were first solved."""
+    full, first = run.task.seq_len, {}
+    for row in metrics:
+        length = row.get("seq_len", full)
+        needed = run.train.solved_at if length == full else run.train.lengthen_at
+        if row.get("validation_accuracy", 0.0) >= needed:
+            first.setdefault(length, row["step"])
+    return first
+
+
+def count_rows(run: Run, metrics: Sequence[MetricsRow]) -> int:
+    """Count the training rows of some steps; their number per step depends on their length."""
+    sizes = {stage.task.seq_len: stage.batch_size for stage in list_stages(run.task, run.train)}
+    return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)
+
+
+def _read_parameters(run: Run) -> int | None:
+    try:
+        result: Mapping[str, Any] = run.read_result() or {}
+    except RunError:
+        return None
+    return result.get("parameters")

@@ -1,0 +1,184 @@
+"""`lab sweep`, `lab.sweep` and `lab runs --table`: what they run, print and refuse."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import lab
+from lab.cli import app
+from lab.cli.sweep_settings import SweepSettings, list_options, parse, read_file, read_grid
+from lab.sweeps.grid import merge
+
+TINY = (
+    "--seq-len 8 --vocab-size 32 --batch-size 4 --eval-every 4 --test-rows 8 --max-steps 4 "
+    "--start-len 8 --stack AM"
+)
+FILE = """
+task = "mqar"
+seeds = [0]
+
+[options]
+seq_len = 8
+vocab_size = 32
+batch_size = 4
+eval_every = 4
+test_rows = 8
+max_steps = 4
+start_len = 8
+
+[grid]
+d_model = [8, 16]
+
+[grid.mixer.attention]
+stack = "AM"
+
+[grid.mixer.SSD]
+stack = "SM"
+"S.d_state" = 4
+"""
+
+
+def invoke(words: str, *more: object):
+    return CliRunner().invoke(app, [*words.split(), *map(str, more)])
+
+
+def test_a_sweep_trains_skips_and_extends(tmp_path):
+    out, table = tmp_path / "out", tmp_path / "t.parquet"
+    words = f"sweep mqar {TINY} --seeds 1 --workers 1"
+    first = invoke(f"{words} --grid d_model=8", "--out", out, "--table", table)
+    assert first.exit_code == 0, first.output
+    assert "1 of 1 runs to do" in first.stderr
+    config = out / "d_model=8,seed=0" / "run" / "config.json"
+    before = config.stat().st_mtime_ns
+    more = invoke(f"{words} --grid d_model=8,16", "--out", out)
+    assert more.exit_code == 0, more.output
+    assert "1 of 2 runs to do" in more.stderr
+    assert config.stat().st_mtime_ns == before
+    assert "2 runs: 2 not solved: step limit reached." in more.stdout
+    shown = invoke(f"{words} --grid d_model=8,16 --show", "--out", out, "--figures", tmp_path / "f")
+    assert shown.exit_code == 0, shown.output
+    assert (out / "sweep.html").exists()
+    assert {file.stem for file in (tmp_path / "f").iterdir()} == {"widths", "costs"}
+    assert pl.read_parquet(table)["status"].to_list() == ["budget"]
+    tidy = tmp_path / "all.parquet"
+    assert invoke("runs", out, "--table", tidy).exit_code == 0
+    found = pl.read_parquet(tidy).sort("d_model")
+    assert found["d_model"].to_list() == [8, 16]
+    assert found["accuracy"].null_count() == 0
+    other = invoke(f"{words} --grid d_model=8 --warmup-steps 3", "--out", out)
+    assert other.exit_code == 2
+    assert "holds runs with warmup_steps=None there and 3 here" in other.stderr
+
+
+def test_a_file_and_python_describe_the_same_sweep(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text(FILE)
+    cells = read_file(file).build().cells
+    assert [cell.factors for cell in cells] == [
+        {"d_model": width, "mixer": mixer, "seed": 0}
+        for width in (8, 16)
+        for mixer in ("attention", "SSD")
+    ]
+    assert cells[1].options["options"] == ["S.d_state=4"]
+    assert cells[0].lengths == (8,)
+    fixed = parse(_load(file), "", "").fixed
+    grid = {
+        "d_model": [8, 16],
+        "mixer": {"attention": {"stack": "AM"}, "SSD": {"stack": "SM", "S.d_state": 4}},
+    }
+    assert SweepSettings("mqar", grid, fixed, (0,)).build().cells == cells
+
+
+def _load(file: Path):
+    import tomllib
+
+    return tomllib.loads(file.read_text())
+
+
+def test_python_runs_a_sweep_and_shows_it(tmp_path):
+    options = {"seq_len": 8, "vocab_size": 32, "batch_size": 4, "max_steps": 2, "test_rows": 8}
+    found = lab.sweep(
+        "mqar", {"d_model": [8]}, seeds=1, out=tmp_path / "s", workers=1, stack="AM", **options
+    )
+    assert found.table["status"].to_list() == ["budget"]
+    assert [run.accuracy for run in found.runs.values()] == found.table["accuracy"].to_list()
+    assert "1 run: 1 not solved" in repr(found)
+    assert "<iframe" in found._repr_html_()
+
+
+def test_words_of_a_grid_have_the_types_of_their_options():
+    assert read_grid(
+        "mqar", ["d-model=32,64", "learning_rate=1e-3", "S.d_state=16", "tied=false"]
+    ) == {
+        "d_model": [32, 64],
+        "learning_rate": [0.001],
+        "S.d_state": [16],
+        "tied": [False],
+    }
+    assert read_grid("mqar", ['n_pairs="2,4",4'])["n_pairs"] == ["2,4", 4]
+
+
+def test_merged_options_of_layers_are_merged_one_by_one():
+    one = {"d_model": 8, "options": ["S.d_state=4", "A.mask=soft"]}
+    assert merge(one, {"options": ["S.d_state=8"]}) == {
+        "d_model": 8,
+        "options": ["S.d_state=8", "A.mask=soft"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("mqar", "grid is empty"),
+        ("mqar --grid colour=blue", "grid=colour: is no option"),
+        ("mqar --grid d_model=", "must look like d_model=32,64"),
+        ("mqar --grid d_model=8,8", "is given twice"),
+        ("mqar --grid d_model=8 --grid d_model=16", "is given twice"),
+        ("mqar --grid d_model=wide", "d_model=wide: must be a whole number"),
+        ("mqar --grid d_model=32,33 --n-heads 2 --seeds 1", "1 of 2 runs cannot be built"),
+        ("mqar --grid seed=1,2", "use seeds instead"),
+        ("mqar --grid d_model=8 --precision auto", "fp32"),
+        ("mqar --grid precision=auto,fp32", "precision=auto"),
+        ("mqar --grid d_model=8 --seeds 0", "seeds=0: must be in 1 … 1,000"),
+        ("mqar --grid d_model=8 --audit", "--audit: is for a single run"),
+        ("mqar --grid d_model=8 --dmodel 3", "No such option: --dmodel"),
+        ("mqar --grid d_model=8 --workers 0", "workers=0"),
+        ("mqar --grid d_model=8 --table t.xls", "must end in .csv or .parquet"),
+        ("mqar --grid d_model=8 --lengths 7", "seq_len"),
+        ("mqra --grid d_model=8", "Did you mean mqar?"),
+        ("none.toml", "none.toml: cannot be read"),
+    ],
+)
+def test_wrong_sweeps_are_refused_before_anything_starts(words, said, tmp_path):
+    answer = invoke(f"sweep {words}", "--out", tmp_path / "out")
+    assert answer.exit_code == 2, answer.output
+    assert said in " ".join(answer.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"task": "mqar", "grids": {}}, "unknown part 'grids'"),
+        ({"grid": {"d_model": [8]}}, "task must name a task"),
+        ({"task": "mqar", "grid": [8]}, "grid must be a table"),
+        ({"task": "mqar", "seeds": "3"}, "seeds='3': must be a list of whole numbers"),
+        ({"task": "mqar", "seeds": [], "grid": {"d_model": [8]}}, "seeds is empty"),
+        ({"task": "mqar", "grid": {"d_model": []}}, "grid=d_model: has no values"),
+        ({"task": "mqar", "grid": {"d_model": 8}}, "must be a list of values"),
+        ({"task": "mqar", "grid": {"d_model": [[8]]}}, "must be a number, text"),
+        ({"task": "mqar", "grid": {"m": {"a": {"stak": "AM"}}}}, "grid.m.a=stak: is no option"),
+        ({"task": "mqar", "grid": {"accuracy": {"a": {"stack": "AM"}}}}, "is a column"),
+    ],
+)
+def test_wrong_files_name_what_is_wrong(content, said):
+    with pytest.raises(ValueError, match="(?s)" + said.replace("[", "\\[")):
+        parse(content, "f.toml", "f").build()
+
+
+def test_every_option_of_a_run_may_be_in_a_grid():
+    known = list_options("mqar")
+    assert {"seq_len", "d_model", "learning_rate", "device", "preset"} <= known.keys()
+    assert not {"seed", "options"} & known.keys()

@@ -1,0 +1,129 @@
+"""What a sweep's table shows, on planted tables; its figures and its page."""
+
+from itertools import product
+
+import numpy as np
+import polars as pl
+import pytest
+
+from analysis.base import NotApplicableError
+from analysis.pages.sweep import draw_figures, render
+from analysis.statistics.seeds import bound_mean
+from analysis.sweeps import capacity, rates, survival, widths
+from analysis.sweeps.results import FIGURES, collect_results
+from analysis.sweeps.settings import collect_settings
+from lab.sweeps.table import MEASURED
+
+FACTORS = ("stack", "d_model", "seq_len", "learning_rate", "seed")
+
+
+def plant(seeds: int = 3, noise: float = 0.01) -> pl.DataFrame:
+    """A sweep in which AM*2 solves all and SM*2 gets better with width and worse with length.
+
+    The rate 0.003 is best on validation rows, and the worst on test rows.
+    """
+    rng, rows = np.random.default_rng(0), []
+    for stack, width, length, rate, seed in product(
+        ("AM*2", "SM*2"), (32, 64, 128), (64, 256), (0.001, 0.003, 0.03), range(seeds)
+    ):
+        solved = stack == "AM*2" and rate < 0.01
+        mean = 0.995 if solved else min(0.9, width / length)
+        test = mean - (0.05 if rate == 0.003 and not solved else 0.0)
+        share = float(np.clip(test + (0 if solved else noise * rng.standard_normal()), 0, 1))
+        rows.append(
+            dict(zip(FACTORS, (stack, width, length, rate, seed), strict=True))
+            | dict.fromkeys(MEASURED)
+            | {
+                "seq_len": length,
+                "status": "solved" if solved else "budget",
+                "solved": solved,
+                "steps": int(1 / rate) + 10 * seed if solved else 2000,
+                "accuracy": share,
+                "low": max(0.0, share - 0.01),
+                "high": min(1.0, share + 0.01),
+                "validation": mean + (0.02 if rate == 0.003 else 0.0),
+                "rows": 2000,
+                "seconds": width / 10 + 3.0 * (stack == "SM*2"),
+                "parameters": width * 1000,
+            }
+        )
+    kinds = {"stack": pl.String, "d_model": pl.Int64, "learning_rate": pl.Float64}
+    return pl.DataFrame(rows, schema={**kinds, "seed": pl.Int64, **MEASURED})
+
+
+def test_the_learning_rate_is_chosen_on_validation_rows_and_among_solving_ones_by_steps():
+    settings = collect_settings(plant())
+    assert {s.factors["learning_rate"] for s in settings} == {0.003}
+    assert len(settings) == 12
+    slow = plant().with_columns(
+        steps=pl.when(pl.col("learning_rate") == 0.003).then(5000).otherwise("steps")
+    )
+    chosen = {s.factors["stack"]: s.factors["learning_rate"] for s in collect_settings(slow)}
+    assert chosen == {"AM*2": 0.001, "SM*2": 0.003}
+
+
+def test_a_setting_without_a_result_is_there_and_has_no_number():
+    table = plant().with_columns(
+        accuracy=pl.when(pl.col("d_model") == 32).then(None).otherwise("accuracy"),
+        status=pl.when(pl.col("d_model") == 32).then(pl.lit("failed")).otherwise("status"),
+        error=pl.when(pl.col("d_model") == 32).then(pl.lit("planted <b>")).otherwise(None),
+    )
+    found = collect_results(table, FACTORS)
+    without = [s for s in found.settings if not s.seeds]
+    assert {s.factors["d_model"] for s in without} == {32}
+    assert found.counts["failed"] == len(found.errors["planted <b>"]) == 36
+    page = render(found, "planted")
+    assert "none of 3 has a result" in page
+    assert "planted &lt;b&gt;" in page
+
+
+def test_an_interval_of_the_mean_holds_it_and_that_of_rows_is_its_least_width():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0.7, 0.05, (300, 3))
+    held = [low <= 0.7 <= high for low, high in map(bound_mean, draws.tolist())]
+    assert 0.9 < np.mean(held) < 0.99
+    assert bound_mean([1.0, 1.0], [(0.98, 1.0), (0.97, 1.0)]) == pytest.approx((0.975, 1.0))
+    assert bound_mean([0.5], [(0.4, 0.6)]) == (0.4, 0.6)
+    assert np.isnan(bound_mean([0.5])).all()
+
+
+def test_curves_by_width_name_the_planted_best():
+    (found,) = widths.measure(plant())
+    says = found.describe().says
+    assert "At 64 tokens, the highest mean is that of AM*2, d_model=32" in says
+    assert "At 256 tokens, " in says
+    with pytest.raises(NotApplicableError, match="one width"):
+        widths.measure(plant().filter(pl.col("d_model") == 32))
+
+
+def test_the_window_of_learning_rates_is_that_of_the_planted_curve():
+    (found,) = rates.measure(plant())
+    attention = next(c for c in found.curves if c.name.startswith("AM*2, d_model=32, seq_len=256"))
+    assert attention.chosen == 0.003
+    assert attention.window == (0.001, 0.003)
+    assert "SM*2, d_model=128, seq_len=64: 0.003 (window 0.001 to 0.03)" in found.describe().says
+
+
+def test_survival_counts_unsolved_runs_as_censored():
+    (found,) = survival.measure(plant())
+    by_stack = {c.name.split(",")[0]: c for c in found.curves}
+    assert by_stack["AM*2"].median == 343
+    assert by_stack["SM*2"].median == np.inf
+    assert by_stack["SM*2"].unsolved[-1] == 1
+    assert "0 of 3 solved" in found.describe().says
+
+
+def test_every_figure_that_applies_is_drawn_and_others_say_why_not():
+    found = collect_results(plant(), FACTORS)
+    assert set(found.findings) == set(FIGURES) - {"capacity"}
+    assert found.missing["capacity"] == "the runs that have ended have one number of pairs"
+    assert set(draw_figures(found, "planted")) == set(found.findings)
+    assert found.summarize() == "108 runs: 36 solved, 72 not solved: step limit reached."
+    empty = collect_results(plant().clear(), FACTORS)
+    assert not empty.findings
+
+
+def test_capacity_is_drawn_by_pairs_of_any_setting():
+    table = plant().with_columns(n_pairs=pl.col("seq_len") // 4 * pl.col("d_model") // 32)
+    (found,) = capacity.measure(table.filter(pl.col("learning_rate") == 0.001))
+    assert {curve.name.split(",")[0] for curve in found.curves} == {"AM*2", "SM*2"}
