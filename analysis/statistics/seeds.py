@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 
 def bound_mean(
-    values: Sequence[float], rows: Sequence[tuple[float, float]] = ()
+    values: Sequence[float],
+    rows: Sequence[tuple[float, float]] = (),
+    confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Return a 95 % interval of the mean over seeds of a share in [0, 1].
+    """Return an interval, by default of 95 %, of the mean over seeds of a share in [0, 1].
 
     It is Student's interval of the runs. Where that is narrower than the runs' intervals over rows
     in the mean, as where all runs are right, its ends are those: the outer ends count.
@@ -15,6 +17,7 @@ def bound_mean(
     Args:
         values: the share of each run, one for each seed.
         rows: the interval of each run over other rows of its task.
+        confidence: of Student's interval.
 
     Returns:
         the ends; NaN twice for a single run without an interval. A single run with one has its
@@ -30,7 +33,11 @@ def bound_mean(
         low, high = (sum(ends) / len(ends) for ends in zip(*rows, strict=True))
     if len(values) > 1:
         mean, error = sum(values) / len(values), stats.sem(values)
-        ends = stats.t.interval(0.95, len(values) - 1, mean, error) if error > 0 else (mean, mean)
+        ends = (
+            stats.t.interval(confidence, len(values) - 1, mean, error)
+            if error > 0
+            else (mean, mean)
+        )
         low, high = min(low, float(ends[0])), max(high, float(ends[1]))
     if low > high:
         return math.nan, math.nan

@@ -8,6 +8,7 @@ from lab import __version__
 from lab.cli.analysis import analyze, compare
 from lab.cli.bench import bench
 from lab.cli.certify import certify
+from lab.cli.claim import claim
 from lab.cli.command import Command, unwrap
 from lab.cli.paper import errata, model
 from lab.cli.resume import resume
@@ -37,6 +38,7 @@ for command in (
     verify,
     reproduce,
     study,
+    claim,
     bench,
 ):
     app.command(cls=Command, help=unwrap(command.__doc__))(command)

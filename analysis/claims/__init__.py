@@ -1,0 +1,1 @@
+"""Claims about models: what would hold or refute them, and what a sweep's table says of them."""

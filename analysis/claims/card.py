@@ -1,0 +1,156 @@
+"""The card of a verdict: numbers, runs, and the digests of data, code and configuration."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import analysis
+import lab
+import tasks
+from analysis.claims.claim import Claim
+from analysis.claims.verdict import Verdict
+from analysis.pages.page import fill_template, show_figure
+from analysis.sweeps.results import collect_results
+from analysis.words import percents
+from lab.files import explain_write_errors, write, write_json
+from lab.machine.processor import describe_machine
+from tasks.base import Task
+
+ROWS = 4
+"""Rows of each split that the digest of the data covers; a row is a function of its number."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """All that someone who disagrees needs to run a verdict again.
+
+    Attributes:
+        claim: as its file states it.
+        scale: at which it was run.
+        verdict: what the sweep says.
+        power: how often such a sweep says "holds" if the assumed effect is true.
+        seeds: of each setting.
+        digests: of data, code and configuration.
+    """
+
+    claim: Claim
+    scale: str
+    verdict: Verdict
+    power: float
+    seeds: int
+    digests: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the card, ready for JSON; ends that are not finite are null."""
+        found = self.verdict.estimate
+        numbers = {
+            name: value if math.isfinite(value) else None
+            for name, value in (("value", found.value), ("low", found.low), ("high", found.high))
+        }
+        statistic = self.claim.statistic
+        return {
+            "name": self.claim.name,
+            "claim": self.claim.says,
+            "source": self.claim.source,
+            "stands_for": self.claim.stands_for,
+            "refuted_by": self.claim.refuted_by,
+            "scale": self.scale,
+            "verdict": self.verdict.outcome,
+            "because": self.verdict.because,
+            "failure": "operational" if self.verdict.operational else None,
+            "statistic": statistic.kind,
+            statistic.side: statistic.threshold,
+            **numbers,
+            "where": found.where,
+            "seeds": self.seeds,
+            "places": found.places,
+            "runs": self.verdict.runs,
+            "unended": self.verdict.unended,
+            "power": self.power,
+            "assumed": vars(self.claim.power),
+            "digests": self.digests,
+            "versions": {name: version(name) for name in ("torch", "numpy", "wonderful-lab")},
+            "machine": describe_machine(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def summarize(self) -> str:
+        """Say the verdict in one line: outcome, value, interval, n."""
+        found, statistic = self.verdict.estimate, self.claim.statistic
+        kind = " (operational failure)" if self.verdict.operational else ""
+        line = f"{self.verdict.outcome}{kind}: {self.verdict.because}"
+        if math.isnan(found.value):
+            return f"{line}."
+        shown = f"{statistic.kind} {_sign(found.value, statistic.kind)}"
+        if math.isfinite(found.low):
+            shown += f", 95 %: {_sign(found.low, statistic.kind)} … "
+            shown += _sign(found.high, statistic.kind)
+        seeds = f"n = {found.seeds} seed{'s' * (found.seeds > 1)} of each setting"
+        return f"{line}. {shown}, {seeds}, {self.verdict.runs} runs."
+
+    def write(self, folder: Path, table: pl.DataFrame, factors: Sequence[str]) -> Path:
+        """Write claim.json and claim.html into a folder, and return the page's path.
+
+        Raises:
+            RunError: when they cannot be written.
+        """
+        results = collect_results(table, factors)
+        figures = [
+            (f"{key}-{i}", show_figure(finding.describe(), finding.draw(), self.claim.name))
+            for key, findings in results.findings.items()
+            for i, finding in enumerate(findings, 1)
+        ]
+        content = self.to_dict()
+        low_high = [content["low"], content["high"]]
+        page = fill_template(
+            "claim.html.j2",
+            card=content,
+            says=self.summarize(),
+            ends=percents(*low_high) if None not in low_high else None,
+            errors=results.errors,
+            figures=figures,
+        )
+        with explain_write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "claim.json", content)
+            write(folder / "claim.html", page)
+        return folder / "claim.html"
+
+
+def _sign(value: float, kind: str) -> str:
+    return f"{value:+.4f}" if kind == "difference" else f"{value:.4f}"
+
+
+def digest_data(rows_of: Sequence[tuple[Task, int]]) -> str:
+    """Return a digest of the first rows of every task and seed, of each split."""
+    found = hashlib.sha256()
+    for task, seed in rows_of:
+        for split in task.splits:
+            batch = task.batch(split=split, size=ROWS, seed=seed)
+            for tensor in (batch.inputs, batch.targets):
+                found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def digest_code() -> str:
+    """Return a digest of the source of the lab, the tasks and the analyses."""
+    found = hashlib.sha256()
+    for package in (lab, tasks, analysis):
+        home = Path(package.__file__ or "").parent
+        for file in sorted(home.rglob("*.py")):
+            found.update(str(file.relative_to(home.parent)).encode())
+            found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def digest_configuration(claim: Claim, scale: str) -> str:
+    """Return a digest of the claim's file and the scale."""
+    return hashlib.sha256(json.dumps([claim.digest, scale]).encode()).hexdigest()

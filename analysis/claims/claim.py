@@ -1,0 +1,135 @@
+"""A claim: what it says, where it is made, what would refute it, and the sweep that decides."""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.claims.statistic import Statistic
+
+SCALES = ("smoke", "small", "paper")
+TEXTS = ("claim", "source", "refuted_by", "stands_for")
+PARTS = (*TEXTS, "statistic", "power", *SCALES)
+
+
+@dataclass(frozen=True)
+class Power:
+    """What is assumed to compute the power of a claim.
+
+    Attributes:
+        effect: the value of the statistic if the claim is true.
+        spread: standard deviation of a run's accuracy over seeds.
+    """
+
+    effect: float
+    spread: float
+
+    def __post_init__(self):
+        if not 0 < self.spread < 1:
+            raise ValueError(f"power.spread={self.spread}: must be in (0, 1)")
+        if not -1 <= self.effect <= 1:
+            raise ValueError(f"power.effect={self.effect}: must be in -1 … 1")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, as its file states it.
+
+    Attributes:
+        name: of its file.
+        says: the claim in words.
+        source: where it is made.
+        refuted_by: what would refute it.
+        stands_for: what the lab's task stands in for; empty where it is the claim's own.
+        statistic: what decides.
+        power: what is assumed to compute its power.
+        sweeps: the sweep of each scale, as a sweep's file describes it.
+        digest: of the file's content.
+    """
+
+    name: str
+    says: str
+    source: str
+    refuted_by: str
+    stands_for: str
+    statistic: Statistic
+    power: Power
+    sweeps: Mapping[str, Mapping[str, Any]]
+    digest: str
+
+    @classmethod
+    def read(cls, file: Path) -> "Claim":
+        """Read a claim's file.
+
+        Raises:
+            ValueError: for a file that cannot be read, or has unknown, missing or wrong parts.
+        """
+        try:
+            data = file.read_bytes()
+            content = tomllib.loads(data.decode())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file}: cannot be read: {error}") from error
+        try:
+            return cls._parse(content, file.stem, hashlib.sha256(data).hexdigest())
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    @classmethod
+    def _parse(cls, content: Mapping[str, Any], name: str, digest: str) -> "Claim":
+        _check_names("", content, PARTS)
+        texts = {part: content.get(part, "") for part in TEXTS}
+        for part, text in texts.items():
+            if not isinstance(text, str) or (not text and part != "stands_for"):
+                raise ValueError(f"{part}: must be a text, is {text!r}")
+        given = _get_table(content, "statistic")
+        _check_names("statistic.", given, ("kind", "of", "than", "above", "below", "at"))
+        sides = [side for side in ("above", "below") if side in given]
+        if len(sides) != 1:
+            raise ValueError("statistic: must have a threshold, either above or below")
+        statistic = Statistic(
+            kind=given.get("kind", ""),
+            of=_get_table(given, "of", "statistic."),
+            than=_get_table(given, "than", "statistic."),
+            side=sides[0],  # type: ignore[arg-type]
+            threshold=_get_number(given, sides[0], "statistic."),
+            at=_get_table(given, "at", "statistic."),
+        )
+        assumed = _get_table(content, "power")
+        _check_names("power.", assumed, ("effect", "spread"))
+        power = Power(*(_get_number(assumed, key, "power.") for key in ("effect", "spread")))
+        sweeps = {scale: _get_table(content, scale) for scale in SCALES if scale in content}
+        if not sweeps:
+            raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")
+        return cls(
+            name=name,
+            says=texts["claim"],
+            source=texts["source"],
+            refuted_by=texts["refuted_by"],
+            stands_for=texts["stands_for"],
+            statistic=statistic,
+            power=power,
+            sweeps=sweeps,
+            digest=digest,
+        )
+
+
+def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in found:
+        if name not in known:
+            raise ValueError(f"unknown part {where}{name}; known: {', '.join(known)}")
+
+
+def _get_table(content: Mapping[str, Any], name: str, where: str = "") -> dict[str, Any]:
+    found = content.get(name, {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}{name}: must be a table, is {found!r}")
+    return found
+
+
+def _get_number(content: Mapping[str, Any], name: str, where: str) -> float:
+    found = content.get(name)
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        raise ValueError(f"{where}{name}: must be a number, is {found!r}")
+    return float(found)

@@ -1,0 +1,149 @@
+"""The verdict on a claim: holds, fails or undecided, and the power that its sweep has."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from analysis.claims.claim import Claim
+from analysis.claims.statistic import (
+    Estimate,
+    Statistic,
+    average_seeds,
+    compare,
+    count_places,
+    estimate,
+    list_rates,
+    score,
+    select,
+)
+from analysis.sweeps.settings import RATE
+
+Outcome = Literal["holds", "fails", "undecided"]
+ENDED = ("solved", "budget", "diverged")
+DRAWS = 400
+"""Planted sweeps that the power is computed from; its error is about 0.02."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a sweep says of a claim.
+
+    Attributes:
+        outcome: holds, fails or undecided.
+        because: why, in a sentence.
+        operational: whether it is undecided only because runs are missing or failed: nothing was
+            learned about the claim.
+        estimate: the statistic; NaN where runs are missing.
+        runs: how many runs it rests on.
+        unended: how many of the sweep's runs have not ended, or failed.
+    """
+
+    outcome: Outcome
+    because: str
+    operational: bool
+    estimate: Estimate
+    runs: int
+    unended: int
+
+
+def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) -> Verdict:
+    """Return the verdict of a sweep's table.
+
+    A claim holds where the whole interval lies on its side of the threshold, and fails where the
+    whole interval lies on the other. It is undecided otherwise; where a run is missing or has
+    failed; and where the order of two settings changes between the learning rates chosen for them.
+    """
+    names = [*factors] + ["seq_len"] * ("seq_len" not in factors)
+    places = [n for n in names if n not in {*statistic.of, *statistic.than, RATE, "seed"}]
+    relevant = select(table, statistic.at)
+    runs = relevant.select(list(factors)).n_unique()
+    missing = relevant.filter(~pl.col("status").is_in(ENDED)).unique(list(factors))
+    if len(missing) or not runs:
+        nothing = Estimate(math.nan, math.nan, math.nan, 0, 0)
+        counts = ", ".join(
+            f"{count} {status}" for status, count in missing["status"].value_counts().rows()
+        )
+        why = f"not all runs have ended: {counts} of {runs}"
+        return Verdict("undecided", why, True, nothing, runs, len(missing))
+    found = estimate(table, statistic, places)
+    outcome, because = _judge(found, statistic)
+    change = _find_change(score(relevant), statistic, places)
+    if outcome != "undecided" and change:
+        outcome, because = "undecided", change
+    return Verdict(outcome, because, False, found, runs, 0)
+
+
+def _judge(found: Estimate, statistic: Statistic) -> tuple[Outcome, str]:
+    line, above = statistic.threshold, statistic.side == "above"
+    if not math.isfinite(found.value):
+        return "undecided", "the table has no run of a setting that the claim names"
+    if found.low > line or found.high < line:
+        side = "above" if found.low > line else "below"
+        holds = (side == "above") is above
+        return ("holds" if holds else "fails"), f"the whole interval lies {side} {line:g}"
+    if not math.isfinite(found.high - found.low):
+        return "undecided", "one seed has no interval"
+    return "undecided", f"the interval includes {line:g}"
+
+
+def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> str:
+    """Say at which learning rate two settings change sides, between the rates chosen for them."""
+    if statistic.kind != "difference" or RATE not in table.columns:
+        return ""
+    chosen = [
+        rate
+        for values in (statistic.of, statistic.than)
+        for rate in list_rates(table, values, places)
+    ]
+    sides = {}
+    for rate in sorted(table[RATE].unique().to_list()):
+        if min(chosen) <= rate <= max(chosen):
+            at = table.filter(pl.col(RATE) == rate)
+            ours, theirs = (
+                average_seeds(select(at, values), places)
+                for values in (statistic.of, statistic.than)
+            )
+            found = compare(ours, theirs, count_places(at, places))
+            sides[rate] = found.value > statistic.threshold
+    if len(set(sides.values())) < 2:
+        return ""
+    above = ", ".join(f"{rate:g}" for rate, side in sides.items() if side)
+    return (
+        "the order changes inside the window of learning rates: the difference is above the "
+        f"threshold at {above} alone"
+    )
+
+
+def compute_power(claim: Claim, seeds: int) -> float:
+    """Return how often the verdict is "holds" if the effect is the assumed one.
+
+    Sweeps are planted: the accuracies of `seeds` runs of each setting are normal about means that
+    differ by the effect, or about the effect itself, and cut to [0, 1].
+    """
+    statistic, power, rng = claim.statistic, claim.power, np.random.default_rng(0)
+    held = 0
+    for _ in range(DRAWS):
+        middle = 0.5 if statistic.kind == "difference" else 0.0
+        high, low = middle + power.effect / 2, middle - power.effect / 2
+        if statistic.kind == "difference":
+            ours, theirs = (
+                np.clip(rng.normal(mean, power.spread, seeds), 0, 1) for mean in (high, low)
+            )
+            found = compare(ours, theirs, 1)
+        else:
+            rows = np.clip(rng.normal(power.effect, power.spread, seeds), 0, 1)
+            found = _bound_planted(rows)
+        held += _judge(found, statistic)[0] == "holds"
+    return held / DRAWS
+
+
+def _bound_planted(values: np.ndarray) -> Estimate:
+    from analysis.statistics.seeds import bound_mean
+
+    if len(values) < 2:
+        return Estimate(float(values.mean()), -math.inf, math.inf, len(values), 1)
+    return Estimate(float(values.mean()), *bound_mean(values.tolist()), len(values), 1)

@@ -1,0 +1,172 @@
+"""`lab claim`: run what decides a claim, and print whether it holds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.sweep import run_sweep
+from lab.cli.sweep_options import SweepOptions
+
+if TYPE_CHECKING:
+    from analysis.claims.card import Card
+    from analysis.claims.claim import Claim
+    from lab.sweeps import Sweep
+
+HOME = Path(__file__).parents[1] / "claims"
+"""The claims that come with the lab."""
+ENOUGH = 0.8
+"""A power below this is too low to learn from an undecided verdict."""
+
+
+def claim(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME|FILE", help="A claim of --list, or a .toml file."),
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the claims that come with the lab.")
+    ] = False,
+    scale: Annotated[
+        Literal["smoke", "small", "paper"],
+        typer.Option(help="Size of the sweep: minutes; an hour or two on two cores; a cluster."),
+    ] = "small",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the runs; the same folder resumes.",
+            show_default="runs/claims/NAME-SCALE",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Runs at the same time.", show_default="one for each core"),
+    ] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="Most minutes that one run may take.", show_default="no limit"),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Judge the results so far and run nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON.")] = False,
+) -> None:
+    """Run or complete the sweep of a claim, and print whether the claim holds.
+
+    The verdict is "holds", "fails" or "undecided", with an interval and the number of seeds. A run
+    that fails or is missing leaves the claim undecided. The card, claim.json and claim.html, has
+    digests of data, code and configuration.
+    """
+    from analysis.claims.claim import Claim
+
+    if listing:
+        for file in sorted(HOME.glob("*.toml")):
+            known = Claim.read(file)
+            typer.echo(f"{known.name:28}{known.says} ({', '.join(known.sweeps)})")
+        return
+    with report_usage_errors():
+        stated = Claim.read(_find_file(what))
+        built = build_sweep(stated, scale)
+    out = out or Path("runs") / "claims" / built.name
+    options = SweepOptions(
+        out=out,
+        workers=workers,
+        max_minutes=max_minutes,
+        table=out / "table.parquet",
+        show=show,
+    )
+    typer.echo(f"{stated.says} {stated.source}", err=True)
+    _say_power(stated, built)
+    table = run_sweep(built, options)
+    with report_failures():
+        card = judge(stated, scale, built, table)
+        page = card.write(out, table, built.factors)
+    typer.echo(json.dumps(card.to_dict()) if as_json else card.summarize())
+    typer.echo(f"card: {page}", err=True)
+
+
+def _find_file(what: str | None) -> Path:
+    """Return the file of a claim.
+
+    Raises:
+        ValueError: for none, or an unknown name.
+    """
+    from lab.cli.command import suggest
+
+    known = [file.stem for file in sorted(HOME.glob("*.toml"))]
+    if what is None:
+        raise ValueError(f"name a claim or a file. {suggest('', known)}")
+    if what.endswith(".toml"):
+        return Path(what)
+    if what not in known:
+        raise ValueError(f"claim={what!r}: is no claim of the lab. {suggest(what, known)}")
+    return HOME / f"{what}.toml"
+
+
+def build_sweep(stated: "Claim", scale: str) -> "Sweep":
+    """Return the sweep of a claim at a scale.
+
+    Raises:
+        ValueError: for a scale that the claim does not have, a sweep that cannot be built, or a
+            statistic of factors or values that the sweep does not have.
+    """
+    from lab.cli.sweep_settings import parse
+
+    if scale not in stated.sweeps:
+        known = ", ".join(stated.sweeps)
+        raise ValueError(f"scale={scale}: {stated.name} has no such sweep; it has {known}")
+    name = f"{stated.name}-{scale}"
+    built = parse(stated.sweeps[scale], f"{stated.name}.{scale}", name).build()
+    lengths = {length for cell in built.cells for length in cell.lengths}
+    values = {n: {cell.factors[n] for cell in built.cells} for n in built.factors}
+    for part in (stated.statistic.of, stated.statistic.than, stated.statistic.at):
+        for factor, value in part.items():
+            known = {**values, "seq_len": lengths}.get(factor, set())
+            if value not in known:
+                raise ValueError(
+                    f"statistic: {factor}={value} is no value of the sweep {name}; "
+                    f"it has {', '.join(map(str, sorted(known, key=str))) or 'no such factor'}"
+                )
+    return replace(built, question=stated.says)
+
+
+def _say_power(stated: "Claim", sweep: "Sweep") -> None:
+    from analysis.claims.verdict import compute_power
+
+    seeds = len({cell.factors["seed"] for cell in sweep.cells})
+    power = compute_power(stated, seeds)
+    typer.echo(
+        f"power: {power:.2f}, with {seeds} seeds, a true effect of {stated.power.effect:g} and a "
+        f"spread of {stated.power.spread:g} between seeds"
+        + ("; more seeds would decide more often" if power < ENOUGH else ""),
+        err=True,
+    )
+
+
+def judge(stated: "Claim", scale: str, sweep: "Sweep", table: object) -> "Card":
+    """Return the card of a claim whose sweep has this table."""
+    import polars as pl
+
+    from analysis.claims.card import Card, digest_code, digest_configuration, digest_data
+    from analysis.claims.verdict import compute_power, decide
+    from lab.cli.run_settings import read_settings
+
+    assert isinstance(table, pl.DataFrame)
+    runs = [read_settings(cell.task, cell.options)[0] for cell in sweep.cells]
+    rows_of = {(repr(run.task), run.train.seed): (run.task, run.train.seed) for run in runs}
+    seeds = len({cell.factors["seed"] for cell in sweep.cells})
+    return Card(
+        claim=stated,
+        scale=scale,
+        verdict=decide(table, stated.statistic, sweep.factors),
+        power=compute_power(stated, seeds),
+        seeds=seeds,
+        digests={
+            "data": digest_data(list(rows_of.values())),
+            "code": digest_code(),
+            "configuration": digest_configuration(stated, scale),
+        },
+    )

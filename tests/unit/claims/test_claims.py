@@ -1,0 +1,182 @@
+"""Claims: verdicts at their rate on planted tables, files that say what is wrong, the lab's own."""
+
+import json
+from itertools import product
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from analysis.claims import verdict
+from analysis.claims.claim import Claim
+from analysis.claims.statistic import Statistic
+from analysis.claims.verdict import compute_power, decide
+from lab.cli import app
+from lab.cli.claim import HOME, build_sweep
+from lab.sweeps.table import MEASURED
+
+FACTORS = ("mixer", "d_model", "learning_rate", "seed")
+DIFFERENCE = Statistic("difference", {"mixer": "a"}, {"mixer": "b"}, "above", 0.1, {})
+LEAST = Statistic("least", {"mixer": "a"}, {}, "above", 0.9, {})
+
+
+def plant(
+    means: dict[str, float], rng, *, seeds=3, spread=0.05, rates=(0.001,), status="budget"
+) -> pl.DataFrame:
+    """A sweep of two widths whose accuracies are normal about the mixers' means."""
+    rows = []
+    for mixer, mean in means.items():
+        for width, rate, seed in product((32, 64), rates, range(seeds)):
+            accuracy = float(np.clip(rng.normal(mean, spread), 0, 1))
+            measured = {"seq_len": 64, "status": status, "solved": False, "steps": 100}
+            measured |= {"accuracy": accuracy, "validation": accuracy}
+            factors = dict(zip(FACTORS, (mixer, width, rate, seed), strict=True))
+            rows.append(factors | dict.fromkeys(MEASURED) | measured)
+    kinds = {"mixer": pl.String, "d_model": pl.Int64, "learning_rate": pl.Float64}
+    return pl.DataFrame(rows, schema={**kinds, "seed": pl.Int64, **MEASURED})
+
+
+def count(statistic: Statistic, means: dict[str, float], draws: int = 40) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    found = [decide(plant(means, rng), statistic, FACTORS).outcome for _ in range(draws)]
+    return {outcome: found.count(outcome) / draws for outcome in ("holds", "fails", "undecided")}
+
+
+def test_a_difference_is_judged_at_its_rate_on_planted_models():
+    assert count(DIFFERENCE, {"a": 0.8, "b": 0.3}, 10)["holds"] == 1
+    at_threshold = count(DIFFERENCE, {"a": 0.6, "b": 0.5})
+    assert at_threshold["holds"] <= 0.05
+    assert at_threshold["fails"] <= 0.05
+    null = count(DIFFERENCE, {"a": 0.5, "b": 0.5})
+    assert null["holds"] == 0
+    assert null["fails"] > 0.3
+    assert count(DIFFERENCE, {"a": 0.3, "b": 0.8}, 10)["fails"] == 1
+
+
+def test_the_least_of_several_places_is_judged_at_its_rate():
+    assert count(LEAST, {"a": 0.99})["fails"] == 0
+    assert count(LEAST, {"a": 0.9})["holds"] <= 0.05
+    assert count(LEAST, {"a": 0.5}, 10)["fails"] == 1
+
+
+def test_missing_runs_are_an_operational_failure_and_diverged_ones_a_result():
+    rng = np.random.default_rng(0)
+    table = plant({"a": 0.9, "b": 0.2}, rng)
+    broken = table.with_columns(
+        status=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("failed")).otherwise("status")
+    )
+    found = decide(broken, DIFFERENCE, FACTORS)
+    assert (found.outcome, found.operational) == ("undecided", True)
+    assert found.because == "not all runs have ended: 1 failed of 12"
+    diverged = table.with_columns(
+        status=pl.when(pl.col("mixer") == "b").then(pl.lit("diverged")).otherwise("status"),
+        accuracy=pl.when(pl.col("mixer") == "b").then(None).otherwise("accuracy"),
+    )
+    found = decide(diverged, DIFFERENCE, FACTORS)
+    assert (found.outcome, found.operational) == ("holds", False)
+    assert found.estimate.value == pytest.approx(0.9, abs=0.05)
+
+
+def test_an_order_that_changes_inside_the_window_of_rates_is_undecided():
+    rng = np.random.default_rng(0)
+    low = plant({"a": 0.9, "b": 0.1}, rng, rates=(0.001,), spread=0.01)
+    high = plant({"a": 0.2, "b": 0.5}, rng, rates=(0.003,), spread=0.01)
+    found = decide(pl.concat([low, high]), DIFFERENCE, FACTORS)
+    assert found.outcome == "undecided"
+    assert "the order changes inside the window of learning rates" in found.because
+    same = plant({"a": 0.8, "b": 0.5}, rng, rates=(0.003,), spread=0.01)
+    assert decide(pl.concat([low, same]), DIFFERENCE, FACTORS).outcome == "holds"
+
+
+def test_one_seed_decides_nothing():
+    one = plant({"a": 0.9, "b": 0.1}, np.random.default_rng(0), seeds=1)
+    found = decide(one, DIFFERENCE, FACTORS)
+    assert (found.outcome, found.because) == ("undecided", "one seed has no interval")
+
+
+CLAIMS = sorted(HOME.glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", CLAIMS, ids=lambda file: file.stem)
+def test_every_claim_of_the_lab_can_be_run_and_has_power(file, monkeypatch):
+    monkeypatch.setattr(verdict, "DRAWS", 60)
+    stated = Claim.read(file)
+    for scale in stated.sweeps:
+        built = build_sweep(stated, scale)
+        seeds = len({cell.factors["seed"] for cell in built.cells})
+        assert seeds >= 3
+    assert compute_power(stated, 3) > 0.3
+    assert stated.sweeps.keys() >= {"smoke", "small"}
+
+
+TINY = """
+claim = "Small attention recalls."
+source = "A test."
+refuted_by = "It does not."
+[statistic]
+kind = "least"
+of = { d_model = 8 }
+above = 0.9
+[power]
+effect = 0.99
+spread = 0.01
+[smoke]
+task = "mqar"
+seeds = 2
+[smoke.options]
+seq_len = 8
+vocab_size = 32
+batch_size = 4
+test_rows = 8
+max_steps = 2
+start_len = 8
+[smoke.grid]
+d_model = [8]
+"""
+
+
+def test_a_claim_through_the_command_line(tmp_path):
+    file, out = tmp_path / "tiny.toml", tmp_path / "out"
+    file.write_text(TINY)
+    words = ["claim", str(file), "--scale", "smoke", "--out", str(out), "--workers", "1"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout.startswith("fails: the whole interval lies below 0.9. least 0.")
+    assert ", with 2 seeds, a true effect of 0.99" in answer.stderr
+    card = json.loads((out / "claim.json").read_text())
+    assert (card["verdict"], card["seeds"], card["runs"]) == ("fails", 2, 2)
+    assert set(card["digests"]) == {"data", "code", "configuration"}
+    assert "Small attention recalls." in (out / "claim.html").read_text()
+    again = CliRunner().invoke(app, [*words, "--show", "--json"])
+    assert json.loads(again.stdout)["digests"] == card["digests"]
+
+
+def test_the_lab_lists_its_claims():
+    answer = CliRunner().invoke(app, ["claim", "--list"])
+    assert answer.exit_code == 0
+    assert len(answer.stdout.splitlines()) == len(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("claim =", "clam =", "unknown part clam"),
+        ('source = "A test."', 'source = ""', "source: must be a text"),
+        ("above = 0.9", "", "must have a threshold, either above or below"),
+        ("above = 0.9", "above = 2", "above=2.0: must be in -1 … 1"),
+        ('"least"', '"mean"', "kind=mean: must be difference, least or greatest"),
+        ("spread = 0.01", "spread = 0", "power.spread=0.0: must be in (0, 1)"),
+        ("effect = 0.99", 'effect = "big"', "power.effect: must be a number"),
+        ("d_model = 8 }", "d_model = 9 }", "d_model=9 is no value of the sweep tiny-smoke"),
+        ("d_model = [8]", "d_modl = [8]", "grid=d_modl: is no option"),
+        ("[smoke]", "[smke]", "unknown part smke"),
+        ("[power]", "[power", "cannot be read"),
+    ],
+)
+def test_a_wrong_claim_names_the_field(old, new, said, tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY.replace(old, new))
+    answer = CliRunner().invoke(app, ["claim", str(file), "--scale", "smoke"])
+    assert answer.exit_code == 2
+    assert said in " ".join(answer.stderr.split())
