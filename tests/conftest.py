@@ -1,10 +1,12 @@
-"""What tests run under: one thread, poisoned memory, derandomised properties, one browser."""
+"""What tests run under: one thread, poisoned memory, derandomised properties, one browser.
+
+torch is imported where it is used: the process that only hands out tests does without.
+"""
 
 import shutil
 
 import jaxtyping
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -34,6 +36,8 @@ settings.load_profile("default")
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     """Tests run in parallel processes; more threads in each would only get in their way."""
+    import torch
+
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # for the processes that they start
@@ -53,6 +57,8 @@ def _own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _poisoned_memory(request):
     """Fill what torch.empty returns with NaN, so that a read before a write shows."""
+    import torch
+
     # Deterministic mode is what fills: torch.utils.deterministic.fill_uninitialized_memory. On
     # CUDA it refuses sums that have no deterministic kernel.
     torch.use_deterministic_algorithms(request.node.get_closest_marker("gpu") is None)
@@ -78,6 +84,8 @@ def no_report(monkeypatch):
 
 def pytest_collection_modifyitems(items):
     """Leave out what needs a GPU where there is none: deselected, not skipped."""
+    import torch
+
     if not torch.cuda.is_available():
         items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from lab.bench.peak import measure_matrix_peak, measure_peak_mib
 from lab.bench.ratio import Ratio, time_in_turns
@@ -42,6 +41,8 @@ VOCAB_SIZE, D_MODEL = 8192, 64
 
 def measure() -> list[Ratio]:
     """Measure speed, peak memory, and the share of the matrix-product peak reached."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
     ratios = []
     for seq_len, n_pairs, size, target in SETTINGS:
         where = f"training step, T={seq_len}, K={n_pairs}, {size} rows"
