@@ -102,33 +102,33 @@ class Mechanism(Finding):
         return Words(title, says, reading, alt, gist=gist)
 
     def _describe_route(self) -> str:
-        """Say in one sentence how the model recalls, and what the placebo does."""
+        """Say how the model recalls, and what the placebo does."""
         shares = {found.name.partition(" ")[0]: found.value for found in self.evidence}
         left = {found.name: found.value for found in self.evidence if "exchanged" in found.name}
         if self.label == "induction":
             return (
-                "It recalls by induction: each value's position gathers its key, and the query "
-                "finds it there; restoring the values' positions alone brings back "
-                f"{round_percent(shares['value'])} of the answer, restoring as many other "
-                f"positions {round_percent(shares['placebo'])} (the placebo)."
+                "It recalls by induction. Each value's position gathers its key, and the query "
+                "finds it there. Restoring the values' positions alone brings back "
+                f"{round_percent(shares['value'])} of the answer. Restoring as many other "
+                f"positions, the placebo, brings back {round_percent(shares['placebo'])}."
             )
         if self.label == "direct" and left:
             values, others = left.values()
             return (
-                "It recalls directly: one mixer finds the key and reads the value in one step; "
-                f"exchanging two values leaves {round_percent(values)} of the answer, exchanging "
-                f"other positions {round_percent(others)} (the placebo)."
+                "It recalls directly. One mixer finds the key and reads the value in one step. "
+                f"Exchanging two values leaves {round_percent(values)} of the answer. Exchanging "
+                f"other positions, the placebo, leaves {round_percent(others)}."
             )
         if self.label == "direct":
             return (
-                "It recalls directly: one mixer finds the key and reads the value in one step; "
-                f"restoring the values' positions brings back {round_percent(shares['value'])} of "
-                "the answer at any depth, restoring as many other positions "
-                f"{round_percent(shares['placebo'])} (the placebo)."
+                "It recalls directly. One mixer finds the key and reads the value in one step. "
+                f"Restoring the values' positions brings back {round_percent(shares['value'])} of "
+                "the answer at any depth. Restoring as many other positions, the placebo, brings "
+                f"back {round_percent(shares['placebo'])}."
             )
         if self.label == "positional":
             return (
-                "It answers by position, not by key: when two keys change places, "
+                "It answers by position, not by key. When two keys change places, "
                 f"{round_percent(self.follows_position.value)} of the answers stay with the "
                 f"position and {round_percent(self.follows_key.value)} follow the key."
             )

@@ -13,6 +13,8 @@ REFERENCE = {"color": MUTED, "width": 1.2, "dash": "dot"}
 """The line of what needs no training."""
 LINE = 14
 """Height of a label, pixels."""
+MARKER = 7
+"""Pixels between a level and labels outside of it: no marker on the level touches them."""
 _PLAIN = {"showgrid": False, "ticks": "", "automargin": "left"}
 
 
@@ -54,7 +56,7 @@ def draw_references(fig: go.Figure, levels: Mapping[str, float]) -> None:
             xanchor="left",
             y=1 if above else 0 if below else level,
             yanchor="top" if below else "bottom",
-            yshift=LINE * (high * above - low * below),
+            yshift=(LINE * high + MARKER) * above - (LINE * low + MARKER) * below,
         )
         high, low = high + above, low + below
-    fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%", range=[-0.13, 1.13])
+    fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%", range=[-0.16, 1.16])

@@ -90,13 +90,13 @@ class Standing(Finding):
         """What the best shortcut does and reaches, and what chance and the oracle reach."""
         score = dict(zip(self.names, self.scores, strict=True))
         chance, oracle = score.pop("chance"), score.pop("oracle")
-        text = f"A blind guess is right in {percent(chance)}"
+        text = f"A blind guess is right in {percent(chance)} of cases."
         if score:
             best = max(score, key=score.__getitem__)
             meaning = f", which {MEANINGS[best]}," if best in MEANINGS else ""
-            text += f"; the best shortcut, “{best}”{meaning} in {percent(score[best])}"
+            text += f" The best shortcut, “{best}”{meaning} is right in {percent(score[best])}."
         return (
-            f"{text}. The oracle, plain code that works out the answer, is right in "
+            f"{text} The oracle, plain code that works out the answer, is right in "
             f"{percent(oracle)}."
         )
 

@@ -36,7 +36,7 @@ NARROW = 420
 """Width of a figure that stands beside another, px of its layout."""
 TITLE = 52
 """Characters of a line of its title."""
-SCREEN = {"width": 1000, "height": 900}
+SCREEN = {"width": 1200, "height": 900}
 
 
 def main() -> None:

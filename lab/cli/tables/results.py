@@ -76,5 +76,6 @@ def describe_ending(result: dict[str, Any]) -> str:
         line += f"\nweights set by hand, {by_hand['verdict']}: {by_hand['because']}"
     if why is not None:
         stage = f"at rows of {why['seq_len']:,} tokens"
-        line += f"\nwhy it is not solved, {stage}: {why['kind']}: {why['because']}"
+        because = why["because"][:1].upper() + why["because"][1:]
+        line += f"\nwhy it is not solved, {stage}: {why['kind']}. {because}"
     return line

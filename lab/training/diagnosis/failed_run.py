@@ -26,7 +26,7 @@ class Diagnosis:
 
     Attributes:
         kind: the first in the order above for which there is evidence.
-        because: one sentence with its numbers.
+        because: its numbers in words.
         evidence: those numbers by name, ready for JSON.
         seq_len: tokens of the rows in the stage that the run ended in, which it is about.
     """
@@ -43,7 +43,7 @@ class Look:
 
     Attributes:
         claims: whether the evidence speaks for this kind.
-        says: one sentence with its numbers, without a full stop, beginning in lower case.
+        says: its numbers in words, without a full stop at the end, beginning in lower case.
         evidence: those numbers by name.
     """
 

@@ -29,7 +29,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
     taken = len(failed.rows)
     place = (
         f"after {taken:,} steps, accuracy on {found.rows:,} validation rows is "
-        f"{found.accuracy:.3f} ({low:.3f} … {high:.3f}); {named}, which needs no recall, "
+        f"{found.accuracy:.3f} ({low:.3f} … {high:.3f}), and {named}, which needs no recall, "
         f"reaches {found.plateau:.3f}"
     )
     if low > found.plateau:
@@ -41,7 +41,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
         sure = found.outranks - 0.5 > SURE * (found.outranks - least)
         than_guessing = "more often than" if sure else "not surely more often than"
         says.append(
-            f"the right answer outranks another token of its row {found.outranks:.1%} of the time "
+            f"The right answer outranks another token of its row {found.outranks:.1%} of the time "
             f"({least:.1%} … {most:.1%}), {than_guessing} by guessing"
         )
     trend = _fit_trend(failed)
@@ -50,10 +50,10 @@ def look(failed: FailedRun, found: Answers) -> Look:
         evidence |= {"change of loss": change, "standard error": error, "over steps": steps}
         falls = ", so more steps may be all it needs" if change < -SURE_FALL * error else ""
         says.append(
-            f"over the last {steps:,} steps the loss changes by {change:+.3f} ± {error:.3f} "
+            f"Over the last {steps:,} steps the loss changes by {change:+.3f} ± {error:.3f} "
             f"nats{falls}"
         )
-    return Look(True, "; ".join(says), evidence)
+    return Look(True, ". ".join(says), evidence)
 
 
 def _fit_trend(failed: FailedRun) -> tuple[float, float, int] | None:

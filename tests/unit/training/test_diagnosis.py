@@ -69,7 +69,7 @@ def test_a_task_that_no_weights_solve(tmp_path):
     result = finish(make(tmp_path / "run", task))
     assert result["diagnosis"]["kind"] == "cannot"
     assert result["diagnosis"]["because"] == result["set_by_hand"]["because"]
-    assert "why it is not solved, at rows of 16 tokens: cannot: " in describe_ending(result)
+    assert "why it is not solved, at rows of 16 tokens: cannot. " in describe_ending(result)
 
 
 def test_a_bound_at_the_full_length_is_none_in_a_shorter_stage(tmp_path):
@@ -266,7 +266,8 @@ def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
     found = result["diagnosis"]
     assert found["kind"] == "not begun"
     assert found["seq_len"] == 16
-    assert f"not begun: {found['because']}" in describe_ending(result)
+    because = found["because"]
+    assert f"not begun. {because[0].upper()}{because[1:]}" in describe_ending(result)
     says = describe(measure(Subject.of(run))[0]).says
     assert "Why it is not solved, at rows of 16 tokens: not begun. After 8 steps," in says
 

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from analysis.base import NotApplicableError, Subject
+from analysis.plots.lines import LINE, draw_references
 from analysis.run import baselines, curves
 from analysis.run.curves import Curve, describe
 from lab.config import ModelConfig, TrainConfig
@@ -140,3 +142,13 @@ def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
     # A signal ends a run without a test, and none was taken before.
     result |= {"accuracy": None, "loss": None, "signal": "SIGINT"}
     assert [curve.final for curve in curves.measure(of)] == [None, None]
+
+
+def test_labels_of_levels_leave_room_for_markers_on_them():
+    """A marker of radius 6 px on a level touches neither its label nor that of another level."""
+    fig = go.Figure()
+    draw_references(fig, {"oracle": 1.0, "shortcut": 0.97, "chance": 0.01})
+    shifts = {label.text.split()[0]: label.yshift for label in fig.layout.annotations}
+    assert shifts["shortcut"] > 6
+    assert shifts["oracle"] >= shifts["shortcut"] + LINE
+    assert shifts["chance"] < -6
