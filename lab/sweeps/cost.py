@@ -17,11 +17,13 @@ class RunCost:
     """What a run costs.
 
     Attributes:
+        steps: the most that it takes.
         step: seconds of a step at the full row length.
         most: seconds of all its steps, at its full row length.
         usual: seconds that runs with its settings take until they are solved; None if unknown.
     """
 
+    steps: int
     step: float
     most: float
     usual: float | None
@@ -50,7 +52,28 @@ def time_run(run: Run, device: str = "auto", threads: int = 1) -> RunCost:
     times = StepTimes(timed.first, ends[0], *ends, timed.last / timed.first)
     record = find_record(run) if run.train.early_stop else None
     usual = record.estimate_rest(0, times)[1] if record else None
-    return RunCost(timed.last, run.train.max_steps * max(timed.first, timed.last), usual)
+    steps = run.train.max_steps
+    return RunCost(steps, timed.last, steps * max(timed.first, timed.last), usual)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a running cell goes.
+
+    Attributes:
+        seconds: since it was begun, or resumed.
+        first: the step that it was begun or resumed after.
+        step: the step that it has taken.
+    """
+
+    seconds: float
+    first: int
+    step: int
+
+    def extrapolate(self, steps: int, otherwise: float) -> float:
+        """Return the seconds until so many steps are taken; otherwise, before the first step."""
+        taken = self.step - self.first
+        return self.seconds * (steps - self.step) / taken if taken > 0 else otherwise
 
 
 class TimeLeft:
@@ -80,22 +103,24 @@ class TimeLeft:
         if size is not None:
             self.taken.setdefault(size, []).append(seconds)
 
-    def estimate(self, running: Mapping[str, float]) -> tuple[float, bool]:
+    def estimate(self, running: Mapping[str, Pace]) -> tuple[float, bool]:
         """Return the seconds left, and whether that is only an upper bound.
 
         Runs of a size of which one has ended take as long as those; others take their usual time,
-        or at most all their steps.
-
-        Args:
-            running: seconds since each running cell was begun.
+        or at most all their steps. A run that has taken longer goes on at its pace.
         """
         rest, bound = 0.0, False
         for cell, size in self.sizes.items():
             taken, cost = self.taken.get(size), self.costs[size]
             expected = median(taken) if taken else cost.usual
             bound |= expected is None
-            expected = min(self.limit, cost.most if expected is None else expected)
-            rest += max(0.0, expected - running.get(cell, 0.0))
+            left = cost.most if expected is None else expected
+            pace = running.get(cell)
+            if pace is not None:
+                left -= pace.seconds
+                if left <= 0 or expected is None:
+                    bound, left = True, pace.extrapolate(cost.steps, otherwise=cost.most)
+            rest += max(0.0, min(self.limit - (pace.seconds if pace else 0.0), left))
         return rest / min(self.workers, max(1, len(self.sizes))), bound
 
 

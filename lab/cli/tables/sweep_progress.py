@@ -13,7 +13,7 @@ from rich.text import Text
 from lab.cli.console import open_console
 from lab.cli.sweeping import Display, SweepPlan, describe_cell
 from lab.cli.tables.durations import format_duration
-from lab.sweeps.cost import add_up
+from lab.sweeps.cost import Pace, add_up
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.sweep import Cell
 from lab.training.endings import name_ending
@@ -31,7 +31,7 @@ class SweepDisplay(Display):
         self.console = open_console(stderr=True)
         self.plan: SweepPlan | None = None
         self.note = ""
-        self.began: dict[str, float] = {}
+        self.began: dict[str, tuple[float, int]] = {}
         self.ended: dict[str, tuple[str, str]] = {}
         self.live = Live(
             console=self.console, refresh_per_second=REFRESHES, get_renderable=self._draw
@@ -49,7 +49,7 @@ class SweepDisplay(Display):
 
     def on_begin(self, cell: Cell) -> None:
         """Show that a cell begins."""
-        self.began[cell.name] = time.monotonic()
+        self.began[cell.name] = time.monotonic(), self._read_step(cell.name)
         if not self.console.is_terminal:
             self.console.print(f"{cell.name}: started")
 
@@ -59,7 +59,7 @@ class SweepDisplay(Display):
         began = self.began.pop(cell.name, None)
         if began is None:  # it had ended before
             return
-        self.plan.left.note(cell.name, time.monotonic() - began)
+        self.plan.left.note(cell.name, time.monotonic() - began[0])
         said = describe_cell(folder, error)
         self.ended[cell.name] = folder.find_status(), said
         if not self.console.is_terminal:
@@ -78,7 +78,7 @@ class SweepDisplay(Display):
             table.add_row(
                 Text(name), *row, Text(said, no_wrap=True), style="dim" * (status != "failed")
             )
-        for name, began in list(self.began.items()):
+        for name, (began, _) in list(self.began.items()):
             taken = format_duration(time.monotonic() - began)
             table.add_row(Text(name), *self._read(name), f"running, {taken}", style="bold")
         counts = Counter(name_ending(status) for status, _ in self.ended.values())
@@ -86,6 +86,10 @@ class SweepDisplay(Display):
         done = f"{len(self.ended)} of {len(self.plan.costs)} runs"
         line = "; ".join(filter(None, (done, counted, self._describe_left())))
         return Group(table, Text(line))
+
+    def _read_step(self, name: str) -> int:
+        assert self.plan is not None
+        return CellFolder(self.plan.out / name).read_last_step().get("step", 0)
 
     def _read(self, name: str) -> tuple[str, str, str, str]:
         assert self.plan is not None
@@ -104,7 +108,10 @@ class SweepDisplay(Display):
             return "none left"
         now = time.monotonic()
         seconds, bound = self.plan.left.estimate(
-            {name: now - began for name, began in list(self.began.items())}
+            {
+                name: Pace(now - began, first, self._read_step(name))
+                for name, (began, first) in list(self.began.items())
+            }
         )
         return f"{'at most' if bound else 'about'} {format_duration(seconds)} left"
 
