@@ -1,6 +1,7 @@
 """`lab sweep`, `lab.sweep` and `lab runs --table`: what they run, print and refuse."""
 
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -98,7 +99,13 @@ def _load(file: Path):
 
 
 def test_python_runs_a_sweep_and_shows_it(tmp_path):
-    options = {"seq_len": 8, "vocab_size": 32, "batch_size": 4, "max_steps": 2, "test_rows": 8}
+    options: dict[str, Any] = {
+        "seq_len": 8,
+        "vocab_size": 32,
+        "batch_size": 4,
+        "max_steps": 2,
+        "test_rows": 8,
+    }
     found = lab.sweep(
         "mqar", {"d_model": [8]}, seeds=1, out=tmp_path / "s", workers=1, stack="AM", **options
     )
