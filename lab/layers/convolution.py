@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lab.ops.lanes import over_lanes
+
 
 class CausalConvolution(nn.Module):
     """Each channel's weighted sum of its own last inputs: y_t = bias + Σ_k w_k ⊙ x_{t−width+1+k}.
@@ -68,7 +70,23 @@ class CausalConvolution(nn.Module):
         return y, inputs.take_along_dim(last[..., None], dim=1)
 
     def _sums(self, inputs: Float[Tensor, "b s c"]) -> Float[Tensor, "b t c"]:
-        return _Sums.apply(inputs, self.weight.to(inputs), self.bias.to(inputs))
+        return _sum_shifted(inputs, self.weight.to(inputs), self.bias.to(inputs))
+
+
+def _sum_lanes(function, batched, args):
+    """Take the channels of all lanes for those of one convolution."""
+    n_lanes = len(args[batched.index(True)])
+    inputs, weight, bias = (
+        arg if has else arg.expand(n_lanes, *arg.shape)
+        for has, arg in zip(batched, args, strict=True)
+    )
+    y = function(inputs.permute(1, 2, 0, 3).flatten(2), weight.flatten(0, 1), bias.flatten())
+    return y.unflatten(-1, (n_lanes, -1)).permute(2, 0, 1, 3)
+
+
+@over_lanes(_sum_lanes)
+def _sum_shifted(inputs, weight, bias):
+    return _Sums.apply(inputs, weight, bias)
 
 
 class _Sums(torch.autograd.Function):

@@ -94,7 +94,7 @@ def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, T
     computed there alone (`lab.models.reading`).
     """
     scored = batch.targets != IGNORE
-    with _choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
+    with choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
         hidden = read_hidden(model, batch.inputs, scored)
     weight = model.head.weight
     if precision == "bf16":
@@ -131,7 +131,8 @@ def tell_oracle_masks(
     return reveal_stored(model, find_stored_positions(batch)[rows])
 
 
-def _choose_autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+def choose_autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the autocast of a precision, "fp32" or "bf16", for a `with` block."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

@@ -1,5 +1,7 @@
 """Compute only what is read: a model's last hidden states at the scored positions of a batch."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -16,21 +18,45 @@ def read_hidden(
     model: LanguageModel, tokens: Int[Tensor, "b t"], scored: Bool[Tensor, "b t"]
 ) -> Float[Tensor, "n d"]:
     """Return `model.hidden` at the n scored positions, row by row."""
+    places = find_places(scored)
+    read = read_hidden_at(model, tokens, places.at, places.end)
+    return read.flatten(0, 1).index_select(0, places.chosen)
+
+
+class Places(NamedTuple):
+    """Where the scored positions of a batch are.
+
+    Attributes:
+        at: of each row, as many positions as the row with most has, at least one; rows with fewer
+            are padded with position 0, which is computed and then left out.
+        chosen: the scored ones among them, as indices into `at`, flat, row by row.
+        end: one more than the last position.
+    """
+
+    at: Int[Tensor, "b q"]
+    chosen: Int[Tensor, " n"]
+    end: int
+
+
+def find_places(scored: Bool[Tensor, "b t"]) -> Places:
+    """Return where the scored positions are."""
     rows, columns = scored.nonzero(as_tuple=True)
+    if not len(rows):
+        return Places(scored.new_zeros(len(scored), 1, dtype=torch.long), rows, 1)
     counts = scored.sum(1)
-    most = int(counts.max()) if len(rows) else 0
-    if most == 0:
-        return model.hidden(tokens)[rows, columns]
-    # Rows with fewer positions are padded with position 0, which is computed and then left out.
+    most = int(counts.max())
     first = counts.cumsum(0) - counts
     slots = torch.arange(len(rows), device=rows.device) - first[rows]
-    at = rows.new_zeros(len(tokens), most)
+    at = rows.new_zeros(len(scored), most)
     at[rows, slots] = columns
-    return read_hidden_at(model, tokens, at).flatten(0, 1).index_select(0, rows * most + slots)
+    return Places(at, rows * most + slots, int(columns.max()) + 1)
 
 
 def read_hidden_at(
-    model: LanguageModel, tokens: Int[Tensor, "b t"], at: Int[Tensor, "b q"]
+    model: LanguageModel,
+    tokens: Int[Tensor, "b t"],
+    at: Int[Tensor, "b q"],
+    end: int | None = None,
 ) -> Float[Tensor, "b q d"]:
     """Return `model.hidden` at some positions of each row, computing little else.
 
@@ -44,13 +70,14 @@ def read_hidden_at(
         model: the model.
         tokens: the rows.
         at: q ≥ 1 positions of each; a position may occur more than once.
+        end: one more than the last of them, if known.
     """
-    if is_watched(model) or any(_sees_all(module) for module in model.modules()):
+    if is_watched(model) or any(sees_all(module) for module in model.modules()):
         return take_positions(model.hidden(tokens), at)
     blocks = list(model.blocks)
     mixing = [i for i, block in enumerate(blocks) if block.mixer is not None]
     if all(offers_positions(blocks[i].mixer) for i in mixing):
-        tokens = tokens[:, : int(at.max()) + 1]
+        tokens = tokens[:, : int(at.max()) + 1 if end is None else end]
     if at.shape[1] > FEW * tokens.shape[1]:
         return take_positions(model.hidden(tokens), at)
     last = mixing[-1] if mixing else 0
@@ -60,7 +87,7 @@ def read_hidden_at(
     return model.norm_final(x)
 
 
-def _sees_all(module: nn.Module) -> bool:
+def sees_all(module: nn.Module) -> bool:
     """Whether what a module does at one position may depend on which others there are."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     return module.training and isinstance(module, kinds)

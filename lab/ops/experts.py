@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from lab.ops.experts_dense import dense_scores, dense_sum
+from lab.ops.lanes import over_lanes, take_turns
 
 Backend = Literal["auto", "gather", "dense"]
 
@@ -60,6 +61,7 @@ def resolve_experts_backend(backend: str, *, n_experts: int, n_chosen: int, widt
     return "dense" if dense < gather else "gather"
 
 
+@over_lanes(take_turns)
 def expert_scores(
     x: Float[Tensor, "b t d"],
     down: Float[Tensor, "e d"],
@@ -88,6 +90,7 @@ def expert_scores(
     return _ExpertScores.apply(tokens, down, bags).view(indices.shape)
 
 
+@over_lanes(take_turns)
 def expert_sum(
     weights: Float[Tensor, "b t h k"],
     up: Float[Tensor, "e d"],

@@ -25,6 +25,8 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.ops.lanes import over_lanes, take_turns
+
 Backend = Literal["auto", "loop", "grouped_mm"]
 Activation = Callable[[Tensor], Tensor]
 
@@ -69,7 +71,12 @@ def apply_experts(
     form = {"loop": _apply_loop, "grouped_mm": _apply_grouped}[
         resolve_grouped_backend(backend, dtype=dtype, widths=(width, d_ff))
     ]
-    return form(x, weights, indices, experts, activation)
+    return _apply(x, weights, indices, *experts, activation, form)
+
+
+@over_lanes(take_turns)
+def _apply(x, weights, indices, up, down, gate, activation, form):
+    return form(x, weights, indices, ExpertWeights(up, down, gate), activation)
 
 
 def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[int, ...]) -> str:

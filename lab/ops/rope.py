@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.ops.lanes import fold_rows, over_lanes
+
 Layout = Literal["half", "interleaved"]
 """Which channels make pair m: (m, m + n/2), or (2m, 2m + 1)."""
 
@@ -89,7 +91,7 @@ def apply_rotary(
             f"positions are {list(cos.shape[:-1])} of width {2 * cos.shape[-1]}, "
             f"must be [{t}] or [{b}, {t}] of width {n}"
         )
-    turned = _Turn.apply(x.to(cos.dtype), cos[..., None, :], sin[..., None, :], layout)
+    turned = _turn(x.to(cos.dtype), cos[..., None, :], sin[..., None, :], layout)
     return turned.to(x.dtype)
 
 
@@ -116,6 +118,11 @@ def rotation_matrix(
         R[..., first, second] = -angle.sin()
         R[..., second, first] = angle.sin()
     return R
+
+
+@over_lanes(fold_rows)
+def _turn(x, cos, sin, layout):
+    return _Turn.apply(x, cos, sin, layout)
 
 
 class _Turn(torch.autograd.Function):

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lab.compilation import keep_eager
+from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import disable_autocast, keep_dtypes, promote
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 from lab.ops.ssd_inputs import SSDInputs
@@ -43,6 +44,18 @@ def ssd_torch(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     return ssd_chunked(x, dt, log_decay, B, C, D, chunk_len, initial_state)
 
 
+def _chunk_lanes(function, batched, args):
+    """Compute all lanes' rows as one batch; only the skip has weights, of each lane its own."""
+    x, D = args[0], args[5]
+    y, state = fold_rows(
+        function, [*batched[:5], False, *batched[6:]], [*args[:5], None, *args[6:]]
+    )
+    if D is not None:
+        y = y + (D[:, None, None, :, None] if batched[5] else D[:, None]).to(y.dtype) * x
+    return y, state
+
+
+@over_lanes(_chunk_lanes)
 def ssd_chunked(
     x: Float[Tensor, "b t h p"],
     dt: Float[Tensor, "b t h"],

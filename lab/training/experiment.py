@@ -1,27 +1,24 @@
 """Running an experiment: claim the folder, resume or begin, train, checkpoint, conclude."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from lab.config import Runtime, TrainConfig
+from lab.config import Runtime
 from lab.files import lock
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.models.evaluation import score
 from lab.models.room import refuse_weights
 from lab.models.user_mixer import check_mixers
-from lab.training.certificate import describe_certificate, write_certificate
-from lab.training.conclusion import Ending, summarize
+from lab.training.conclusion import Ending
 from lab.training.fit import DivergedError, Row, TrainingState, check, fit
 from lab.training.footprint import COPIES, TOKENS, check_step
-from lab.training.history import Pace
-from lab.training.loggers import open_logger
 from lab.training.runs import Run
+from lab.training.session import Session, find_result
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import StepTime, measure, use_threads
 
@@ -79,37 +76,23 @@ def carry_out(
     device = choose_device(runtime.device)
     run.claim()
     with lock(run.path):
-        done = run.read_result()
-        if done is not None and done["stopped"] in ("solved", "budget"):
+        done = find_result(run)
+        if done is not None:
             return done
-        state = run.load_state(device)
-        run.rewind(state.step)
-        certified = _certify(run, runtime, device, on_note) if state.step == 0 else ""
-        plan = _plan(run, state, device, runtime.threads, timed=on_plan is not None)
+        session = Session(run, runtime, device, on_row, on_note)
+        state, certified = session.state, session.certify()
+        plan = plan_training(run, state, device, runtime.threads, timed=on_plan is not None)
         if on_plan is not None:
             on_plan(replace(plan, certified=certified))
-        with (
-            run.record_rows() as record,
-            open_logger(runtime.log, run, state.step) as log,
-            use_threads(state.threads),
-        ):
-
-            def on_step(row: Row) -> None:
-                record(row)
-                log(row)
-                on_row(row)
-
+        with session.record(), use_threads(state.threads):
             try:
-                ending = _train(run, state, runtime, on_step, on_note)
+                ending = _train(session)
             except DivergedError as error:
-                run.write_result(summarize(run, state, Ending("diverged"), str(device)))
+                session.conclude(Ending("diverged"))
                 kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
                 advice = f"last good checkpoint: {kept}; try a lower --learning-rate"
                 raise DivergedError(f"{error}; {advice}") from error
-        on_note("evaluating shortcuts, and weights set by hand")
-        result = summarize(run, state, ending, str(device))
-        run.write_result(result)
-        return result
+        return session.conclude(ending)
 
 
 def try_out(run: Run, device: torch.device | None = None) -> None:
@@ -150,22 +133,7 @@ def _name_length(seq_len: int, full: int) -> Iterator[None]:
         raise ValueError(f"{error}; rows start short: this is at {seq_len}, {advice}") from error
 
 
-def _certify(
-    run: Run, runtime: Runtime, device: torch.device, on_note: Callable[[str], None]
-) -> str:
-    """Certify the layers if asked to, or else those of others; keep and return what is found."""
-    wanted = run.model.model is not None if runtime.certify is None else runtime.certify
-    if not wanted:
-        return ""
-    from lab.training.certifying import certify_layers
-
-    on_note("certifying the layers")
-    certificate = certify_layers(run, device, every=runtime.certify is True)
-    write_certificate(run, certificate)
-    return f"{describe_certificate(certificate)} ({certificate['cpu_seconds']:.1f} s)"
-
-
-def _plan(
+def plan_training(
     run: Run, state: TrainingState, device: torch.device, threads: int | None, *, timed: bool
 ) -> Plan:
     """Choose the precision and the threads if the run has none yet, and return the plan."""
@@ -187,45 +155,15 @@ def _plan(
     )
 
 
-def _train(
-    run: Run,
-    state: TrainingState,
-    runtime: Runtime,
-    on_step: Callable[[Row], None],
-    on_note: Callable[[str], None],
-) -> Ending:
+def _train(session: Session) -> Ending:
     """Take steps, checkpointing, until one of the reasons to end."""
-    began, metrics = time.monotonic(), run.read_metrics()
-    if _is_solved(metrics.last_test, state.step, run.train):
+    if session.is_solved():
         return Ending("solved")
-    pace = Pace()
-    # As if it had not been interrupted.
-    for before in metrics:
-        pace.update(before["step"], before["accuracy"])
+    run, state = session.run, session.state
     with catch_interrupts() as find_interrupt:
-        for row in fit(run.task, state, run.train, state.precision, on_note):
-            on_step(row)
-            lengthened = state.stage_step == row.step
-            due = pace.update(row.step, row.accuracy)
-            if runtime.history and (due or lengthened):
-                run.keep_weights(state)
-            number = find_interrupt()
-            late = (
-                runtime.max_minutes is not None
-                and time.monotonic() - began >= 60 * runtime.max_minutes
-            )
-            solved = _is_solved(vars(row), state.step, run.train)
-            if (solved or number or late or lengthened) or row.step % runtime.checkpoint_every == 0:
-                run.save_checkpoint(state)
-            if solved:
-                return Ending("solved")
-            if number or late:
-                return Ending("interrupted", number)
+        for row in fit(run.task, state, run.train, state.precision, session.on_note):
+            ending = session.keep(row, find_interrupt)
+            if ending is not None:
+                return ending
         run.save_checkpoint(state)
     return Ending("budget")
-
-
-def _is_solved(row: Mapping[str, Any], step: int, config: TrainConfig) -> bool:
-    """Whether the evaluation in a row of metrics, if it is of this step, ends the run."""
-    accuracy = row.get("test_accuracy") if row.get("step") == step else None
-    return config.early_stop and accuracy is not None and accuracy >= config.solved_at

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from lab.config import TrainConfig
-from lab.layers.routed import collect_balance_losses
 from lab.lengthening import Stage, list_stages
 from lab.models import LanguageModel
-from lab.models.evaluation import evaluate, score
-from lab.ops.cross_entropy import linear_cross_entropy
-from lab.training.muon import BatchedMuon
-from tasks.base import Schedule, Task
+from lab.models.evaluation import evaluate
+from lab.training.gradients import Outcome, differentiate
+from lab.training.optimizers import build_optimizers
+from tasks.base import Batch, Schedule, Task
 from tasks.mixture import Mixture
 
 DIVERGED_AT = 4.0
@@ -95,53 +94,8 @@ class TrainingState:
 
 
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
-    """Return the state before the first step, with the optimisers of the configuration.
-
-    Muon updates the weights of the linear layers that `muon_on` names; its step is scaled to
-    AdamW's, so that one learning rate serves both. AdamW updates everything else. In the first
-    stage the embedding and the head learn at `table_learning_rate`. Weight decay applies to tensors
-    of two dimensions or more.
-    """
-    linear = {id(weight) for weight in _list_linear_weights(model, config.muon_on)}
-    ends = {id(model.embed.weight), id(model.head.weight)}
-    muon, tables, matrices, vectors = [], [], [], []
-    for p in model.parameters():
-        if not p.requires_grad:
-            continue
-        if config.optimizer == "muon" and id(p) in linear:
-            muon.append(p)
-        elif config.table_learning_rate is not None and id(p) in ends:
-            tables.append(p)
-        elif p.ndim >= 2:
-            matrices.append(p)
-        else:
-            vectors.append(p)
-    rate, decay = config.learning_rate, config.weight_decay
-    faster = (config.table_learning_rate or rate) / rate
-    groups = [
-        {"params": tables, "weight_decay": decay, "rate": faster},
-        {"params": matrices, "weight_decay": decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    optimizers: dict[str, torch.optim.Optimizer] = {}
-    if groups:
-        optimizers["adamw"] = torch.optim.AdamW(
-            groups, lr=rate, betas=(0.9, 0.999), weight_decay=decay, fused=True
-        )
-    if muon:
-        optimizers["muon"] = BatchedMuon(muon, lr=rate, weight_decay=decay)
-    return TrainingState(model, optimizers)
-
-
-def _list_linear_weights(model: LanguageModel, layers: str) -> list[nn.Parameter]:
-    """Return the weights of the linear layers of the mixers, of the MLPs, or of all."""
-    weights = []
-    for block in model.blocks:
-        chosen = {"all": block, "mixers": block.mixer, "mlps": block.mlp}[layers]
-        if chosen is not None:
-            weights += [m.weight for m in chosen.modules() if isinstance(m, nn.Linear)]
-    return weights
+    """Return the state before the first step, with the optimisers of the configuration."""
+    return TrainingState(model, build_optimizers(model, config))
 
 
 def compute_learning_rate(config: TrainConfig, step: int, wrong: float = 1.0) -> float:
@@ -192,36 +146,84 @@ def fit(
         ValueError: as `check`.
         DivergedError: before taking a step that would make weights non-finite.
     """
-    check(task, config)
-    model = state.model
-    device = next(model.parameters()).device
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    parts = list_stages(task, config)
-    lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
-    while state.step < config.max_steps:
-        stage = parts[state.stage]
-        last = stage is parts[-1]
-        if state.step - state.stage_step >= stage.max_steps:
-            return
+    stepper = Stepper(task, state, config, on_note)
+    while True:
         began = time.perf_counter()
-        step = state.step + 1
-        rate = compute_learning_rate(config, step, state.wrong)
+        batch = stepper.draw()
+        if batch is None:
+            return
+        yield stepper.update(stepper.differentiate(batch, precision), began)
+
+
+class Stepper:
+    """Takes the steps of one training: draws rows, and updates the weights by their gradients.
+
+    The gradients may be computed elsewhere, with those of other trainings (`lab.training.lanes`).
+
+    Args:
+        task: where rows come from.
+        state: changed in place.
+        config: how to train.
+        on_note: called with what is done now, before what takes longer than a step.
+
+    Raises:
+        ValueError: as `check`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        state: TrainingState,
+        config: TrainConfig,
+        on_note: Callable[[str], None] = lambda text: None,
+    ):
+        check(task, config)
+        self.task, self.state, self.config, self.on_note = task, state, config, on_note
+        self._stages = list_stages(task, config)
+        self._device = next(state.model.parameters()).device
+        self._parameters = [p for p in state.model.parameters() if p.requires_grad]
+        self._lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage."""
+        return self._stages[self.state.stage]
+
+    def draw(self) -> Batch | None:
+        """Return the rows of the next step; None at the end of training."""
+        state, config, stage = self.state, self.config, self.stage
+        if state.step >= config.max_steps or state.step - state.stage_step >= stage.max_steps:
+            return None
         batch = stage.task.batch(
             start=find_first_row(config, state.rows),
             size=stage.batch_size,
             seed=config.seed,
-            device=device,
+            device=self._device,
         )
-        if lengths_vary:
-            batch = batch.trim()  # the model is causal: nothing reads what follows the last answer
-        with _seed_step(config.seed, step, device):
-            with collect_balance_losses(model) as imbalances:
-                hidden, weight, targets = score(model, batch, precision)
-            loss, correct = linear_cross_entropy(hidden, weight, targets)
-            sum(imbalances, start=loss).backward()
-        norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
-        value, grad_norm = loss.item(), norm.item()
-        _raise_if_diverged(state, step, value, grad_norm, task.vocab_size)
+        # The model is causal: nothing reads what follows the last answer.
+        return batch.trim() if self._lengths_vary else batch
+
+    def differentiate(self, batch: Batch, precision: str) -> Outcome:
+        """Set the gradients of the next step, with its own random numbers."""
+        with _seed_step(self.config.seed, self.state.step + 1, self._device):
+            return differentiate(self.state.model, batch, precision)
+
+    def update(self, outcome: Outcome, began: float) -> Row:
+        """Take the step whose gradients were set, and evaluate the model if it is time to.
+
+        Args:
+            outcome: of the pass that set the gradients.
+            began: when the step began, by `time.perf_counter`.
+
+        Raises:
+            DivergedError: before weights would become non-finite.
+        """
+        state, config, stage = self.state, self.config, self.stage
+        last, step = stage is self._stages[-1], state.step + 1
+        rate = compute_learning_rate(config, step, state.wrong)
+        norm = nn.utils.clip_grad_norm_(self._parameters, config.clip_norm)
+        value, grad_norm = outcome.loss.item(), norm.item()
+        _raise_if_diverged(state, step, value, grad_norm, self.task.vocab_size)
         for optimizer in state.optimizers.values():
             for group in optimizer.param_groups:
                 # Tables are learned in the first stage; their rate would keep longer rows noisy.
@@ -233,21 +235,21 @@ def fit(
             step=step,
             seq_len=stage.task.seq_len,
             loss=value,
-            accuracy=correct.item() / len(targets),
+            accuracy=outcome.correct.item() / outcome.scored,
             learning_rate=rate,
             grad_norm=grad_norm,
             seconds=time.perf_counter() - began,
         )
         ends = step == config.max_steps or step - state.stage_step == stage.max_steps
         if ends or step % config.eval_every == 0:
-            row = _evaluate(row, stage, model, config, on_note, last=last)
+            row = _evaluate(row, stage, state.model, config, self.on_note, last=last)
             assert row.validation_accuracy is not None
             if last:
                 state.wrong = 1 - row.validation_accuracy
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
-                enter_next_stage(state, parts, config)
-        yield row
+                enter_next_stage(state, self._stages, config)
+        return row
 
 
 def count_validation_rows(stage: Stage, config: TrainConfig) -> int:

@@ -1,0 +1,117 @@
+"""The loss of a training step and its gradients: of one model, or of several of one shape at once.
+
+Lanes are models that differ in their weights and rows alone. Their weights are stacked, and one
+forward and backward pass computes all of them (`lab.ops.lanes`). Each lane has the loss and the
+gradients that it would have alone, up to rounding: sums may be in another order. Axis letter of
+this file, besides the package's: z lane.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lab.layers.mask import has_oracle_mask, reveal_stored
+from lab.layers.routed import collect_balance_losses
+from lab.models import LanguageModel
+from lab.models.evaluation import choose_autocast, find_stored_positions, score
+from lab.models.reading import find_places, read_hidden_at
+from lab.ops.cross_entropy import linear_cross_entropy
+from lab.ops.lanes import map_lanes
+from tasks.base import IGNORE, Batch
+
+
+class Outcome(NamedTuple):
+    """What a forward and backward pass found, besides the gradients.
+
+    Attributes:
+        loss: mean cross-entropy at the scored positions, nats, without balance losses.
+        correct: how many of them have the right answer.
+        scored: how many there are.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    scored: int
+
+
+def differentiate(model: LanguageModel, batch: Batch, precision: str) -> Outcome:
+    """Add the gradient of the loss on a batch to a model's parameters."""
+    with collect_balance_losses(model) as imbalances:
+        hidden, weight, targets = score(model, batch, precision)
+    loss, correct = linear_cross_entropy(hidden, weight, targets)
+    sum(imbalances, start=loss).backward()
+    return Outcome(loss.detach(), correct, len(targets))
+
+
+def differentiate_lanes(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
+) -> list[Outcome]:
+    """Set the gradients of several models of one shape, each on its own batch of one shape.
+
+    Raises:
+        RuntimeError: for a model that `torch.func.vmap` cannot run, such as one with dropout.
+    """
+    weights = {f"model.{n}": _stack(models, n) for n, _ in models[0].named_parameters()}
+    buffers = {
+        f"model.{n}": torch.stack([model.get_buffer(n) for model in models])
+        for n, _ in models[0].named_buffers()
+    }
+    tokens = torch.stack([batch.inputs for batch in batches])
+    scored = torch.stack([batch.targets != IGNORE for batch in batches])
+    places = find_places(scored.flatten(0, 1))
+    at = places.at.unflatten(0, scored.shape[:2])
+    stored = None
+    if has_oracle_mask(models[0]):
+        stored = torch.stack([find_stored_positions(batch) for batch in batches])
+    reader = _Reader(models[0], places.end)
+
+    def read(*lane):
+        return torch.func.functional_call(reader, lane[:2], lane[2:])
+
+    given = (weights, buffers, tokens, at, *(() if stored is None else (stored,)))
+    with choose_autocast(tokens.device, precision):
+        hidden, *imbalances = map_lanes(read)(*given)
+    counts = [int(each.sum()) for each in scored]
+    read_rows = hidden.flatten(0, 2).index_select(0, places.chosen).split(counts)
+    head = "model.embed.weight" if "model.head.weight" not in weights else "model.head.weight"
+    outcomes, losses = [], [each.sum() for each in imbalances]
+    for rows, weight, batch, count in zip(
+        read_rows, weights[head].unbind(), batches, counts, strict=True
+    ):
+        targets = batch.targets[batch.targets != IGNORE]
+        if precision == "bf16":
+            rows, weight = rows.bfloat16(), weight.bfloat16()
+        loss, correct = linear_cross_entropy(rows, weight, targets)
+        losses.append(loss)
+        outcomes.append(Outcome(loss.detach(), correct, count))
+    # A lane's weights reach its own loss alone, so the sum has every lane's gradients.
+    torch.stack(losses).sum().backward()
+    for name, stacked in weights.items():
+        if stacked.grad is not None:
+            for model, grad in zip(models, stacked.grad.unbind(), strict=True):
+                model.get_parameter(name.removeprefix("model.")).grad = grad
+    return outcomes
+
+
+class _Reader(nn.Module):
+    """Returns a model's hidden states at some positions, and its balance losses."""
+
+    def __init__(self, model: LanguageModel, end: int):
+        super().__init__()
+        self.model, self.end = model, end
+
+    def forward(self, tokens: Tensor, at: Tensor, stored: Tensor | None = None):
+        if stored is not None:
+            with reveal_stored(self.model, stored):
+                return self(tokens, at)
+        with collect_balance_losses(self.model) as imbalances:
+            hidden = read_hidden_at(self.model, tokens, at, self.end)
+        return hidden, *imbalances
+
+
+def _stack(models: Sequence[LanguageModel], name: str) -> Tensor:
+    """Return the lanes' values of a parameter, [z …], as a leaf that gets their gradients."""
+    lanes = [model.get_parameter(name) for model in models]
+    return torch.stack([lane.detach() for lane in lanes]).requires_grad_(lanes[0].requires_grad)

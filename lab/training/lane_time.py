@@ -1,0 +1,159 @@
+"""Measuring whether several models of one shape train faster together or one after another.
+
+Together is faster where a step consists of many small operations, and no faster where its products
+are large: then the lanes' activations do not stay in the processor's cache (LOG.md).
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lab.lengthening import Stage
+from lab.models import LanguageModel
+from lab.models.reading import sees_all
+from lab.models.user_mixer import is_own
+from lab.training.gradients import differentiate, differentiate_lanes
+from tasks.base import Batch
+
+SECONDS = 2.0
+"""About how long to measure; each way is measured at least once."""
+WORTHWHILE = 0.9
+"""Lanes share their steps if these take at most this share of the time one after another."""
+CLOSE = 1e-3
+"""Share of a parameter's largest gradient by which rounding in fp32 may move one."""
+
+
+@dataclass(frozen=True)
+class LaneTime:
+    """The measured time of a step of all lanes: forward and backward.
+
+    Attributes:
+        together: seconds as one computation; NaN if not measured.
+        apart: seconds one after another; NaN if not measured.
+        obstacle: why they cannot be computed together; empty if they can.
+    """
+
+    together: float = math.nan
+    apart: float = math.nan
+    obstacle: str = ""
+
+    @property
+    def shared(self) -> bool:
+        """Whether lanes are to be computed together."""
+        return self.together <= WORTHWHILE * self.apart
+
+    def __str__(self) -> str:
+        if self.obstacle:
+            return f"one after another: {self.obstacle}"
+        if math.isnan(self.apart):
+            return "one after another: there is one"
+        way = "together" if self.shared else "one after another"
+        return f"{way}: a step of all takes {self.together / self.apart:.2f} times as long together"
+
+
+def measure_lanes(
+    models: Sequence[LanguageModel], stages: Sequence[Stage], precision: str
+) -> LaneTime:
+    """Return how long the steps of the first and the last stage take, both ways.
+
+    The models keep their weights. With a mixer of the user's, together must give the
+    gradients of one after another.
+
+    Args:
+        models: of one shape.
+        stages: of training.
+        precision: "fp32" or "bf16".
+    """
+    if len(models) < 2:
+        return LaneTime()
+    model, device = models[0], next(models[0].parameters()).device
+    if any(sees_all(module) for module in model.modules()):
+        return LaneTime(obstacle="dropout and batch normalisation need each run's own state")
+    parts = [stages[0]] if len(stages) == 1 else [stages[0], stages[-1]]
+    batches = [
+        [part.task.batch(size=part.batch_size, seed=z, device=device) for z in range(len(models))]
+        for part in parts
+    ]
+    obstacle = _find_obstacle(models, batches[0])
+    if obstacle:
+        return LaneTime(obstacle=obstacle)
+    fastest = {way: [math.inf] * len(parts) for way in (_together, _apart)}
+    for way in fastest:  # the first call of each allocates memory and fills caches
+        way(models, batches[0], precision)
+    began = time.perf_counter()
+    while True:
+        for way, times in fastest.items():
+            for i, of_part in enumerate(batches):
+                times[i] = min(times[i], way(models, of_part, precision))
+        if time.perf_counter() - began >= SECONDS:
+            return LaneTime(sum(fastest[_together]), sum(fastest[_apart]))
+
+
+def _together(models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str) -> float:
+    began = time.perf_counter()
+    differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
+    _drop_gradients(models)
+    return time.perf_counter() - began
+
+
+def _apart(models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str) -> float:
+    began = time.perf_counter()
+    with torch.random.fork_rng():
+        for model, batch in zip(models, batches, strict=True):
+            differentiate(model, batch, precision).loss.item()
+    _drop_gradients(models)
+    return time.perf_counter() - began
+
+
+def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) -> str:
+    """Return why models with a mixer of the user's cannot be computed together; empty if they can.
+
+    The lab's own layers are tested. In bf16 rounding may choose other experts, so this is in fp32.
+    """
+    mixers = [block.mixer for block in models[0].blocks]
+    foreign = [m for m in mixers if isinstance(m, nn.Module) and not is_own(m)]
+    if not foreign:
+        return ""
+    buffers = [buffer.clone() for buffer in models[0].buffers()]
+    try:
+        differentiate_lanes(models, batches, "fp32")
+        together = _take_gradients(models)
+        # A second time, as the first may have left something behind.
+        differentiate_lanes(models, batches, "fp32")
+    except Exception as error:  # the user's code may raise anything under vmap
+        return f"torch.func.vmap cannot run {type(foreign[0]).__name__}: {_shorten(error)}"
+    finally:
+        _drop_gradients(models)
+    for model, batch in zip(models, batches, strict=True):
+        differentiate(model, batch, "fp32")
+    apart = _take_gradients(models)
+    _drop_gradients(models)
+    if not all(map(torch.equal, buffers, models[0].buffers())):
+        return "a mixer changes its buffers in training"
+    for mine, own in zip(together, apart, strict=True):
+        if not (mine - own).abs().max() <= CLOSE * own.abs().max():
+            return "the gradients of together are not those of one after another"
+    return ""
+
+
+def _take_gradients(models: Sequence[LanguageModel]) -> list[torch.Tensor]:
+    """Return a copy of each gradient; of what has none, zeros."""
+    return [
+        torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for model in models
+        for p in model.parameters()
+    ]
+
+
+def _drop_gradients(models: Sequence[LanguageModel]) -> None:
+    for model in models:
+        model.zero_grad(set_to_none=True)
+
+
+def _shorten(error: Exception) -> str:
+    """Return the first sentence of an error's message."""
+    return str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__

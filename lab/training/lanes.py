@@ -1,0 +1,200 @@
+"""Training several runs of one shape in one process, each as if it were alone.
+
+Each run has its own rows, weights, optimisers, learning rate, stages, evaluations, checkpoints and
+ending, in its own folder. They share the computation of gradients where that is faster
+(`lab.training.lane_time`), at each step those at the same row length. Where it is not, they take
+turns, and each run is the same bits as alone.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from signal import Signals
+from typing import Any
+
+import torch
+
+from lab.config import Runtime
+from lab.files import lock
+from lab.lengthening import list_stages
+from lab.machine.device import choose_device
+from lab.training.conclusion import Ending
+from lab.training.experiment import Plan, plan_training
+from lab.training.fit import DivergedError, Row, Stepper
+from lab.training.gradients import differentiate_lanes
+from lab.training.lane_time import LaneTime, measure_lanes
+from lab.training.runs import Run
+from lab.training.session import Session, find_result
+from lab.training.signals import catch_interrupts
+from lab.training.step_time import use_threads
+from tasks.base import Batch
+
+
+def train_lanes(
+    runs: Sequence[Run],
+    runtime: Runtime,
+    *,
+    on_plan: Callable[[Plan, LaneTime], None] | None = None,
+    on_row: Callable[[Run, Row], None] = lambda run, row: None,
+    on_note: Callable[[Run, str], None] = lambda run, text: None,
+    on_end: Callable[[Run, dict[str, Any]], None] = lambda run, result: None,
+) -> list[dict[str, Any]]:
+    """Train runs to their ends, from their newest checkpoints, and return their results in order.
+
+    Runs may differ in all but the model's configuration and the vocabulary: in seed, initial
+    weights, task, rows and training. SIGINT and SIGTERM end all of them after the current step,
+    with checkpoints. A run that diverges ends, and the others go on.
+
+    Args:
+        runs: what to train, and where it is kept; each may be resumed alone.
+        runtime: of each; its minutes are those of all together.
+        on_plan: called once, before the first step, unless all runs have ended; None where nobody
+            asks for times.
+        on_row: called after every step of a run.
+        on_note: called with what is done now, before what takes longer than a step.
+        on_end: called with a run's result when it ends, and of one that had ended.
+
+    Raises:
+        ValueError: for runs of different shapes, or a device that is not there.
+        RunError: when a folder cannot be used or written.
+        UnlawfulError: when a layer breaks a law that training relies on, before the first step.
+    """
+    check_shapes(runs)
+    device = choose_device(runtime.device)
+    results: dict[int, dict[str, Any]] = {}
+    with ExitStack() as locks, catch_interrupts() as find_interrupt:
+        lanes = []
+        for number, run in enumerate(runs):
+            run.claim()
+            folder = locks.enter_context(ExitStack())
+            folder.enter_context(lock(run.path))
+            done = find_result(run)
+            if done is not None:
+                folder.close()
+                results[number] = done
+                on_end(run, done)
+                continue
+            session = Session(run, runtime, device, partial(on_row, run), partial(on_note, run))
+            stepper = Stepper(run.task, session.state, run.train, session.on_note)
+            lanes.append(_Lane(number, session, stepper, folder))
+
+        def end(lane: _Lane, ending: Ending) -> None:
+            results[lane.number] = lane.session.conclude(ending)
+            lane.folder.close()
+            lanes.remove(lane)
+            on_end(lane.session.run, results[lane.number])
+
+        shared = bool(lanes) and _prepare(lanes, runtime, device, on_plan)
+        for lane in list(lanes):
+            lane.folder.enter_context(lane.session.record())
+            if lane.session.is_solved():
+                end(lane, Ending("solved"))
+        while lanes:
+            for lane, ending in _take_step(lanes, shared, find_interrupt):
+                end(lane, ending)
+    return [results[number] for number in range(len(runs))]
+
+
+def check_shapes(runs: Sequence[Run]) -> None:
+    """Check that the models of runs differ in nothing but their weights.
+
+    Raises:
+        ValueError: naming the first option that differs.
+    """
+    for run in runs[1:]:
+        first = runs[0]
+        for name, value in {**run.model.to_dict(), "vocab_size": run.task.vocab_size}.items():
+            known = {**first.model.to_dict(), "vocab_size": first.task.vocab_size}[name]
+            # The scale of the initial weights is no part of the shape.
+            if value != known and name != "embedding_std":
+                raise ValueError(f"{name}={value}: must be {known} in all runs of one shape")
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A run among others, with what closes its folder."""
+
+    number: int
+    session: Session
+    stepper: Stepper
+    folder: ExitStack
+
+    @property
+    def setting(self) -> tuple[str, int]:
+        return self.session.state.precision, self.session.state.threads
+
+
+def _prepare(
+    lanes: Sequence[_Lane],
+    runtime: Runtime,
+    device: torch.device,
+    on_plan: Callable[[Plan, LaneTime], None] | None,
+) -> bool:
+    """Choose precision and threads, and whether lanes compute together."""
+    first, *others = (lane.session for lane in lanes)
+    certified = [session.certify() for session in (first, *others)]
+    plan = plan_training(first.run, first.state, device, runtime.threads, timed=on_plan is not None)
+    for session in others:
+        state, wanted = session.state, session.run.train.precision
+        chosen = plan.best.precision if wanted == "auto" else wanted
+        state.precision = state.precision or chosen
+        state.threads = runtime.threads or state.threads or plan.best.threads
+    with use_threads(plan.best.threads):
+        times = measure_lanes(
+            [lane.session.state.model for lane in lanes],
+            list_stages(first.run.task, first.run.train),
+            first.state.precision,
+        )
+    if on_plan is not None:
+        on_plan(replace(plan, certified=certified[0]), times)
+    return times.shared
+
+
+def _take_step(
+    lanes: Sequence[_Lane], shared: bool, find_interrupt: Callable[[], Signals | None]
+) -> list[tuple[_Lane, Ending]]:
+    """Take a step of every lane; return those that end, and why."""
+    ended: list[tuple[_Lane, Ending]] = []
+    groups: dict[Hashable, list[tuple[_Lane, Batch, float]]] = {}
+    for lane in lanes:
+        began = time.perf_counter()
+        batch = lane.stepper.draw()
+        if batch is None:
+            lane.session.run.save_checkpoint(lane.session.state)
+            ended.append((lane, Ending("budget")))
+            continue
+        key = (batch.inputs.shape, lane.setting) if shared else lane.number
+        drawn = time.perf_counter() - began
+        groups.setdefault(key, []).append((lane, batch, drawn))
+    for group in groups.values():
+        for lane, row in _step_group(group):
+            ending = Ending("diverged")
+            if row is not None:
+                with suppress(DivergedError):
+                    ending = lane.session.keep(row, find_interrupt)
+            if ending is not None:
+                ended.append((lane, ending))
+    return ended
+
+
+def _step_group(
+    group: Sequence[tuple[_Lane, Batch, float]],
+) -> Iterator[tuple[_Lane, Row | None]]:
+    """Take the steps of lanes at one row length; yield each with its row, None if it diverged."""
+    precision, threads = group[0][0].setting
+    with use_threads(threads):
+        began = time.perf_counter()
+        if len(group) > 1:
+            models = [lane.session.state.model for lane, _, _ in group]
+            outcomes = differentiate_lanes(models, [batch for _, batch, _ in group], precision)
+        else:
+            lane, batch, _ = group[0]
+            outcomes = [lane.stepper.differentiate(batch, precision)]
+        each = (time.perf_counter() - began) / len(group)
+        for (lane, _, drawn), outcome in zip(group, outcomes, strict=True):
+            row = None
+            with suppress(DivergedError):
+                row = lane.stepper.update(outcome, time.perf_counter() - each - drawn)
+            yield lane, row
