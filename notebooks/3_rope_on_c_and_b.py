@@ -28,22 +28,17 @@
 # change with i − j at all?
 
 # %%
-from pathlib import Path
-
 import plotly.graph_objects as go
 import torch
 
+import lab
 from analysis import frequencies, matrices
 from analysis.base import Subject
 from analysis.run import curves
-from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
 from lab.models import build
-from lab.notebook.progress import NotebookBar
 from lab.ops.rope import rotary_table, rotate
-from lab.training.experiment import carry_out
-from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import IGNORE, Batch
 
@@ -133,16 +128,11 @@ matrices.draw(pictures["rope"])
 
 # %%
 small = TASKS["mqar"](seq_len=16, n_pairs=4, vocab_size=32)
-hybrid = Run(
-    Path("runs/notebooks/hybrid"),
-    small,
-    ModelConfig(stack="AM SM", d_model=32, options={"S.d_state": 32, "S.skip": False}),
-    TrainConfig(batch_size=64, max_steps=600, eval_every=25, test_rows=256),
-)
-bar = NotebookBar(hybrid)
-result = carry_out(hybrid, Runtime(device="cpu"), bar.on_plan, bar.on_row)
-print(f"accuracy {result['accuracy']:.2f}, chance {small.chance:.2f}")
-energies, uses, lags, by_pair, bands = frequencies.measure(Subject.of(hybrid))
+options = {"S.d_state": 32, "S.skip": False}
+out = "runs/notebooks/hybrid"
+hybrid = lab.train(small, stack="AM SM", d_model=32, options=options, steps=600, out=out)
+print(f"accuracy {hybrid.accuracy:.2f}, chance {small.chance:.2f}")
+energies, uses, lags, by_pair, bands = frequencies.measure(hybrid.subject)
 print(frequencies.describe(energies).says)
 frequencies.draw(energies)
 
@@ -185,16 +175,15 @@ frequencies.draw(bands)
 # few steps each, with two SSD layers and no attention. It is no ranking.
 
 # %%
-training = TrainConfig(batch_size=64, max_steps=250, eval_every=25, test_rows=256)
 runs = {}
 drawn = go.Figure(layout={"template": "plotly_white", "width": 600, "height": 380})
 for position, symbol in (("rope", "circle"), ("conv", "square"), ("decay", "diamond")):
     options = {"S.d_state": 32, "S.position": position}
-    config = ModelConfig(stack="SM*2", d_model=32, options=options)
-    runs[position] = Run(Path(f"runs/notebooks/ssd-{position}"), small, config, training)
-    bar = NotebookBar(runs[position])
-    carry_out(runs[position], Runtime(device="cpu"), bar.on_plan, bar.on_row)
-    _, right = curves.measure(Subject.of(runs[position]))
+    out = f"runs/notebooks/ssd-{position}"
+    runs[position] = lab.train(
+        small, stack="SM*2", d_model=32, options=options, steps=250, lengthen=False, out=out
+    )
+    _, right = curves.measure(runs[position].subject)
     drawn.add_scatter(x=right.held_out_steps, y=right.held_out, name=position, marker_symbol=symbol)
 drawn.add_hline(small.chance, line={"width": 1, "dash": "dot"}, annotation_text="chance")
 drawn.update_xaxes(title_text="training step")
@@ -211,9 +200,7 @@ for use in uses.layers:
     print(f"layer {use.layer} {use.sides}, {use.edge}: {effect:+.2f} standard deviations, ", end="")
     print(f"{long:.0%} of it by wavelengths longer than the row")
 for position, run in runs.items():
-    print(
-        f"{position:5} {run.read_result()['accuracy']:.2f} after {run.read_result()['steps']} steps"
-    )
+    print(f"{position:5} {run.accuracy:.2f} after {run.result['steps']} steps")
 
 # %% [markdown]
 # ## Answer

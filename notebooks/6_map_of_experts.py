@@ -20,24 +20,17 @@
 # which experts does a trained model choose, and which does it need?
 
 # %%
-from dataclasses import replace
-from pathlib import Path
-
 import polars as pl
 import torch
 
+import lab
 from analysis import experts
-from analysis.base import Subject
 from analysis.experts import key_map as expert_map
 from analysis.experts import knockout as expert_knockout
 from analysis.experts import roles as expert_roles
 from analysis.experts import training as expert_training
 from analysis.interventions import knock_out_experts, transplant_experts
 from analysis.scoring import scored
-from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.notebook.progress import NotebookBar
-from lab.training.experiment import carry_out
-from lab.training.runs import Run
 from tasks import TASKS
 
 tables = pl.Config(
@@ -55,23 +48,12 @@ tables = pl.Config(
 # %%
 task = TASKS["mqar"](seq_len=32, n_pairs=8, vocab_size=64)
 options = {"E.n_experts": 64, "E.n_retrieval_heads": 2, "E.k": 4, "E.d_ff": 16}
-train_config = TrainConfig(batch_size=64, max_steps=800, eval_every=25, test_rows=256)
-run = Run(
-    Path("runs/notebooks/experts"),
-    task,
-    ModelConfig(stack="AE*2", d_model=32, options=options),
-    train_config,
-)
-zeros = Run(
-    Path("runs/notebooks/experts-zeros"),
-    task,
-    ModelConfig(stack="AE*2", d_model=32, options={**options, "E.key_init": "zeros"}),
-    replace(train_config, max_steps=100),
-)
+out = "runs/notebooks/experts"
+run = lab.train(task, stack="AE*2", d_model=32, options=options, steps=800, out=out)
+options, out = {**options, "E.key_init": "zeros"}, "runs/notebooks/experts-zeros"
+zeros = lab.train(task, stack="AE*2", d_model=32, options=options, steps=100, out=out)
 for one in (run, zeros):
-    bar = NotebookBar(one)
-    result = carry_out(one, Runtime(device="cpu"), bar.on_plan, bar.on_row)
-    print(f"{one.path.name}: {result['accuracy']:.1%} right after {result['steps']} steps")
+    print(f"{one.path.name}: {one.accuracy:.1%} right after {one.result['steps']} steps")
 
 # %% [markdown]
 # ## What a token chooses
@@ -80,7 +62,7 @@ for one in (run, zeros):
 # rows and the best columns of a query make its candidates.
 
 # %%
-subject = Subject.of(run)
+subject = run.subject
 model, batch = subject.model, subject.batch
 names = [f"blocks.{layer}.mlp.hook_expert_indices" for layer in range(2)]
 with torch.no_grad():
@@ -152,7 +134,7 @@ print(expert_training.describe(course).says)
 expert_training.draw(course)
 
 # %%
-(zero_course,) = expert_training.measure(Subject.of(zeros))
+(zero_course,) = expert_training.measure(zeros.subject)
 print(expert_training.describe(zero_course).says)
 expert_training.draw(zero_course)
 
@@ -197,7 +179,7 @@ def accuracy():
     return scored(model, batch).accuracy
 
 
-whole, untrained, knocked = accuracy(), run.load_model(0), []
+whole, untrained, knocked = accuracy(), run.run.load_model(0), []
 for layer in range(2):
     ranked = cache[names[layer]].flatten().bincount(minlength=64).argsort(descending=True)
     row = {"layer": layer, "all in place": whole}
@@ -235,9 +217,9 @@ for i, layer in enumerate(zero_course.layers):
 # %% [markdown]
 # ## Answer
 #
-# Nearly all are chosen, but not evenly: 64 experts count as some 45 equal ones in layer 0 and
-# some 35 in layer 1, and row and column keys are not chosen independently. Few are needed.
-# Without all of layer 0's experts a few answers in a hundred are lost, mostly through what they
+# Nearly all are chosen, but not evenly: 64 experts count as some 48 equal ones in layer 0 and
+# some 47 in layer 1, and row and column keys are not chosen independently. Few are needed.
+# Without all of layer 0's experts seven answers in a hundred are lost, mostly through what they
 # add at the queries, and one of them stands out of its twins; without all of layer 1's nothing
 # changes. A map of load is no map of need. From zero keys every token takes the same four
 # experts, and the first step already spreads them over about twenty. One tiny run whose shared

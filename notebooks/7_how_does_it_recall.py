@@ -24,18 +24,12 @@
 # at a place where the step does not happen.
 
 # %%
-from pathlib import Path
-
 import polars as pl
 import torch
 
+import lab
 from analysis import mechanism
-from analysis.base import Subject
 from analysis.interventions import ablate, block_edges, patch, swap_values
-from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.notebook.progress import NotebookBar
-from lab.training.experiment import carry_out
-from lab.training.runs import Run
 from tasks import TASKS
 
 tables = pl.Config(
@@ -45,24 +39,20 @@ tables = pl.Config(
 # %% [markdown]
 # ## A model that recalls
 #
-# Eight key–value pairs, then every key once more: a small version of hard MQAR. `carry_out` trains
+# Eight key–value pairs, then every key once more: a small version of hard MQAR. `lab.train` trains
 # the run, or returns at once if the folder already holds the finished run.
 
 # %%
 task = TASKS["mqar"](seq_len=32, n_pairs=8, vocab_size=64)
-model_config = ModelConfig(stack="AM*2", d_model=32)
-train_config = TrainConfig(batch_size=64, max_steps=600, eval_every=25, test_rows=256)
-run = Run(Path("runs/notebooks/attention"), task, model_config, train_config)
-bar = NotebookBar(run)
-result = carry_out(run, Runtime(device="cpu"), bar.on_plan, bar.on_row)
-print(f"{result['accuracy']:.1%} right after {result['steps']} steps, chance {task.chance:.1%}")
+run = lab.train(task, stack="AM*2", d_model=32, steps=600, out="runs/notebooks/attention")
+print(f"{run.accuracy:.1%} right after {run.result['steps']} steps, chance {task.chance:.1%}")
 
 # %% [markdown]
 # A `Subject` is what every analysis takes: the task, the model in evaluation mode, and rows of the
 # test split.
 
 # %%
-subject = Subject.of(run)
+subject = run.subject
 model, batch = subject.model, subject.batch
 print(f"{len(batch.inputs)} rows of {task.seq_len} tokens, weights of step {subject.step}")
 

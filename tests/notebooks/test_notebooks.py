@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 
 HOME = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(HOME.glob("*.ipynb"))
@@ -74,6 +72,9 @@ def test_its_two_files_hold_the_same(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_on_a_few_steps(path, workplace, monkeypatch):
     """In this process, which has imported the lab: a kernel would import it again."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(sys, "displayhook", sys.displayhook)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
@@ -83,7 +84,7 @@ def test_it_runs_on_a_few_steps(path, workplace, monkeypatch):
     for cell in read(path).cells:
         if cell.cell_type == "code":
             with capture_output() as shown:
-                ran = shell.run_cell(re.sub(r"(?<=max_steps=)\d+", str(STEPS), cell.source))
+                ran = shell.run_cell(re.sub(r"(?<=steps=)\d+", str(STEPS), cell.source))
             ran.raise_error()
             printed.append(shown.stdout)
     assert_numbers_stand_before_the_answer(printed[-1])
