@@ -1,7 +1,6 @@
 """Comparing outputs that a law says are equal, against the module's noise floor."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 from lab.laws.noise import noise_floor, relative_error
 from lab.laws.own_precision import OwnPrecision
 from lab.laws.probes import Probes, draw, name_precision
-from lab.laws.refusal import REFUSALS, describe_error
+from lab.laws.refusal import REFUSALS, IncomparableError, describe_error
 from lab.laws.reproduction import write_program
+from lab.laws.timing import LEAST, read_clock
 from lab.laws.verdict import Verdict
 
 ROUNDINGS = 64
@@ -113,7 +113,7 @@ def run_trials(
     """
     inside = inside or probes.inside
     floor = partial(noise_floor, inside=inside)
-    began, worst, allowed, note = time.monotonic(), 0.0, 0.0, ""
+    began, worst, allowed, note = read_clock(), 0.0, 0.0, ""
     own = OwnPrecision(module, probes, roundings, inside)
     tried: list[int] = []
     undecided = Undecided()
@@ -125,7 +125,7 @@ def run_trials(
             trials = longer or trials
             if not timer.allows(length):
                 break
-        elif tried and time.monotonic() - began > probes.settings.seconds:
+        elif len(tried) >= LEAST and read_clock() - began > probes.settings.seconds:
             undecided.late = [late for late in probes.lengths if late >= length]
             break
         x = probes.input(length)
@@ -157,7 +157,8 @@ def run_trials(
                 undecided.noisy[length] = describe_error(error)
             continue
         tried.append(length)
-    if not tried:
+    # One token alone shows nothing of what moves between tokens.
+    if max(tried, default=0) < min(2, max(probes.lengths)):
         return Verdict(law, "not decided", str(undecided), allowed=NOISY)
     lengths = f"lengths {', '.join(map(str, sorted(tried)))} in {name_precision(probes.dtype)}"
     evidence = f"largest relative error {worst:.2g} ({allowed:.2g} allowed), {lengths}"
@@ -175,18 +176,15 @@ def run_trials(
 
 
 class _Timer:
-    """Decides whether there is time for a further, longer input.
-
-    It counts processor time, so that other programs do not change what is tried.
-    """
+    """Decides whether there is time for a further, longer input."""
 
     def __init__(self, seconds: float):
-        self._seconds, self._length = seconds * torch.get_num_threads(), 0
+        self._seconds, self._length = seconds, 0
         self._began = self._last = 0.0
 
     def allows(self, length: int) -> bool:
         """Whether an input of a length should end in time, from what the one before took."""
-        now = time.process_time()
+        now = read_clock()
         if not self._length:
             self._began = self._last = now
         expected = (now - self._last) * (length / max(self._length, 1)) ** 2
@@ -238,8 +236,8 @@ class _Memoized(nn.Module):
 def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:
     try:
         difference, reference = trial.check(module, x, **trial.given)
-    except REFUSALS:
-        if not trial.refusable:
+    except REFUSALS as error:
+        if not trial.refusable or isinstance(error, IncomparableError):
             raise
         difference, reference = torch.zeros_like(x), x
     error = relative_error(difference.detach(), reference.detach())
@@ -264,7 +262,7 @@ def _shrink(
     rerun: Callable[[Tensor, Iterable[Trial] | Trials], _Result | None],
 ) -> _Result:
     """Return a failure with the fewest rows, then with the fewest tokens above `passed`."""
-    began, length = time.monotonic(), failure.x.shape[1]
+    began, length = read_clock(), failure.x.shape[1]
     for rows in range(1, probes.settings.batch):
         fewer = rerun(probes.input(length, rows), [failure.trial])
         if fewer is not None:
@@ -272,7 +270,7 @@ def _shrink(
             break
     rows = failure.x.shape[0]
     for shorter in range(passed + 1, min(length, passed + MOST_LENGTHS)):
-        if time.monotonic() - began > probes.settings.seconds:
+        if read_clock() - began > probes.settings.seconds:
             break
         x = probes.input(shorter, rows)
         fewer = rerun(x, trials)

@@ -17,6 +17,10 @@ class RefusalError(ValueError):
     """A module takes no sequence, or returns none; the message says what was tried."""
 
 
+class IncomparableError(RefusalError):
+    """An adapter cannot give a module what a law compares, whatever the input."""
+
+
 def describe_error(error: BaseException) -> str:
     """Describe an error in one line."""
     if isinstance(error, RefusalError):

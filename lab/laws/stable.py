@@ -1,7 +1,6 @@
 """The law of stability: neither output nor state grows without bound."""
 
 import math
-import time
 from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from lab.laws.probes import Probes, draw, draw_longest
 from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import write_program
 from lab.laws.special import list_special, name_special, put_special
+from lab.laws.timing import read_clock
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 
@@ -160,7 +160,7 @@ def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_Block
     """Return the sizes of blocks of a length, until the module refuses one or time is up."""
     like = probes.input(1)
     b, _, d = like.shape
-    began, state, sizes = time.monotonic(), module.start(b), []
+    began, state, sizes = read_clock(), module.start(b), []
     for end in range(length, probes.settings.max_len + 1, length):
         try:
             y, state = module.prefill(draw((b, length, d), seed=end).to(like), state)
@@ -170,7 +170,7 @@ def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_Block
         tensors = [x for x in leaves if x.is_floating_point()]
         state_sizes = tuple(root_mean_square(x) for x in tensors)
         sizes.append(_BlockSize(end, root_mean_square(y), state_sizes))
-        late = time.monotonic() - began > probes.settings.seconds
+        late = read_clock() - began > probes.settings.seconds
         if not math.isfinite(sizes[-1].output) or late:
             break
     return sizes
@@ -182,9 +182,9 @@ def _read_at_once(module: nn.Module, probes: Probes) -> list[_BlockSize]:
     longest, length = min(probes.settings.max_len, STATELESS_LEN), 256
     while True:
         x = draw_longest(module, probes.input(1, 1), min(length, longest))
-        began = time.monotonic()
+        began = read_clock()
         y = module(x)
-        spent = time.monotonic() - began
+        spent = read_clock() - began
         # Twice the length may cost four times as much.
         if x.shape[1] < length or length >= longest or 4 * spent >= probes.settings.seconds:
             break

@@ -1,7 +1,6 @@
 """The law of tables: every row of a table is selected by some input, and learns."""
 
 import math
-import time
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +11,7 @@ from lab.laws.adapters.tokens import Tokens
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest
 from lab.laws.reproduction import write_program
+from lab.laws.timing import read_clock
 from lab.laws.verdict import Verdict
 
 SCALES = (0.25, 1.0, 4.0, 16.0)
@@ -62,7 +62,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     for name, row in _list_unselectable(module):
         found[name][row] = True
     unselectable = _count_reached(found)
-    began, tokens, newest = time.monotonic(), 0, FIRST
+    began, tokens, newest = read_clock(), 0, FIRST
     short = [length for length in probes.lengths if length <= SEQ_LEN]
     like = probes.input(max(short, default=probes.lengths[0]), 1)
     while True:
@@ -78,7 +78,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             return Verdict(LAW.name, "holds", evidence, measured=0, allowed=0)
         if tokens - newest >= newest * max(LEAST, EXPECTED / _count_missing(found)):
             break
-        if time.monotonic() - began > probes.settings.seconds:
+        if read_clock() - began > probes.settings.seconds:
             evidence = f"{_describe_counts(found, tokens)}, the last new row after {newest // 2}"
             return Verdict(LAW.name, "not decided", evidence)
     unreached, before = "; ".join(_list_missing(found)), _count_reached(found)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.adapters.carried import PATTERNS
+from lab.laws.refusal import IncomparableError
 
 BITS = 24
 """Channels that encode a token; the probabilities of v tokens differ by a factor 1 + v / 2²⁴."""
@@ -51,7 +52,7 @@ class Tokens(nn.Module):
     def read_tokens(self, x: Tensor) -> Tensor:
         """Return the tokens [b t] that x [b t d] encodes, and set the shift of their embeddings."""
         if self.shift is not None:
-            self.shift.by = x[..., :-BITS]
+            self.shift.by, self.shift.used = x[..., :-BITS], False
         return to_token_ids(x, self.vocab_size, self.skip)
 
     def attach_gradient(self, x: Tensor, y: Tensor) -> Tensor:
@@ -81,12 +82,20 @@ class DecodingTokens(Tokens):
     ) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the state after them."""
         y, state = self.module.prefill(self.read_tokens(x), state, keep)
+        self._check_shift()
         return self.attach_gradient(x, y), state
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return the output of one further token, and the state after it."""
         y, state = self.module.step(self.read_tokens(x), state)
+        self._check_shift()
         return self.attach_gradient(x, y), state
+
+    def _check_shift(self) -> None:
+        """Refuse a decoder that embeds anew the tokens before, which `forward` has shifted."""
+        if self.shift is not None and not self.shift.used:
+            self.shift.by = None
+            raise IncomparableError("it embeds again the tokens that it has read")
 
 
 class EmbeddingShift:
@@ -99,11 +108,13 @@ class EmbeddingShift:
     def __init__(self, scale: float):
         self.scale = scale
         self.by: Tensor | None = None
+        self.used = False
 
     def __call__(self, table: nn.Module, args: Any, embedded: Tensor) -> Tensor:
         """Return the embeddings, shifted if there are as many of them as shifts."""
         if self.by is None or self.by.numel() != embedded.numel():
             return embedded
+        self.used = True
         return embedded + self.scale * self.by.reshape(embedded.shape).to(embedded.dtype)
 
 

@@ -1,10 +1,12 @@
 """Models that take tokens: vectors become uniform tokens, with the embedding's gradient."""
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from lab.laws import QUICK, Certification
 from lab.laws.adapters import Tokens, adapt, to_token_ids
 from lab.laws.adapters.tokens import BITS
 from lab.laws.probes import draw
@@ -79,3 +81,32 @@ def test_compiled_it_computes_the_same():
         assert relative_difference(compiled_y, y) < 1e-14
         grads = [torch.autograd.grad(z.sum(), x)[0] for z in (y, compiled_y)]
         assert relative_difference(grads[1], grads[0]) < 1e-13
+
+
+class Read(NamedTuple):
+    position: torch.Tensor
+    ids: torch.Tensor
+
+
+class Rereading(Model):
+    """Its state is the tokens read so far, all of which it embeds again."""
+
+    def start(self, batch, position=0):
+        return Read(torch.full((batch,), position), torch.zeros(batch, 0, dtype=torch.long))
+
+    def prefill(self, ids, state=None, keep=None):
+        before = self.start(len(ids)) if state is None else state
+        every = torch.cat([before.ids, ids], 1)
+        y = self(every)[:, before.ids.shape[1] :]
+        return y, Read(before.position + ids.shape[1], every)
+
+    def step(self, ids, state):
+        y, state = self.prefill(ids[:, None], state)
+        return y[:, 0], state
+
+
+def test_a_decoder_that_embeds_old_tokens_again_is_not_called_wrong():
+    torch.manual_seed(0)
+    found = Certification(Rereading(), QUICK).judge("prefill = step")
+    assert found.verdict == "not decided"
+    assert "it embeds again the tokens that it has read" in found.evidence

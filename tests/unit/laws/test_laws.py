@@ -209,3 +209,12 @@ def test_what_does_not_map_sequences_is_refused(module: Callable, words: str, un
     # The types' check would speak first.
     with pytest.raises(ValueError, match=words):
         certify(module, d_model=8)
+
+
+@pytest.mark.parametrize("law", ["causal", "batch-invariant"])
+def test_however_little_time_there_is_several_lengths_are_tried(law: str):
+    def mix(x: Tensor) -> Tensor:
+        return x - x.mean((0, 1), keepdim=True)
+
+    (found,) = [v for v in certify(mix, d_model=4, seconds=1e-9) if v.law == law]
+    assert found.verdict == "fails"

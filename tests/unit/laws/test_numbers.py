@@ -4,7 +4,6 @@
 """
 
 import random
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, CertifySettings, Probes, Verdict, in_double
+from lab.laws import LAWS, CertifySettings, Probes, Verdict, in_double, stable
 from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
@@ -202,7 +201,7 @@ def test_one_pass_is_read_whatever_the_time():
 
 def test_attention_is_stable_for_the_time_given(monkeypatch):
     # A clock that moves by a second when looked at: after block 6 of 32.
-    monkeypatch.setattr(time, "monotonic", count().__next__)
+    monkeypatch.setattr(stable, "read_clock", count().__next__)
     found = judge("stable", Attention(8), max_len=8192, seconds=5.5)
     assert found.verdict == "holds"
     assert found.evidence.startswith("after 1536 tokens")
