@@ -36,7 +36,8 @@ def model():
 def test_each_cell_of_a_sweep_is_the_patch_by_hand(model, point):
     found = sweep_positions(model, TOKENS[:2], TOKENS[1:], metric, point)
     clean, cache = model.run_with_cache(TOKENS[:2])
-    assert (found.clean, found.corrupt) == (metric(clean), metric(model(TOKENS[1:])))
+    assert found.clean == pytest.approx(float(metric(clean)), abs=1e-12)
+    assert found.corrupt == pytest.approx(float(metric(model(TOKENS[1:]))), abs=1e-12)
     for i, layer in enumerate(found.layers):
         inside = "mixer.hook_z" if point == "z" else f"hook_{point}"
         name = f"blocks.{layer}.{inside}"
