@@ -10,7 +10,7 @@ NOTEBOOKS := .venv/.notebooks
 DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install development mqar test check format lint types arch shapes verify bench notebooks docs gallery gpu browser findings clean
+.PHONY: install development mqar test check format lint types arch shapes verify faults bench notebooks docs gallery gpu browser findings clean
 
 # What the commands of the README use.
 install: $(INSTALLED)
@@ -73,6 +73,12 @@ shapes: development
 verify: shapes
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
+
+# Thousands of faults, odd values and hostile files, the same ones again by number: FAULTS is how many
+# of each suite, FAULTS_FROM the first number.
+faults: export FAULTS ?= 2000
+faults: development
+	$(BIN)/pytest -n 2 --dist worksteal -s -m '' tests/faults
 
 # JupyterLab refuses root, whom containers run as, without the flag; for others it means nothing.
 notebooks: $(NOTEBOOKS)

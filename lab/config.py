@@ -51,6 +51,10 @@ def _check_types(config: object) -> None:
         check_kind(name, value, hint)
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise ValueError(f"{name}={value}: must be one of {', '.join(get_args(hint))}")
+        if isinstance(value, int) and abs(value) >= 2**63 and name != "seed":
+            raise ValueError(f"{name}: must be below 2⁶³")
+        if get_origin(hint) is dict and not isinstance(value, dict):
+            raise ValueError(f"{name}={value!r}: must be an object")
 
 
 def _require(holds: bool, name: str, value: object, bound: str) -> None:

@@ -1,13 +1,23 @@
-"""Writing files so that they are whole or absent; reading them with errors a user can act on."""
+"""What is said about files that cannot be used, and what is read from them.
+
+`lab.folder` reads and writes them.
+"""
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+SEAL = "seal"
+"""The entry of a sealed object that holds the digest of the others."""
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
+)
 FORMAT = 1
 """Format of the run folder; a newer one is refused."""
 
@@ -42,47 +52,61 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+def encode_json(content: dict[str, Any], *, sealed: bool = False, indent: int | None = 2) -> str:
+    """Return an object as JSON; a sealed one has the digest of its other entries."""
+    if sealed:
+        content = {**content, SEAL: _digest(content)}
+    return json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file as `write` does."""
-    write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+def parse_json(data: bytes, name: str, otherwise: str) -> dict[str, Any]:
+    """Return the object in JSON that `encode_json` made, without its digest.
 
-
-def read_json(path: Path, otherwise: str) -> dict[str, Any]:
-    """Read a JSON object.
+    Control characters in its text, which a terminal would obey, become escapes such as \\x1b.
 
     Raises:
-        RunError: with the text `otherwise` and the reason, when the file is missing, unreadable,
-            or holds no object.
+        RunError: with the text `otherwise` and the reason, for what is no object or was changed.
     """
     try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise RunError(f"{otherwise}: {path.name} is missing") from error
-    except OSError as error:
-        raise RunError(f"{otherwise}: {error}") from error
-    except ValueError as error:
-        raise RunError(f"{otherwise}: {path.name} is not valid JSON: {error}") from error
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RunError(
+            f"{otherwise}: {name} is not valid JSON: {shorten_message(error)}"
+        ) from error
     if not isinstance(content, dict):
-        raise RunError(f"{otherwise}: {path.name} holds no object")
-    return content
+        raise RunError(f"{otherwise}: {name} holds no object")
+    seal = content.pop(SEAL, None)
+    if seal is not None and seal != _digest(content):
+        raise RunError(f"{otherwise}: {name} was changed or damaged since it was written")
+    return clean_all(content)
 
 
-def shorten_message(error: Exception) -> str:
+def _digest(content: dict[str, Any]) -> str:
+    plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def escape_controls(text: str) -> str:
+    """Write control characters as escapes, so that a terminal shows them and does nothing.
+
+    Line breaks and tabs stay. Marks that turn the direction of writing are escaped too, and halves
+    of characters, which no terminal can show.
+    """
+    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def clean_all(value: Any) -> Any:
+    """Escape the control characters in all text of a JSON document."""
+    if isinstance(value, str):
+        return escape_controls(value)
+    if isinstance(value, list):
+        return [clean_all(each) for each in value]
+    if isinstance(value, dict):
+        return {escape_controls(name): clean_all(each) for name, each in value.items()}
+    return value
+
+
+def shorten_message(error: Exception, most: int = 300) -> str:
     """Shorten an error's text, of many lines in torch, to one line of at most 300 characters."""
     text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:299]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"

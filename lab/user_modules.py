@@ -1,26 +1,68 @@
 """Modules that a user names: installed ones, or files of the working directory."""
 
 import importlib
+import importlib.machinery
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+
+
+class _UserFinder:
+    """Finds modules in a folder of the user, after all others, for the code of that folder only.
+
+    So no file there takes the place of one that the lab or its libraries would do without.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.asked = ""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a module of the folder is, if the user or the folder's code asks for it."""
+        if path is not None or not (name == self.asked or self._asks()):
+            return None
+        return PathFinder.find_spec(name, [self.folder], target)
+
+    def _asks(self) -> bool:
+        """Whether the code that imports is in the folder."""
+        frame = sys._getframe(2)
+        while frame is not None and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        file = "" if frame is None else frame.f_globals.get("__file__") or ""
+        # Packages may be installed below the folder, as in a virtual environment.
+        homes = [os.path.join(os.path.abspath(home), "") for home in sys.path if home]
+        file = os.path.abspath(file) if file else ""
+        return file.startswith(os.path.join(self.folder, "")) and not file.startswith(tuple(homes))
 
 
 def import_module(name: str) -> ModuleType:
     """Import a module; the working directory is searched last.
 
     It comes after all packages, so that no file there can take the place of one that the lab needs.
-    It stays on the path, since the user's code may import its neighbours later.
+    The user's code finds its neighbours later, too.
 
     Raises:
         ImportError: when there is no such module, or a package hides the file of that name.
         Exception: whatever the module raises.
     """
     folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.append(folder)
-    module = importlib.import_module(name)
+    finder = next(
+        (f for f in sys.meta_path if isinstance(f, _UserFinder) and f.folder == folder), None
+    )
+    if finder is None:
+        finder = _UserFinder(folder)
+        sys.meta_path.append(finder)  # type: ignore[arg-type]
+    importlib.invalidate_caches()
+    finder.asked = name.partition(".")[0]
+    try:
+        module = importlib.import_module(name)
+    finally:
+        finder.asked = ""
     own = Path(folder, *name.split("."))
     for file in (own / "__init__.py", own.with_suffix(".py")):
         if file.exists() and not (module.__file__ and file.samefile(module.__file__)):

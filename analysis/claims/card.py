@@ -20,7 +20,8 @@ from analysis.claims.verdict import Verdict
 from analysis.pages.page import fill_template, show_figure
 from analysis.sweeps.results import collect_results
 from analysis.words import percents
-from lab.files import explain_write_errors, write, write_json
+from lab.files import explain_write_errors
+from lab.folder import write, write_json
 from lab.machine.processor import describe_machine
 from tasks.base import Task
 

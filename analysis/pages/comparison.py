@@ -22,7 +22,8 @@ from analysis.record import to_plain
 from analysis.run import baselines, dynamics
 from analysis.run.onsets import Onsets
 from analysis.words import capitalize, count_decimals
-from lab.files import RunError, explain_write_errors, write
+from lab.files import RunError, explain_write_errors
+from lab.folder import write
 from lab.training.runs import Run
 
 LEAST = 2

@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import struct
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ from choreographer.browsers.chromium import Chromium
 from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
 
 from analysis.pages.page import render_figure
-from lab.files import write
+from lab.folder import write
 
 IMAGES: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 SUFFIXES = (*IMAGES, ".html")
@@ -66,7 +68,17 @@ def save_all(figures: Mapping[Path, go.Figure], *, scale: float = SCALE) -> None
     with ThreadPoolExecutor(1) as pool:
         drawn = pool.submit(_draw, images, scale).result()
     for path, image in drawn.items():
-        write(path, image)
+        write(path, _mark(path, image))
+
+
+def _mark(path: Path, image: bytes) -> bytes:
+    """Say in an image what made it, so that it may be overwritten without being asked for."""
+    if IMAGES[path.suffix.lower()] == "svg":
+        return image + b"<!-- wonderful-lab -->"
+    text = b"tEXtSoftware\0wonderful-lab"  # a chunk: its length, kind and text, and their checksum
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+    end = image.rindex(b"IEND") - 4
+    return image[:end] + chunk + image[end:]
 
 
 def find_browser() -> str | None:

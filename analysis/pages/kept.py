@@ -9,15 +9,66 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from analysis import ANALYSES
 from analysis.base import Passage, Words, count_default_rows
 from analysis.examination import FORMAT, Examination, record
 from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
 from analysis.record import DATA, to_plain
-from lab.files import RunError, read_json, write, write_json
+from lab.files import RunError
+from lab.folder import Folder
 from lab.training.runs import Run
+from lab.training.schema import STRICT, validate
+
+
+@with_config(STRICT)
+class WordsEntry(TypedDict):
+    """The words of a finding, as `analysis.base.Words`."""
+
+    title: str
+    says: str
+    reading: str
+    alt: str
+    passages: list[dict[str, Any]]
+    gist: NotRequired[str]
+    tokens: NotRequired[dict[str, Any] | None]
+
+
+@with_config(STRICT)
+class ShownEntry(TypedDict):
+    """A finding on a page, as `analysis.pages.page.Shown`."""
+
+    words: WordsEntry
+    spec: dict[str, Any] | None
+    ratio: str
+    least: NotRequired[int | None]
+
+
+@with_config(STRICT)
+class SectionsFile(TypedDict):
+    """The content of report.json."""
+
+    sections: dict[str, list[ShownEntry]]
+
+
+@with_config(STRICT)
+class NumbersFile(TypedDict):
+    """The content of analysis.json."""
+
+    step: int
+    seed: int
+    rows: int
+    seq_len: int
+    provenance: dict[str, str] | None
+    analyses: dict[str, list[dict[str, Any]]]
+    seconds: dict[str, float]
+    not_applicable: dict[str, str]
+    earlier: NotRequired[dict[str, dict[str, str] | None]]
+
 
 SAME = ("format", "step", "seed", "rows", "seq_len")
 """Entries of analysis.json that merged analyses must share."""
@@ -109,17 +160,20 @@ class ReportFiles:
         Raises:
             RunError: when it cannot be read.
         """
-        if not self.numbers.exists():
+        folder = Folder(self.folder)
+        if not folder.exists(self.numbers.name):
             return None
         advice = "move it away to begin a new one"
-        numbers = read_json(self.numbers, f"{self.numbers} cannot be read; {advice}")
-        needed = {*SAME, "provenance", "analyses", "seconds", "not_applicable"}
-        if numbers.get("format") != FORMAT or not needed <= numbers.keys():
+        numbers = folder.read_json(self.numbers.name, f"{self.numbers} cannot be read; {advice}")
+        if numbers.get("format") != FORMAT:
             raise RunError(f"{self.numbers}: is not of format {FORMAT}; {advice}")
+        validate(NumbersFile, numbers, f"{self.numbers}: is not of format {FORMAT}; {advice}")
         sections: dict[str, list[Shown]] = {}
-        if self.sections.exists():
-            kept = read_json(self.sections, f"{self.sections} cannot be read; {advice}")
+        if folder.exists(self.sections.name):
+            where = f"{self.sections} cannot be read; {advice}"
+            kept = folder.read_json(self.sections.name, where)
             if all(kept.get(name) == numbers[name] for name in SAME):
+                validate(SectionsFile, kept, where)
                 sections = {
                     name: [_restore(part) for part in parts]
                     for name, parts in kept["sections"].items()
@@ -133,20 +187,25 @@ class ReportFiles:
             name: [_to_plain(part) for part in parts] for name, parts in report.sections.items()
         }
         about = {name: report.numbers[name] for name in SAME}
-        write(self.sections, json.dumps({**about, "sections": sections}, ensure_ascii=False))
-        write_json(self.numbers, report.numbers)
-        write(self.page, page)
+        folder = Folder(self.folder)
+        whole = {**about, "sections": sections}
+        folder.write_json(self.sections.name, whole, sealed=True, indent=None)
+        folder.write_json(self.numbers.name, report.numbers, sealed=True)
+        folder.write(self.page.name, page)
 
     def move(self, suffix: str) -> "ReportFiles":
         """Rename the files, to a free name that begins with a suffix."""
-        free = next(files for files in self.list_names(suffix) if not files.numbers.exists())
+        folder = Folder(self.folder)
+        free = next(
+            files for files in self.list_names(suffix) if not folder.exists(files.numbers.name)
+        )
         for file, name in (
             (self.sections, free.sections),
             (self.page, free.page),
             (self.numbers, free.numbers),
         ):
-            if file.exists():
-                file.rename(name)
+            if folder.exists(file.name):
+                folder.move(file.name, name.name)
         return free
 
     def list_names(self, suffix: str) -> Iterator["ReportFiles"]:

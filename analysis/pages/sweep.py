@@ -8,7 +8,8 @@ from analysis.pages.page import fill_template, show_figure
 from analysis.plots.style import add_title
 from analysis.sweeps.results import SweepResults
 from analysis.words import count_decimals
-from lab.files import explain_write_errors, write
+from lab.files import explain_write_errors
+from lab.folder import write
 
 
 def render(results: SweepResults, name: str, question: str = "") -> str:

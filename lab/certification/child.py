@@ -8,9 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from hmac import compare_digest
+from secrets import token_hex
 from typing import Any
 
-from lab.certification.request import Request
+from lab.certification.guard import TOO_MUCH
+from lab.certification.request import KEY, Request, sign_frame
+from lab.files import clean_all, escape_controls
 
 START_SECONDS = 120
 """Most time that importing torch, and then the target, may take: cold disks are slow."""
@@ -18,7 +22,7 @@ END_SECONDS = 10
 """Most time that a child may take to end once it has closed its pipe."""
 KEPT_BYTES = 4096
 """Bytes kept of the child's standard error."""
-WORKER = "lab.certification.worker"
+GUARD = "lab.certification.guard"
 SAFE = ("-P", "-m")
 """-P: files in the working directory must not take the place of the lab's packages."""
 
@@ -40,7 +44,7 @@ class Child:
         self._request = request
         events, theirs = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, *SAFE, WORKER, str(theirs)],
+            [sys.executable, *SAFE, GUARD, str(request.memory), str(theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -58,9 +62,11 @@ class Child:
         self._selector.register(self._events, selectors.EVENT_READ)
         self._selector.register(self._error, selectors.EVENT_READ)
         self.runs = True
+        self._key, self._count = token_hex(32), 0
         # The pipe stays open: the child ends when it closes, however this process ends.
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+            content = {**request.to_json(), KEY: self._key}
+            self._process.stdin.write(json.dumps(content).encode() + b"\n")
             self._process.stdin.flush()
 
     def receive_start(self) -> Message:
@@ -101,16 +107,34 @@ class Child:
                 raise StoppedError(f"took longer than {seconds:g} s and was stopped")
             self._read(left)
         line, _, self._received = self._received.partition(b"\n")
-        return json.loads(line)
+        return self._open_frame(line)
+
+    def _open_frame(self, line: bytes) -> Message:
+        """Return the message in a line that the worker has signed.
+
+        Raises:
+            StoppedError: when it is not the worker's next one.
+        """
+        signature, _, content = line.decode(errors="replace").partition(" ")
+        expected = sign_frame(self._key, self._count, content)
+        if not compare_digest(signature.encode(), expected.encode()):
+            raise StoppedError("something else than the worker wrote into the pipe of its verdicts")
+        self._count += 1
+        return clean_all(json.loads(content))
 
     def kill(self) -> None:
         """End the child and all processes that it has started."""
         if not self.runs:
             return
         self.runs = False
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        # The guard kills the worker and its descendants when its input closes.
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._selector.close()
         os.close(self._events)
         for pipe in (self._process.stdin, self._process.stderr):
@@ -139,5 +163,8 @@ class Child:
             return "the process was killed (SIGKILL), as by a machine that has no memory left"
         if code < 0:
             return f"the process died with signal {signal.Signals(-code).name}"
-        last = self._error_text.decode(errors="replace").strip().rpartition("\n")[2]
+        last = escape_controls(self._error_text.decode(errors="replace"))
+        last = last.strip().rpartition("\n")[2]
+        if code == TOO_MUCH:
+            return last
         return f"the process ended with code {code}" + (f": {last}" if last else "")

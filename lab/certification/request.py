@@ -1,10 +1,19 @@
 """What the child process is asked to do."""
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lab.certify_settings import CertifySettings
+
+KEY = "key"
+"""The entry beside a request with the key that its worker signs messages with."""
+
+
+def sign_frame(key: str, number: int, content: str) -> str:
+    """Return the signature of a worker's message, of which there have been `number` before."""
+    return hmac.new(key.encode(), f"{number} {content}".encode(), "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

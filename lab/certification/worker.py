@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 from dataclasses import asdict, replace
+from itertools import count
 from typing import Any
 
-from lab.certification.request import Request
+from lab.certification.guard import end_with_parent
+from lab.certification.request import KEY, Request, sign_frame
 from lab.certify_settings import read_value
 from lab.files import shorten_message
 from lab.laws.certification import Certification
@@ -31,12 +33,16 @@ NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "Cannot alloca
 def main(channel: int) -> None:
     """Read a request, certify its target, and send the verdicts."""
     os.set_inheritable(channel, False)
-    request = Request.from_json(json.loads(sys.stdin.readline()))
+    end_with_parent()
+    asked = json.loads(sys.stdin.readline())
+    key, numbers = asked.pop(KEY), count()
+    request = Request.from_json(asked)
     _end_with_parent()
     with os.fdopen(channel, "w") as events:
 
         def send(message: dict[str, Any]) -> None:
-            events.write(json.dumps(message) + "\n")
+            content = json.dumps(message)
+            events.write(f"{sign_frame(key, next(numbers), content)} {content}\n")
             events.flush()
 
         send({})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,6 +10,8 @@ import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.command import list_keys
+from lab.cli.output import Force, check_output
+from lab.cli.trust_option import Trust
 
 if TYPE_CHECKING:
     from analysis.examination import Examination
@@ -52,10 +55,12 @@ def analyze(
         Literal["png", "svg", "html"],
         typer.Option("--format", help="File format of the saved figures."),
     ] = "png",
+    trust: Trust = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only analysis.json.")] = False,
 ) -> None:
     """Analyze what a run learned and how, and write analysis.json and report.html."""
-    with report_failures():
+    with report_failures(), ExitStack() as held:
         from analysis.base import NotApplicableError
         from analysis.examination import select_analyses
         from analysis.pages.export import BrowserError, save_all
@@ -63,13 +68,17 @@ def analyze(
         from analysis.pages.page import draw_figures
         from analysis.pages.report import write_both
         from lab.files import explain_write_errors
+        from lab.folder import Folder
         from lab.training.runs import Run
 
-        run = Run.open(path)
+        run = Run.open(path, trust=trust)
+        held.enter_context(run.share_checkpoints())
         with report_usage_errors():
             select_analyses(only)
             _check_numbers(run, rows, step, memory)
         if figures is not None:
+            if not str(figures).strip("."):
+                raise refuse(f"figures={str(figures)!r}: must name a folder", 2)
             with explain_write_errors(figures):
                 figures.mkdir(parents=True, exist_ok=True)
         chosen, rows = choose_work(run, only, rows, step)
@@ -81,13 +90,17 @@ def analyze(
         saved = {}
         if figures is not None:
             saved = {figures / f"{n}.{kind}": f for n, f in draw_figures(examination).items()}
+            with report_usage_errors():
+                for file in saved:
+                    check_output("figures", file, force)
             try:
                 with explain_write_errors(figures):
                     save_all(saved)
             except BrowserError as error:
                 raise refuse(error, 2) from error
+        numbers = json.loads(Folder(files.folder).read(files.numbers.name))
     if as_json:
-        typer.echo(json.dumps(json.loads(files.numbers.read_text()), ensure_ascii=False))
+        typer.echo(json.dumps(numbers, ensure_ascii=False))
         return
     for name, reason in examination.not_applicable.items():
         typer.echo(f"{name}: does not apply, {reason}", err=True)
@@ -143,19 +156,25 @@ def compare(
         int | None,
         typer.Option(help="Rows of the test split to analyze.", show_default="by their length"),
     ] = None,
+    trust: Trust = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed.
 
     Settings with several seeds of one task are ranked; one seed is no ranking.
     """
-    with report_failures(), report_usage_errors():
+    with report_failures(), report_usage_errors(), ExitStack() as held:
         from analysis.pages import comparison
         from lab.training.runs import Run
 
         if rows is not None and rows < 1:
             raise ValueError(f"rows={rows}: must be ≥ 1")
-        opened = [Run.open(path) for path in paths]
+        if out is not None:
+            check_output("out", out, force)
+        opened = [Run.open(path, trust=trust) for path in paths]
+        for run in opened:
+            held.enter_context(run.share_checkpoints())
         out = out or comparison.choose_page(opened, rows)
         found = comparison.write_comparison(opened, out, rows)
     if as_json:

@@ -34,8 +34,9 @@ def report_usage_errors() -> Iterator[None]:
 def refuse(reason: object, code: int) -> typer.Exit:
     """Print the reason in one line, and return the exception that exits with a code."""
     from lab.cli.console import open_console
+    from lab.files import escape_controls
 
-    open_console(stderr=True).print(f"Error: {reason}")
+    open_console(stderr=True).print(f"Error: {escape_controls(str(reason))}")
     return typer.Exit(code)
 
 

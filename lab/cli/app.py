@@ -1,10 +1,12 @@
 """The `lab` command, assembled from its subcommands."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from lab import __version__
+from lab.cli import edge
 from lab.cli.analysis import analyze, compare
 from lab.cli.bench import bench
 from lab.cli.certify import certify
@@ -74,4 +76,4 @@ def lab(
 def main() -> None:
     """Run the command line."""
     wait_briefly()
-    app()
+    sys.exit(edge.run(app))

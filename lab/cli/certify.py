@@ -12,7 +12,8 @@ import typer
 
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
-from lab.cli.answers import parse_assignments, refuse, report_usage_errors
+from lab.cli.answers import parse_assignments, refuse
+from lab.cli.output import Force, check_output
 from lab.machine.memory import measure_free_memory
 
 GIBIBYTE = 2**30
@@ -131,6 +132,7 @@ def certify(
         Path | None,
         typer.Option(help="Draw each law's error relative to its bound: .html, .png or .svg."),
     ] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Test a module against every law: is it causal, are rows independent, does decoding agree, …
@@ -139,7 +141,7 @@ def certify(
 
     Exit code 0: no law fails. 1: a law fails. 2: no law could be decided.
     """
-    with report_usage_errors():
+    with _report_refusals(target, as_json):
         base, limit = _choose_base(quick, thorough)
         limit = limit if seconds is None else _check_seconds(seconds)
         settings = replace(
@@ -161,7 +163,7 @@ def certify(
             device=device,
         )
         request = Request(target, settings, only, _choose_memory(memory), limit)
-        _check_figure(figure)
+        _check_figure(figure, force)
     if snippets is not None:
         with _writing(snippets):
             snippets.mkdir(parents=True, exist_ok=True)
@@ -182,6 +184,21 @@ def certify(
         raise refuse(f"no law could be decided; {law['law']}: {law['evidence']}", 2)
     if failing:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _report_refusals(target: str, as_json: bool) -> Iterator[None]:
+    """Report a bad value in one line, and as JSON if that was asked for."""
+    try:
+        yield
+    except ValueError as error:
+        raise _refuse(error, target, as_json) from error
+
+
+def _refuse(reason: object, target: str, as_json: bool) -> typer.Exit:
+    if as_json:
+        typer.echo(json.dumps({"target": target, "refused": str(reason)}))
+    return refuse(reason, 2)
 
 
 def _certify(request: Request, as_json: bool) -> dict[str, Any]:
@@ -206,7 +223,7 @@ def _certify(request: Request, as_json: bool) -> dict[str, Any]:
 
             return certify_in_child(request, print_notes, on_begin, print_verdict)
     except RefusedError as error:
-        raise refuse(error, 2) from error
+        raise _refuse(error, request.target, as_json) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
 
@@ -258,7 +275,7 @@ def _check_seconds(seconds: float) -> float:
     return seconds
 
 
-def _check_figure(figure: Path | None) -> None:
+def _check_figure(figure: Path | None, force: bool) -> None:
     if figure is None:
         return
     from analysis.pages.export import SUFFIXES
@@ -267,6 +284,7 @@ def _check_figure(figure: Path | None) -> None:
         raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
     if not figure.parent.is_dir():
         raise ValueError(f"figure={figure}: {figure.parent} is not a folder")
+    check_output("figure", figure, force)
 
 
 def _name_file(law: dict[str, Any]) -> str:
@@ -286,7 +304,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _write_programs(folder: Path, programs: dict[str, str]) -> None:
-    from lab.files import write
+    from lab.folder import write
 
     with _writing(folder):
         for name, program in programs.items():

@@ -6,19 +6,30 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from lab.config import ModelConfig, TrainConfig
+from lab.trust import ask_for_trust, is_own, list_named
 from tasks import TASKS
 
 
-def read_config(file: Path, name: str) -> dict[str, Any]:
+def read_config(
+    file: Path, name: str, given: Mapping[str, Any] | None = None, *, trust: bool = True
+) -> dict[str, Any]:
     """Return the settings in a file like a run's config.json, by option.
 
     The file may leave out parts (task, model, train) and fields; these keep their defaults.
+
+    Args:
+        file: the file.
+        name: of the task.
+        given: options that are typed as well, and so take precedence.
+        trust: whether the file may name code to import and a text to read although it is not known
+            to come from a command of this user.
 
     Raises:
         ValueError: for a file that cannot be read, is of another task or a newer format, or has
             unknown parts or fields, or values of the wrong type.
     """
-    from lab.files import FORMAT, RunError, read_json
+    from lab.files import FORMAT, RunError
+    from lab.folder import read_json
 
     try:
         content = read_json(file, f"config={file}")
@@ -26,11 +37,19 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
         raise ValueError(error) from error
     if content.pop("format", FORMAT) != FORMAT:
         raise ValueError(f"config={file}: its format is newer than this lab's {FORMAT}")
+    signature = content.pop("signature", None)
     kinds = {"task": TASKS[name], "model": ModelConfig, "train": TrainConfig}
     _check_names(f"config={file}", content, kinds)
     for part, values in content.items():
         if not isinstance(values, dict):
             raise ValueError(f"config={file}: {part} holds no object")
+    if not trust and not is_own(content, signature):
+        used = {
+            part: {key: value for key, value in values.items() if key not in (given or {})}
+            for part, values in content.items()
+        }
+        if list_named(used):
+            raise ValueError(ask_for_trust(f"config={file}", list_named(used)))
     of = content.get("task", {}).pop("name", name)
     if of != name:
         raise ValueError(f"config={file}: is of the task {of}; use `lab {of} --config {file}`")

@@ -9,6 +9,7 @@ import typer
 
 from lab.cli.answers import parse_assignments, refuse, report_failures, report_usage_errors
 from lab.cli.command import list_keys
+from lab.cli.output import Force, check_output
 
 
 def model(
@@ -33,6 +34,7 @@ def model(
         typer.Option(metavar="NAME=VALUE", help="An option of a layer, e.g. S.d_state=64."),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the stack into this HTML file.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a model's blocks and its total and active parameters, next to the paper's numbers.
@@ -52,6 +54,8 @@ def model(
     with report_usage_errors():
         if figure is not None and figure.suffix.lower() != ".html":
             raise ValueError(f"figure={figure}: must end in .html")
+        if figure is not None:
+            check_output("figure", figure, force)
         built, paper_size = build_on_meta(name, size, chosen, parse_assignments(option or []))
     found = dissect(built)
     own = bool(option) or vocab_size is not None
@@ -70,7 +74,8 @@ def model(
         from analysis.pages.page import render_figure
         from analysis.plots.style import add_title
         from analysis.run.anatomy import StackAnatomy
-        from lab.files import explain_write_errors, write
+        from lab.files import explain_write_errors
+        from lab.folder import write
 
         drawn = StackAnatomy.of(found)
         title = " ".join(filter(None, (name, paper_size)))

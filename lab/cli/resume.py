@@ -11,6 +11,7 @@ import typer
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.command import set_parameters
 from lab.cli.training import annotate_option
+from lab.cli.trust_option import Trust
 from lab.config import Runtime
 
 OPTIONS: dict[str, Any] = {
@@ -26,11 +27,12 @@ OPTIONS: dict[str, Any] = {
         f.name: annotate_option("Machine", get_type_hints(Runtime)[f.name], f, False)
         for f in fields(Runtime)
     },
+    "trust": Trust,
     "as_json": Annotated[bool, typer.Option("--json", help="Print the result as JSON.")],
 }
 
 
-def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> None:
+def resume(path: Path, max_steps: int | None, trust: bool, as_json: bool, **machine: Any) -> None:
     """Go on with an unfinished run, or extend a run to a later limit of steps.
 
     With a constant learning rate, an extended run ends with the same bits as a run that had the
@@ -47,7 +49,7 @@ def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> 
     from lab.training.runs import Run
 
     with report_failures():
-        run = Run.open(path)
+        run = Run.open(path, trust=trust)
         with report_usage_errors():
             runtime = Runtime(**{name: v for name, v in machine.items() if v is not None})
             choose_device(runtime.device)
@@ -65,4 +67,4 @@ def resume(path: Path, max_steps: int | None, as_json: bool, **machine: Any) -> 
     train_and_report(run, runtime, {}, as_json)
 
 
-set_parameters(resume, OPTIONS, {"path": inspect.Parameter.empty, "as_json": False})
+set_parameters(resume, OPTIONS, {"path": inspect.Parameter.empty, "trust": False, "as_json": False})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.output import check_output
 from lab.cli.row_actions import audit_rows, export_rows, show_rows
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ OPTIONS: dict[str, Any] = {
         Path | None,
         typer.Option(
             help="Draw the rows that --show prints: .html, .png or .svg.", rich_help_panel=PANEL
+        ),
+    ],
+    "force": Annotated[
+        bool | None,
+        typer.Option(
+            "--force", help="Overwrite a file that the lab did not make.", rich_help_panel=PANEL
         ),
     ],
     "audit": Annotated[
@@ -81,7 +88,7 @@ def choose_action(given: dict[str, Any], training: dict[str, Any]) -> Action | N
     if len(actions) > 1:
         raise ValueError(f"{' and '.join(f'--{a}' for a in actions)}: choose one")
     action = actions[0] if actions else None
-    needs = {"whole": "show", "figure": "show", "rows": "export"}
+    needs = {"whole": "show", "figure": "show", "force": "show", "rows": "export"}
     for option, needed in needs.items():
         if given[option] is not None and action != needed:
             raise ValueError(f"--{option}: works only with --{needed}")
@@ -94,6 +101,8 @@ def choose_action(given: dict[str, Any], training: dict[str, Any]) -> Action | N
             raise ValueError(f"--{flag}: has no effect with --{action}, which trains nothing")
     if action == "show" and not 1 <= given["show"] <= MOST_SHOWN:
         raise ValueError(f"show={given['show']}: must be in 1 … {MOST_SHOWN}")
+    if given["figure"] is not None:
+        check_output("figure", given["figure"], bool(given["force"]))
     if action == "export" and given["rows"] is None:
         raise ValueError("--export: needs --rows N")
     return action

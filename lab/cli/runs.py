@@ -1,14 +1,18 @@
 """`lab runs`: a table of the runs below a folder."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.files import escape_controls
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lab.training.runs import Run
 
 Column = Literal[
@@ -47,12 +51,13 @@ def runs(
     """List the runs below a folder: what was trained, when, and how it ended."""
     from rich.console import Console
 
+    from lab.cli.console import open_console
     from lab.training.catalog import find_runs, select_runs, tabulate
 
     with report_failures(), report_usage_errors():
         if root != HOME and not root.is_dir():
             raise ValueError(f"root={root}: there is no such folder")
-        every = find_runs(root)
+        every = find_runs(root, partial(_say_left_out, console=open_console(stderr=True)))
         chosen = select_runs(every, only or [])
         found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
         if table is not None:
@@ -78,3 +83,7 @@ def _write_table(runs: Sequence["Run"], file: Path) -> None:
 
     save_table(tabulate_runs(runs), file)
     typer.echo(file, err=True)
+
+
+def _say_left_out(reason: str, console: "Console") -> None:
+    console.print(f"left out: {escape_controls(reason)}")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.trust_option import Trust
 
 
 def save_pretrained(
@@ -14,6 +15,7 @@ def save_pretrained(
     step: Annotated[
         int | None, typer.Option(help="Weights of this step.", show_default="the last")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Save a run's model for Hugging Face's transformers.
 
@@ -32,5 +34,5 @@ def save_pretrained(
 
     disable_progress_bar()
     with report_failures(), report_usage_errors():
-        save_run(Run.open(path), folder, step)
+        save_run(Run.open(path, trust=trust), folder, step)
     typer.echo(folder)

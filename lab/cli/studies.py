@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.output import check_output
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions, share_options
 
@@ -87,6 +88,8 @@ def _read_choices(options: SweepOptions, figure: Path | None) -> dict[str, Any]:
 
     if figure is not None and figure.suffix.lower() not in SUFFIXES:
         raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+    if figure is not None:
+        check_output("figure", figure, options.force)
     seeds = read_seeds(SEEDS if options.seeds is None else options.seeds)
     return {"seeds": len(seeds), "precision": options.precision or PRECISION}
 

@@ -7,6 +7,7 @@ import typer
 
 from lab.cli import rows
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.output import check_output
 from lab.cli.sweep_options import SweepOptions, share_options
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def _read_fixed(task: str, words: list[str]) -> dict[str, Any]:
     with build_task_command(task).make_context(f"lab {task}", list(words)) as parsed:
         given = {name: v for name, v in parsed.params.items() if v not in (None, (), [])}
         given.pop("as_json")
+        given.pop("trust")  # which only --config needs
     for name in OF_ONE_RUN:
         if name in given:
             raise ValueError(f"--{name.replace('_', '-')}: is for a single run, not for a sweep")
@@ -168,5 +170,11 @@ def _write_pages(table: "pl.DataFrame", sweep: "Sweep", out: Path, options: Swee
     if options.figures is not None:
         with explain_write_errors(options.figures):
             options.figures.mkdir(parents=True, exist_ok=True)
-            drawn = draw_figures(found, sweep.name).items()
-            save_all({options.figures / f"{name}.html": fig for name, fig in drawn})
+            drawn = {
+                options.figures / f"{name}.html": fig
+                for name, fig in draw_figures(found, sweep.name).items()
+            }
+            with report_usage_errors():
+                for file in drawn:
+                    check_output("figures", file, options.force)
+            save_all(drawn)

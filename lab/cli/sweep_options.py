@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lab.cli.command import set_parameters
+from lab.cli.output import Force
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class SweepOptions:
         Path | None,
         typer.Option(help="Also save every figure in this folder, as pages, .html."),
     ] = None
+    force: Force = False
     show: Annotated[
         bool, typer.Option("--show", help="Show the results so far and run nothing.")
     ] = False

@@ -15,6 +15,7 @@ from lab.cli.config_file import read_config
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
 from lab.cli.run_settings import configure, describe_run
+from lab.cli.trust_option import Trust
 from lab.config import ModelConfig, Runtime, TrainConfig
 from tasks import TASKS
 
@@ -60,6 +61,7 @@ def build_trainer(name: str) -> Callable[..., None]:
                 show_default=False,
             ),
         ],
+        "trust": Trust,
         "evaluations": Annotated[
             list[str] | None,
             typer.Option(
@@ -82,6 +84,7 @@ def build_trainer(name: str) -> Callable[..., None]:
         out: Path | None,
         as_json: bool,
         config: Path | None,
+        trust: bool,
         evaluations: list[str] | None,
         **given: Any,
     ) -> None:
@@ -95,7 +98,7 @@ def build_trainer(name: str) -> Callable[..., None]:
                 if f.name not in ROWS_DEPEND_ON
             }
             action = rows.choose_action(looking, {"out": out, "eval": evaluations, **training})
-            known = {} if config is None else _read_known(config, name, chosen)
+            known = {} if config is None else _read_known(config, name, chosen, trust)
         if action is None:
             _train(name, chosen, known, out, as_json, evaluations)
             return
@@ -105,7 +108,7 @@ def build_trainer(name: str) -> Callable[..., None]:
         sizes = {size: settings[size] for size in ("d_model", "n_heads") if size in settings}
         rows.act(action, task, training_config.seed, looking, sizes=sizes, as_json=as_json)
 
-    set_parameters(train, annotations, {"as_json": False})
+    set_parameters(train, annotations, {"trust": False, "as_json": False})
     return train
 
 
@@ -131,7 +134,7 @@ def annotate_option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
     return Annotated[kind | None, settings]
 
 
-def _read_known(file: Path, name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _read_known(file: Path, name: str, given: dict[str, Any], trust: bool) -> dict[str, Any]:
     """Return the settings of a file, unless a given option stands for many of them.
 
     Raises:
@@ -140,7 +143,7 @@ def _read_known(file: Path, name: str, given: dict[str, Any]) -> dict[str, Any]:
     for option in ("preset", "protocol"):
         if option in given:
             raise ValueError(f"--config and --{option}: both choose many settings; choose one")
-    return read_config(file, name)
+    return read_config(file, name, given, trust=trust)
 
 
 def _describe_preparation(settings: dict[str, Any]) -> str:

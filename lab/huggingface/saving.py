@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from lab.files import RunError, explain_write_errors, write
+from lab.files import RunError, explain_write_errors
+from lab.folder import write
 from lab.huggingface.configuration import LabConfig
 from lab.huggingface.model import LabForCausalLM
 from lab.huggingface.tokenizer import build_byte_tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import platformdirs
 
-from lab.files import write
+from lab.folder import write
 
 
 def find_file(name: str) -> Path:

@@ -94,7 +94,7 @@ def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
     def answer(*args: Any, **options: Any) -> Any:
         try:
             return call(*args, **options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f"{cls.__module__}:{cls.__name__}"
             raise ValueError(f"model={where}: raised {type(error).__name__}: {error}") from error
 
@@ -113,7 +113,7 @@ def load_class(path: str) -> type[nn.Module]:
     try:
         cls = getattr(import_module(module), name)
     # A user's module may raise anything while it is imported.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"model={path}: {name} must be a subclass of torch.nn.Module")

@@ -11,10 +11,12 @@ from lab.training.runs import Run
 
 
 @overload
-def open(what: Path | str) -> TrainedRun: ...
+def open(what: Path | str, *, trust: bool = False) -> TrainedRun: ...
 @overload
 def open(what: str, model: nn.Module) -> OpenedModel: ...
-def open(what: Path | str, model: nn.Module | None = None) -> TrainedRun | OpenedModel:
+def open(
+    what: Path | str, model: nn.Module | None = None, *, trust: bool = False
+) -> TrainedRun | OpenedModel:
     """Open a run folder, or a causal language model of another library.
 
     `lab.open("runs/mqar")` is the run that `lab.train` returned, or that the command trained.
@@ -32,6 +34,8 @@ def open(what: Path | str, model: nn.Module | None = None) -> TrainedRun | Opene
     Args:
         what: a run folder; or, before a model, the kind of the model: "hf" or "fla".
         model: a model of this kind (see `lab.foreign.open_model`).
+        trust: import the code and read the text that a run names, although no command of yours is
+            known to have named them.
 
     Raises:
         RunError: for a folder that holds no run.
@@ -44,4 +48,4 @@ def open(what: Path | str, model: nn.Module | None = None) -> TrainedRun | Opene
         return open_model(str(what), model)
     if what in KINDS:
         raise ValueError(f'model=None: must be given after "{what}": lab.open("{what}", model)')
-    return TrainedRun(Run.open(what))
+    return TrainedRun(Run.open(what, trust=trust))

@@ -13,6 +13,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from lab.files import shorten_message
+from lab.trust import ask_for_trust, list_named
 from tasks import restore
 from tasks.base import MAX_ROWS, Batch, Task, count_rows
 
@@ -98,12 +99,16 @@ def export(recipe: Recipe, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path, *, trust: bool = False) -> Recipe:
     """Read the recipe of an exported file.
 
+    Args:
+        path: the file.
+        trust: whether the recipe may name a text to read, as another's could name a private file.
+
     Raises:
-        ValueError: for a file that is no export, or whose recipe is damaged or names an unknown
-            task.
+        ValueError: for a file that is no export, whose recipe is damaged, or names an unknown task
+            or, without trust, a text.
         OSError: when the file cannot be read.
     """
     try:
@@ -120,6 +125,9 @@ def read_recipe(path: Path) -> Recipe:
     for name, kind in kinds.items():
         if not isinstance(stored, dict) or type(stored.get(name)) is not kind:
             raise ValueError(f"{path}: its recipe has no {name} of type {kind.__name__}")
+    named = list_named(stored)
+    if named and not trust:
+        raise ValueError(ask_for_trust(path, named, "trust=True"))
     try:
         task = restore(stored["task"])
     # A damaged description may hold anything, which a task need not notice as a ValueError.

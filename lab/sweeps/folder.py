@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lab.files import RunError, explain_write_errors, read_json, write_json
+from lab.files import RunError, explain_write_errors
+from lab.folder import read_json, write_json
 from lab.sweeps.sweep import Cell
 from lab.training.runs import Run
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from lab.files import RunError, explain_write_errors, write
+from lab.files import RunError, explain_write_errors
+from lab.folder import write
 from lab.lengthening import list_stages
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.lengths import evaluate_last

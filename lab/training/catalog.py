@@ -1,7 +1,7 @@
 """All runs below a folder, a table of them, and which of them have given settings."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
-from lab.files import RunError
+from lab.files import RunError, escape_controls
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import Schedule
@@ -33,12 +33,19 @@ COLUMNS = {
 """`options` are those that differ from the defaults. `date` is the local time of the last step."""
 
 
-def find_runs(root: Path) -> list[Run]:
-    """Return the readable runs at or below a folder, by path."""
+def find_runs(root: Path, on_unreadable: Callable[[str], None] = lambda reason: None) -> list[Run]:
+    """Return the readable runs at or below a folder, by path.
+
+    Args:
+        root: the folder.
+        on_unreadable: called with the reason why a run is left out.
+    """
     runs = []
     for file in sorted(root.rglob("config.json")):
-        with contextlib.suppress(RunError):
+        try:
             runs.append(Run.open(file.parent))
+        except RunError as error:
+            on_unreadable(str(error))
     return runs
 
 
@@ -114,7 +121,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
         result = {"stopped": "unreadable"}
     changes = list_changes(run).items()
     return {
-        "path": str(run.path),
+        "path": escape_controls(str(run.path)),
         "task": run.task.name,
         "model": run.model.model or run.model.stack,
         "options": " ".join(f"{name}={format_value(value)}" for name, value in changes),
@@ -132,9 +139,11 @@ def _describe_run(run: Run) -> dict[str, Any]:
 
 def _find_date(run: Run) -> datetime:
     """Return when the newest step was recorded; before the first, when the run was made."""
-    files = (run.path / "metrics.jsonl", run.path / "config.json")
-    newest = next(file for file in files if file.exists())
-    return datetime.fromtimestamp(newest.stat().st_mtime)
+    times = []
+    for name in ("metrics.jsonl", "config.json"):
+        with contextlib.suppress(OSError, OverflowError, ValueError):  # a year that none can have
+            times.append(datetime.fromtimestamp((run.path / name).lstat().st_mtime))
+    return times[0] if times else datetime.fromtimestamp(0)
 
 
 def _list_values(run: Run) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lab.files import RunError, explain_write_errors, read_json, write_json
+from lab.files import RunError, explain_write_errors
+from lab.folder import Folder, read_json, write_json
 from lab.training.runs import Run
 
 FILE = "certificate.json"
@@ -33,7 +34,7 @@ def read_certificate(run: Run) -> dict[str, Any] | None:
     Raises:
         RunError: when the file cannot be read.
     """
-    if not (run.path / FILE).exists():
+    if not Folder(run.path).exists(FILE):
         return None
     return read_json(run.path / FILE, f"{run.path} has no certificate")
 

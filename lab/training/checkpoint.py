@@ -1,8 +1,8 @@
 """Checkpoints: one folder a step, renamed into place when complete; digests reveal changes."""
 
+import contextlib
 import hashlib
-import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,35 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lab.files import FORMAT, RunError, read_json, shorten_message, write, write_json
+from lab.files import FORMAT, RunError, shorten_message
+from lab.folder import Folder
 from lab.training.fit import DivergedError, TrainingState
+from lab.training.schema import StateFile, validate
 from tasks.base import MAX_ROWS
 
+HOME, STATE = "checkpoint", "state.json"
+NAME = re.compile(r"step-(\d{1,18})", re.ASCII)
 FILES = ("model", "optimizer")
 COUNTERS = ("step", "rows", "stage", "stage_step")
 AGAIN = (
-    "remove the checkpoint folder to begin again; history/ has earlier weights, which "
-    "`lab analyze --step` reads"
+    "remove the checkpoint folder, metrics.jsonl and result.json to begin again; history/ has "
+    "earlier weights, which `lab analyze --step` reads"
 )
 
 
 def list_checkpoints(run: Path) -> dict[int, Path]:
-    """Return the checkpoint folders of a run folder by step, oldest first."""
-    numbered = (
-        (path.name.removeprefix("step-"), path) for path in (run / "checkpoint").glob("step-*")
-    )
-    return dict(sorted((int(step), path) for step, path in numbered if step.isdecimal()))
+    """Return the checkpoint folders of a run folder by step, oldest first.
+
+    One without its state is what is left of a checkpoint that was being removed.
+    """
+    folder = Folder(run)
+    names = (NAME.fullmatch(name) for name in folder.list(HOME))
+    found = {int(name[1]): run / HOME / name[0] for name in names if name}
+    return {
+        step: path
+        for step, path in sorted(found.items())
+        if folder.exists(f"{HOME}/{path.name}/{STATE}") or step == max(found)
+    }
 
 
 def save(run: Path, state: TrainingState) -> None:
@@ -43,16 +54,16 @@ def save(run: Path, state: TrainingState) -> None:
     for name, weight in state.model.named_parameters():
         if not weight.isfinite().all():
             raise DivergedError(f"{name} is not finite after step {state.step}")
-    home = run / "checkpoint" / f"step-{state.step:08d}"
-    temporary = home.with_name(f".{home.name}.writing")
-    try:
-        temporary.mkdir(parents=True, exist_ok=True)
+    folder = Folder(run)
+    folder.make(HOME)
+    folder.clear_leftovers(HOME)
+    with folder.write_folder(f"{HOME}/step-{state.step:08d}") as temporary:
         digests = {}
         for name, tensors in zip(
             FILES, (state.model.weights(), _flatten_moments(state)), strict=True
         ):
             data = safetensors.torch.save(tensors)
-            write(temporary / f"{name}.safetensors", data)
+            folder.write(f"{temporary}/{name}.safetensors", data)
             digests[name] = hashlib.sha256(data).hexdigest()
         content = {
             "format": FORMAT,
@@ -63,13 +74,11 @@ def save(run: Path, state: TrainingState) -> None:
             "wrong": state.wrong,
             "sha256": digests,
         }
-        write_json(temporary / "state.json", content)
-        os.replace(temporary, home)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    for path in before.values():
-        shutil.rmtree(path, ignore_errors=True)
+        folder.write_json(f"{temporary}/{STATE}", content, sealed=True)
+    with folder.own(HOME) as unread:  # while an analysis reads them, they stay until the next
+        for path in before.values() if unread else ():
+            with contextlib.suppress(OSError):
+                folder.remove(f"{HOME}/{path.name}")
 
 
 def rewrite_counters(run: Path, state: TrainingState) -> None:
@@ -79,9 +88,11 @@ def rewrite_counters(run: Path, state: TrainingState) -> None:
         OSError: when they cannot be written; the counters before are still there.
         RunError: when the checkpoint is incomplete.
     """
-    file = list_checkpoints(run)[state.step] / "state.json"
-    content = read_json(file, f"checkpoint {file.parent} is incomplete; {AGAIN}")
-    write_json(file, content | {name: getattr(state, name) for name in COUNTERS})
+    folder, home = Folder(run), list_checkpoints(run)[state.step]
+    name = f"{HOME}/{home.name}/{STATE}"
+    content = folder.read_json(name, f"checkpoint {home} is incomplete; {AGAIN}")
+    changed = content | {name: getattr(state, name) for name in COUNTERS}
+    folder.write_json(name, changed, sealed=True)
 
 
 def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
@@ -95,7 +106,10 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
     Raises:
         RunError: when the checkpoint is truncated, tampered with, or of another model.
     """
-    content = read_json(home / "state.json", f"checkpoint {home} is incomplete; {AGAIN}")
+    folder = Folder(home.parent.parent)
+    content = folder.read_json(
+        f"{HOME}/{home.name}/{STATE}", f"checkpoint {home} is incomplete; {AGAIN}"
+    )
     if content.get("format") != FORMAT:
         raise RunError(
             f"checkpoint {home}: format {content.get('format')}, this lab reads {FORMAT}"
@@ -116,6 +130,7 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
             raise RunError(f"checkpoint {home}: state.json has no count as {name}; {AGAIN}")
     if counters["stage_step"] > counters["step"] or counters["rows"] > MAX_ROWS:
         raise RunError(f"checkpoint {home}: the counts in state.json are impossible; {AGAIN}")
+    validate(StateFile, content, f"checkpoint {home}, state.json; {AGAIN}")
     weights, moments = (_read(home, name, content) for name in FILES)
     try:
         state.model.load_state_dict(weights)
@@ -153,7 +168,7 @@ def _load_moments(state: TrainingState, flat: dict[str, Tensor]) -> None:
 def _read(home: Path, name: str, content: dict[str, Any]) -> dict[str, Tensor]:
     file = home / f"{name}.safetensors"
     try:
-        data = file.read_bytes()
+        data = Folder(home.parent.parent).read(f"{HOME}/{home.name}/{file.name}")
     except OSError as error:
         raise RunError(f"checkpoint {file}: {error.strerror}; {AGAIN}") from error
     if hashlib.sha256(data).hexdigest() != content.get("sha256", {}).get(name):

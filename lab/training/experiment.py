@@ -76,6 +76,7 @@ def carry_out(
     device = choose_device(runtime.device)
     run.claim()
     with lock(run.path):
+        run.clear_leftovers()
         done = find_result(run)
         if done is not None:
             return done

@@ -4,12 +4,11 @@ With a constant learning rate, the extended run ends with the same bits as a run
 limit from the start. So what the last step did only because it was the last is undone first.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lab.files import explain_write_errors, lock, write, write_json
+from lab.files import explain_write_errors, lock
+from lab.folder import Folder
 from lab.lengthening import list_stages
 from lab.training import checkpoint
 from lab.training.fit import TrainingState, compute_learning_rate, enter_next_stage
@@ -83,10 +82,10 @@ def extend(run: Run, max_steps: int) -> Run:
         state = run.load_state()
         if state.step == run.train.max_steps:
             _undo_last_evaluation(run, state)
-        result = run.path / "result.json"
-        if result.exists():
-            os.replace(result, result.with_name(f"result.step-{state.step}.json"))
-        write_json(run.path / "config.json", longer.to_dict())
+        folder = Folder(run.path)
+        if folder.exists("result.json"):
+            folder.move("result.json", f"result.step-{state.step}.json")
+        longer.write_config()
     return longer
 
 
@@ -96,12 +95,13 @@ def _undo_last_evaluation(run: Run, state: TrainingState) -> None:
     steps, stages = state.step - state.stage_step, list_stages(run.task, run.train)
     kept = _drop_final_evaluation(run, last, steps)
     learned = kept.get("validation_accuracy", 0.0) >= run.train.lengthen_at
-    if learned and state.stage + 1 < len(stages):
+    entered = state.stage_step == state.step  # before this process was killed the last time
+    if learned and not entered and state.stage + 1 < len(stages):
         enter_next_stage(state, stages, run.train)
         checkpoint.rewrite_counters(run.path, state)
         if run.list_steps() != [0, state.step]:  # a run without history has only these
             run.keep_weights(state)
-    write(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in (*rows, kept)))
+    run.write_metrics([*rows, kept])
 
 
 def _drop_final_evaluation(run: Run, row: MetricsRow, stage_steps: int) -> MetricsRow:

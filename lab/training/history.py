@@ -5,18 +5,28 @@
 They cannot resume a run, since that also takes the optimiser's state (`lab.training.checkpoint`).
 """
 
+import hashlib
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
-from lab.files import RunError, shorten_message, write
+from lab.files import RunError, shorten_message
+from lab.folder import Folder
 from lab.models import LanguageModel
 
 POWERS = frozenset(round(2 ** (k / 2)) for k in range(128))
 """Steps after which weights are always kept: the powers of √2, rounded."""
 RISE = 1 / 16
 """Rise of the running accuracy from one kept step to the next, so there are at most 16 such."""
+FILE = re.compile(r"step-(\d{1,18})\.safetensors", re.ASCII)
+DIGEST = "sha256"
+"""The entry of a file's metadata that holds the digest of its weights."""
 MEMORY = 0.9
 """Decay of the running accuracy per step: it follows within about ten steps."""
 
@@ -45,11 +55,8 @@ class Pace:
 
 def list_weights(run: Path) -> dict[int, Path]:
     """Return the files of a run folder by step, oldest first."""
-    numbered = (
-        (path.stem.removeprefix("step-"), path)
-        for path in (run / "history").glob("step-*.safetensors")
-    )
-    return dict(sorted((int(step), path) for step, path in numbered if step.isdecimal()))
+    names = (FILE.fullmatch(name) for name in Folder(run).list("history"))
+    return {int(name[1]): run / "history" / name[0] for name in names if name}
 
 
 def save(run: Path, step: int, model: LanguageModel) -> None:
@@ -61,26 +68,51 @@ def save(run: Path, step: int, model: LanguageModel) -> None:
     weights = model.weights()
     if not all(w.isfinite().all() for w in weights.values()):
         return
-    file = run / "history" / f"step-{step:08d}.safetensors"
-    file.parent.mkdir(exist_ok=True)
-    write(file, safetensors.torch.save(weights))
+    folder = Folder(run)
+    folder.make("history")
+    digest = {DIGEST: digest_tensors(weights)}
+    data = safetensors.torch.save(weights, metadata=digest)
+    folder.write(f"history/step-{step:08d}.safetensors", data)
 
 
 def restore(file: Path, model: LanguageModel) -> LanguageModel:
     """Load the weights in a file into a model and return it.
 
+    Files of older versions of the lab hold no digest.
+
     Raises:
-        RunError: when they are missing, truncated, or of another model.
+        RunError: when they are missing, truncated, changed, or of another model.
     """
+    folder = Folder(file.parent.parent)
     try:
-        model.load_state_dict(safetensors.torch.load(file.read_bytes()))
+        data = folder.read(f"{file.parent.name}/{file.name}")
+        weights, digest = safetensors.torch.load(data), _read_digest(data)
+        if digest not in (None, digest_tensors(weights)):
+            raise RunError(f"{file}: was changed or damaged since it was written; remove it")
+        model.load_state_dict(weights)
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
     except SafetensorError as error:
         raise RunError(f"{file}: truncated, or no weights: {error}; remove it") from error
-    except RuntimeError as error:
+    except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(f"{file}: does not fit its run: {shorten_message(error)}") from error
     return model
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 digest of tensors: of names, dtypes, shapes and values."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        about = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+        whole.update(about.encode() + b"\0")
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def _read_digest(data: bytes) -> str | None:
+    """Return the digest in the header of a safetensors file."""
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]).get("__metadata__", {}).get(DIGEST)
 
 
 def rewind(run: Path, step: int) -> None:
@@ -91,4 +123,4 @@ def rewind(run: Path, step: int) -> None:
     """
     for later, file in list_weights(run).items():
         if later > step:
-            file.unlink()
+            Folder(run).remove(f"history/{file.name}")

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from secrets import token_hex
 
-from lab.files import RunError, write
+from lab.files import RunError
+from lab.folder import Folder
 from lab.training.fit import Row
 from lab.training.runs import Run
 
@@ -53,6 +54,7 @@ def _open_nothing() -> Iterator[Log]:
 def _open_tensorboard(run: Run, first_step: int) -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
+    Folder(run.path).make("tensorboard")  # which is refused where it is a link
     home = run.path / "tensorboard"
     with SummaryWriter(str(home), purge_step=first_step + 1 if first_step else None) as writer:
         if not first_step:
@@ -71,13 +73,13 @@ def _open_wandb(run: Run, first_step: int) -> Iterator[Log]:
     import wandb
 
     # A resumed run goes on in the run that it began there, so the id is kept.
-    kept = run.path / "wandb-id"
-    if not kept.exists():
-        write(kept, token_hex(4))
+    folder, kept = Folder(run.path), "wandb-id"
+    if not folder.exists(kept):
+        folder.write(kept, token_hex(4))
     try:
         logged = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wonderful-lab"),
-            id=kept.read_text(),
+            id=folder.read(kept).decode(),
             resume="allow",
             name=run.path.name,
             dir=run.path,

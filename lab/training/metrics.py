@@ -1,15 +1,17 @@
 """The metrics of a run, one row a step: read once, then asked for stages and evaluations."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Number
 from pathlib import Path
 from typing import Any, overload
 
 from lab.files import RunError
+from lab.folder import Folder
+from lab.training.schema import RowLine, is_valid
 
+CHECKSUM, CHECKPOINT = "crc32", "checkpoint"
 MetricsRow = dict[str, Any]
 """A `lab.training.fit.Row` without its empty fields; rows of older runs have fewer fields."""
 
@@ -41,28 +43,33 @@ class Metrics(Sequence[MetricsRow]):
 
     Attributes:
         rows: a row a step.
+        checkpoint: step of the newest checkpoint when the last row was written; 0 if none.
         seq_len: row length of the task, for rows from before lengthening, which do not tell theirs.
     """
 
     rows: tuple[MetricsRow, ...]
-    seq_len: int
+    checkpoint: int = 0
+    seq_len: int = 0
 
     @classmethod
     def read(cls, file: Path, seq_len: int) -> "Metrics":
-        """Read a file; none is an empty one. Lines that are no rows are left out.
+        """Read a file; none is an empty one. Last lines that are no rows are left out.
 
-        A run killed while it wrote leaves such a line; its step will be taken again.
+        A run killed while it wrote leaves such a line; its step will be taken again. Lines of older
+        versions of the lab have no checksum.
 
         Raises:
-            RunError: when the file cannot be read.
+            RunError: when the file cannot be read, a line was changed, or one is missing.
         """
-        if not file.exists():
-            return cls((), seq_len)
+        folder = Folder(file.parent)
         try:
-            lines = file.read_text(errors="replace").splitlines()
-        except OSError as error:
-            raise RunError(f"{file}: cannot be read: {error.strerror}") from error
-        return cls(tuple(_parse(lines)), seq_len)
+            data = folder.read(file.name)
+        except FileNotFoundError:
+            return cls((), seq_len=seq_len)
+        except (OSError, RunError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise RunError(f"{file}: cannot be read: {why}") from error
+        return cls(*_parse(file, data.decode(errors="replace").splitlines()), seq_len=seq_len)
 
     @overload
     def __getitem__(self, index: int) -> MetricsRow: ...
@@ -119,11 +126,52 @@ class Metrics(Sequence[MetricsRow]):
         )
 
 
-def _parse(lines: list[str]) -> Iterator[MetricsRow]:
-    """Yield the lines that are rows."""
-    needed = ("step", "loss", "accuracy", "seconds")
-    for line in lines:
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            if isinstance(row, dict) and all(isinstance(row.get(n), Number) for n in needed):
-                yield row
+def encode_row(row: Mapping[str, Any], checkpoint: int = 0) -> str:
+    """Return a line of metrics.jsonl, with its checksum.
+
+    Args:
+        row: of `lab.training.fit.Row`, without its empty fields.
+        checkpoint: step of the newest checkpoint, so that one that vanishes is missed.
+    """
+    content = json.dumps({**row, CHECKPOINT: checkpoint})
+    return f'{content[:-1]}, "{CHECKSUM}": "{zlib.crc32(content.encode()):08x}"}}\n'
+
+
+def _parse(file: Path, lines: list[str]) -> tuple[tuple[MetricsRow, ...], int]:
+    """Return the rows in lines, and the step of the newest checkpoint.
+
+    Raises:
+        RunError: for a line that was changed, is missing, or is no row although rows follow.
+    """
+    rows: list[MetricsRow] = []
+    checkpoint = 0
+    broken = 0
+    for number, line in enumerate(lines, 1):
+        row, is_sound = _parse_line(line)
+        if not is_sound or (row is not None and broken):
+            raise RunError(f"{file}: line {broken or number} was changed or damaged")
+        if row is None:
+            broken = broken or number
+            continue
+        if CHECKPOINT in row:
+            checkpoint = row.pop(CHECKPOINT)
+            if row["step"] != len(rows) + 1:
+                raise RunError(f"{file}: line {number} is of step {row['step']}; lines are missing")
+        rows.append(row)
+    return tuple(rows), checkpoint
+
+
+def _parse_line(line: str) -> tuple[MetricsRow | None, bool]:
+    """Return the row in a line, if it is one, and whether it has no wrong checksum."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None, True
+    if not isinstance(row, dict):
+        return None, True
+    checksum = row.pop(CHECKSUM, None)
+    if checksum is None and CHECKPOINT in row:
+        return None, False
+    if checksum is not None and checksum != f"{zlib.crc32(json.dumps(row).encode()):08x}":
+        return None, False
+    return (row, True) if is_valid(RowLine, row) else (None, checksum is None)

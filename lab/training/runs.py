@@ -13,11 +13,12 @@ metrics.jsonl grows line by line. Loading unpickles nothing.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields
-from numbers import Number
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.constructions import construct
-from lab.files import FORMAT, RunError, explain_write_errors, read_json, write, write_json
+from lab.files import FORMAT, RunError, explain_write_errors, shorten_message
+from lab.folder import LEFTOVER, Folder
 from lab.lengthening import list_stages
 from lab.models import LanguageModel, build
 from lab.models.room import refuse_weights
 from lab.training import checkpoint, history
+from lab.training.differences import get_defaults, list_differences
 from lab.training.fit import Row, TrainingState, start
-from lab.training.metrics import Metrics
+from lab.training.metrics import Metrics, encode_row
+from lab.training.schema import ConfigFile, ResultFile, validate
+from lab.trust import ask_for_trust, is_own, list_named, sign
 from tasks import TASKS, restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
@@ -50,34 +55,50 @@ class Run:
         task: what is learned.
         model: the model's configuration.
         train: the training's configuration.
+        trusted: whether the code that the model names may run; one's own may.
     """
 
     path: Path
     task: Task
     model: ModelConfig
     train: TrainConfig
+    trusted: bool = field(default=True, compare=False)
 
     @classmethod
-    def open(cls, path: Path | str) -> "Run":
+    def open(cls, path: Path | str, *, trust: bool = False, named: Collection[str] = ()) -> "Run":
         """Read a run folder.
 
+        Args:
+            path: the folder.
+            trust: import and read what config.json names, although it is not known to come from a
+                command of this user.
+            named: what the user's command itself names, in the words of `lab.trust.list_named`.
+
         Raises:
-            RunError: when there is none, or its config.json cannot be read or is of a newer format.
+            RunError: when there is none, its config.json cannot be read or is of a newer format, or
+                it names a text that only `trust` lets it read.
         """
         path = Path(path)
-        config = read_json(path / "config.json", f"{path} is not a run folder")
+        config = Folder(path).read_json("config.json", f"{path} is not a run folder")
         if config.get("format") != FORMAT:
             raise RunError(
                 f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
             )
+        validate(ConfigFile, config, f"{path}/config.json does not describe a run")
+        wanted = list_named(config)
+        trusted = trust or {*wanted} <= {*named} or is_own(config, config.get("signature"))
+        if not trusted and config["task"].get("path") is not None:
+            raise RunError(ask_for_trust(path, wanted))
         try:
             task = restore(config["task"])
             model = ModelConfig.from_dict(config["model"])
-            return cls(path, task, model, TrainConfig.from_dict(config["train"]))
+            train = TrainConfig.from_dict(config["train"])
         except TextChangedError as error:
             raise RunError(f"{path}: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path}/config.json does not describe a run: {error}") from error
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = shorten_message(error)
+            raise RunError(f"{path}/config.json does not describe a run: {reason}") from error
+        return cls(path, task, model, train, trusted)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -103,7 +124,7 @@ class Run:
         values = (self.task.describe(), self.model.to_dict(), self.train.to_dict())
         changed = [
             {name: value for name, value in part.items() if value != defaults.get(name)}
-            for part, defaults in zip(values, map(_get_defaults, kinds), strict=True)
+            for part, defaults in zip(values, map(get_defaults, kinds), strict=True)
         ]
         return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -115,21 +136,36 @@ class Run:
                 it names the first field that differs.
             RunError: when it cannot be written.
         """
+        folder = Folder(self.path)
         with explain_write_errors(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise OutError(f"out={self.path}: is a file, must be a folder or new")
-            if (self.path / "config.json").exists():
+            if self.path.exists() and folder.exists("config.json"):
                 self._compare()
                 return
-            if self.path.exists() and any(self.path.iterdir()):
+            if self.path.exists() and any(not LEFTOVER.fullmatch(name) for name in folder.list()):
                 raise OutError(f"out={self.path}: is not empty and holds no run; choose another")
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "config.json", self.to_dict())
+            self.write_config()
+
+    def write_config(self) -> None:
+        """Write config.json, signed if it names code or text that a command of this user named.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        content = json.loads(json.dumps(self.to_dict()))
+        signature = sign(content) if self.trusted else None
+        if signature is not None:
+            content["signature"] = signature
+        Folder(self.path).write_json("config.json", content)
 
     def _compare(self) -> None:
         """Check that the folder holds this configuration."""
-        pair = (json.loads(json.dumps(run.to_dict())) for run in (Run.open(self.path), self))
-        for name, was, now in _list_differences(*pair):
+        own = list_named(self.to_dict())
+        theirs = Run.open(self.path, named=own)
+        pair = (json.loads(json.dumps(run.to_dict())) for run in (theirs, self))
+        for name, was, now in list_differences(*pair):
             raise OutError(
                 f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
                 f"choose another --out, or go on with that run: lab resume {self.path}"
@@ -141,7 +177,10 @@ class Run:
         Raises:
             ValueError: for a model that cannot be built, that memory does not hold, or for which
                 there is no construction.
+            RunError: when it names code that only trust in the run lets it import.
         """
+        if self.model.model is not None and not self.trusted:
+            raise RunError(ask_for_trust(self.path, list_named(self.to_dict())))
         vocab_size, seed = self.task.vocab_size, self.train.seed
         with refuse_weights(self.model, vocab_size):
             if self.train.init == "oracle":
@@ -165,21 +204,47 @@ class Run:
         rows = [row for row in self.read_metrics() if row["step"] <= step]
         with explain_write_errors(self.path):
             history.rewind(self.path, step)
-            write(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            self.write_metrics(rows)
+
+    def write_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        newest = max(self.list_checkpoints(), default=0)
+        lines = "".join(encode_row(row, newest) for row in rows)
+        Folder(self.path).write("metrics.jsonl", lines)
 
     @contextlib.contextmanager
     def record_rows(self) -> Iterator[Callable[[Row], None]]:
-        """Append rows to metrics.jsonl for the length of a `with` block."""
+        """Append rows to metrics.jsonl, each whole or not at all, within a `with` block."""
+        with explain_write_errors(self.path):
+            file = Folder(self.path).open_to_append("metrics.jsonl")
 
         def record(row: Row) -> None:
             content = {name: value for name, value in vars(row).items() if value is not None}
+            line = encode_row(content, max(self.list_checkpoints(), default=0)).encode()
             with explain_write_errors(self.path):
-                print(json.dumps(content), file=file)
+                size = os.fstat(file).st_size
+                written = os.write(file, line)
+                if written < len(line):  # a disk that is full takes the beginning
+                    os.ftruncate(file, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        with contextlib.ExitStack() as stack:
-            with explain_write_errors(self.path):
-                file = stack.enter_context(open(self.path / "metrics.jsonl", "a", buffering=1))
+        try:
             yield record
+        finally:
+            os.close(file)
+
+    def clear_leftovers(self) -> None:
+        """Remove what a training process that was killed left behind."""
+        for name in ("", "history", checkpoint.HOME):
+            Folder(self.path).clear_leftovers(name)
+
+    def share_checkpoints(self) -> contextlib.AbstractContextManager[None]:
+        """Keep a training process from removing checkpoints, for a `with` block that reads them."""
+        return Folder(self.path).share(checkpoint.HOME)
 
     def list_checkpoints(self) -> dict[int, Path]:
         """Return the checkpoint folders by step, oldest first."""
@@ -264,12 +329,15 @@ class Run:
         Raises:
             RunError: when it cannot be read, or is not a result.
         """
-        file = self.path / "result.json"
-        if not file.exists():
+        folder, file = Folder(self.path), self.path / "result.json"
+        if not folder.exists(file.name):
             return None
-        result = read_json(file, f"{file} cannot be read; remove it to conclude the run again")
-        if not _is_result(result):
-            raise RunError(f"{file} holds no result; remove it to conclude the run again")
+        advice = "remove it to conclude the run again"
+        result = folder.read_json(file.name, f"{file} cannot be read; {advice}")
+        validate(ResultFile, result, f"{file} holds no result; {advice}")
+        scores = result["baselines"]
+        if scores and not {"chance", "oracle"} <= scores.keys():
+            raise RunError(f"{file} holds no result; {advice}: baselines lack chance or oracle")
         return result
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -279,33 +347,4 @@ class Run:
             RunError: when it cannot be written.
         """
         with explain_write_errors(self.path):
-            write_json(self.path / "result.json", result)
-
-
-def _is_result(content: dict[str, Any]) -> bool:
-    """Whether an object has the entries of a result that analysis reads."""
-    scores = content.get("baselines")
-    return (
-        {"stopped", "accuracy", "steps", "seconds"} <= content.keys()
-        and isinstance(content["accuracy"], Number | None)
-        and isinstance(scores, dict)
-        and (not scores or {"chance", "oracle"} <= scores.keys())
-        and all(isinstance(score, Number) for score in scores.values())
-    )
-
-
-def _get_defaults(kind: type[Any]) -> dict[str, Any]:
-    """Return the default of each field of a dataclass that has one."""
-    made = {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
-    return {f.name: f.default for f in fields(kind) if f.default is not MISSING} | made
-
-
-def _list_differences(
-    theirs: dict[str, Any], ours: dict[str, Any]
-) -> Iterator[tuple[str, object, object]]:
-    """Yield each field that differs between two configurations, with its two values."""
-    for part in ("task", "model", "train"):
-        for name in {**theirs[part], **ours[part]}:
-            was, now = theirs[part].get(name), ours[part].get(name)
-            if was != now:
-                yield f"{part}.{name}", was, now
+            Folder(self.path).write_json("result.json", result, sealed=True)

@@ -14,6 +14,7 @@ from lab.training.conclusion import Ending, summarize
 from lab.training.fit import Row
 from lab.training.history import Pace
 from lab.training.loggers import open_logger
+from lab.training.missing import check_whole
 from lab.training.runs import Run
 
 
@@ -42,6 +43,7 @@ class Session:
         self.run, self.runtime, self.device = run, runtime, device
         self.on_row, self.on_note = on_row, on_note
         self.state = run.load_state(device)
+        check_whole(run, self.state)
         run.rewind(self.state.step)
         self._record: list[Callable[[Row], None]] = []
         self._began = time.monotonic()

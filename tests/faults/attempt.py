@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lab.cli import main
+
 SECONDS = 60
 """Most time of a case; a machine that is busy makes all slower."""
 GIBIBYTE = 2**30
@@ -62,8 +64,6 @@ def run_command(*words: str) -> Callable[[], object]:
     """Return a call of the command line with these words."""
 
     def run() -> None:
-        from lab.cli import main
-
         sys.argv = ["lab", *words]
         main()
 

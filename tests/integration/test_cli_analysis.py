@@ -152,6 +152,7 @@ def newer(run: Path) -> None:
 def spoiled_result(**entries):
     def spoil(run: Path) -> None:
         result = json.loads((run / "result.json").read_text())
+        del result["seal"]  # as an older version of the lab wrote it
         (run / "result.json").write_text(json.dumps({**result, **entries}))
 
     return spoil
@@ -179,6 +180,17 @@ def halved(name: str):
     return spoil
 
 
+def edited(name: str, was: str | bytes, now: str | bytes):
+    was, now = (text.encode() if isinstance(text, str) else text for text in (was, now))
+
+    def spoil(run: Path) -> None:
+        (file,) = run.rglob(name)
+        assert was in file.read_bytes()
+        file.write_bytes(file.read_bytes().replace(was, now, 1))
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
@@ -187,6 +199,9 @@ def halved(name: str):
         (halved("config.json"), "is not a run folder"),
         (halved("result.json"), "result.json cannot be read"),
         (halved("model.safetensors"), "truncated or changed"),
+        (edited("result.json", "solved", "budget"), "result.json was changed or damaged"),
+        (edited("metrics.jsonl", '"step": 2', '"step": 3'), "line 2 was changed or damaged"),
+        (edited("step-00000004.safetensors", b"\x00\x3c", b"\x00\x3d"), "was changed or damaged"),
         (spoiled_result(accuracy="x"), "result.json holds no result"),
         (spoiled_result(baselines={"chance": None}), "result.json holds no result"),
         (metrics_folder, "metrics.jsonl: cannot be read"),

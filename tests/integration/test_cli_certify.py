@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_child(monkeypatch):
 
 
 def test_a_child_that_does_not_start_is_said_so(monkeypatch):
-    monkeypatch.setattr(child, "WORKER", "no_such_worker")
+    monkeypatch.setattr(child, "GUARD", "no_such_worker")
     assert "starting: the process ended with code 1: " in one_line(lab("torch.nn:Identity"))
 
 

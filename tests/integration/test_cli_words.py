@@ -54,7 +54,11 @@ def test_mistyped_words_are_answered_in_one_line(words, meant):
     assert meant in line
 
 
-COMMANDS = [command.callback.__name__ for command in app.registered_commands if command.callback]
+COMMANDS = [
+    command.name or command.callback.__name__.replace("_", "-")
+    for command in app.registered_commands
+    if command.callback
+]
 
 
 @pytest.mark.parametrize("name", ["mqar", "copy", *COMMANDS])

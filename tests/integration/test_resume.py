@@ -12,7 +12,7 @@ import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError, lock
-from lab.training import checkpoint
+from lab.folder import Folder
 from lab.training.experiment import carry_out
 from lab.training.fit import DivergedError
 from lab.training.runs import OutError, Run
@@ -212,10 +212,14 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     finish(run, max_minutes=1e-9)
     before = weights(run)
 
-    def full(path, content):
-        raise OSError(28, "No space left on device")
+    write = Folder.write
 
-    monkeypatch.setattr(checkpoint, "write", full)
+    def fill(folder, name, content):
+        if name.startswith("checkpoint"):
+            raise OSError(28, "No space left on device")
+        write(folder, name, content)
+
+    monkeypatch.setattr(Folder, "write", fill)
     with pytest.raises(RunError, match="cannot be written: No space left on device"):
         finish(run)
     assert list(run.list_checkpoints()) == [1]
@@ -261,6 +265,10 @@ def test_a_tampered_state_file_is_named(tmp_path, change, message):
     finish(run, max_minutes=1e-9)
     file = run.list_checkpoints()[1] / "state.json"
     told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, **change}))
+    with pytest.raises(RunError, match="was changed or damaged since it was written"):
+        finish(run)
+    del told["seal"]  # as an older version of the lab wrote it
     file.write_text(json.dumps({**told, **change}))
     with pytest.raises(RunError, match=message):
         finish(run)

@@ -1,0 +1,72 @@
+"""The edge of the command line: whatever happens inside ends in one line and an exit code."""
+
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+import typer
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+def run(app: Callable[..., object]) -> int:
+    """Run the command line, and return its exit code.
+
+    An error that no command expects is reported in one line, which names a file with its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a name of a file need not be text that can be printed
+            reconfigure(errors="backslashreplace")
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return _say(error.format_message(), MISUSED)
+    except typer.Abort:
+        return _say("interrupted", INTERRUPTED)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # nobody reads any more
+            return FAILED
+        return _say(f"code that was called ended the process (sys.exit({error.code!r}))", FAILED)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            # Nobody reads any more; Python would try to write the rest when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        named = f"{error.filename}: " if error.filename is not None else ""
+        return _say(f"{named}{error.strerror or error}{_keep_traceback()}", FAILED)
+    except MemoryError:
+        return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
+    except BaseException as error:
+        what = f"{type(error).__name__}: {error}"
+        if "can't allocate memory" in what or "out of memory" in what:
+            return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
+        return _say(f"unexpected: {what}{_keep_traceback()}", FAILED)
+
+
+def _say(reason: str, code: int) -> int:
+    from lab.cli.console import open_console
+    from lab.files import escape_controls, shorten_message
+
+    line = escape_controls(shorten_message(Exception(reason), most=1000))
+    open_console(stderr=True).print(f"Error: {line}")
+    return code
+
+
+def _keep_traceback() -> str:
+    """Write the traceback of the error being handled to a new file; return words that name it."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="lab-", suffix=".txt", delete=False, errors="backslashreplace"
+        ) as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        return ""
+    return f" (details: {file.name})"

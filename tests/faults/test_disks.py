@@ -1,0 +1,139 @@
+"""Disks that are full or read-only, folders and texts that vanish, modules that end the process."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lab.config import Runtime
+from lab.files import RunError
+from lab.training import runs
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
+from tests.faults.attempt import attempt, run_command
+from tests.faults.planted import copy, describe
+
+RUNTIME = Runtime(device="cpu", checkpoint_every=2, threads=1)
+WORDS = (
+    *("--seq-len", "16", "--d-model", "16", "--max-steps", "40"),
+    *("--threads", "1", "--no-certify", "--out", "run"),
+)
+LEAVING = """
+import sys
+from torch import nn
+class Leaving(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.map, self.calls = nn.Linear(d_model, d_model), 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > {calls}:
+            sys.exit(0)
+        return self.map(x)
+"""
+
+
+def test_a_disk_that_fills_within_a_line_of_metrics(tmp_path, monkeypatch):
+    run, write = describe(tmp_path / "run"), os.write
+
+    def fill(file: int, data: bytes) -> int:
+        return write(file, data[: len(data) // 2] if b'"step": 3' in data else data)
+
+    monkeypatch.setattr(runs.os, "write", fill)
+    with pytest.raises(RunError, match="cannot be written: No space left on device"):
+        carry_out(run, RUNTIME)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    monkeypatch.undo()
+    assert carry_out(run, RUNTIME)["steps"] == run.train.max_steps
+
+
+def test_what_vanished_is_said_and_not_begun_anew(tmp_path):
+    run = Run.open(copy(tmp_path))
+    (run.path / "result.json").unlink()
+    shutil.rmtree(run.path / "checkpoint")
+    with pytest.raises(RunError, match=r"the checkpoint of step \d is gone; put it back"):
+        carry_out(run, RUNTIME)
+    assert len(run.read_metrics()) == 6
+    (run.path / "metrics.jsonl").unlink()
+    assert carry_out(run, RUNTIME)["steps"] == 6
+    run = Run.open(copy(tmp_path / "other"))
+    (run.path / "result.json").unlink()
+    lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "metrics.jsonl").write_text("".join(lines[:4]))
+    with pytest.raises(RunError, match=r"metrics.jsonl ends at step 4, the checkpoint is of step"):
+        carry_out(run, RUNTIME)
+
+
+def test_a_folder_of_an_older_version_opens_without_digests(tmp_path):
+    run = Run.open(copy(tmp_path))
+    for file in [*run.path.glob("*.json"), *run.path.rglob("state.json")]:
+        content = json.loads(file.read_text())
+        content.pop("seal", None)
+        file.write_text(json.dumps(content))
+    lines = [
+        line.split(', "checkpoint"')[0] + "}\n"
+        for line in (run.path / "metrics.jsonl").read_text().splitlines()
+    ]
+    (run.path / "metrics.jsonl").write_text("".join(lines))
+    outcome = attempt(run_command("analyze", str(run.path), "--only", "tokens", "--rows", "4"))
+    assert outcome.code == 0, outcome.text
+    outcome = attempt(run_command("resume", str(run.path), "--max-steps", "8", "--threads", "1"))
+    assert outcome.code == 0, outcome.text
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 9))
+
+
+def test_a_text_that_vanishes_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("to be, or not to be, that is the question. " * 500)
+
+    def train() -> None:
+        from lab.training import experiment
+
+        fit = experiment.fit
+
+        def vanish(*given):
+            for row in fit(*given):
+                text.unlink(missing_ok=True)
+                yield row
+
+        experiment.fit = vanish
+        run_command("bytes", "--path", str(text), *WORDS)()
+
+    outcome = attempt(train)
+    assert outcome.code == 1, outcome.text
+    assert not outcome.fault
+
+
+@pytest.mark.parametrize("calls", [0, 20])
+def test_a_mixer_that_ends_the_process_is_an_error(tmp_path, monkeypatch, calls):
+    monkeypatch.chdir(tmp_path)
+    Path("leaving_mixer.py").write_text(LEAVING.format(calls=calls))
+    words = ("mqar", "--vocab-size", "32", "--model", "leaving_mixer:Leaving", *WORDS)
+    outcome = attempt(run_command(*words))
+    assert outcome.code in (1, 2), outcome.text
+    assert not outcome.fault
+
+
+def test_files_beside_the_user_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("queue.py", "statistics.py", "plotly.py", "tasks.py", "ipywidgets.py", "PIL.py"):
+        Path(name).write_text("raise RuntimeError('the file of the user was imported')")
+    Path("analysis").mkdir()
+    Path("analysis/__init__.py").write_text("raise RuntimeError('the user has his own')")
+    Path("neighbour.py").write_text("gain = 1.0")
+    Path("my_mixer.py").write_text(
+        "from torch import nn\n"
+        "class Mixer(nn.Module):\n"
+        "    def __init__(self, d_model):\n"
+        "        super().__init__()\n"
+        "        self.map = nn.Linear(d_model, d_model)\n"
+        "    def forward(self, x):\n"
+        "        import neighbour\n"
+        "        return neighbour.gain * self.map(x)\n"
+    )
+    words = ("mqar", "--vocab-size", "32", "--model", "my_mixer:Mixer", *WORDS)
+    outcome = attempt(run_command(*words, "--max-steps", "2", "--json"))
+    assert outcome.code == 0, outcome.text

@@ -1,0 +1,79 @@
+"""Modules that certify examines: none outlives it, decides for it, or takes more than it may."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.attempt import attempt, run_command
+from tests.faults.hostile_modules import NOTES
+
+MODULES = "tests.faults.hostile_modules:"
+PATIENCE = 120
+"""Seconds after which a process that should start or end has not."""
+
+
+def certify(name: str, *words: str):
+    return run_command("certify", f"{MODULES}{name}", "--quick", "--only", "causal", *words)
+
+
+def wait_until(holds) -> bool:
+    end = time.monotonic() + PATIENCE
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    return tmp_path
+
+
+def list_living(notes: Path) -> list[int]:
+    """Return the processes that have left a note and have not ended."""
+    found = []
+    for note in notes.iterdir():
+        state = Path("/proc", note.name.rpartition("-")[2], "stat")
+        if state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+            found.append(int(note.name.rpartition("-")[2]))
+    return found
+
+
+def test_no_process_outlives_a_parent_that_is_killed(notes):
+    parent = os.fork()
+    if not parent:
+        attempt(certify("Escaping", "--seconds", "100"), memory=8, seconds=PATIENCE)
+        os._exit(0)
+    assert wait_until(lambda: len(list_living(notes)) == 2)
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    for process in (parent, *map(int, children)):
+        os.kill(process, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert wait_until(lambda: not list_living(notes))
+
+
+@pytest.mark.thorough
+def test_a_target_that_spins_is_ended_with_all_its_processes(notes):
+    outcome = attempt(certify("Escaping", "--seconds", "2", "--json"), memory=8, seconds=PATIENCE)
+    assert outcome.code == 2, outcome.text
+    said = json.loads(outcome.text.splitlines()[0])
+    assert "took longer than 2 s and was stopped" in said["refused"]
+    assert wait_until(lambda: not list_living(notes))
+
+
+def test_verdicts_cannot_be_written_by_the_target(notes):
+    outcome = attempt(certify("Forging"), memory=8, seconds=PATIENCE)
+    assert outcome.code == 2, outcome.text
+    assert "something else than the worker wrote into the pipe" in outcome.text
+
+
+@pytest.mark.thorough
+def test_shared_memory_and_children_count(notes):
+    outcome = attempt(certify("Sharing", "--memory", "1"), memory=8, seconds=PATIENCE)
+    assert outcome.code == 2, outcome.text
+    assert "used more than 1 GiB, with all its processes" in outcome.text

@@ -1,0 +1,119 @@
+"""A run, its extension and its analysis, killed before any of their changes to the disk."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from analysis.base import Subject
+from analysis.examination import examine
+from analysis.pages.report import write_both
+from lab.config import Runtime
+from lab.training.experiment import carry_out
+from lab.training.extension import extend
+from lab.training.runs import Run
+from tests.faults.attempt import attempt, report
+from tests.faults.numbered import draw_cases
+from tests.faults.planted import STEPS, copy, describe
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
+"""Audit events of what changes a folder; opening a file to write is another."""
+LONGER = STEPS + 4
+RUNTIME = Runtime(device="cpu", checkpoint_every=2, threads=1)
+
+
+def train(folder: Path) -> None:
+    """Train the run in a folder, which is made if it is not there."""
+    run = describe(folder) if not (folder / "config.json").exists() else Run.open(folder)
+    carry_out(run, RUNTIME)
+
+
+def lengthen(folder: Path) -> None:
+    """Extend the run in a folder unless that is done, and go on with it."""
+    run = Run.open(folder)
+    carry_out(run if run.train.max_steps == LONGER else extend(run, LONGER), RUNTIME)
+
+
+def analyze(folder: Path) -> None:
+    """Analyse the run in a folder."""
+    run = Run.open(folder)
+    write_both(run, examine(Subject.of(run, rows=4), ["tokens"]))
+
+
+def count_changes(call: Callable[[], object]) -> int:
+    """Return how often a call changes the disk."""
+    said = attempt(lambda: print("changes", _watch(call, None))).text
+    return int(said.split("changes ")[1].split()[0])
+
+
+def _watch(call: Callable[[], object], last: int | None) -> int:
+    """Call a function and count its changes to the disk; kill this process before one of them."""
+    seen = 0
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+        if event in CHANGES or opens:
+            seen += 1
+            if seen == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    call()
+    return seen
+
+
+def test_killed_before_any_change_to_the_disk(tmp_path):
+    whole = {name: tmp_path / name for name in ("train", "lengthen", "analyze")}
+    begun = {"train": lambda to: to / "run", "lengthen": copy, "analyze": copy}
+    calls = {"train": train, "lengthen": lengthen, "analyze": analyze}
+    counts, ends = {}, {}
+    for name, call in calls.items():
+        folder = begun[name](whole[name])
+        counts[name] = count_changes(partial(call, folder))
+        ends[name] = _read(folder)
+    failed, tried = [], 0
+    for number, random in draw_cases(default=4):
+        name = random.choice(list(calls))
+        last = random.randint(1, counts[name])
+        folder = begun[name](tmp_path / f"{name}-{number}")
+        killed = attempt(partial(_watch, partial(calls[name], folder), last))
+        again = attempt(partial(calls[name], folder))
+        tried += 1
+        where = f"case {number}: {name}, before change {last} of {counts[name]}"
+        if killed.code != -signal.SIGKILL:
+            failed.append(f"{where}: was not killed: {killed.text[-300:]}")
+        elif again.code:
+            failed.append(f"{where}: the same again: {again.text.strip()[-300:]}")
+        elif not _same(_read(folder), ends[name]):
+            failed.append(f"{where}: ends otherwise than the whole")
+        elif _list_hidden(folder):
+            failed.append(f"{where}: leaves {_list_hidden(folder)}")
+    report("kills", tried, failed)
+
+
+def _read(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor], bool]:
+    """Return what a run folder holds that must not depend on interruptions."""
+    run = Run.open(folder)
+    rows = [{**row, "seconds": 0.0} for row in run.read_metrics()]
+    return rows, run.load_state().model.state_dict(), (folder / "report.html").exists()
+
+
+def _same(one, other) -> bool:
+    return (
+        one[0] == other[0]
+        and one[2] == other[2]
+        and one[1].keys() == other[1].keys()
+        and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+    )
+
+
+def _list_hidden(folder: Path) -> list[str]:
+    """Return what a killed process left in the folders that are cleared when training goes on."""
+    if (folder / "report.html").exists():  # only training clears them
+        return []
+    return [str(file) for file in folder.rglob(".*")]

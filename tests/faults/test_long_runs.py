@@ -1,0 +1,60 @@
+"""Long runs and many resumes: memory and descriptors stay level, and the clock may be set back."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.config import Runtime
+from lab.training.experiment import carry_out
+from lab.training.runs import Run
+from tests.faults.planted import describe
+
+MANY = int(os.environ.get("FAULTS", "3"))
+"""Resumes; `make faults` takes thousands."""
+STEPS_A_CASE = 50
+"""So that 2,000 cases are 100,000 steps."""
+GROWTH = 32 * 2**20
+"""Bytes by which a process may grow after it has warmed up."""
+MOST_RESUMES = 1_000
+
+
+def measure_process() -> tuple[int, int]:
+    """Return the bytes that this process holds, and how many descriptors."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
+
+
+def test_many_resumes_leave_nothing_behind(tmp_path, monkeypatch):
+    resumes = min(MANY, MOST_RESUMES)
+    run = describe(tmp_path / "run", max_steps=resumes + 4)
+    run.claim()
+    for _ in range(2):
+        carry_out(Run.open(run.path), Runtime(device="cpu", threads=1, max_minutes=1e-9))
+    size, descriptors = measure_process()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 10**6)  # somebody sets the clock back
+    for number in range(resumes):
+        result = carry_out(Run.open(run.path), Runtime(device="cpu", threads=1, max_minutes=1e-9))
+        assert (result["stopped"], result["steps"]) == ("interrupted", number + 3)
+    after = measure_process()
+    assert after[0] - size < GROWTH
+    assert after[1] == descriptors
+    assert len(list((run.path / "checkpoint").iterdir())) == 1
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, resumes + 3))
+
+
+@pytest.mark.thorough
+def test_a_long_run_stays_level(tmp_path):
+    steps = STEPS_A_CASE * MANY
+    run, sizes = describe(tmp_path / "run", max_steps=steps, eval_every=50), []
+
+    def watch(row) -> None:
+        if row.step in (steps // 3, steps):
+            sizes.append(measure_process())
+
+    runtime = Runtime(device="cpu", threads=1, checkpoint_every=50, history=False)
+    carry_out(run, runtime, on_row=watch)
+    assert sizes[1][0] - sizes[0][0] < GROWTH
+    assert sizes[1][1] == sizes[0][1]
