@@ -199,7 +199,7 @@ def edited(name: str, was: str | bytes, now: str | bytes):
         (halved("config.json"), "is not a run folder"),
         (halved("result.json"), "result.json cannot be read"),
         (halved("model.safetensors"), "truncated or changed"),
-        (edited("result.json", "solved", "budget"), "result.json was changed or damaged"),
+        (edited("result.json", '"budget"', '"solved"'), "result.json was changed or damaged"),
         (edited("metrics.jsonl", '"step": 2', '"step": 3'), "line 2 was changed or damaged"),
         (edited("step-00000004.safetensors", b"\x00\x3c", b"\x00\x3d"), "was changed or damaged"),
         (spoiled_result(accuracy="x"), "result.json holds no result"),

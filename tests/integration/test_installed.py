@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from lab import __version__
-from lab.cli.cell import COMMAND
-from lab.sweeps import Cell
-from lab.sweeps.folder import CellFolder
 
 ROOT = Path(__file__).parents[2]
 MIXERS = """
@@ -95,11 +92,9 @@ def test_a_users_folder_does_not_change_what_the_command_does(installed, clashin
     assert (trained["model"], trained["steps"]) == (mixer, 2)
     assert (clashing / "out" / "report.html").exists()
     # In other processes, which have to find the user's module too.
-    sizes = {"seq_len": 8, "vocab_size": 32, "d_model": 8, "batch_size": 4, "test_rows": 4}
-    cell = Cell({"seed": 0}, "mqar", {**sizes, "max_steps": 2, "model": mixer}, (8,))
-    CellFolder(clashing / "cell").claim(cell)
-    run(installed, clashing, *COMMAND, "cell")
-    assert (clashing / "cell" / "run" / "result.json").exists()
+    grid = ("--grid", "learning_rate=1e-3", "--seeds", "1", "--out", "grid")
+    run(installed, clashing, lab, "sweep", "mqar", *options.split(), "--model", mixer, *grid)
+    assert len(list(clashing.glob("grid/*/run/result.json"))) == 1
     words = ("certify", mixer, "--option", "d_model=8", "--only", "causal", "--json")
     certified = json.loads(run(installed, clashing, lab, *words).stdout)
     assert [law["verdict"] for law in certified["laws"]] == ["holds"]

@@ -154,6 +154,7 @@ def test_the_rate_falls_with_the_share_of_wrong_answers_and_goes_on_with_it(tmp_
     assert (first.learning_rate, second.learning_rate) == (pytest.approx(5e-4), pytest.approx(5e-4))
     assert second.validation_accuracy is not None
     state.wrong = 0.0625
+    run.claim()
     run.save_checkpoint(state)
     assert run.load_state(torch.device("cpu")).wrong == 0.0625
 
