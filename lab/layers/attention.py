@@ -1,6 +1,6 @@
 """Causal attention, with rotary positions and a dynamic mask as options."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
+from lab.layers.attention_state import AttentionState
 from lab.layers.choices import require_one_of
 from lab.layers.mask import MASKS, Positions
 from lab.layers.mixer import RotaryPairs, take_positions
@@ -26,22 +27,6 @@ from lab.ops.top_keys import top_keys, top_keys_at
 
 Position = Literal["rope", "none"]
 Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]
-
-
-class AttentionState(NamedTuple):
-    """The keys and values of the tokens read so far: a cache that grows with their number.
-
-    Attributes:
-        k: keys, rotated to their positions.
-        v: values.
-        bias: the keys' mask bias, `PADDED` at padding; None while there is neither.
-        position: where each row's next token stands.
-    """
-
-    k: Float[Tensor, "b h_kv s p"]
-    v: Float[Tensor, "b h_kv s p_v"]
-    bias: Float[Tensor, "b h_kv s"] | None
-    position: Int[Tensor, " b"]
 
 
 class Attention(nn.Module):
@@ -214,7 +199,7 @@ class Attention(nn.Module):
         """
         check_decoding(x, state, keep, AttentionState)
         if state is not None:
-            self._check_state(state)
+            state.check(self.n_kv_heads, self._cached_widths)
         positions = token_positions(x.shape[1], x.device, state, keep)
         q, k = self._project_and_rotate(x, positions)
         v = self._head_values(x)
@@ -223,8 +208,7 @@ class Attention(nn.Module):
             # Padding may hold anything, even NaN: it must not reach a score or value.
             k, v = (z.masked_fill(~keep[:, None, :, None], 0.0) for z in (k, v))
         if state is not None:
-            bias = self._join_bias(state, bias, k)
-            k, v = (torch.cat([a.to(z.dtype), z], 2) for a, z in ((state.k, k), (state.v, v)))
+            k, v, bias = state.append(k, v, bias)
         after = AttentionState(k, v, bias, next_position(x, state, keep))
         return self.project(x, self._mix(q, k, v, bias)), after
 
@@ -263,13 +247,6 @@ class Attention(nn.Module):
     def _cached_widths(self) -> tuple[int, int]:
         """How wide a head's key is, and its value."""
         return self.k.out_features // self.n_kv_heads, self.out.in_features // self.n_heads
-
-    def _check_state(self, state: AttentionState) -> None:
-        """Hold a state to this layer's heads and widths."""
-        for field, cached, width in zip("kv", (state.k, state.v), self._cached_widths, strict=True):
-            shape = [state.position.shape[0], self.n_kv_heads, state.k.shape[2], width]
-            if list(cached.shape) != shape:
-                raise ValueError(f"state.{field} is {list(cached.shape)}, must be {shape}")
 
     def _value_vectors(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d_value"]:
         """Return all value heads' values side by side."""
@@ -333,21 +310,6 @@ class Attention(nn.Module):
             return None
         bias = self.hook_dynamic_mask(bias[:, :, None, :])[:, :, 0, :]
         return bias if keep is None else torch.where(keep[:, None, :], bias, PADDED)
-
-    def _join_bias(
-        self,
-        state: AttentionState,
-        bias: Float[Tensor, "b h_kv t"] | None,
-        k: Float[Tensor, "b h_kv t p"],
-    ) -> Float[Tensor, "b h_kv s"] | None:
-        """Return the bias of carried and new keys; zero where either has none."""
-        if state.bias is None and bias is None:
-            return None
-        old, new = (
-            keys.new_zeros(keys.shape[:-1]) if given is None else given
-            for given, keys in ((state.bias, state.k), (bias, k))
-        )
-        return torch.cat([old, new], dim=-1)
 
     def _mix(
         self,
