@@ -38,18 +38,19 @@ for command in (
     errata,
     certify,
     verify,
+    sweep,
+    claim,
     reproduce,
     study,
-    claim,
     bench,
 ):
-    app.command(cls=Command, help=unwrap(command.__doc__))(command)
-# What it does not know are options of `lab TASK`.
-app.command(
-    cls=Command,
-    help=unwrap(sweep.__doc__),
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(sweep)
+    # What `lab sweep` does not know are options of `lab TASK`.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(
+        cls=Command,
+        help=unwrap(command.__doc__),
+        context_settings=settings if command is sweep else None,
+    )(command)
 
 
 def _print_version(asked: bool) -> None:
