@@ -170,5 +170,5 @@ def describe_error(error: ValidationError) -> str:
 
 
 @cache
-def _get_adapter(kind: type) -> TypeAdapter[Any]:
+def _get_adapter(kind: type) -> Any:
     return TypeAdapter(kind)
