@@ -107,6 +107,6 @@ def clean_all(value: Any) -> Any:
 
 
 def shorten_message(error: Exception, most: int = 300) -> str:
-    """Shorten an error's text, of many lines in torch, to one line of at most 300 characters."""
+    """Shorten an error's text, of many lines in torch, to one line of at most `most` characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[: most - 1]}…"

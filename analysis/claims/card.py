@@ -10,15 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 import analysis
 import lab
 import tasks
 from analysis.claims.claim import Claim
 from analysis.claims.verdict import Verdict
-from analysis.pages.page import fill_template, show_figure
-from analysis.sweeps.results import collect_results
+from analysis.pages.page import fill_template
+from analysis.pages.sweep import show_figures
+from analysis.sweeps.results import SweepResults
 from analysis.words import percents
 from lab.files import explain_write_errors
 from lab.folder import write, write_json
@@ -97,18 +96,16 @@ class Card:
         seeds = f"n = {found.seeds} seed{'s' * (found.seeds > 1)} of each setting"
         return f"{line}. {shown}, {seeds}, {self.verdict.runs} runs."
 
-    def write(self, folder: Path, table: pl.DataFrame, factors: Sequence[str]) -> Path:
+    def write(self, folder: Path, results: SweepResults) -> Path:
         """Write claim.json and claim.html into a folder, and return the page's path.
+
+        Args:
+            folder: of the claim's sweep.
+            results: of the sweep.
 
         Raises:
             RunError: when they cannot be written.
         """
-        results = collect_results(table, factors)
-        figures = [
-            (f"{key}-{i}", show_figure(finding.describe(), finding.draw(), self.claim.name))
-            for key, findings in results.findings.items()
-            for i, finding in enumerate(findings, 1)
-        ]
         content = self.to_dict()
         low_high = [content["low"], content["high"]]
         page = fill_template(
@@ -117,7 +114,7 @@ class Card:
             says=self.summarize(),
             ends=percents(*low_high) if None not in low_high else None,
             errors=results.errors,
-            figures=figures,
+            figures=show_figures(results, self.claim.name),
         )
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,11 @@ from analysis.claims.statistic import (
     score,
     select,
 )
+from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.settings import RATE
+from lab.sweeps.folder import ENDED
 
 Outcome = Literal["holds", "fails", "undecided"]
-ENDED = ("solved", "budget", "diverged")
 DRAWS = 400
 """Planted sweeps that the power is computed from; its error is about 0.02."""
 
@@ -125,10 +126,8 @@ def compute_power(claim: Claim, seeds: int) -> float:
     differ by the effect, or about the effect itself, and cut to [0, 1].
     """
     statistic, power, rng = claim.statistic, claim.power, np.random.default_rng(0)
-    held = 0
+    held, high, low = 0, 0.5 + power.effect / 2, 0.5 - power.effect / 2
     for _ in range(DRAWS):
-        middle = 0.5 if statistic.kind == "difference" else 0.0
-        high, low = middle + power.effect / 2, middle - power.effect / 2
         if statistic.kind == "difference":
             ours, theirs = (
                 np.clip(rng.normal(mean, power.spread, seeds), 0, 1) for mean in (high, low)
@@ -142,8 +141,6 @@ def compute_power(claim: Claim, seeds: int) -> float:
 
 
 def _bound_planted(values: np.ndarray) -> Estimate:
-    from analysis.statistics.seeds import bound_mean
-
     if len(values) < 2:
         return Estimate(float(values.mean()), -math.inf, math.inf, len(values), 1)
     return Estimate(float(values.mean()), *bound_mean(values.tolist()), len(values), 1)

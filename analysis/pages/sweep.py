@@ -4,7 +4,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from analysis.pages.page import fill_template, show_figure
+from analysis.pages.page import Shown, fill_template, show_figure
 from analysis.plots.style import add_title
 from analysis.sweeps.results import SweepResults
 from analysis.words import count_decimals
@@ -14,19 +14,23 @@ from lab.folder import write
 
 def render(results: SweepResults, name: str, question: str = "") -> str:
     """Return the page as HTML; all text from users is escaped."""
-    figures = [
-        (f"{key}-{i}", show_figure(finding.describe(), finding.draw(), name))
-        for key, findings in results.findings.items()
-        for i, finding in enumerate(findings, 1)
-    ]
     shares = [share for s in results.settings for share in (*s.accuracies, *s.interval)]
     return fill_template(
         "sweep.html.j2",
         title=question or name,
         results=results,
-        figures=figures,
+        figures=show_figures(results, name),
         decimals=count_decimals(share for share in shares if share == share),
     )
+
+
+def show_figures(results: SweepResults, name: str) -> list[tuple[str, Shown]]:
+    """Return every figure of a sweep with its words, each after its identifier."""
+    return [
+        (f"{key}-{i}", show_figure(finding.describe(), finding.draw(), name))
+        for key, findings in results.findings.items()
+        for i, finding in enumerate(findings, 1)
+    ]
 
 
 def write_page(results: SweepResults, name: str, question: str, path: Path) -> None:

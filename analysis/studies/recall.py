@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.holm import holm
+from analysis.sweeps.lines import SHARES
 from analysis.sweeps.settings import choose_rates
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
@@ -270,7 +271,7 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
     fig.update_annotations(font_size=11)
     fig.update_xaxes(type="log", tickvals=widths, ticktext=[str(width) for width in widths])
     fig.update_xaxes(title_text="d_model", row=2)
-    fig.update_yaxes(range=[-0.04, 1.06], tickformat=".0%")
+    fig.update_yaxes(**SHARES)
     fig.update_yaxes(title_text="test accuracy", col=1)
     return fig.update_layout(
         margin_b=legend + 60,

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
-from analysis.sweeps.lines import choose_look, put_legend_below
+from analysis.sweeps.lines import HEIGHT, SHARES, choose_look, put_legend_below
 from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values
 
 RESAMPLES, PERCENTILES = 200, (2.5, 97.5)
@@ -23,7 +23,6 @@ FEWEST = 4
 """Fewest runs through which a curve is drawn; it has two parameters."""
 PAIRS = ("pairs", "n_pairs")
 """Columns that may hold the number of pairs."""
-HEIGHT = 330
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class CapacityCurves(Finding):
                 )
         tried = sorted({int(k) for curve in self.curves for k in curve.pairs})
         fig.update_xaxes(title_text="stored pairs K", type="log", tickvals=tried, ticktext=tried)
-        fig.update_yaxes(title_text="test accuracy", range=[-0.04, 1.06], tickformat=".0%")
+        fig.update_yaxes(title_text="test accuracy", **SHARES)
         return put_legend_below(fig, [curve.name for curve in self.curves], HEIGHT)
 
 

@@ -10,11 +10,9 @@ import polars as pl
 
 from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.sweeps.lines import choose_look, put_legend_below
+from analysis.sweeps.lines import HEIGHT, SHARES, choose_look, put_legend_below
 from analysis.sweeps.settings import RATE, SettingResult, collect_settings
 from analysis.words import percent
-
-HEIGHT = 330
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class AccuracyCosts(Finding):
                 hovertemplate=f"{said}<extra></extra>",
             )
         fig.update_xaxes(title_text="seconds of training", type="log")
-        fig.update_yaxes(title_text="test accuracy", range=[-0.04, 1.06], tickformat=".0%")
+        fig.update_yaxes(title_text="test accuracy", **SHARES)
         return put_legend_below(fig, ["", *(s.name([RATE]) for s in self.settings)], HEIGHT)
 
 

@@ -9,6 +9,10 @@ import plotly.graph_objects as go
 
 from analysis.plots.style import COLORS, DASHES, SYMBOLS, make_whiskers
 
+HEIGHT = 330
+"""Height of a figure with one panel, without its legend, px."""
+SHARES: dict[str, Any] = {"range": [-0.04, 1.06], "tickformat": ".0%"}
+"""An axis of shares, with room for markers at both ends."""
 LEGEND_ROW = 22
 """Height of a row of the legend, px."""
 LEGEND_LETTER, LEGEND_SIGN, LEGEND_WIDTH = 6.3, 40, 530

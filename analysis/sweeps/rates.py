@@ -9,13 +9,12 @@ import polars as pl
 from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
 from analysis.statistics.seeds import bound_mean
-from analysis.sweeps.lines import add_line, choose_look, put_legend_below
+from analysis.sweeps.lines import HEIGHT, SHARES, add_line, choose_look, put_legend_below
 from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values
 from analysis.words import percent
 
 CLOSE = 0.05
 """Rates whose mean validation accuracy is within this of the best form the window."""
-HEIGHT = 330
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class RateCurves(Finding):
         rates = sorted({rate for curve in self.curves for rate in curve.rates})
         fig.update_xaxes(title_text="learning rate", type="log", tickvals=rates)
         fig.update_xaxes(ticktext=[f"{rate:g}" for rate in rates])
-        fig.update_yaxes(title_text="test accuracy", range=[-0.04, 1.06], tickformat=".0%")
+        fig.update_yaxes(title_text="test accuracy", **SHARES)
         return put_legend_below(fig, [curve.name for curve in self.curves], HEIGHT)
 
 

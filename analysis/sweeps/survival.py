@@ -11,10 +11,8 @@ from jaxtyping import Float
 from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
 from analysis.statistics.survival import check_installed, estimate_curve, estimate_median
-from analysis.sweeps.lines import choose_look, put_legend_below
+from analysis.sweeps.lines import HEIGHT, SHARES, choose_look, put_legend_below
 from analysis.sweeps.settings import RATE, collect_settings
-
-HEIGHT = 330
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class SolvingCurves(Finding):
                 hovertemplate=f"{curve.name}: %{{y:.0%}} unsolved after %{{x:,}}<extra></extra>",
             )
         fig.update_xaxes(title_text="training steps", tickformat=",", rangemode="tozero")
-        fig.update_yaxes(title_text="share not solved yet", range=[-0.04, 1.06], tickformat=".0%")
+        fig.update_yaxes(title_text="share not solved yet", **SHARES)
         return put_legend_below(fig, [curve.name for curve in self.curves], HEIGHT)
 
 

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
-from analysis.sweeps.lines import add_line, put_legend_below
+from analysis.sweeps.lines import SHARES, add_line, put_legend_below
 from analysis.sweeps.settings import SettingResult, collect_settings, group_lines
 from analysis.words import capitalize, percent, percents
 
@@ -91,7 +91,7 @@ class WidthCurves(Finding):
         fig.update_annotations(font_size=11)
         fig.update_xaxes(type="log", tickvals=widths, ticktext=[str(width) for width in widths])
         fig.update_xaxes(title_text="d_model")
-        fig.update_yaxes(range=[-0.04, 1.06], tickformat=".0%")
+        fig.update_yaxes(**SHARES)
         fig.update_yaxes(title_text="test accuracy", col=1)
         return put_legend_below(fig, lines, plot)
 

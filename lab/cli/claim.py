@@ -12,7 +12,6 @@ from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
-    from analysis.claims.card import Card
     from analysis.claims.claim import Claim
     from lab.sweeps import Sweep
 
@@ -60,7 +59,9 @@ def claim(
     that fails or is missing leaves the claim undecided. The card, claim.json and claim.html, has
     digests of data, code and configuration.
     """
+    from analysis.claims.card import Card
     from analysis.claims.claim import Claim
+    from analysis.claims.verdict import compute_power, decide
 
     if listing:
         for file in sorted(HOME.glob("*.toml")):
@@ -79,11 +80,20 @@ def claim(
         show=show,
     )
     typer.echo(f"{stated.says} {stated.source}", err=True)
-    _say_power(stated, built)
-    table = run_sweep(built, options)
+    seeds = len({cell.factors["seed"] for cell in built.cells})
+    power = compute_power(stated, seeds)
+    _say_power(stated, seeds, power)
+    table, results = run_sweep(built, options)
     with report_failures():
-        card = judge(stated, scale, built, table)
-        page = card.write(out, table, built.factors)
+        card = Card(
+            claim=stated,
+            scale=scale,
+            verdict=decide(table, stated.statistic, built.factors),
+            power=power,
+            seeds=seeds,
+            digests=_compute_digests(stated, scale, built),
+        )
+        page = card.write(out, results)
     typer.echo(json.dumps(card.to_dict()) if as_json else card.summarize())
     typer.echo(f"card: {page}", err=True)
 
@@ -133,11 +143,7 @@ def build_sweep(stated: "Claim", scale: str) -> "Sweep":
     return replace(built, question=stated.says)
 
 
-def _say_power(stated: "Claim", sweep: "Sweep") -> None:
-    from analysis.claims.verdict import compute_power
-
-    seeds = len({cell.factors["seed"] for cell in sweep.cells})
-    power = compute_power(stated, seeds)
+def _say_power(stated: "Claim", seeds: int, power: float) -> None:
     typer.echo(
         f"power: {power:.2f}, with {seeds} seeds, a true effect of {stated.power.effect:g} and a "
         f"spread of {stated.power.spread:g} between seeds"
@@ -146,27 +152,15 @@ def _say_power(stated: "Claim", sweep: "Sweep") -> None:
     )
 
 
-def judge(stated: "Claim", scale: str, sweep: "Sweep", table: object) -> "Card":
-    """Return the card of a claim whose sweep has this table."""
-    import polars as pl
-
-    from analysis.claims.card import Card, digest_code, digest_configuration, digest_data
-    from analysis.claims.verdict import compute_power, decide
+def _compute_digests(stated: "Claim", scale: str, sweep: "Sweep") -> dict[str, str]:
+    """Return the digests of the rows, the source and the configuration behind a verdict."""
+    from analysis.claims.card import digest_code, digest_configuration, digest_data
     from lab.cli.run_settings import read_settings
 
-    assert isinstance(table, pl.DataFrame)
     runs = [read_settings(cell.task, cell.options)[0] for cell in sweep.cells]
     rows_of = {(repr(run.task), run.train.seed): (run.task, run.train.seed) for run in runs}
-    seeds = len({cell.factors["seed"] for cell in sweep.cells})
-    return Card(
-        claim=stated,
-        scale=scale,
-        verdict=decide(table, stated.statistic, sweep.factors),
-        power=compute_power(stated, seeds),
-        seeds=seeds,
-        digests={
-            "data": digest_data(list(rows_of.values())),
-            "code": digest_code(),
-            "configuration": digest_configuration(stated, scale),
-        },
-    )
+    return {
+        "data": digest_data(list(rows_of.values())),
+        "code": digest_code(),
+        "configuration": digest_configuration(stated, scale),
+    }

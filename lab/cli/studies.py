@@ -54,7 +54,7 @@ def reproduce(
                 raise ValueError(f"learning_rate={rate}: must be > 0 and finite")
         chosen = _read_choices(options, figure)
         study = recall.build_study(learning_rates=learning_rate or (), **chosen)
-    found = run_sweep(study, options)
+    found, _ = run_sweep(study, options)
     settings = results.measure(found)
     said = results.summarize(settings, results.count_missing(found))
     _conclude(settings, said, build_recall_table, results.draw, figure, "Hard recall")
@@ -99,7 +99,7 @@ def _study_trainability(options: SweepOptions, chosen: dict[str, Any], figure: P
     from lab.cli.tables.studies import build_trainability_table
     from lab.studies.trainability import build_study
 
-    found = run_sweep(build_study(**chosen), options)
+    found, _ = run_sweep(build_study(**chosen), options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
     said, title = results.summarize(effects, left), "What shortens the first stage"
@@ -112,7 +112,7 @@ def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path 
     from lab.cli.tables.studies import build_capacity_table
     from lab.studies.capacity import FACTOR, build_study
 
-    found = run_sweep(build_study(**chosen), options)
+    found, _ = run_sweep(build_study(**chosen), options)
     curves, said = [], []
     try:
         curves = list(results.measure(found)[0].curves)

@@ -13,6 +13,7 @@ from lab.cli.sweep_options import SweepOptions, share_options
 if TYPE_CHECKING:
     import polars as pl
 
+    from analysis.sweeps.results import SweepResults
     from lab.cli.sweep_settings import SweepSettings
     from lab.sweeps import Sweep
 
@@ -54,7 +55,6 @@ def sweep(
     """
     from rich.console import Console
 
-    from analysis.sweeps.results import collect_results
     from lab.cli.sweep_settings import join_some, read_file
     from lab.cli.tables.sweeps import build_settings_table
 
@@ -67,8 +67,7 @@ def sweep(
         else:
             settings = _read_words(what, grid or [], lengths, context.args)
         built = _apply(settings, options).build()
-    table = run_sweep(built, options)
-    found = collect_results(table, built.factors)
+    _, found = run_sweep(built, options)
     Console(markup=False, highlight=False).print(build_settings_table(found.settings))
     for error, names in found.errors.items():
         typer.echo(f"failed: {error} ({join_some(names)})", err=True)
@@ -128,12 +127,15 @@ def _apply(settings: "SweepSettings", options: SweepOptions) -> "SweepSettings":
     return settings
 
 
-def run_sweep(sweep: "Sweep", options: SweepOptions) -> "pl.DataFrame":
-    """Run the unfinished cells, unless the sweep is only shown; write its page and its figures.
+def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, SweepResults]":
+    """Run the unfinished cells, unless the sweep is only shown; return its table and its results.
+
+    The sweep's page and its figures are written.
 
     Errors of usage and of files are reported in one line, as commands do.
     """
     from analysis.statistics.survival import MissingLibraryError, check_installed
+    from analysis.sweeps.results import collect_results
     from lab.cli.sweeping import InterruptedSweepError, SweepJob
     from lab.cli.tables.sweep_progress import show_sweep
 
@@ -154,17 +156,16 @@ def run_sweep(sweep: "Sweep", options: SweepOptions) -> "pl.DataFrame":
                     table = job.run(show_sweep())
                 except InterruptedSweepError as stop:
                     raise refuse(stop, 128 + stop.signal) from stop
-        _write_pages(table, sweep, out, options)
-    return table
+        found = collect_results(table, sweep.factors)
+        _write_pages(found, sweep, out, options)
+    return table, found
 
 
-def _write_pages(table: "pl.DataFrame", sweep: "Sweep", out: Path, options: SweepOptions) -> None:
+def _write_pages(found: "SweepResults", sweep: "Sweep", out: Path, options: SweepOptions) -> None:
     from analysis.pages.export import save_all
     from analysis.pages.sweep import draw_figures, write_page
-    from analysis.sweeps.results import collect_results
     from lab.files import explain_write_errors
 
-    found = collect_results(table, sweep.factors)
     if set(found.counts) - {"not run"}:
         write_page(found, sweep.name, sweep.question, out / PAGE)
     if options.figures is not None:

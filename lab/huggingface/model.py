@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -33,7 +34,7 @@ class DecodingCache(Cache):
 
     def reorder_cache(self, beam_idx: Int[Tensor, " b"]) -> None:
         """Give each row the state of the row that its beam continues."""
-        self.state = _select_rows(self.state, beam_idx)
+        self.state = tree_map_only(Tensor, lambda x: x.index_select(0, beam_idx), self.state)
 
 
 class LabForCausalLM(PreTrainedModel, GenerationMixin):
@@ -165,13 +166,3 @@ def _is_block_input(name: str) -> bool:
 
 def _collect(streams: list[Tensor], x: Tensor, hook: HookPoint) -> None:
     streams.append(x)
-
-
-def _select_rows(state: Any, rows: Int[Tensor, " b"]) -> Any:
-    """Return these rows of a state: of a tensor, or of a tuple of states."""
-    if isinstance(state, Tensor):
-        return state.index_select(0, rows)
-    if isinstance(state, tuple):
-        parts = (_select_rows(part, rows) for part in state)
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state

@@ -101,30 +101,32 @@ def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, 
     if not metrics:
         return {}
     evaluated = {found["seq_len"]: found for found in folder.read_lengths()}
-    return {
-        length: _measure(run, metrics, length, evaluated.get(length, {})) for length in cell.lengths
-    }
+    return _measure(run, metrics, {length: evaluated.get(length, {}) for length in cell.lengths})
 
 
 def _measure(
-    run: Run, metrics: Sequence[MetricsRow], length: int, evaluated: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the measured columns of a run at one row length, where it was evaluated so."""
-    solved = find_solving_steps(run, metrics).get(length)
-    upto = metrics if solved is None else [row for row in metrics if row["step"] <= solved]
-    low, high = evaluated.get("interval") or (None, None)  # folders of before have none
-    return {
-        "solved": solved is not None,
-        "steps": upto[-1]["step"],
-        "accuracy": evaluated.get("test"),
-        "low": low,
-        "high": high,
-        "validation": evaluated.get("validation"),
-        "rows": count_rows(run, upto),
-        "seconds": sum(row["seconds"] for row in upto),
-        "parameters": _read_parameters(run),
-        "settings": run.settings,
-    }
+    run: Run, metrics: Sequence[MetricsRow], evaluated: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """Return the measured columns of a run by row length, with how it was evaluated there."""
+    solving = find_solving_steps(run, metrics)
+    of_run = {"parameters": _read_parameters(run), "settings": run.settings}
+    measured = {}
+    for length, at in evaluated.items():
+        solved = solving.get(length)
+        upto = metrics if solved is None else [row for row in metrics if row["step"] <= solved]
+        low, high = at.get("interval") or (None, None)  # folders of before have none
+        measured[length] = {
+            "solved": solved is not None,
+            "steps": upto[-1]["step"],
+            "accuracy": at.get("test"),
+            "low": low,
+            "high": high,
+            "validation": at.get("validation"),
+            "rows": count_rows(run, upto),
+            "seconds": sum(row["seconds"] for row in upto),
+            **of_run,
+        }
+    return measured
 
 
 def tabulate_runs(runs: Sequence[Run]) -> pl.DataFrame:
@@ -141,8 +143,8 @@ def tabulate_runs(runs: Sequence[Run]) -> pl.DataFrame:
         values = {name: _flatten(value) for name, value in {**options, **layers}.items()}
         measured = dict.fromkeys(MEASURED)
         if metrics:
-            evaluated = evaluate_last(run) if result else {}
-            measured |= _measure(run, metrics, run.task.seq_len, evaluated)
+            length, evaluated = run.task.seq_len, evaluate_last(run) if result else {}
+            measured |= _measure(run, metrics, {length: evaluated})[length]
         measured |= {
             "seq_len": run.task.seq_len,
             "status": result.get("stopped", "unfinished"),

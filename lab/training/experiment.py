@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from lab.config import Runtime
-from lab.files import lock
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.models.evaluation import score
@@ -18,7 +17,7 @@ from lab.training.conclusion import Ending
 from lab.training.fit import DivergedError, Row, TrainingState, check, fit
 from lab.training.footprint import COPIES, TOKENS, check_step
 from lab.training.runs import Run
-from lab.training.session import Session, find_result
+from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import StepTime, measure, use_threads
 
@@ -74,10 +73,7 @@ def carry_out(
         DivergedError: with the last good checkpoint kept and `stopped: diverged` written.
     """
     device = choose_device(runtime.device)
-    run.claim()
-    with lock(run.path):
-        run.clear_leftovers()
-        done = find_result(run)
+    with claim_folder(run) as done:
         if done is not None:
             return done
         session = Session(run, runtime, device, on_row, on_note)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from lab.config import Runtime
-from lab.files import lock
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.training.conclusion import Ending
@@ -26,7 +25,7 @@ from lab.training.fit import DivergedError, Row, Stepper
 from lab.training.gradients import differentiate_lanes
 from lab.training.lane_time import LaneTime, measure_lanes
 from lab.training.runs import Run
-from lab.training.session import Session, find_result
+from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import use_threads
 from tasks.base import Batch
@@ -67,10 +66,8 @@ def train_lanes(
     with ExitStack() as locks, catch_interrupts() as find_interrupt:
         lanes = []
         for number, run in enumerate(runs):
-            run.claim()
             folder = locks.enter_context(ExitStack())
-            folder.enter_context(lock(run.path))
-            done = find_result(run)
+            done = folder.enter_context(claim_folder(run))
             if done is not None:
                 folder.close()
                 results[number] = done

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lab.config import Runtime, TrainConfig
+from lab.files import lock
 from lab.training.certificate import describe_certificate, write_certificate
 from lab.training.conclusion import Ending, summarize
 from lab.training.fit import Row
@@ -122,10 +123,20 @@ class Session:
         return result
 
 
-def find_result(run: Run) -> dict[str, Any] | None:
-    """Return the result of a run that has ended: solved, or out of steps."""
-    done = run.read_result()
-    return done if done is not None and done["stopped"] in ("solved", "budget") else None
+@contextmanager
+def claim_folder(run: Run) -> Iterator[dict[str, Any] | None]:
+    """Claim and lock a run's folder, and remove what a killed process left behind in it.
+
+    Yields the result of a run that has ended, solved or out of steps; else None.
+
+    Raises:
+        RunError: when the folder cannot be used or written.
+    """
+    run.claim()
+    with lock(run.path):
+        run.clear_leftovers()
+        done = run.read_result()
+        yield done if done is not None and done["stopped"] in ("solved", "budget") else None
 
 
 def _is_solved(row: Mapping[str, Any], step: int, config: TrainConfig) -> bool:
