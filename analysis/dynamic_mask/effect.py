@@ -26,11 +26,11 @@ from analysis.words import capitalize, name_layers, percent
 
 NOTES = {
     "nothing": "does next to nothing",
-    "noise": "removes noise",
-    "answers": "removes answers",
-    "keys": "removes keys",
-    "both": "removes noise and answers",
-    "neither": "removes neither",
+    "noise": "moves attention to answers",
+    "answers": "moves attention away from answers",
+    "keys": "moves values away from their keys",
+    "both": "moves attention to some answers, masks others",
+    "neither": "moves attention among other keys",
     "undecided": "undecided",
 }
 """Notes in the figure beside each head."""
@@ -82,10 +82,11 @@ class MaskEffect(Finding):
         reading = (
             "A⁰ is the attention of the same queries and keys without the mask's bias and window. "
             "The lost mass is what A⁰ puts on masked keys; a random mask loses as much as the "
-            "share of keys that it masks. A mask removes noise if the attention on the answer's "
-            "value rises. It removes answers too if it masks some of those values. It removes "
-            "keys if stored values attend more than evenly to their own key without the mask, and "
-            "lose some of that. A layer's masks do harm if more answers are right without them, "
+            "share of keys that it masks. A mask moves attention to answers if their values get "
+            "more with it than without it, however little; the numbers say how much. It moves "
+            "stored values away from their keys if these attend more than evenly to their own key "
+            "without the mask, and lose some of that. A layer's masks do harm if more answers are "
+            "right without them, "
             f"p < {SURE} corrected for the number of layers. {self.beyond.summarize()}"
         )
         return Words(
@@ -181,12 +182,13 @@ def _describe_head(head: MaskedHead) -> str:
         return f"{head.name} moves {percent(head.moved)} of the attention"
     pairs = head.pairs
     opening = {
-        "noise": f"{head.name} removes noise:",
-        "answers": f"{head.name} removes answers:",
-        "keys": f"{head.name} removes keys: stored values put {percent(pairs.key.value)} of their "
-        f"attention on their own key, {percent(pairs.key.chance)} without the mask "
+        "noise": f"{head.name} moves attention to answers:",
+        "answers": f"{head.name} moves attention away from answers:",
+        "keys": f"{head.name} moves stored values away from their keys: they put "
+        f"{percent(pairs.key.value)} of their attention there, "
+        f"{percent(pairs.key.chance)} without the mask "
         f"({percent(pairs.key_uniform)} if even), and",
-        "both": f"{head.name} removes both noise and answers:",
+        "both": f"{head.name} moves attention to some answers and masks others:",
         "neither": f"{head.name} moves attention among other keys:",
         "undecided": f"in {head.name} it is undecided what the mask removes:",
     }[head.removed]

@@ -12,7 +12,7 @@ from analysis.dynamic_mask.masking import LIGHT
 from analysis.dynamic_mask.stored_pairs import StoredPairs
 from analysis.plots.panels import new_panels, note_panels, pick_smallest
 from analysis.plots.style import COLORS, MUTED, YELLOW
-from analysis.words import capitalize, percent
+from analysis.words import capitalize, percent, round_percent
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,13 @@ class KeySelection(Finding):
         heads = pick_most(self.heads, lambda head: 1 - head.kept)
         says = f"{capitalize('; '.join(map(_describe_head, heads)))}."
         reading = (
-            f"A key counts as masked for a query if its weight is below {LIGHT:.0%} of the weight "
-            "of the most favoured key, or if it is outside the window. Bars: share kept, over all "
-            "queries and the keys before them. Diamonds: mean weight relative to the most favoured "
-            "key, which a soft mask can lower without masking. Precision, recall and AUROC (chance "
-            "0.5) compare the kept keys with the stored pairs, at the scored queries; their "
-            "intervals come from resampling rows and have no width where all rows are alike."
+            f"A key counts as masked for a query if its weight is below {round_percent(LIGHT)} of "
+            "the weight of the most favoured key, or if it is outside the window. Bars: share "
+            "kept, over all queries and the keys before them. Diamonds: mean weight relative to "
+            "the most favoured key, which a soft mask can lower without masking. Precision, recall "
+            "and AUROC (chance 0.5) compare the kept keys with the stored pairs, at the scored "
+            "queries; their intervals come from resampling rows and have no width where all rows "
+            "are alike."
             f"{note_panels(len(self.heads))}"
         )
         alt = f"Bars of the kept share by role of the key. {says}"

@@ -130,7 +130,9 @@ def _climb(
     reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)
     if reached.accuracy >= SOLVED:
         share = (
-            "every answer" if reached.accuracy == 1 else f"{reached.accuracy:.2%} of the answers"
+            "every answer"
+            if reached.accuracy == 1
+            else f"{100 * reached.accuracy:.2f} % of the answers"
         )
         because = f"{share} of {test_rows} rows, at a loss of {reached.loss:.2g}"
         return "solves", reached.accuracy, because

@@ -229,8 +229,8 @@ def _bound_noise(
     width = memory.find_needed_width()
     raise CannotError(
         f"SSD returns Σ (C·B) x, no softmax: {n} keys in {a} channels and {n_answers} answers in "
-        f"{b} are so alike that what other tokens wrote would hide up to {share:.0%} of the "
-        f"answers. S.position=conv makes keys one-hot; d_model={2 + 2 * width} with "
+        f"{b} are so alike that what other tokens wrote would hide up to {100 * share:.0f} % of "
+        f"the answers. S.position=conv makes keys one-hot; d_model={2 + 2 * width} with "
         f"d_state={width} and S.position=decay would work"
     )
 

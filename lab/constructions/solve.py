@@ -114,8 +114,8 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
         share = 1 - (1 - 1 / (part.vocab_size - 1)) ** (part.longest - 1)
         raise CannotError(
             f"repeats=true with strings of {min(lengths)} … {max(lengths)} tokens: "
-            f"{share:.0%} of the longest's tokens recur in it, and to distinguish them by n tokens "
-            "takes n gathers; repeats=false, or shortest = longest, would work"
+            f"{100 * share:.0f} % of the longest's tokens recur in it, and to distinguish them by "
+            "n tokens takes n gathers; repeats=false, or shortest = longest, would work"
         )
     opens = "copy" in modes
     wanted = [

@@ -106,7 +106,8 @@ class TrainedRun:
 
     def _repr_html_(self) -> str:
         return self._print().export_html(
-            inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>"
+            inline_styles=True,
+            code_format="<pre style='font-family:monospace;line-height:1.2'>{code}</pre>",
         )
 
     def _print(self) -> Console:

@@ -74,7 +74,7 @@ class TrainingDisplay:
         if len(plan.seq_lens) > 1:
             write(
                 f"row length: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, longer "
-                f"whenever {run.train.lengthen_at:.1%} of the validation answers are right"
+                f"whenever {100 * run.train.lengthen_at:.1f} % of the validation answers are right"
             )
         why = explain_start_length(run.task, run.train)
         if why:

@@ -41,8 +41,8 @@ def look(failed: FailedRun, found: Answers) -> Look:
         sure = found.outranks - 0.5 > SURE * (found.outranks - least)
         than_guessing = "more often than" if sure else "not surely more often than"
         says.append(
-            f"The right answer outranks another token of its row {found.outranks:.1%} of the time "
-            f"({least:.1%} … {most:.1%}), {than_guessing} by guessing"
+            f"The right answer outranks another token of its row {100 * found.outranks:.1f} % of "
+            f"the time ({100 * least:.1f} % … {100 * most:.1f} %), {than_guessing} by guessing"
         )
     trend = _fit_trend(failed)
     if trend is not None:

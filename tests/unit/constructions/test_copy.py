@@ -82,10 +82,10 @@ def test_the_marker_of_a_copy_reads_the_first_token_alone():
 @pytest.mark.parametrize(
     ("task", "given", "words", "proven"),
     [
-        (Copy(), {}, "79% of the longest's tokens recur", False),
+        (Copy(), {}, "79 % of the longest's tokens recur", False),
         (Copy(mode="prefix"), {}, "by hand .*: mode=prefix", False),
         (ONCE, {"stack": "AM SM"}, "an SSD cannot look up what the marker asks for", False),
-        (Copy(), {"stack": "SM*2"}, "79% of the longest's tokens recur", False),
+        (Copy(), {"stack": "SM*2"}, "79 % of the longest's tokens recur", False),
         (ONCE, {"stack": "SM*2", "S__position": "none"}, "in no order", False),
         (
             ONCE,

@@ -150,7 +150,7 @@ def test_a_table_that_masks_the_answers_is_said_to_remove_them():
     assert found.pairs.auroc.value < 0.5
     assert found.removed == "answers"
     [effect] = [r for r in dynamic_mask.measure(build_subject(built)) if isinstance(r, MaskEffect)]
-    assert "Layer 0 removes answers" in dynamic_mask.describe(effect).says
+    assert "Layer 0 moves attention away from answers" in dynamic_mask.describe(effect).says
 
 
 def test_a_table_that_masks_fillers_and_half_the_answers_removes_both():
