@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedPro
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def test_the_source_distribution_has_the_packages_and_no_tests(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(tmp_path / f"wonderful_lab-{__version__}.tar.gz") as archive:
+        inside = {Path(name).parts[1] for name in archive.getnames()}
+    about = {".gitignore", "CHANGELOG.md", "CITATION.cff", "PKG-INFO", "README.md"}
+    assert inside == {*PACKAGES, *about, "pyproject.toml"}
 
 
 def test_a_users_folder_does_not_change_what_the_command_does(installed, clashing):
