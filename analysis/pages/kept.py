@@ -291,6 +291,14 @@ def find_page(run: Run) -> Path | None:
     return files.page if current and files.page.exists() else None
 
 
+def is_complete(run: Run) -> bool:
+    """Whether each analysis of a run's newest weights is kept, or does not apply."""
+    kept = ReportFiles(run.path).read()
+    if kept is None or kept.numbers["step"] != _get_newest(run):
+        return False
+    return {*kept.numbers["analyses"], *kept.numbers["not_applicable"]} >= {*ANALYSES}
+
+
 def _find(run: Run, step: int) -> ReportFiles:
     """Return the files of a step's report: the usual ones for the newest weights.
 

@@ -59,7 +59,7 @@ def train_and_report(
         )
         raise typer.Exit(128 + signal.Signals[result["signal"]])
     from analysis import QUICK
-    from analysis.pages.kept import find_page
+    from analysis.pages.kept import find_page, is_complete
     from analysis.pages.report import write_quick
 
     with report_failures():
@@ -68,4 +68,5 @@ def train_and_report(
             with show_count(QUICK, "writing the report") as on_begin:
                 report = write_quick(run, on_begin).page
     typer.echo(f"report: {report}", err=as_json)
-    typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)
+    if not is_complete(run):
+        typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)

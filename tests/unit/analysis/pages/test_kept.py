@@ -8,7 +8,7 @@ import pytest
 from analysis import ANALYSES
 from analysis.base import Subject
 from analysis.examination import examine
-from analysis.pages.kept import Report, choose_work, find_page
+from analysis.pages.kept import Report, choose_work, find_page, is_complete
 from analysis.pages.report import render, write_both, write_quick
 from analysis.record import DATA
 from lab.config import ModelConfig, TrainConfig
@@ -64,6 +64,18 @@ def test_analyses_of_the_same_rows_merge_in_the_order_of_the_report(run):
     assert numbers["earlier"] == {}
     # The merged page is that of an examination that did all of it at once.
     assert (run.path / "report.html").read_text() == render(run, whole)
+
+
+def test_a_report_is_complete_when_each_analysis_is_kept_or_does_not_apply(run, monkeypatch):
+    few = {name: ANALYSES[name] for name in ("rows", "heads")}
+    monkeypatch.setattr("analysis.pages.kept.ANALYSES", few)
+    assert not is_complete(run)
+    analyze(run, "rows")
+    assert not is_complete(run)
+    analyze(run, "heads")
+    assert is_complete(run)
+    reach(run, 8)
+    assert not is_complete(run)
 
 
 def test_another_step_has_files_of_its_own_and_old_reports_keep_theirs(run):
