@@ -12,7 +12,7 @@ import typer
 
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
-from lab.cli.answers import parse_assignments, refuse
+from lab.cli.answers import parse_assignments, refuse, report_usage_errors
 from lab.cli.output import Force, check_output
 from lab.machine.memory import measure_free_memory
 
@@ -171,7 +171,7 @@ def certify(
     failing = [law for law in found["laws"] if law["verdict"] == "fails"]
     programs = {_name_file(law): law["snippet"] for law in failing if law["snippet"]}
     if snippets is not None:
-        _write_programs(snippets, programs)
+        _write_programs(snippets, programs, force)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, allow_nan=False))
     else:
@@ -303,9 +303,12 @@ def _writing(path: Path) -> Iterator[None]:
         raise refuse(error, 2) from error
 
 
-def _write_programs(folder: Path, programs: dict[str, str]) -> None:
+def _write_programs(folder: Path, programs: dict[str, str], force: bool) -> None:
     from lab.folder import write
 
+    with report_usage_errors():
+        for name in programs:
+            check_output("snippets", folder / name, force)
     with _writing(folder):
         for name, program in programs.items():
             write(folder / name, program)

@@ -2,13 +2,14 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 MARK = b"wonderful-lab"
-"""What each page and figure of the lab holds, near its beginning or its end."""
+"""What each page, figure and program of the lab holds, near its beginning or its end."""
 NEAR = 2**12
 
 Force = Annotated[
@@ -17,8 +18,27 @@ Force = Annotated[
 ]
 
 
-def check_output(option: str, path: Path, force: bool) -> None:
+def is_marked(path: Path) -> bool:
+    """Whether a file has the mark of the lab's pages, figures and programs."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            start = file.read(NEAR)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - NEAR))
+            return MARK in start or MARK in file.read()
+    except OSError:
+        return False
+
+
+def check_output(
+    option: str, path: Path, force: bool, is_own: Callable[[Path], bool] = is_marked
+) -> None:
     """Check that a file may be written.
+
+    Args:
+        option: that named it.
+        path: the file.
+        force: overwrite any file.
+        is_own: whether the lab made a file.
 
     Raises:
         ValueError: for a name that is none, a folder or a device, or a file that the lab did not
@@ -36,18 +56,8 @@ def check_output(option: str, path: Path, force: bool) -> None:
         raise ValueError(f"{option}={path}: is a folder, must be a file")
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
         raise ValueError(f"{option}={path}: is a device or a pipe, must be a file")
-    if not force and not _is_own(path):
+    if not force and not is_own(path):
         raise ValueError(
             f"{option}={path}: is there, and the lab did not make it; choose another name, or "
             "--force overwrites it"
         )
-
-
-def _is_own(path: Path) -> bool:
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            start = file.read(NEAR)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - NEAR))
-            return MARK in start or MARK in file.read()
-    except OSError:
-        return False

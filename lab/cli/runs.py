@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.output import Force, check_output
 from lab.files import escape_controls
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def runs(
             help="Write a table of the runs, with all their options, to this .csv or .parquet file."
         ),
     ] = None,
+    force: Force = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
@@ -61,7 +63,7 @@ def runs(
         chosen = select_runs(every, only or [])
         found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
         if table is not None:
-            _write_table(chosen, table)
+            _write_table(chosen, table, force)
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
@@ -72,15 +74,17 @@ def runs(
         Console(markup=False, highlight=False).print(build_runs_list(found), crop=False)
 
 
-def _write_table(runs: Sequence["Run"], file: Path) -> None:
+def _write_table(runs: Sequence["Run"], file: Path, force: bool) -> None:
     """Write the tidy table of runs.
 
     Raises:
-        ValueError: for a file of another kind.
+        ValueError: for a file of another kind, or one that is no such table, unless forced.
         RunError: when it cannot be written.
     """
-    from lab.sweeps.table import save_table, tabulate_runs
+    from lab.sweeps.table import check_file, is_table, save_table, tabulate_runs
 
+    check_file(file)
+    check_output("table", file, force, is_table)
     save_table(tabulate_runs(runs), file)
     typer.echo(file, err=True)
 

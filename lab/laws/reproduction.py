@@ -62,7 +62,10 @@ def write_program(
         *textwrap.dedent(body).strip().splitlines(),
     ]
     lines = [
-        f'"""{words[:1].upper()}{words[1:]}."""',
+        f'"""{words[:1].upper()}{words[1:]}.',
+        "",
+        "A program of lab certify (wonderful-lab).",
+        '"""',
         "",
         "from __future__ import annotations",
         "",

@@ -175,6 +175,16 @@ def check_file(file: Path) -> None:
         raise ValueError(f"table={file}: must end in {' or '.join(FILES)}")
 
 
+def is_table(file: Path) -> bool:
+    """Whether a file is a table of runs, of a sweep or of others."""
+    try:
+        parquet = file.suffix == ".parquet"
+        found = pl.read_parquet_schema(file) if parquet else pl.read_csv(file, n_rows=0).columns
+    except (OSError, pl.exceptions.PolarsError):
+        return False
+    return {*MEASURED} <= {*found}
+
+
 def save_table(table: pl.DataFrame, file: Path) -> None:
     """Write a table as .csv or .parquet.
 

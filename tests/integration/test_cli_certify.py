@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from lab.certification import child, process
 from lab.certification.worker import select_laws
 from lab.cli import app
+from lab.cli.certify import _write_programs
+from lab.cli.output import is_marked
 
 HERE = Path(__file__).parent
 BROKEN = "tests.integration.certified:"
@@ -58,6 +61,18 @@ def leaky(folder):
 def fragile():
     laws = only("deterministic", "causal", "precision", "stable")
     return lab(f"{BROKEN}Fragile", "--quick", "--seconds", "4", "--memory", "8", *laws)
+
+
+def test_a_program_replaces_an_earlier_one_and_no_file_of_the_users(leaky, folder, tmp_path):
+    [written] = (folder / "programs").iterdir()
+    assert is_marked(written)
+    mine = tmp_path / written.name
+    mine.write_text("mine")
+    with pytest.raises(typer.Exit):
+        _write_programs(tmp_path, {mine.name: "shown"}, force=False)
+    assert mine.read_text() == "mine"
+    _write_programs(tmp_path, {mine.name: "shown"}, force=True)
+    assert mine.read_text() == "shown"
 
 
 def test_a_failing_law_is_exit_code_1_and_one_json_object(leaky):

@@ -68,6 +68,14 @@ def test_a_sweep_trains_skips_and_extends(tmp_path):
     found = pl.read_parquet(tidy).sort("d_model")
     assert found["d_model"].to_list() == [8, 16]
     assert found["accuracy"].null_count() == 0
+    assert invoke("runs", out, "--table", tidy).exit_code == 0
+    foreign = tmp_path / "mine.csv"
+    foreign.write_text("seq_len,status\n1,fine\n")
+    refused = invoke("runs", out, "--table", foreign)
+    assert refused.exit_code == 2
+    assert "is there, and the lab did not make it" in refused.stderr
+    assert foreign.read_text() == "seq_len,status\n1,fine\n"
+    assert invoke("runs", out, "--table", foreign, "--force").exit_code == 0
     other = invoke(f"{words} --grid d_model=8 --warmup-steps 3", "--out", out)
     assert other.exit_code == 2
     assert "holds runs with warmup_steps=None there and 3 here" in other.stderr
