@@ -11,7 +11,7 @@ from torch import Tensor
 
 from analysis.experts.sites import Site
 from analysis.plots import style
-from analysis.statistics.intervals import bootstrap
+from analysis.statistics.intervals import bootstrap_ratio
 
 SLIGHT = 0.01
 """Change of loss that is negligible, nats: the right answers' probability changes by 1 %."""
@@ -76,8 +76,7 @@ def measure_changes(
         sums = np.bincount(rows[part], values[part])
         sizes = np.bincount(rows[part])
         by_row = np.stack([sums, sizes], axis=1)[sizes > 0]
-        interval = bootstrap(by_row, rng, statistic=lambda drawn: np.divide(*drawn.sum(0)))
-        return float(values[part].mean()), interval
+        return float(values[part].mean()), bootstrap_ratio(by_row, rng)
 
     return {
         name: AnswerChange(*mean(loss, part), *mean(right, part)) for name, part in parts.items()

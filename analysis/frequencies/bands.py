@@ -14,7 +14,7 @@ from analysis.frequencies.rotation import find_rotary_pairs
 from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, VERMILLION, make_whiskers, new_figure
 from analysis.scoring import scored
-from analysis.statistics.intervals import bootstrap, bound_share
+from analysis.statistics.intervals import bootstrap_ratio, bound_share
 from analysis.words import percent
 from lab.hooks import HookFn, HookPoint, NamesFilter
 from lab.layers.mixer import RotaryPairs
@@ -223,7 +223,7 @@ def _bound_change(
 ) -> tuple[float, float]:
     """Return the interval of the mean change; the positions of a row stay together."""
     sums = np.bincount(rows, change), np.bincount(rows)
-    return bootstrap(np.stack(sums, 1), rng, statistic=lambda z: z[:, 0].sum() / z[:, 1].sum())
+    return bootstrap_ratio(np.stack(sums, 1), rng)
 
 
 def _format_points(change: float) -> str:

@@ -21,7 +21,7 @@ from analysis.frequencies.comparisons import name_comparison
 from analysis.frequencies.edges import Edges, sample_placebo, score_edges
 from analysis.frequencies.rotation import RotatedSides
 from analysis.plots.style import new_figure
-from analysis.statistics.intervals import bootstrap
+from analysis.statistics.intervals import bootstrap_ratio
 from analysis.words import capitalize, percent
 
 GAP = 56
@@ -210,11 +210,7 @@ def measure_use(
     gained = (found - placebo)[:, best].sum(-1)
     # A row's edges are not independent.
     sums, counts = (np.bincount(edges.rows.cpu(), weights) for weights in (gained, None))
-    interval = bootstrap(
-        np.stack([sums, counts], 1)[counts > 0],
-        rng,
-        statistic=lambda z: z[:, 0].sum() / z[:, 1].sum(),
-    )
+    interval = bootstrap_ratio(np.stack([sums, counts], 1)[counts > 0], rng)
     return FrequencyUse(
         layer=sides.layer,
         sides=sides.sides,

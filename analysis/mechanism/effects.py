@@ -15,7 +15,7 @@ from analysis.mechanism.edits import ARMS, Edited
 from analysis.mechanism.swapped_keys import Couples, compute_couple_answers, compute_margins
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
-from analysis.statistics.intervals import bootstrap
+from analysis.statistics.intervals import resample_sums
 from lab.hooks import HookPoint
 from lab.laws import MatrixMixer
 from lab.models import Block
@@ -108,20 +108,16 @@ def estimate_share(
     The interval is NaN as soon as one resample has no positive divisor: dropping such resamples
     would make the interval too narrow.
     """
-    ratios: list[float] = []
-
-    def record_ratio(sums: Float[np.ndarray, "b 2"]) -> float:
-        ratios.append(_compute_ratio(sums))
-        return ratios[-1]
-
-    low, high = bootstrap(sums, rng, statistic=record_ratio)
-    unsure = bool(np.isnan(ratios).any())
-    return _compute_ratio(sums), (math.nan, math.nan) if unsure else (low, high)
-
-
-def _compute_ratio(sums: Float[np.ndarray, "b 2"]) -> float:
+    unknown = math.nan, math.nan
     above, below = sums.sum(0)
-    return float(above / below) if below > 0 else math.nan
+    share = float(above / below) if below > 0 else math.nan
+    if len(sums) < 2:
+        return share, unknown
+    over, under = resample_sums(sums, rng).T
+    if not (under > 0).all():
+        return share, unknown
+    low, high = np.quantile(over / under, [0.025, 0.975])
+    return share, (float(low), float(high))
 
 
 def restore(

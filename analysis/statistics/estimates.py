@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from analysis.scoring import Scored
-from analysis.statistics.intervals import bootstrap
+from analysis.statistics.intervals import bootstrap_ratio
 
 FLIPS = 2000
 """Random sign flips behind a p value."""
@@ -39,7 +39,7 @@ def estimate_ratio(
     if len(both) > 1 and both[:, 1].any() and not both[:, 0].any():
         # Every resample would be 0.
         return Estimate(0.0, 0.0, 0.0, chance)
-    return Estimate(divide_sums(both), *bootstrap(both, rng, statistic=divide_sums), chance)
+    return Estimate(divide_sums(both), *bootstrap_ratio(both, rng), chance)
 
 
 def divide_sums(both: Float[np.ndarray, "n 2"]) -> float:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.statistics.intervals import bootstrap
+from analysis.statistics.intervals import bootstrap, bootstrap_ratio
 from lab.intervals import Z95, wilson
 
 
@@ -69,12 +69,31 @@ def test_groups_need_no_order_and_no_equal_size():
     assert found[0] == pytest.approx((min(means), max(means)))
 
 
-def test_a_statistic_of_several_quantities_gets_rows_of_them():
+def resample(values: np.ndarray, statistic, rounds: int = 200) -> list[float]:
+    """The slow form: one resample after another."""
+    rng = np.random.default_rng(1)
+    found = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(rounds)]
+    return list(np.quantile(found, [0.025, 0.975]))
+
+
+@pytest.mark.parametrize("most", [1, 250, 2**18])
+def test_resamples_at_once_are_those_one_by_one(most, monkeypatch):
+    monkeypatch.setattr("analysis.statistics.intervals.MOST_DRAWN", most)
     pairs = np.random.default_rng(0).normal([2.0, 4.0], 0.1, size=(100, 2))
-    low, high = bootstrap(
-        pairs, np.random.default_rng(1), 200, statistic=lambda v: v[:, 0].mean() / v[:, 1].mean()
-    )
+    low, high = bootstrap_ratio(pairs, np.random.default_rng(1), 200)
     assert 0.48 < low < 0.5 < high < 0.52
+    assert (low, high) == pytest.approx(
+        resample(pairs, lambda v: v[:, 0].mean() / v[:, 1].mean()), rel=1e-12
+    )
+    assert bootstrap(pairs, np.random.default_rng(1), 200) == pytest.approx(
+        resample(pairs, np.mean), rel=1e-12
+    )
+
+
+def test_resamples_without_a_quotient_are_left_out():
+    sums = np.array([[1.0, 2.0], [0.0, 0.0]])
+    assert bootstrap_ratio(sums, np.random.default_rng(0)) == (0.5, 0.5)
+    assert np.isnan(bootstrap_ratio(0 * sums, np.random.default_rng(0))).all()
 
 
 @pytest.mark.parametrize(
