@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # A module is compiled at its first import. Compiling all takes half of an installation's CPU time.
+# Where the environment forbids to keep what is compiled, every process would compile torch again.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALLED := .venv/.installed
 DEVELOPMENT := .venv/.development

@@ -41,6 +41,7 @@ def _one_thread():
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # for the processes that they start
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # or each would compile torch
         yield
 
 
