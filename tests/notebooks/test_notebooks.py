@@ -13,7 +13,7 @@ HOME = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(HOME.glob("*.ipynb"))
 SECONDS = 120
 """What a cell may take; a whole notebook is to stay below it on an idle machine."""
-STEPS = 30
+STEPS = 10
 """Training steps in place of a notebook's own: enough to have something to analyse."""
 MOST_BYTES = 400_000
 """What a notebook's file may take, its pictures included."""

@@ -248,8 +248,14 @@ def first_steps(run: Run) -> list[int]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("into", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("stage", "into"),
+    [
+        pytest.param(stage, into, marks=[] if (stage + into) % 3 == 0 else [pytest.mark.thorough])
+        for stage in (0, 1, 2)
+        for into in (0, 1, 2)
+    ],
+)
 def test_a_resume_at_any_stage_ends_with_the_same_bits(tmp_path, unbroken, stage, into):
     at = first_steps(unbroken)[stage] + into
     run = make(tmp_path / "run")

@@ -35,7 +35,7 @@ def test_a_study_through_the_command_line(tmp_path, monkeypatch):
     assert early.exit_code == 2
     assert "no run has ended yet, so there is nothing to draw" in " ".join(early.stderr.split())
     assert not picture.exists()
-    answer = CliRunner().invoke(app, [*map(str, words), "--workers", "2"])
+    answer = CliRunner().invoke(app, [*map(str, words), "--workers", "1"])
     assert answer.exit_code == 0, answer.output
     assert "2 heads" in answer.stdout
     assert "too few runs" in answer.stdout

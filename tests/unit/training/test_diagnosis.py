@@ -89,7 +89,7 @@ def test_a_bound_at_the_full_length_is_none_in_a_shorter_stage(tmp_path):
     assert result["diagnosis"]["kind"] != "cannot"
 
 
-@pytest.mark.parametrize("base", [2.0, 10.0])
+@pytest.mark.parametrize("base", [pytest.param(2.0, marks=pytest.mark.thorough), 10.0])
 def test_a_rotation_too_fast_for_the_distances(tmp_path, base):
     task = MQAR(seq_len=64, vocab_size=256)
     ended = plant(make(tmp_path / "run", task, d_model=8, options={"A.rope_base": base}), [0.1])
