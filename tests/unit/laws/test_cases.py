@@ -22,7 +22,7 @@ COVERED = {
     *("cdmoe form two score inside", "peer sigmoid", "peer dense", "routed", "shared experts"),
     *("cheems", "llama"),
 }
-"""Cases whose options other cases have too, each with what it was paired with or something harder."""
+"""Cases whose options other cases have too, in company that is as hard for the laws."""
 MARKED = [
     pytest.param(case, id=case.name, marks=[pytest.mark.thorough] if case.name in COVERED else [])
     for case in CASES
