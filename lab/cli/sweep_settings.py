@@ -34,7 +34,8 @@ class SweepSettings:
 
     Attributes:
         task: the task's name.
-        grid: the values of each axis; or, by a name for each, the options that it stands for.
+        grid: the values of each axis; or, by a name for each, the options that it stands for;
+            empty: runs that differ in the seed alone.
         fixed: options of all runs.
         seeds: of the runs of each setting.
         lengths: row lengths at which runs are evaluated; empty: that of the task.
@@ -52,13 +53,11 @@ class SweepSettings:
         """Return the sweep.
 
         Raises:
-            ValueError: for an unknown task or option, an empty grid, or values that no run can
-                have; the runs are named.
+            ValueError: for an unknown task or option, or values that no run can have; the runs are
+                named.
         """
         if self.task not in TASKS:
             raise ValueError(f"task={self.task!r}: is no task. {suggest(self.task, TASKS)}")
-        if not self.grid:
-            raise ValueError("grid is empty: give at least one, such as d_model=32,64")
         if not self.seeds:
             raise ValueError("seeds is empty: must hold at least one")
         hints = list_options(self.task)
@@ -66,7 +65,8 @@ class SweepSettings:
         fixed = _split_layers({"precision": PRECISION, **self.fixed}, "options", hints)
         cells = combine(self.task, axes, fixed=fixed, seeds=self.seeds, lengths=self.lengths)
         identity = json.dumps([self.task, fixed, list(self.lengths)], sort_keys=True, default=str)
-        name = self.name or f"sweep-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+        name = self.name or f"{'sweep' if self.grid else f'{self.task}-seeds'}-{digest}"
         return Sweep(name, "", _find_lengths(cells))
 
 
@@ -180,10 +180,16 @@ def read_grid(task: str, texts: Sequence[str]) -> dict[str, list[Any]]:
     """Read ["d_model=32,64", …]: values are separated by commas; one with a comma is quoted.
 
     Raises:
-        ValueError: for text of another form, an unknown task or option, or a value of another type.
+        ValueError: for no text or one of another form, an unknown task or option, or a value of
+            another type.
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r}: is no task. {suggest(task, TASKS)}")
+    if not texts:
+        raise ValueError(
+            f"grid is empty: give at least one, such as d_model=32,64; `lab {task} --seeds N` "
+            "trains runs that differ in the seed alone"
+        )
     known, grid = list_options(task), {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -232,9 +238,11 @@ def parse(content: Mapping[str, Any], where: str, name: str) -> SweepSettings:
     for part in ("options", "grid"):
         if not isinstance(content.get(part, {}), dict):
             raise ValueError(f"{where}: {part} must be a table, [{part}]")
+    if not content.get("grid"):
+        raise ValueError(f"{where}: grid is empty; it must have at least one option")
     return SweepSettings(
         task=content["task"],
-        grid=content.get("grid", {}),
+        grid=content["grid"],
         fixed=content.get("options", {}),
         seeds=read_seeds(content.get("seeds", SEEDS), where),
         lengths=_read_whole_numbers(content.get("lengths", []), f"{where}: lengths", 1),

@@ -15,6 +15,7 @@ from lab.cli.config_file import read_config
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
 from lab.cli.run_settings import configure, describe_run
+from lab.cli.seeds import train_seeds
 from lab.cli.trust_option import Trust
 from lab.config import ModelConfig, Runtime, TrainConfig
 from tasks import TASKS
@@ -62,6 +63,16 @@ def build_trainer(name: str) -> Callable[..., None]:
             ),
         ],
         "trust": Trust,
+        "seeds": Annotated[
+            int | None,
+            typer.Option(
+                metavar="N",
+                help="Train this many runs, with the seeds 0, 1, …, several at a time and each "
+                "with one thread, and compare them.",
+                rich_help_panel="Training",
+                show_default=False,
+            ),
+        ],
         "evaluations": Annotated[
             list[str] | None,
             typer.Option(
@@ -85,6 +96,7 @@ def build_trainer(name: str) -> Callable[..., None]:
         as_json: bool,
         config: Path | None,
         trust: bool,
+        seeds: int | None,
         evaluations: list[str] | None,
         **given: Any,
     ) -> None:
@@ -97,8 +109,13 @@ def build_trainer(name: str) -> Callable[..., None]:
                 for f in fields(part)
                 if f.name not in ROWS_DEPEND_ON
             }
-            action = rows.choose_action(looking, {"out": out, "eval": evaluations, **training})
+            action = rows.choose_action(
+                looking, {"out": out, "eval": evaluations, "seeds": seeds, **training}
+            )
             known = {} if config is None else _read_known(config, name, chosen, trust)
+        if action is None and seeds is not None:
+            train_seeds(name, seeds, chosen, known, out, evaluations, as_json=as_json)
+            return
         if action is None:
             _train(name, chosen, known, out, as_json, evaluations)
             return

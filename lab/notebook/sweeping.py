@@ -76,6 +76,7 @@ def sweep(
         task: its name, or a .toml file that describes the sweep.
         grid: values by option, such as {"d_model": [32, 64], "S.d_state": [16, 32]}; or named sets
             of options: {"mixer": {"attention": {"stack": "AM*2"}, "SSD": {"stack": "SM*2"}}}.
+            None: runs that differ in the seed alone.
         seeds: how many runs of each setting, or their seeds.
         out: the folder of the runs; None: one in runs/, named after the settings.
         table: also write the table to this .csv or .parquet file, and take ended runs from it.
@@ -86,8 +87,7 @@ def sweep(
         settings: any other option of `lab TASK`, for all runs, such as seq_len=64.
 
     Raises:
-        ValueError: for an unknown name, an empty grid, or runs that cannot be built; nothing is
-            started then.
+        ValueError: for an unknown name, or runs that cannot be built; nothing is started then.
         RunError: when a folder cannot be used.
         InterruptedSweepError: when a signal stopped it; the same call goes on.
     """

@@ -47,8 +47,10 @@ class CellFolder:
         """Check that the folder is this cell's, or new.
 
         Raises:
-            RunError: when it holds another cell, or none that can be read.
+            RunError: when it holds another cell, or none that can be read, or is in a run's folder.
         """
+        if (self.path.parent / "config.json").exists():
+            raise RunError(f"out={self.path.parent}: holds a single run; choose another --out")
         if not (self.path / "cell.json").exists():
             return
         held, given = self.read_cell().to_dict(), json.loads(json.dumps(cell.to_dict()))

@@ -42,14 +42,13 @@ def list_checkpoints(run: Path) -> dict[int, Path]:
 
 
 def save(run: Path, state: TrainingState) -> None:
-    """Write the checkpoint of `state` unless it exists, then delete the one before it.
+    """Write the checkpoint of `state` unless it exists; those before it are still there.
 
     Raises:
-        DivergedError: when a weight is not finite; the checkpoint before it is still there.
-        OSError: when it cannot be written; the checkpoint before it is still there.
+        DivergedError: when a weight is not finite.
+        OSError: when it cannot be written.
     """
-    before = list_checkpoints(run)
-    if state.step in before:
+    if state.step in list_checkpoints(run):
         return
     for name, weight in state.model.named_parameters():
         if not weight.isfinite().all():
@@ -72,11 +71,20 @@ def save(run: Path, state: TrainingState) -> None:
             "precision": state.precision,
             "threads": state.threads,
             "wrong": state.wrong,
+            "shared": state.shared,
             "sha256": digests,
         }
         folder.write_json(f"{temporary}/{STATE}", content, sealed=True)
+
+
+def keep_only(run: Path, step: int) -> None:
+    """Delete all checkpoints but that of a step, as far as the system allows."""
+    others = [path for known, path in list_checkpoints(run).items() if known != step]
+    if not others:
+        return
+    folder = Folder(run)
     with folder.own(HOME) as unread:  # while an analysis reads them, they stay until the next
-        for path in before.values() if unread else ():
+        for path in others if unread else ():
             with contextlib.suppress(OSError):
                 folder.remove(f"{HOME}/{path.name}")
 
@@ -138,7 +146,7 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         for name in (*COUNTERS, "threads"):
             setattr(state, name, counters[name])
         state.first_loss, state.precision = content["first_loss"], content.get("precision", "")
-        state.wrong = wrong
+        state.wrong, state.shared = wrong, content.get("shared", False)
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(
             f"checkpoint {home} does not fit its run: {shorten_message(error)}"

@@ -79,6 +79,7 @@ class TrainingState:
         precision: what "auto" chose for this run; empty before.
         threads: of the CPU, likewise; 0 before.
         wrong: share of wrong answers in the last validation at the full row length; 1 before.
+        shared: whether it computes gradients together with other runs (`lab.training.lanes`).
     """
 
     model: LanguageModel
@@ -91,6 +92,7 @@ class TrainingState:
     precision: str = ""
     threads: int = 0
     wrong: float = 1.0
+    shared: bool = False
 
 
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:

@@ -35,20 +35,26 @@ class LaneTime:
         together: seconds as one computation; NaN if not measured.
         apart: seconds one after another; NaN if not measured.
         obstacle: why they cannot be computed together; empty if they can.
+        chosen: whether they are, where that was not left to the measurement.
     """
 
     together: float = math.nan
     apart: float = math.nan
     obstacle: str = ""
+    chosen: bool | None = None
 
     @property
     def shared(self) -> bool:
         """Whether lanes are to be computed together."""
+        if self.chosen is not None:
+            return self.chosen
         return self.together <= WORTHWHILE * self.apart
 
     def __str__(self) -> str:
         if self.obstacle:
             return f"one after another: {self.obstacle}"
+        if self.chosen is not None:
+            return "together, as before" if self.chosen else "one after another, as asked"
         if math.isnan(self.apart):
             return "one after another: there is one"
         way = "together" if self.shared else "one after another"

@@ -19,6 +19,7 @@ import torch
 from lab.config import Runtime
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
+from lab.training.checkpoint import keep_only
 from lab.training.conclusion import Ending
 from lab.training.experiment import Plan, plan_training
 from lab.training.fit import DivergedError, Row, Stepper
@@ -35,6 +36,7 @@ def train_lanes(
     runs: Sequence[Run],
     runtime: Runtime,
     *,
+    shared: bool | None = None,
     on_plan: Callable[[Plan, LaneTime], None] | None = None,
     on_row: Callable[[Run, Row], None] = lambda run, row: None,
     on_note: Callable[[Run, str], None] = lambda run, text: None,
@@ -44,11 +46,13 @@ def train_lanes(
 
     Runs may differ in all but the model's configuration and the vocabulary: in seed, initial
     weights, task, rows and training. SIGINT and SIGTERM end all of them after the current step,
-    with checkpoints. A run that diverges ends, and the others go on.
+    with checkpoints. A run that diverges ends, and the others go on. Where runs compute together,
+    their checkpoints are of the same steps, so that the same runs go on as if nothing had been.
 
     Args:
         runs: what to train, and where it is kept; each may be resumed alone.
         runtime: of each; its minutes are those of all together.
+        shared: whether to compute together; None: as before, or else what is measured to be faster.
         on_plan: called once, before the first step, unless all runs have ended; None where nobody
             asks for times.
         on_row: called after every step of a run.
@@ -64,34 +68,54 @@ def train_lanes(
     device = choose_device(runtime.device)
     results: dict[int, dict[str, Any]] = {}
     with ExitStack() as locks, catch_interrupts() as find_interrupt:
-        lanes = []
+        claimed: dict[int, ExitStack] = {}
         for number, run in enumerate(runs):
             folder = locks.enter_context(ExitStack())
             done = folder.enter_context(claim_folder(run))
-            if done is not None:
-                folder.close()
-                results[number] = done
-                on_end(run, done)
+            if done is None:
+                claimed[number] = folder
                 continue
-            session = Session(run, runtime, device, partial(on_row, run), partial(on_note, run))
+            folder.close()
+            results[number] = done
+            on_end(run, done)
+        step = find_common_step([runs[number] for number in claimed])
+        lanes = []
+        for number, folder in claimed.items():
+            run = runs[number]
+            notes = partial(on_row, run), partial(on_note, run)
+            session = Session(run, runtime, device, *notes, step)
             stepper = Stepper(run.task, session.state, run.train, session.on_note)
             lanes.append(_Lane(number, session, stepper, folder))
 
-        def end(lane: _Lane, ending: Ending) -> None:
-            results[lane.number] = lane.session.conclude(ending)
-            lane.folder.close()
-            lanes.remove(lane)
-            on_end(lane.session.run, results[lane.number])
-
-        shared = bool(lanes) and _prepare(lanes, runtime, device, on_plan)
-        for lane in list(lanes):
+        together = bool(lanes) and _prepare(lanes, runtime, device, shared, on_plan)
+        for lane in lanes:
             lane.folder.enter_context(lane.session.record())
-            if lane.session.is_solved():
-                end(lane, Ending("solved"))
+        ended = {lane: Ending("solved") for lane in lanes if lane.session.is_solved()}
+        due = lanes if together else []
         while lanes:
-            for lane, ending in _take_step(lanes, shared, find_interrupt):
-                end(lane, ending)
+            # A lane ends, and its last checkpoint goes, only when all have one of this step.
+            saved = _save(due, ended)
+            for lane, ending in ended.items():
+                results[lane.number] = lane.session.conclude(ending)
+            for lane in saved:
+                keep_only(lane.session.run.path, lane.session.state.step)
+            for lane in ended:
+                lane.folder.close()
+                on_end(lane.session.run, results[lane.number])
+            lanes = [lane for lane in lanes if lane not in ended]
+            ended, due = _take_step(lanes, together, find_interrupt)
+            if together and (ended or due):
+                due = lanes
     return [results[number] for number in range(len(runs))]
+
+
+def find_common_step(runs: Sequence[Run]) -> int | None:
+    """Return the newest step that all runs have a checkpoint of; None if there is none.
+
+    Runs that compute together write theirs one after another, and drop those before only then.
+    """
+    steps = [set(run.list_checkpoints()) for run in runs]
+    return max(set.intersection(*steps), default=None) if steps else None
 
 
 def check_shapes(runs: Sequence[Run]) -> None:
@@ -127,6 +151,7 @@ def _prepare(
     lanes: Sequence[_Lane],
     runtime: Runtime,
     device: torch.device,
+    shared: bool | None,
     on_plan: Callable[[Plan, LaneTime], None] | None,
 ) -> bool:
     """Choose precision and threads, and whether lanes compute together."""
@@ -138,42 +163,70 @@ def _prepare(
         chosen = plan.best.precision if wanted == "auto" else wanted
         state.precision = state.precision or chosen
         state.threads = runtime.threads or state.threads or plan.best.threads
-    with use_threads(plan.best.threads):
-        times = measure_lanes(
-            [lane.session.state.model for lane in lanes],
-            list_stages(first.run.task, first.run.train),
-            first.state.precision,
-        )
+    if shared is None and any(lane.session.state.shared for lane in lanes):
+        shared = True
+    times = LaneTime(chosen=shared)
+    if shared is None:
+        with use_threads(plan.best.threads):
+            times = measure_lanes(
+                [lane.session.state.model for lane in lanes],
+                list_stages(first.run.task, first.run.train),
+                first.state.precision,
+            )
+    for lane in lanes:
+        lane.session.state.shared = times.shared
     if on_plan is not None:
         on_plan(replace(plan, certified=certified[0]), times)
     return times.shared
 
 
+def _save(due: Sequence[_Lane], ended: dict[_Lane, Ending]) -> list[_Lane]:
+    """Write checkpoints, those before them kept; return whose. A lane that diverged ends."""
+    saved = []
+    for lane in due:
+        if lane in ended and ended[lane].stopped == "diverged":
+            continue
+        try:
+            lane.session.run.save_checkpoint(lane.session.state, keep_before=True)
+            saved.append(lane)
+        except DivergedError:
+            ended[lane] = Ending("diverged")
+    return saved
+
+
 def _take_step(
     lanes: Sequence[_Lane], shared: bool, find_interrupt: Callable[[], Signals | None]
-) -> list[tuple[_Lane, Ending]]:
-    """Take a step of every lane; return those that end, and why."""
-    ended: list[tuple[_Lane, Ending]] = []
+) -> tuple[dict[_Lane, Ending], Sequence[_Lane]]:
+    """Take a step of every lane; return those that end, and why, and whose checkpoint is due."""
     groups: dict[Hashable, list[tuple[_Lane, Batch, float]]] = {}
+    over = []
     for lane in lanes:
         began = time.perf_counter()
         batch = lane.stepper.draw()
         if batch is None:
-            lane.session.run.save_checkpoint(lane.session.state)
-            ended.append((lane, Ending("budget")))
+            over.append(lane)
             continue
         key = (batch.inputs.shape, lane.setting) if shared else lane.number
         drawn = time.perf_counter() - began
         groups.setdefault(key, []).append((lane, batch, drawn))
-    for group in groups.values():
-        for lane, row in _step_group(group):
-            ending = Ending("diverged")
-            if row is not None:
-                with suppress(DivergedError):
-                    ending = lane.session.keep(row, find_interrupt)
-            if ending is not None:
-                ended.append((lane, ending))
-    return ended
+    if over:  # before the others take a step
+        return {lane: Ending("budget") for lane in over}, over
+    rows = {lane: row for group in groups.values() for lane, row in _step_group(group)}
+    for lane, row in rows.items():
+        if row is not None:
+            lane.session.take_in(row)
+    # Once for all, so that all stop after the same step.
+    interrupt, ended, due = find_interrupt(), {}, []
+    for lane in lanes:
+        row = rows[lane]
+        ending, saves = (
+            (Ending("diverged"), False) if row is None else lane.session.judge(row, interrupt)
+        )
+        if ending is not None:
+            ended[lane] = ending
+        if saves:
+            due.append(lane)
+    return ended, due
 
 
 def _step_group(

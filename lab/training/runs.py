@@ -5,8 +5,7 @@
     checkpoint/      step-N folders: weights and optimiser as safetensors, state.json with digests
     history/         weights kept along the way, for analysis
     result.json      how it ended
-    analysis.json    what analysis measured
-    report.html      what it made of it; report.json: the sections of that page
+    analysis.json    what analysis measured; report.html, report.json: the page of it
 
 Every file is written under a temporary name and then renamed, so it is never half there. Only
 metrics.jsonl grows line by line. Loading unpickles nothing.
@@ -162,8 +161,7 @@ class Run:
 
     def _compare(self) -> None:
         """Check that the folder holds this configuration."""
-        own = list_named(self.to_dict())
-        theirs = Run.open(self.path, named=own)
+        theirs = Run.open(self.path, named=list_named(self.to_dict()))
         pair = (json.loads(json.dumps(run.to_dict())) for run in (theirs, self))
         for name, was, now in list_differences(*pair):
             raise OutError(
@@ -196,13 +194,14 @@ class Run:
         return Metrics.read(self.path / "metrics.jsonl", self.task.seq_len)
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics and the kept weights of later steps, which will be taken again.
+        """Drop metrics and kept weights of later steps, and all checkpoints but that of this one.
 
         Raises:
             RunError: when the folder cannot be written.
         """
         rows = [row for row in self.read_metrics() if row["step"] <= step]
         with explain_write_errors(self.path):
+            checkpoint.keep_only(self.path, step)
             history.rewind(self.path, step)
             self.write_metrics(rows)
 
@@ -243,21 +242,23 @@ class Run:
             Folder(self.path).clear_leftovers(name)
 
     def share_checkpoints(self) -> contextlib.AbstractContextManager[None]:
-        """Keep a training process from removing checkpoints, for a `with` block that reads them."""
+        """Keep training from removing checkpoints, for a `with` block that reads them."""
         return Folder(self.path).share(checkpoint.HOME)
 
     def list_checkpoints(self) -> dict[int, Path]:
         """Return the checkpoint folders by step, oldest first."""
         return checkpoint.list_checkpoints(self.path)
 
-    def save_checkpoint(self, state: TrainingState) -> None:
-        """Write a checkpoint, then drop the one before it.
+    def save_checkpoint(self, state: TrainingState, *, keep_before: bool = False) -> None:
+        """Write a checkpoint, then drop those before it, unless they are to be kept.
 
         Raises:
             RunError: when it cannot be written; the checkpoint before it is still there.
         """
         with explain_write_errors(self.path):
             checkpoint.save(self.path, state)
+            if not keep_before:
+                checkpoint.keep_only(self.path, state.step)
 
     def load_state(
         self, device: torch.device | str = "cpu", step: int | None = None
@@ -277,10 +278,9 @@ class Run:
         except ValueError as error:
             raise RunError(f"{self.path}: {error}") from error
         known = self.list_checkpoints()
-        if step is None:
-            if not known:
-                return state
-            step = max(known)
+        if step is None and not known:
+            return state
+        step = max(known) if step is None else step
         if step not in known:
             raise RunError(
                 f"{self.path}: no checkpoint of step {step}; has {list(known) or 'none'}"

@@ -134,6 +134,7 @@ class StateFile(TypedDict):
     precision: NotRequired[Literal["", "fp32", "bf16"]]
     threads: NotRequired[Count]
     wrong: NotRequired[float]
+    shared: NotRequired[bool]
 
 
 def validate(kind: type[T], content: object, where: str) -> T:

@@ -28,6 +28,7 @@ class Session:
         device: where to compute.
         on_row: called after every step.
         on_note: called with what is done now, before what takes longer than a step.
+        step: of the checkpoint to go on from; None: the newest.
 
     Raises:
         RunError: when the folder cannot be used or written.
@@ -40,10 +41,11 @@ class Session:
         device: torch.device,
         on_row: Callable[[Row], None],
         on_note: Callable[[str], None],
+        step: int | None = None,
     ):
         self.run, self.runtime, self.device = run, runtime, device
         self.on_row, self.on_note = on_row, on_note
-        self.state = run.load_state(device)
+        self.state = run.load_state(device, step)
         check_whole(run, self.state)
         run.rewind(self.state.step)
         self._record: list[Callable[[Row], None]] = []
@@ -93,26 +95,35 @@ class Session:
             row: the step.
             find_interrupt: returns the signal that asks to stop, if one came.
         """
-        run, state, runtime = self.run, self.state, self.runtime
+        self.take_in(row)
+        # Only now: a signal may come while the step is recorded.
+        ending, due = self.judge(row, find_interrupt())
+        if due:
+            self.run.save_checkpoint(self.state)
+        return ending
+
+    def take_in(self, row: Row) -> None:
+        """Record a step, and keep the weights if they are due."""
         for record in self._record:
             record(row)
-        lengthened = state.stage_step == row.step
         due = self._pace.update(row.step, row.accuracy)
-        if runtime.history and (due or lengthened):
-            run.keep_weights(state)
-        # Only now: a signal may come while the step is recorded.
-        interrupt = find_interrupt()
+        if self.runtime.history and (due or self._has_lengthened(row)):
+            self.run.keep_weights(self.state)
+
+    def judge(self, row: Row, interrupt: Signals | None) -> tuple[Ending | None, bool]:
+        """Return why training ends after a step, if it does, and whether a checkpoint is due."""
+        runtime = self.runtime
         late = (
             runtime.max_minutes is not None
             and time.monotonic() - self._began >= 60 * runtime.max_minutes
         )
-        solved = _is_solved(vars(row), state.step, run.train)
-        stops = solved or interrupt or late
-        if stops or lengthened or row.step % runtime.checkpoint_every == 0:
-            run.save_checkpoint(state)
-        if not stops:
-            return None
-        return Ending("solved") if solved else Ending("interrupted", interrupt)
+        solved = _is_solved(vars(row), self.state.step, self.run.train)
+        if solved or interrupt or late:
+            return Ending("solved") if solved else Ending("interrupted", interrupt), True
+        return None, self._has_lengthened(row) or row.step % runtime.checkpoint_every == 0
+
+    def _has_lengthened(self, row: Row) -> bool:
+        return self.state.stage_step == row.step
 
     def conclude(self, ending: Ending) -> dict[str, Any]:
         """Write the result of the run, and return it."""

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import torch
 from analysis.base import Subject
 from analysis.examination import examine
 from analysis.pages.report import write_both
-from lab.config import Runtime
+from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.training.experiment import carry_out
 from lab.training.extension import extend
+from lab.training.lanes import train_lanes
 from lab.training.runs import Run
+from tasks import TASKS
 from tests.faults.attempt import attempt, report
 from tests.faults.numbered import draw_cases
 from tests.faults.planted import STEPS, copy, describe
@@ -42,6 +45,20 @@ def analyze(folder: Path) -> None:
     """Analyse the run in a folder."""
     run = Run.open(folder)
     write_both(run, examine(Subject.of(run, rows=4), ["tokens"]))
+
+
+def train_together(folder: Path) -> None:
+    """Train runs of different lengths in one computation, whose bits depend on who takes part."""
+    train = TrainConfig(
+        batch_size=4, eval_every=2, test_rows=8, precision="fp32", lengthen=True, lengthen_at=0.55
+    )
+    model, task = ModelConfig(stack="AM SM", d_model=8), TASKS["flip_flop"](seq_len=16)
+    steps = {"long": STEPS, "short": STEPS - 3, "other": STEPS}
+    runs = [
+        Run(folder / name, task, model, replace(train, max_steps=most, seed=seed))
+        for seed, (name, most) in enumerate(steps.items())
+    ]
+    train_lanes(runs, RUNTIME, shared=True)
 
 
 def count_changes(call: Callable[[], object]) -> int:
@@ -94,6 +111,29 @@ def test_killed_before_any_change_to_the_disk(tmp_path):
         elif _list_hidden(folder):
             failed.append(f"{where}: leaves {_list_hidden(folder)}")
     report("kills", tried, failed)
+
+
+def test_lanes_killed_before_any_change_end_with_the_same_bits(tmp_path):
+    whole = tmp_path / "whole"
+    count = count_changes(partial(train_together, whole))
+    names = sorted(path.name for path in whole.iterdir())
+    failed, tried = [], 0
+    for number, random in draw_cases(default=4):
+        folder, lasts = tmp_path / f"{number}", []
+        while len(lasts) < random.choice((1, 2)):
+            lasts.append(random.randint(1, count))
+            attempt(partial(_watch, partial(train_together, folder), lasts[-1]))
+        again = attempt(partial(train_together, folder))
+        tried += 1
+        where = f"case {number}: before changes {lasts} of {count}"
+        if again.code:
+            failed.append(f"{where}: the same again: {again.text.strip()[-300:]}")
+            continue
+        differ = [n for n in names if not _same(_read(folder / n), _read(whole / n))]
+        left = [file for name in names for file in _list_hidden(folder / name)]
+        if differ or left:
+            failed.append(f"{where}: {differ} end otherwise than the whole; left {left}")
+    report("lanes", tried, failed)
 
 
 def _read(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor], bool]:
