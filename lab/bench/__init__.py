@@ -11,6 +11,7 @@ BENCHMARKS = (
     "experts",
     "attention",
     "ssd",
+    "lanes",
     "analyze",
     "certify",
     "startup",

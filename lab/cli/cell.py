@@ -1,7 +1,7 @@
 """The process that trains cells of a sweep: `python -P -m lab.cli.cell`.
 
-Each line of its input is an order, and each line of its output the answer to one
-(`lab.sweeps.workers`). What a cell prints goes to the cell's log.
+Each line of its input is an order to train one cell, or several together, and each line of its
+output the answer for one cell (`lab.sweeps.workers`). What cells print goes to the first one's log.
 """
 
 import json
@@ -11,14 +11,19 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lab.machine.spinning import wait_briefly
 
 if TYPE_CHECKING:
     from lab.sweeps.folder import CellFolder
+    from lab.sweeps.sweep import Cell
+    from lab.training.runs import Run
 
+OnEnd = Callable[["CellFolder", str | None], None]
 COMMAND = (sys.executable, "-P", "-m", "lab.cli.cell")
 """-P: files in the working directory must not take the place of the lab's packages."""
 CHUNK = 65_536
@@ -35,16 +40,19 @@ def serve() -> None:
 
     keep_freed_memory()
     while (order := orders.get()) is not None:
-        folder = CellFolder(Path(order["folder"]))
-        with open(folder.log, "a") as log:
+        folders = [CellFolder(Path(path)) for path in order["folders"]]
+        with open(folders[0].log, "a") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         training.set()
-        error, stopped = _try_cell(folder, order["max_minutes"])
+        stopped = _train_in_turn(folders, order["max_minutes"], partial(_answer, answers))
         training.clear()
         if stopped:
             return
-        print(json.dumps({"error": error}), file=answers)
+
+
+def _answer(answers: TextIO, folder: "CellFolder", error: str | None) -> None:
+    print(json.dumps({"folder": str(folder.path), "error": error}), file=answers)
 
 
 def _read_orders(orders: "queue.Queue[dict[str, Any] | None]", training: threading.Event) -> None:
@@ -60,14 +68,40 @@ def _read_orders(orders: "queue.Queue[dict[str, Any] | None]", training: threadi
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _try_cell(folder: "CellFolder", max_minutes: float | None) -> tuple[str | None, bool]:
-    """Train a cell; return its error, if it has one, and whether a signal stopped it."""
+def _train_in_turn(
+    folders: "Sequence[CellFolder]", max_minutes: float | None, on_end: OnEnd
+) -> bool:
+    """Train cells together, and one after another those that could not be, when one has failed.
+
+    Returns:
+        whether a signal stopped them.
+    """
+    left = list(folders)
+
+    def end(folder: "CellFolder", error: str | None) -> None:
+        left.remove(folder)
+        on_end(folder, error)
+
+    if len(left) > 1:
+        _, stopped = _try(partial(train_together, folders, end))
+        if stopped:
+            return True
+    for folder in list(left):
+        error, stopped = _try(partial(train_cell, folder, max_minutes))
+        if stopped:
+            return True
+        end(folder, error)
+    return False
+
+
+def _try(train: Callable[[], bool]) -> tuple[str | None, bool]:
+    """Call what trains cells; return its error, if it has one, and whether a signal stopped it."""
     from lab.files import RunError, shorten_message
     from lab.training.fit import DivergedError
     from tasks.corpus import TextChangedError
 
     try:
-        return None, train_cell(folder, max_minutes)
+        return None, train()
     except (RunError, DivergedError, TextChangedError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr, flush=True)
         return str(error), False
@@ -75,6 +109,44 @@ def _try_cell(folder: "CellFolder", max_minutes: float | None) -> tuple[str | No
         traceback.print_exc()
         sys.stderr.flush()
         return f"{type(error).__name__}: {shorten_message(error)}", False
+
+
+def train_together(folders: "Sequence[CellFolder]", on_end: OnEnd) -> bool:
+    """Train cells of one shape as lanes, from their checkpoints, and evaluate their lengths.
+
+    Args:
+        folders: of the cells.
+        on_end: called with the folder of each that has ended, and its error.
+
+    Returns:
+        whether a signal stopped them.
+
+    Raises:
+        ValueError: for options that make no run, or runs of different shapes.
+        RunError: when a folder cannot be read or written.
+    """
+    from lab.cli.run_settings import describe_run
+    from lab.training.lanes import train_lanes
+
+    cells = [folder.read_cell() for folder in folders]
+    described = [
+        describe_run(cell.task, dict(cell.options), folder.run_path)
+        for cell, folder in zip(cells, folders, strict=True)
+    ]
+    runs = [run for run, _ in described]
+    of_run = {
+        run.path: (folder, cell) for run, folder, cell in zip(runs, folders, cells, strict=True)
+    }
+
+    def end(run: "Run", result: dict[str, Any], error: Exception | None) -> None:
+        folder, cell = of_run[run.path]
+        if not result["signal"]:
+            if error is None:
+                _evaluate(run, folder, cell)
+            on_end(folder, None if error is None else str(error))
+
+    results = train_lanes(runs, described[0][1], shared=True, on_end=end)
+    return any(result["signal"] for result in results)
 
 
 def train_cell(folder: "CellFolder", max_minutes: float | None = None) -> bool:
@@ -91,7 +163,6 @@ def train_cell(folder: "CellFolder", max_minutes: float | None = None) -> bool:
     from dataclasses import replace
 
     from lab.cli.run_settings import describe_run
-    from lab.sweeps.lengths import evaluate_last, evaluate_lengths
     from lab.training.experiment import carry_out
 
     cell = folder.read_cell()
@@ -99,9 +170,16 @@ def train_cell(folder: "CellFolder", max_minutes: float | None = None) -> bool:
     result = carry_out(run, replace(runtime, max_minutes=max_minutes))
     if result["signal"]:
         return True
+    _evaluate(run, folder, cell)
+    return False
+
+
+def _evaluate(run: "Run", folder: "CellFolder", cell: "Cell") -> None:
+    """Evaluate a run that has ended at the row lengths of its cell."""
+    from lab.sweeps.lengths import evaluate_last, evaluate_lengths
+
     alone = list(cell.lengths) == [run.task.seq_len]
     folder.write_lengths([evaluate_last(run)] if alone else evaluate_lengths(run, cell.lengths))
-    return False
 
 
 if __name__ == "__main__":

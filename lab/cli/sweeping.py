@@ -15,6 +15,7 @@ from lab.machine.processor import count_cores
 from lab.sweeps.cost import RunCost, TimeLeft, find_size, time_run
 from lab.sweeps.earlier import EarlierResults
 from lab.sweeps.folder import CellFolder
+from lab.sweeps.lanes import LanePlan, choose_lanes
 from lab.sweeps.runner import check_limits, is_finished, run_cells
 from lab.sweeps.sweep import Cell, Sweep
 from lab.sweeps.table import check_file, save_table, tabulate_cells
@@ -46,6 +47,7 @@ class SweepPlan:
         workers: cells at a time.
         costs: of the cells to do, by name.
         left: estimates the time left.
+        lanes: which of them compute together.
     """
 
     cells: int
@@ -54,6 +56,7 @@ class SweepPlan:
     left: TimeLeft
     max_minutes: float | None
     out: Path
+    lanes: LanePlan
 
 
 class Display:
@@ -152,7 +155,8 @@ class SweepJob:
                 self.sweep,
                 self.out,
                 COMMAND,
-                workers=min(plan.workers, len(self.sweep.cells)),
+                groups=plan.lanes.groups,
+                workers=min(plan.workers, len(plan.lanes.groups)),
                 max_minutes=self.max_minutes,
                 skip=earlier.has_ended,
                 on_begin=shown.on_begin,
@@ -210,7 +214,11 @@ class SweepJob:
         workers = self.count_workers()
         by_size = {sizes[name]: cost for name, cost in costs.items()}
         left = TimeLeft(sizes, by_size, workers, self.max_minutes)
-        return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out)
+        lanes = LanePlan(tuple((cell,) for cell in cells))
+        if self.max_minutes is None and costs:  # minutes are of a run
+            described = {cell.name: read_settings(cell.task, cell.options) for cell in cells}
+            lanes = choose_lanes(cells, described, list(costs), workers, on_note)
+        return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out, lanes)
 
 
 def describe_cell(folder: CellFolder, error: str | None) -> str:

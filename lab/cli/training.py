@@ -110,7 +110,7 @@ def build_trainer(name: str) -> Callable[..., None]:
                 if f.name not in ROWS_DEPEND_ON
             }
             action = rows.choose_action(
-                looking, {"out": out, "eval": evaluations, "seeds": seeds, **training}
+                looking, {"seeds": seeds, "out": out, "eval": evaluations, **training}
             )
             known = {} if config is None else _read_known(config, name, chosen, trust)
         if action is None and seeds is not None:

@@ -1,11 +1,11 @@
-"""Running the cells of a sweep in several processes, each with one thread."""
+"""Running the cells of a sweep in several processes, each with one thread on a CPU."""
 
 import contextlib
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +21,7 @@ def run_cells(
     out: Path,
     command: Sequence[str],
     *,
+    groups: Sequence[Sequence[Cell]] | None = None,
     workers: int = 1,
     max_minutes: float | None = None,
     skip: Callable[[Cell], bool] = lambda cell: False,
@@ -38,7 +39,8 @@ def run_cells(
         sweep: the cells.
         out: the folder that holds the cells' folders.
         command: starts a process that trains cells (`lab.sweeps.workers`).
-        workers: cells at a time.
+        groups: the cells by the process that trains them together; None: each on its own.
+        workers: groups at a time.
         max_minutes: most minutes of a cell in total; None: no limit.
         skip: whether a cell's result is already known from elsewhere.
         on_begin: called with a cell before it is trained.
@@ -50,24 +52,32 @@ def run_cells(
     """
     check_limits(workers, max_minutes)
     stop, telling = threading.Event(), threading.Lock()
-    known = [cell for cell in sweep.cells if not skip(cell)]
-    waiting = deque(known)
+    waiting = deque([(cell,) for cell in sweep.cells] if groups is None else groups)
+
+    def end(cell: Cell, folder: CellFolder, error: str | None) -> None:
+        with telling:
+            on_end(cell, folder, error)
 
     def work(variables: dict[str, str]) -> None:
         worker = Worker(command, variables, stop)
         try:
             while waiting and not stop.is_set():
                 try:
-                    cell = waiting.popleft()
+                    group = waiting.popleft()
                 except IndexError:  # another worker was faster
                     return
-                folder, error = CellFolder(out / cell.name), None
-                if not is_finished(cell, folder, max_minutes):
+                todo = {}
+                for cell in group:
+                    folder = CellFolder(out / cell.name)
+                    if skip(cell):
+                        continue
+                    if is_finished(cell, folder, max_minutes):
+                        end(cell, folder, None)
+                        continue
+                    todo[folder] = cell
                     with telling:
                         on_begin(cell)
-                    error = _train(cell, folder, worker, max_minutes)
-                with telling:
-                    on_end(cell, folder, error)
+                _train(todo, worker, max_minutes, end)
         finally:
             worker.close()
 
@@ -110,16 +120,34 @@ def is_finished(cell: Cell, folder: CellFolder, max_minutes: float | None) -> bo
     }
 
 
-def _train(cell: Cell, folder: CellFolder, worker: Worker, max_minutes: float | None) -> str | None:
-    """Train a cell, record its minutes and its error, and return the error."""
-    began = time.monotonic()
-    try:
-        folder.claim(cell)
+def _train(
+    cells: Mapping[CellFolder, Cell],
+    worker: Worker,
+    max_minutes: float | None,
+    on_end: Callable[[Cell, CellFolder, str | None], None],
+) -> None:
+    """Train cells together, and record the minutes of each and its error."""
+    began, left = time.monotonic(), dict(cells)
+
+    def end(folder: CellFolder, error: str | None) -> None:
+        cell = left.pop(folder)
+        with contextlib.suppress(RunError):
+            folder.note((time.monotonic() - began) / 60 / len(cells), error)
+        on_end(cell, folder, error)
+
+    for folder, cell in cells.items():
+        try:
+            folder.claim(cell)
+        except (RunError, OSError) as failure:
+            end(folder, str(failure))
+    minutes = max_minutes
+    if max_minutes is not None and left:
         # A cell that is out of minutes must still be evaluated, which takes a step first.
-        left = None if max_minutes is None else max(1e-3, max_minutes - folder.read_minutes())
-        error = worker.train(folder, left)
+        minutes = max(1e-3, max_minutes - max(folder.read_minutes() for folder in left))
+    try:
+        worker.train(list(left), minutes, end)
+        failed = None
     except (RunError, OSError) as failure:
-        error = str(failure)
-    with contextlib.suppress(RunError):
-        folder.note((time.monotonic() - began) / 60, error)
-    return error
+        failed = str(failure)
+    for folder in list(left):  # stopped
+        end(folder, failed)

@@ -1,8 +1,9 @@
 """The processes that train cells: the only place where a cell becomes a process.
 
-A worker is started for its first cell and then trains one cell after another, so that importing
-torch is paid for once. It reads a JSON line for each cell and answers with one. When its input
-ends, because the sweep was killed, it writes a checkpoint and ends, too.
+A worker is started for its first cells and then trains one group after another, so that importing
+torch is paid for once. It reads a JSON line for each group of cells that are computed together, and
+answers with one for each cell. When its input ends, because the sweep was killed, it writes
+checkpoints and ends, too.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +42,43 @@ class Worker:
         self.command, self.variables, self.stop = list(command), variables, stop
         self.process: subprocess.Popen[bytes] | None = None
 
-    def train(self, folder: CellFolder, max_minutes: float | None) -> str | None:
-        """Train a cell to its end; return its error, or None if it has none or was stopped.
+    def train(
+        self,
+        folders: Sequence[CellFolder],
+        max_minutes: float | None,
+        on_end: Callable[[CellFolder, str | None], None],
+    ) -> None:
+        """Train cells to their ends, several of them together.
+
+        Args:
+            folders: of the cells.
+            max_minutes: most minutes; None: no limit.
+            on_end: called when a cell has ended, with its error; not where it was stopped.
 
         Raises:
             OSError: when the process cannot be started, or the log cannot be written.
         """
-        deaths: list[int] = []
-        while True:
-            order = {"folder": str(folder.path.resolve()), "max_minutes": max_minutes}
-            began = time.monotonic()
-            answer = self._ask(order, folder.log)
-            if answer is not None:
-                return answer["error"]
+        left, deaths = list(folders), []
+        while left:
+            order = {"folders": [str(f.path.resolve()) for f in left], "max_minutes": max_minutes}
+            began, log = time.monotonic(), left[0].log
+            for answer in self._ask(order, log):
+                ended = next(f for f in left if str(f.path.resolve()) == answer["folder"])
+                left.remove(ended)
+                on_end(ended, answer["error"])
+            if not left:
+                return
             code = self._end()
             if self.stop.is_set():
-                return None
-            run = folder.open_run()
-            deaths.append(0 if run is None else max(run.list_checkpoints(), default=0))
+                return
+            deaths.append(sum(map(_find_newest_step, left)))
             if code > 0 or deaths.count(deaths[-1]) >= MOST_DEATHS:
-                return _describe_death(code, folder.log)
+                if len(left) == 1:
+                    on_end(left[0], _describe_death(code, log))
+                    return
+                for folder in left:  # one of them is to blame
+                    self.train([folder], max_minutes, on_end)
+                return
             if max_minutes is not None:
                 max_minutes = max(1e-3, max_minutes - (time.monotonic() - began) / 60)
 
@@ -68,20 +86,23 @@ class Worker:
         """End the process, which has no cell to train."""
         self._end()
 
-    def _ask(self, order: dict[str, Any], log: Path) -> dict[str, Any] | None:
-        """Send an order and wait for the answer; None if the process ended without one."""
+    def _ask(self, order: dict[str, Any], log: Path) -> Iterator[dict[str, Any]]:
+        """Send an order and yield the answer for each cell, until the process ends or all came."""
         if self.process is None:
             self.process = self._start(log)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # an answer that ends tells that it is dead
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        asked = False
-        while True:
+        asked, missing = False, len(order["folders"])
+        while missing:
             readable, _, _ = select.select([self.process.stdout], [], [], POLL)
             if readable:
                 line = self.process.stdout.readline()
-                return json.loads(line) if line.endswith(b"\n") else None
+                if not line.endswith(b"\n"):
+                    return
+                missing -= 1
+                yield json.loads(line)
             if self.stop.is_set() and not asked:
                 self.process.send_signal(signal.SIGINT)
                 asked = True
@@ -109,6 +130,11 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         return process.wait()
+
+
+def _find_newest_step(folder: CellFolder) -> int:
+    run = folder.open_run()
+    return 0 if run is None else max(run.list_checkpoints(), default=0)
 
 
 def _describe_death(code: int, log: Path) -> str:

@@ -86,10 +86,14 @@ def carry_out(
                 ending = _train(session)
             except DivergedError as error:
                 session.conclude(Ending("diverged"))
-                kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
-                advice = f"last good checkpoint: {kept}; try a lower --learning-rate"
-                raise DivergedError(f"{error}; {advice}") from error
+                raise explain_divergence(run, error) from error
         return session.conclude(ending)
+
+
+def explain_divergence(run: Run, error: DivergedError) -> DivergedError:
+    """Return the error with what is kept of the run, and what to try."""
+    kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
+    return DivergedError(f"{error}; last good checkpoint: {kept}; try a lower --learning-rate")
 
 
 def try_out(run: Run, device: torch.device | None = None) -> None:

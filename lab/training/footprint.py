@@ -39,17 +39,21 @@ class Footprint:
     """The bytes that training takes at a time.
 
     Attributes:
+        weights: of a model.
         kept: weights and moments, throughout.
         fixed: of a step's activations, those that rows do not change.
         per_row: of a step's activations and gradients, those of each row.
-        update: gradients and what the optimiser makes.
+        gradients: of all parameters.
+        update: what the optimiser makes.
         rows: of a step.
         others: the most that is taken between steps: by a checkpoint, or by shortcuts.
     """
 
+    weights: int
     kept: int
     fixed: float
     per_row: float
+    gradients: int
     update: int
     rows: int
     others: int
@@ -57,8 +61,18 @@ class Footprint:
     @property
     def total(self) -> int:
         """All of them at the worst moment."""
-        step = FRAGMENTS * (self.fixed + self.rows * self.per_row)
-        return self.kept + int(max(step, self.update, self.others))
+        return self.count_lanes(1)
+
+    def count_lanes(self, lanes: int) -> int:
+        """Return what several runs take that compute together.
+
+        Each has weights, moments, gradients and activations of its own, and their weights are
+        stacked. Optimisers take their steps, and checkpoints are written, one after another.
+        """
+        stacked = lanes * self.weights if lanes > 1 else 0
+        step = lanes * FRAGMENTS * (self.fixed + self.rows * self.per_row) + stacked
+        update = lanes * self.gradients + self.update
+        return lanes * self.kept + int(max(step, update, self.others))
 
     def count_fitting_rows(self, limit: int) -> int:
         """Return how many rows a step may have within a number of bytes."""
@@ -90,6 +104,19 @@ def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
     )
 
 
+def count_fitting_lanes(run: Run, most: int, free: int | None = None) -> int:
+    """Return how many runs like this one memory holds that compute together, at least 1.
+
+    Args:
+        run: one of them; its model is built to be measured.
+        most: the answer is at most this.
+        free: bytes that they may take; None: what is free.
+    """
+    found = estimate(run, run.build())
+    bound = measure_free_memory() if free is None else free
+    return max((n for n in range(1, most + 1) if found.count_lanes(n) <= bound), default=1)
+
+
 def estimate(run: Run, model: LanguageModel) -> Footprint:
     """Estimate what training a run takes; the model's weights are changed."""
     fixed, per_row = _measure_rows(run.task, model, run.train.batch_size)
@@ -103,10 +130,12 @@ def estimate(run: Run, model: LanguageModel) -> Footprint:
     weights, moments = sum(p.nbytes for p in model.parameters()), update.live
     tokens = count_rows(2**19, run.task.seq_len, most=256) * run.task.seq_len
     return Footprint(
+        weights=weights,
         kept=weights + moments,
         fixed=fixed,
         per_row=per_row,
-        update=gradients + update.peak - moments,
+        gradients=gradients,
+        update=update.peak - moments,
         rows=run.train.batch_size,
         others=max(3 * weights, weights + 2 * moments, PREDICTORS * tokens),
     )

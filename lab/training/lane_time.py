@@ -6,21 +6,28 @@ are large: then the lanes' activations do not stay in the processor's cache (LOG
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from lab.lengthening import Stage
+from lab.lengthening import Stage, list_stages
+from lab.machine.measurements import read, remember
 from lab.models import LanguageModel
 from lab.models.reading import sees_all
 from lab.models.user_mixer import is_own
 from lab.training.gradients import differentiate, differentiate_lanes
+from lab.training.runs import Run
+from lab.training.step_time import digest_setting, use_threads
 from tasks.base import Batch
 
-SECONDS = 2.0
-"""About how long to measure; each way is measured at least once."""
+SECONDS, QUICK = 2.0, 0.5
+"""About how long to measure: one choice, and each of the many of a sweep."""
+KIND = "lane_time"
+"""What `lab.machine.measurements` calls these."""
+Clock = Callable[[], float]
 WORTHWHILE = 0.9
 """Lanes share their steps if these take at most this share of the time one after another."""
 CLOSE = 1e-3
@@ -48,7 +55,12 @@ class LaneTime:
         """Whether lanes are to be computed together."""
         if self.chosen is not None:
             return self.chosen
-        return self.together <= WORTHWHILE * self.apart
+        return self.share <= WORTHWHILE
+
+    @property
+    def share(self) -> float:
+        """Time together, as a share of the time one after another; NaN if not measured."""
+        return self.together / self.apart
 
     def __str__(self) -> str:
         if self.obstacle:
@@ -58,21 +70,61 @@ class LaneTime:
         if math.isnan(self.apart):
             return "one after another: there is one"
         way = "together" if self.shared else "one after another"
-        return f"{way}: a step of all takes {self.together / self.apart:.2f} times as long together"
+        return f"{way}: a step of all takes {self.share:.2f} times as long together"
+
+
+def time_lanes(run: Run, count: int, device: torch.device, threads: int) -> LaneTime:
+    """Return how long the steps of runs that differ in the seed take, both ways.
+
+    The measurement is kept in the user's cache folder, by machine, run and number of lanes, so that
+    a sweep that is resumed computes as before.
+
+    Args:
+        run: one of them; its models are built to be timed.
+        count: how many.
+        device: where to compute.
+        threads: of the CPU.
+    """
+    stages = list_stages(run.task, run.train)
+    key = digest_setting(run, stages, device, run.train.precision, (count, threads))
+    known = _parse(read(KIND).get(key))
+    if known is not None:
+        return known
+    seeds = [replace(run, train=replace(run.train, seed=seed)) for seed in range(count)]
+    models = [each.build().to(device) for each in seeds]
+    with use_threads(threads):
+        found = measure_lanes(models, stages, run.train.precision, QUICK)
+    remember(KIND, key, asdict(found))
+    return found
+
+
+def _parse(content: Any) -> LaneTime | None:
+    """Return a kept measurement; None if it is none."""
+    try:
+        found = LaneTime(**content)
+        times = all(0 < t < math.inf for t in (found.together, found.apart))
+        return found if times or (found.obstacle and isinstance(found.obstacle, str)) else None
+    except TypeError:
+        return None
 
 
 def measure_lanes(
-    models: Sequence[LanguageModel], stages: Sequence[Stage], precision: str
+    models: Sequence[LanguageModel],
+    stages: Sequence[Stage],
+    precision: str,
+    seconds: float = SECONDS,
 ) -> LaneTime:
     """Return how long the steps of the first and the last stage take, both ways.
 
     The models keep their weights. With a mixer of the user's, together must give the
-    gradients of one after another.
+    gradients of one after another. On one thread of a CPU the time is the processor's, which other
+    programs do not change much.
 
     Args:
         models: of one shape.
         stages: of training.
         precision: "fp32" or "bf16".
+        seconds: about how long to measure; each way is measured at least once.
     """
     if len(models) < 2:
         return LaneTime()
@@ -88,31 +140,37 @@ def measure_lanes(
     if obstacle:
         return LaneTime(obstacle=obstacle)
     fastest = {way: [math.inf] * len(parts) for way in (_together, _apart)}
+    on_cpu = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if on_cpu else time.perf_counter
     for way in fastest:  # the first call of each allocates memory and fills caches
-        way(models, batches[0], precision)
+        way(models, batches[0], precision, clock)
     began = time.perf_counter()
     while True:
         for way, times in fastest.items():
             for i, of_part in enumerate(batches):
-                times[i] = min(times[i], way(models, of_part, precision))
-        if time.perf_counter() - began >= SECONDS:
+                times[i] = min(times[i], way(models, of_part, precision, clock))
+        if time.perf_counter() - began >= seconds:
             return LaneTime(sum(fastest[_together]), sum(fastest[_apart]))
 
 
-def _together(models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str) -> float:
-    began = time.perf_counter()
+def _together(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str, clock: Clock
+) -> float:
+    began = clock()
     differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
     _drop_gradients(models)
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def _apart(models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str) -> float:
-    began = time.perf_counter()
+def _apart(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str, clock: Clock
+) -> float:
+    began = clock()
     with torch.random.fork_rng():
         for model, batch in zip(models, batches, strict=True):
             differentiate(model, batch, precision).loss.item()
     _drop_gradients(models)
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) -> str:

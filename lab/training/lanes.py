@@ -8,7 +8,7 @@ turns, and each run is the same bits as alone.
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from signal import Signals
@@ -21,8 +21,9 @@ from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.training.checkpoint import keep_only
 from lab.training.conclusion import Ending
-from lab.training.experiment import Plan, plan_training
+from lab.training.experiment import Plan, explain_divergence, plan_training
 from lab.training.fit import DivergedError, Row, Stepper
+from lab.training.footprint import count_fitting_lanes
 from lab.training.gradients import differentiate_lanes
 from lab.training.lane_time import LaneTime, measure_lanes
 from lab.training.runs import Run
@@ -30,6 +31,9 @@ from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import use_threads
 from tasks.base import Batch
+
+FREE = ("embedding_std",)
+"""Options of a model in which lanes may differ: the scale of its initial weights."""
 
 
 def train_lanes(
@@ -40,7 +44,7 @@ def train_lanes(
     on_plan: Callable[[Plan, LaneTime], None] | None = None,
     on_row: Callable[[Run, Row], None] = lambda run, row: None,
     on_note: Callable[[Run, str], None] = lambda run, text: None,
-    on_end: Callable[[Run, dict[str, Any]], None] = lambda run, result: None,
+    on_end: Callable[[Run, dict[str, Any], DivergedError | None], None] = lambda *ended: None,
 ) -> list[dict[str, Any]]:
     """Train runs to their ends, from their newest checkpoints, and return their results in order.
 
@@ -57,7 +61,8 @@ def train_lanes(
             asks for times.
         on_row: called after every step of a run.
         on_note: called with what is done now, before what takes longer than a step.
-        on_end: called with a run's result when it ends, and of one that had ended.
+        on_end: called with a run's result when it ends, and of one that had ended; and with the
+            reason of a run that has diverged now.
 
     Raises:
         ValueError: for runs of different shapes, or a device that is not there.
@@ -77,7 +82,7 @@ def train_lanes(
                 continue
             folder.close()
             results[number] = done
-            on_end(run, done)
+            on_end(run, done, None)
         step = find_common_step([runs[number] for number in claimed])
         lanes = []
         for number, folder in claimed.items():
@@ -101,7 +106,7 @@ def train_lanes(
                 keep_only(lane.session.run.path, lane.session.state.step)
             for lane in ended:
                 lane.folder.close()
-                on_end(lane.session.run, results[lane.number])
+                on_end(lane.session.run, results[lane.number], lane.error)
             lanes = [lane for lane in lanes if lane not in ended]
             ended, due = _take_step(lanes, together, find_interrupt)
             if together and (ended or due):
@@ -128,8 +133,7 @@ def check_shapes(runs: Sequence[Run]) -> None:
         first = runs[0]
         for name, value in {**run.model.to_dict(), "vocab_size": run.task.vocab_size}.items():
             known = {**first.model.to_dict(), "vocab_size": first.task.vocab_size}[name]
-            # The scale of the initial weights is no part of the shape.
-            if value != known and name != "embedding_std":
+            if value != known and name not in FREE:
                 raise ValueError(f"{name}={value}: must be {known} in all runs of one shape")
 
 
@@ -141,6 +145,11 @@ class _Lane:
     session: Session
     stepper: Stepper
     folder: ExitStack
+    error: DivergedError | None = None
+
+    def diverge(self, error: DivergedError) -> None:
+        """Note why the run has diverged."""
+        self.error = explain_divergence(self.session.run, error)
 
     @property
     def setting(self) -> tuple[str, int]:
@@ -166,6 +175,10 @@ def _prepare(
     if shared is None and any(lane.session.state.shared for lane in lanes):
         shared = True
     times = LaneTime(chosen=shared)
+    if shared is None and device.type == "cpu" and len(lanes) > 1:
+        fitting = count_fitting_lanes(first.run, len(lanes))
+        if fitting < len(lanes):
+            shared, times = False, LaneTime(obstacle=f"memory holds {fitting} of them together")
     if shared is None:
         with use_threads(plan.best.threads):
             times = measure_lanes(
@@ -189,7 +202,8 @@ def _save(due: Sequence[_Lane], ended: dict[_Lane, Ending]) -> list[_Lane]:
         try:
             lane.session.run.save_checkpoint(lane.session.state, keep_before=True)
             saved.append(lane)
-        except DivergedError:
+        except DivergedError as error:
+            lane.diverge(error)
             ended[lane] = Ending("diverged")
     return saved
 
@@ -245,6 +259,8 @@ def _step_group(
         each = (time.perf_counter() - began) / len(group)
         for (lane, _, drawn), outcome in zip(group, outcomes, strict=True):
             row = None
-            with suppress(DivergedError):
+            try:
                 row = lane.stepper.update(outcome, time.perf_counter() - each - drawn)
+            except DivergedError as error:
+                lane.diverge(error)
             yield lane, row

@@ -90,7 +90,7 @@ def measure(
     precisions = list_precisions(device) if precision == "auto" else (precision,)
     if len(counts) == len(precisions) == 1 and (choose_only or len(parts) == 1):
         return [StepTime(precisions[0], counts[0], math.nan, math.nan)]
-    on_cpu, key = device.type == "cpu", _digest_setting(run, parts, device, precision, counts)
+    on_cpu, key = device.type == "cpu", digest_setting(run, parts, device, precision, counts)
     free = count_free_cores() if on_cpu else count_cores()
     disturbed = free < count_cores()
     known = [] if disturbed else _parse(read(KIND).get(key))
@@ -184,7 +184,7 @@ def _time_step(model: LanguageModel, batch: Batch, precision: str) -> float:
     return time.perf_counter() - began
 
 
-def _digest_setting(
+def digest_setting(
     run: Run,
     parts: Sequence[Stage],
     device: torch.device,

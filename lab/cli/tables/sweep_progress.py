@@ -59,7 +59,8 @@ class SweepDisplay(Display):
         began = self.began.pop(cell.name, None)
         if began is None:  # it had ended before
             return
-        self.plan.left.note(cell.name, time.monotonic() - began[0])
+        share = self.plan.lanes.sizes[cell.name]
+        self.plan.left.note(cell.name, (time.monotonic() - began[0]) / share)
         said = describe_cell(folder, error)
         self.ended[cell.name] = folder.find_status(), said
         if not self.console.is_terminal:
@@ -106,10 +107,10 @@ class SweepDisplay(Display):
         assert self.plan is not None
         if not self.plan.left.sizes:
             return "none left"
-        now = time.monotonic()
+        now, sizes = time.monotonic(), self.plan.lanes.sizes
         seconds, bound = self.plan.left.estimate(
             {
-                name: Pace(now - began, first, self._read_step(name))
+                name: Pace((now - began) / sizes[name], first, self._read_step(name))
                 for name, (began, first) in list(self.began.items())
             }
         )
@@ -119,7 +120,8 @@ class SweepDisplay(Display):
 def describe_cost(plan: SweepPlan) -> str:
     """Say how many runs there are to do, and how long they take at most and usually."""
     todo = list(plan.costs.values())
-    opening = f"{len(todo)} of {plan.cells} runs to do, {plan.workers} at a time, in {plan.out}/"
+    at_once = f"{plan.workers} {'process' if plan.workers == 1 else 'processes'} at a time"
+    opening = f"{len(todo)} of {plan.cells} runs to do, {at_once}, in {plan.out}/"
     if not todo:
         return f"all {plan.cells} runs have ended; they are in {plan.out}/"
     steps = sorted(1000 * cost.step for cost in todo)
@@ -136,7 +138,8 @@ def describe_cost(plan: SweepPlan) -> str:
         usual = format_duration(sum(known) / plan.workers)
         which = "They are" if len(known) == len(todo) else f"{len(known)} of them are"
         text += f" {which} usually solved in {usual}."
-    return f"{text} Ctrl-C stops; the same command resumes."
+    parts = text, plan.lanes.describe(), "Ctrl-C stops; the same command resumes."
+    return " ".join(filter(None, parts))
 
 
 @contextmanager

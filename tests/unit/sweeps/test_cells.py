@@ -40,11 +40,12 @@ TRAIN = [sys.executable, "-m", "lab.cli.cell"]
 FAKE = """
 import json, os, pathlib, signal, sys
 for line in sys.stdin:
-    folder = pathlib.Path(json.loads(line)["folder"])
-    deaths = folder / "deaths"
-    deaths.write_text(deaths.read_text() + "x" if deaths.exists() else "x")
-    {does}
-    print(json.dumps({{"error": None}}), flush=True)
+    paths = json.loads(line)["folders"]
+    for folder in map(pathlib.Path, paths):
+        deaths = folder / "deaths"
+        deaths.write_text(deaths.read_text() + "x" if deaths.exists() else "x")
+        {does}
+        print(json.dumps({{"folder": str(folder), "error": None}}), flush=True)
 """
 
 
@@ -215,7 +216,7 @@ def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
     folder.claim(long)
     with subprocess.Popen(TRAIN, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
-        order = {"folder": str(folder.path), "max_minutes": None}
+        order = {"folders": [str(folder.path)], "max_minutes": None}
         worker.stdin.write(json.dumps(order).encode() + b"\n")
         worker.stdin.flush()
         while "step" not in folder.read_last_step():

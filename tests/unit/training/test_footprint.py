@@ -9,7 +9,8 @@ from lab.config import ModelConfig, TrainConfig
 from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models.room import count_bytes, refuse_weights
-from lab.training.footprint import check_step, estimate
+from lab.training.footprint import check_step, count_fitting_lanes, estimate
+from lab.training.gradients import differentiate_lanes
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.schedule import LARGEST, Schedule
@@ -50,6 +51,20 @@ def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, siz
         linear_cross_entropy(hidden, weight, targets)[0].backward()
 
     assert found.fixed + 256 * found.per_row == pytest.approx(measure_peak(step), rel=0.25)
+
+
+@pytest.mark.parametrize("stack", ["AM*2", "SM*2"])
+def test_lanes_take_what_one_run_foretells(tmp_path, stack):
+    run = make(tmp_path, batch_size=16, stack=stack)
+    found, models = estimate(run, run.build()), [run.build() for _ in range(4)]
+    batches = [run.task.batch(size=16, seed=z) for z in range(4)]
+    peak = measure_peak(lambda: differentiate_lanes(models, batches, "fp32"))
+    step = 4 * (found.fixed + 16 * found.per_row + found.weights)
+    assert step == pytest.approx(peak, rel=0.25)
+    assert found.count_lanes(4) >= 4 * found.kept + step
+    need = found.count_lanes(3)
+    assert [count_fitting_lanes(run, 8, free) for free in (need, need - 1, 0)] == [3, 2, 1]
+    assert count_fitting_lanes(run, 2, need) == 2
 
 
 def test_refusals_name_the_largest_that_fits(tmp_path):

@@ -169,11 +169,10 @@ class Remembering(Average):
 
 def measure_user(cls):
     models = build_lanes("UM", {}, 2, torch.float32, model=f"{__name__}:{cls.__name__}")
-    return measure_lanes(models, [Stage(TASK, 2, 1)], "fp32")
+    return measure_lanes(models, [Stage(TASK, 2, 1)], "fp32", 0.0)
 
 
-def test_a_users_mixer_runs_through_vmap(monkeypatch):
-    monkeypatch.setattr("lab.training.lane_time.SECONDS", 0.0)
+def test_a_users_mixer_runs_through_vmap():
     found = measure_user(Average)
     assert not found.obstacle
     assert found.together > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.training import lanes
+from lab.training import lane_time, lanes
 from lab.training.experiment import carry_out
 from lab.training.lane_time import LaneTime
 from lab.training.lanes import check_shapes, train_lanes
@@ -148,9 +148,13 @@ def test_a_run_that_diverges_ends_alone(tmp_path, monkeypatch):
     runs = make_runs(tmp_path, lengthen=False, schedule="constant")
     runs[1] = replace(runs[1], train=replace(runs[1].train, learning_rate=1e30, optimizer="adamw"))
     ended = []
-    results = train_lanes(runs, RUNTIME, on_end=lambda run, result: ended.append(run.path.name))
+    results = train_lanes(
+        runs, RUNTIME, on_end=lambda run, *rest: ended.append((run.path.name, rest[1]))
+    )
     assert [result["stopped"] for result in results] == ["budget", "diverged", "budget"]
-    assert ended[0] == "seed-1"
+    assert ended[0][0] == "seed-1"
+    assert "try a lower --learning-rate" in str(ended[0][1])
+    assert [error for _, error in ended[1:]] == [None, None]
     assert [result["steps"] for result in results][::2] == [11, 11]
 
 
@@ -182,3 +186,24 @@ def test_what_is_said_of_the_choice():
     assert str(LaneTime()) == "one after another: there is one"
     assert math.isnan(LaneTime(obstacle="so").together)
     assert str(LaneTime(obstacle="so")) == "one after another: so"
+    assert str(LaneTime(chosen=True)) == "together, as before"
+
+
+def test_the_time_of_lanes_is_measured_once(tmp_path, monkeypatch):
+    kept, run = {}, make_runs(tmp_path)[0]
+    monkeypatch.setattr(lane_time, "read", lambda kind: kept)
+    monkeypatch.setattr(lane_time, "remember", lambda kind, key, value: kept.update({key: value}))
+    first = lane_time.time_lanes(run, 2, torch.device("cpu"), 1)
+    assert 0 < first.share < 10
+    monkeypatch.setattr(lane_time, "measure_lanes", None)
+    assert lane_time.time_lanes(run, 2, torch.device("cpu"), 1) == first
+    kept.update(dict.fromkeys(kept, {"together": -1.0, "apart": 1.0}))
+    with pytest.raises(TypeError):  # nothing plausible is kept, so it is measured
+        lane_time.time_lanes(run, 2, torch.device("cpu"), 1)
+
+
+def test_lanes_that_memory_does_not_hold_together_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes, "count_fitting_lanes", lambda run, most: most - 1)
+    runs, said = make_runs(tmp_path, lengthen=False, max_steps=1), []
+    train_lanes(runs, RUNTIME, on_plan=lambda plan, times: said.append(str(times)))
+    assert said == ["one after another: memory holds 2 of them together"]
