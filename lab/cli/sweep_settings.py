@@ -238,16 +238,17 @@ def parse(content: Mapping[str, Any], where: str, name: str) -> SweepSettings:
     for part in ("options", "grid"):
         if not isinstance(content.get(part, {}), dict):
             raise ValueError(f"{where}: {part} must be a table, [{part}]")
-    if not content.get("grid"):
-        raise ValueError(f"{where}: grid is empty; it must have at least one option")
-    return SweepSettings(
+    settings = SweepSettings(
         task=content["task"],
-        grid=content["grid"],
+        grid=content.get("grid", {}),
         fixed=content.get("options", {}),
         seeds=read_seeds(content.get("seeds", SEEDS), where),
         lengths=_read_whole_numbers(content.get("lengths", []), f"{where}: lengths", 1),
         name=name,
     )
+    if not settings.grid:
+        raise ValueError(f"{where}: grid is empty; it must have at least one option")
+    return settings
 
 
 def read_seeds(seeds: Any, where: str = "") -> tuple[int, ...]:

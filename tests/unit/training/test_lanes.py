@@ -197,7 +197,7 @@ def test_the_time_of_lanes_is_measured_once(tmp_path, monkeypatch):
     assert 0 < first.share < 10
     monkeypatch.setattr(lane_time, "measure_lanes", None)
     assert lane_time.time_lanes(run, 2, torch.device("cpu"), 1) == first
-    kept.update(dict.fromkeys(kept, {"together": -1.0, "apart": 1.0}))
+    kept.update({key: {"together": -1.0, "apart": 1.0} for key in kept})
     with pytest.raises(TypeError):  # nothing plausible is kept, so it is measured
         lane_time.time_lanes(run, 2, torch.device("cpu"), 1)
 
