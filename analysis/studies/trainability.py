@@ -162,7 +162,7 @@ def _format_steps(median: float) -> str:
 def draw(effects: Sequence[FactorEffect]) -> go.Figure:
     """Draw each factor's runs and their median, fastest on top; triangles are unsolved runs."""
     names = [html.escape(effect.factor) for effect in effects]
-    fig = new_figure(height=150 + ROW * len(effects))
+    fig = new_figure(height=200 + ROW * len(effects))
     for solved, symbol, name in (
         (True, "circle-open", "a run, solved"),
         (False, "triangle-right-open", "a run, not solved by then"),
@@ -210,4 +210,6 @@ def draw(effects: Sequence[FactorEffect]) -> go.Figure:
     fig.update_yaxes(
         categoryorder="array", categoryarray=names[::-1], automargin="left", showgrid=False
     )
-    return fig.update_layout(margin_t=90)
+    # Four entries would cover the title, so the legend is below the axis.
+    legend = {"y": -55 / (ROW * len(effects)), "yanchor": "top"}
+    return fig.update_layout(legend=legend, margin_t=70, margin_b=130)

@@ -12,6 +12,7 @@ BENCHMARKS = (
     "attention",
     "ssd",
     "lanes",
+    "scaling",
     "analyze",
     "certify",
     "startup",

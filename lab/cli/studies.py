@@ -56,8 +56,10 @@ def reproduce(
         study = recall.build_study(learning_rates=learning_rate or (), **chosen)
     found, _ = run_sweep(study, options)
     settings = results.measure(found)
-    said = results.summarize(settings, results.count_missing(found))
-    _conclude(settings, said, build_recall_table, results.draw, figure, "Hard recall")
+    left = results.count_missing(found)
+    said = results.summarize(settings, left)
+    stamp = f"{len(settings)} of {len(settings) + left} settings"
+    _conclude(settings, said, build_recall_table, results.draw, figure, "Hard recall", stamp)
 
 
 @share_options
@@ -103,7 +105,8 @@ def _study_trainability(options: SweepOptions, chosen: dict[str, Any], figure: P
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
     said, title = results.summarize(effects, left), "What shortens the first stage"
-    _conclude(effects, said, build_trainability_table, results.draw, figure, title)
+    stamp = f"{len(found) - left} of {len(found)} runs"
+    _conclude(effects, said, build_trainability_table, results.draw, figure, title, stamp)
 
 
 def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path | None) -> None:
@@ -126,7 +129,8 @@ def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path 
     def draw(curves: list[Any]) -> Any:
         return results.CapacityCurves(tuple(curves), FACTOR).draw()
 
-    _conclude(curves, said, build_capacity_table, draw, figure, title)
+    stamp = f"{len(found) - left} of {len(found)} runs"
+    _conclude(curves, said, build_capacity_table, draw, figure, title, stamp)
 
 
 def _conclude(
@@ -136,6 +140,7 @@ def _conclude(
     draw: Callable[[list[Any]], Any],
     file: Path | None,
     title: str,
+    stamp: str,
 ) -> None:
     """Print the table and the verdict, and save the figure if one is asked for."""
     from rich.console import Console
@@ -155,7 +160,7 @@ def _conclude(
         try:
             with explain_write_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                save(add_title(draw(measured), title, said[0]), file)
+                save(add_title(draw(measured), title, stamp), file)
         except BrowserError as error:
             raise refuse(error, 2) from error
     typer.echo(file)

@@ -1,0 +1,97 @@
+"""Growth with a size, the history of benchmarks, and the command that writes both."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from analysis.studies.scaling import draw
+from lab.bench import history, scaling
+from lab.bench.ratio import Ratio
+from lab.cli import app
+from lab.cli.output import is_marked
+from lab.files import RunError
+
+SMALL = {"seq_len": 16, "n_pairs": 4, "vocab_size": 64, "d_model": 16, "rows": 2}
+VALUES = {"seq_len": (16, 32), "d_model": (8, 16), "n_pairs": (2, 4), "vocab_size": (64, 128)}
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_is_its_power(power):
+    sizes = (16, 32, 64, 128)
+    assert scaling.fit_exponent(sizes, [3 * n**power for n in sizes]) == pytest.approx(power)
+
+
+def test_the_exponent_is_that_of_the_largest_sizes():
+    sizes = (1, 2, 4, 8, 16)
+    assert scaling.fit_exponent(sizes, [1e3, 1e3, 4, 8, 16]) == pytest.approx(1)
+
+
+@pytest.fixture(scope="module")
+def curves() -> list[scaling.Curve]:
+    """Every axis, at small values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "BASE", scaling.BASE | SMALL)
+        patch.setattr(scaling, "REPEATS", 1)
+        found = []
+        for axis in scaling.AXES:
+            least = {"n_experts": (256, 1024)}.get(axis.name, (1, 2))
+            changes = {n: v for n, v in axis.changes.items() if n == "stack"}
+            values = VALUES.get(axis.name, least)
+            found.append(scaling.trace(replace(axis, values=values, changes=changes)))
+        return found
+
+
+def test_every_axis_changes_its_size(curves):
+    assert [curve.axis for curve in curves] == [axis.name for axis in scaling.AXES]
+    for curve in curves:
+        # More of anything takes more memory, so the size did reach the model or its rows.
+        assert curve.mebibytes[0] < curve.mebibytes[1], curve.name
+        assert min(curve.milliseconds) > 0
+
+
+def test_the_figure_has_time_memory_and_bound_of_each_axis(curves):
+    traces = draw(curves).to_dict()["data"]
+    assert len(traces) == 3 * len(curves)
+    assert {trace["name"] for trace in traces} == {"CPU ms", "MiB of tensors", "time at the bound"}
+
+
+def test_a_history_tells_a_ratio_that_became_worse(tmp_path):
+    file, ratio = tmp_path / "history.jsonl", Ratio("thing", 1.0, 2.0, "ms", 2.0, None)
+    assert history.read(file) == []
+    for value in (2.0, 2.2, 1.9):
+        history.append(file, [replace(ratio, ratio=value)])
+    known = history.read(file)
+    assert [entry["ratio"] for entry in known] == [2.0, 2.2, 1.9]
+    assert history.compare(ratio, known).startswith("before: 2 × (n 3, last ")
+    assert history.compare(replace(ratio, ratio=1.5), known).startswith("WORSE than before: 2 ×")
+    assert history.compare(replace(ratio, name="other"), known) == ""
+    elsewhere = [entry | {"machine": "another"} for entry in known]
+    assert history.compare(ratio, elsewhere) == ""
+
+
+@pytest.mark.parametrize("text", ["not json\n", '{"date": 1}\n', "[1]\n"])
+def test_a_file_that_is_no_history_is_refused_and_kept(tmp_path, text):
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    with pytest.raises(RunError, match="history="):
+        history.read(file)
+    assert file.read_text() == text
+
+
+def test_the_command_adds_to_the_history_and_draws(tmp_path, monkeypatch, curves):
+    monkeypatch.setattr(scaling, "measure", lambda: curves)
+    words = ["bench", "--only", "scaling", "--history", str(tmp_path / "history.jsonl")]
+    figure = tmp_path / "figure.html"
+    first = CliRunner().invoke(app, [*words, "--figure", str(figure)])
+    assert first.exit_code in (0, 1), first.output  # 1: a promise that these sizes do not keep
+    assert "before" not in first.stdout
+    assert is_marked(figure)
+    again = CliRunner().invoke(app, [*words, "--json"])
+    names = [json.loads(line)["name"] for line in again.stdout.splitlines()]
+    assert names == [curve.name for curve in curves]
+    assert again.stderr.count("before: ") == len(curves)
+    refused = CliRunner().invoke(app, ["bench", "--only", "rows", "--figure", str(figure)])
+    assert refused.exit_code == 2
+    assert "only scaling has a figure" in refused.stderr
