@@ -23,17 +23,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 # All that tests, checks and benchmarks use, in one installation, as each takes seconds of its own:
-# tools, notebooks, loggers, and public implementations to compare with. mamba-ssm's own
+# tools, loggers, what runs cells of notebooks, and public implementations to compare with. mamba-ssm's own
 # requirements are for CUDA, and so is its compiled extension: both are left out.
 development: $(DEVELOPMENT)
 
 $(DEVELOPMENT): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP) --constraint constraints.txt setuptools wheel ninja \
-		--editable ".[dev,browser,notebooks,peers,tensorboard,wandb]"
+		--editable ".[dev,browser,peers,tensorboard,wandb]"
 	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
 		$(BIN)/python $(PIP) --constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
-	touch $(INSTALLED) $(NOTEBOOKS) $@
+	touch $(INSTALLED) $@
 
 # What runs notebooks.
 $(NOTEBOOKS): $(INSTALLED)
