@@ -27,7 +27,9 @@ def run(app: Callable[..., object]) -> int:
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return _say(error.format_message(), MISUSED)
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__cause__, EOFError):  # typer takes it for the end of typed input
+            return _report_unexpected(error.__cause__)
         return _say("interrupted", INTERRUPTED)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
@@ -45,10 +47,14 @@ def run(app: Callable[..., object]) -> int:
     except MemoryError:
         return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
     except BaseException as error:
-        what = f"{type(error).__name__}: {error}"
-        if "can't allocate memory" in what or "out of memory" in what:
-            return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
-        return _say(f"unexpected: {what}{_keep_traceback()}", FAILED)
+        return _report_unexpected(error)
+
+
+def _report_unexpected(error: BaseException) -> int:
+    what = f"{type(error).__name__}: {error}"
+    if "can't allocate memory" in what or "out of memory" in what:
+        return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
+    return _say(f"unexpected: {what}{_keep_traceback()}", FAILED)
 
 
 def _say(reason: str, code: int) -> int:

@@ -218,6 +218,8 @@ def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
     path = tmp_path / "rows.parquet"
     code = (
         "import resource, sys, lab.cli\n"
+        # What Python compiles would be cut off too, silently, and break every later import.
+        "sys.dont_write_bytecode = True\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         f"lab.cli.app(['mqar', '--export', {str(path)!r}, '--rows', '300'])\n"
     )
