@@ -39,7 +39,7 @@ def test_the_ladder_says_how_many_answers_are_right_where_a_few_are_missed():
     assert found.verdict == "solves"
     assert found.accuracy is not None
     assert 0.99 <= found.accuracy < 1
-    assert found.because.startswith(f"{found.accuracy:.2%} of the answers of 64 rows")
+    assert found.because.startswith(f"{100 * found.accuracy:.2f} % of the answers of 64 rows")
 
 
 def test_the_ladder_of_parity_says_what_is_proven():

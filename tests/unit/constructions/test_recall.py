@@ -146,7 +146,7 @@ def test_an_ssd_solves_mqar_of_more_keys_than_channels(given):
 
 def test_an_ssd_solves_mqar_of_the_defaults_at_the_width_that_its_refusal_names():
     task = MQAR(seq_len=256)
-    with pytest.raises(CannotError, match=r"up to 100% .* d_model=190 with d_state=94") as refused:
+    with pytest.raises(CannotError, match=r"up to 100 % .* d_model=190 with d_state=94") as refused:
         make_construction(task, "SM*2", S__position="decay")
     assert not refused.value.proven
     model = make_construction(task, "SM*2", d_model=190, S__position="decay", S__d_state=94)
