@@ -176,10 +176,9 @@ def train_cell(folder: "CellFolder", max_minutes: float | None = None) -> bool:
 
 def _evaluate(run: "Run", folder: "CellFolder", cell: "Cell") -> None:
     """Evaluate a run that has ended at the row lengths of its cell."""
-    from lab.sweeps.lengths import evaluate_last, evaluate_lengths
+    from lab.sweeps.lengths import evaluate_lengths
 
-    alone = list(cell.lengths) == [run.task.seq_len]
-    folder.write_lengths([evaluate_last(run)] if alone else evaluate_lengths(run, cell.lengths))
+    folder.write_lengths(evaluate_lengths(run, cell.lengths))
 
 
 if __name__ == "__main__":

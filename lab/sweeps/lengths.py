@@ -23,28 +23,42 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
         RunError: when weights cannot be read.
     """
     ends, last = find_stage_ends(run), max(run.list_checkpoints(), default=0)
-    result = run.read_result() or {}
-    found = []
+    rows, found = run.train.test_rows, []
     for length in lengths:
         step = ends.get(length, last)
-        model, rows = run.load_model(step), run.train.test_rows
-        known = (step, length) == (last, run.task.seq_len) and result.get("accuracy") is not None
-        test = result if known else _evaluate(run, model, length, "test", rows)
-        validation = _evaluate(run, model, length, "validation", max(1, rows // VALIDATION_SHARE))
-        found.append(_describe(length, step, test, validation["accuracy"]))
+        ended = (step, length) == (last, run.task.seq_len)
+        test, validation = _read_records(run) if ended else (None, None)
+        if test is None or validation is None:
+            model, fewer = run.load_model(step), max(1, rows // VALIDATION_SHARE)
+            test = test or _evaluate(run, model, length, "test", rows)
+            if validation is None:
+                validation = _evaluate(run, model, length, "validation", fewer)["accuracy"]
+        found.append(_describe(length, step, test, validation))
     return found
 
 
 def evaluate_last(run: Run) -> dict[str, Any]:
     """Return what `evaluate_lengths` does for the task's own row length, from the run's records.
 
+    Without an accuracy on validation rows if training ended with shorter rows.
+
     Raises:
         RunError: when the records cannot be read.
     """
+    _, validation = _read_records(run)
     result = run.read_result() or {}
-    evaluations = run.read_metrics().evaluations
-    validation = evaluations[-1]["accuracy"] if evaluations else None
     return _describe(run.task.seq_len, result["steps"], result, validation)
+
+
+def _read_records(run: Run) -> tuple[Mapping[str, Any] | None, float | None]:
+    """Return a run's result on test rows and its accuracy on validation rows, of the full length.
+
+    Either is None if the run did not measure it; validation rows are of the length trained at.
+    """
+    result, stages = run.read_result(), run.read_metrics().stages
+    test = result if result is not None and result.get("accuracy") is not None else None
+    at_full = bool(stages) and stages[-1].seq_len == run.task.seq_len
+    return test, stages[-1].accuracy if at_full else None
 
 
 def _describe(

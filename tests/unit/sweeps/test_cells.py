@@ -8,21 +8,23 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lab.cli.run_settings import describe_run, read_settings
 from lab.files import RunError
+from lab.models.evaluation import evaluate
 from lab.studies import recall, trainability
 from lab.sweeps import Cell, Sweep
 from lab.sweeps.earlier import EarlierResults
 from lab.sweeps.folder import CellFolder
-from lab.sweeps.lengths import evaluate_lengths, find_stage_ends
+from lab.sweeps.lengths import evaluate_last, evaluate_lengths, find_stage_ends
 from lab.sweeps.runner import run_cells
 from lab.sweeps.table import MEASURED, tabulate_cells
 from lab.sweeps.workers import MOST_DEATHS
+from lab.training.experiment import carry_out
 from lab.training.runs import Run
 
 TINY = {
@@ -273,17 +275,35 @@ def test_a_signal_leaves_a_cell_that_goes_on(tmp_path):
     assert 0 < step < steps
 
 
-def test_lengths_are_evaluated_with_the_weights_at_the_end_of_their_stage(tmp_path):
-    given = {**TINY, "seq_len": 32, "vocab_size": 64, "lengthen_at": 0.09, "max_steps": 12}
-    run, runtime = describe_run("mqar", {**given, "stage_steps": 8}, tmp_path / "run")
-    from lab.training.experiment import carry_out as train
+def test_lengths_are_evaluated_with_the_weights_at_the_end_of_their_stage(tmp_path, monkeypatch):
+    def praise(*given, **options):  # so that every stage is passed at its first evaluation
+        return replace(evaluate(*given, **options), accuracy=1.0)
 
-    result = train(run, runtime)
+    monkeypatch.setattr("lab.training.fit.evaluate", praise)
+    given = {**TINY, "seq_len": 32, "vocab_size": 64, "max_steps": 12}
+    run, runtime = describe_run("mqar", given, tmp_path / "run")
+    result = carry_out(run, runtime)
     ends = find_stage_ends(run)
-    steps = list(np.cumsum([stage.steps for stage in run.read_metrics().stages]))
-    assert list(ends.values()) == steps[:-1]
+    assert ends == {8: 4, 16: 8}
     found = evaluate_lengths(run, [8, 16, 32])
     assert [entry["seq_len"] for entry in found] == [8, 16, 32]
-    for entry in found:
-        assert entry["step"] == ends.get(entry["seq_len"], result["steps"])
+    assert [entry["step"] for entry in found] == [4, 8, result["steps"]]
     assert found[-1]["test"] == result["accuracy"]
+
+
+def test_validation_rows_of_shorter_stages_do_not_count_for_the_full_length(tmp_path):
+    for start in (8, 32):  # a run that never leaves rows of 8, and one of rows of 32
+        given = {**TINY, "seq_len": 32, "vocab_size": 64, "start_len": start}
+        run, runtime = describe_run("mqar", given, tmp_path / str(start))
+        carry_out(run, runtime)
+        (found,), last = evaluate_lengths(run, [32]), evaluate_last(run)
+        stage = run.read_metrics().stages[-1]
+        assert found["test"] == last["test"]
+        assert stage.seq_len == start
+        if start == 32:
+            assert found["validation"] == last["validation"] == stage.accuracy
+        else:
+            assert last["validation"] is None
+            model = run.load_model(stage.steps)
+            right = evaluate(run.task, model, rows=2, rows_at_once=2, seed=0, split="validation")
+            assert found["validation"] == right.accuracy
