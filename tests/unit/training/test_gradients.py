@@ -8,6 +8,7 @@ from torch import nn
 
 from lab.lengthening import Stage
 from lab.models import build
+from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.lane_time import measure_lanes
 from tasks.flip_flop import FlipFlop
@@ -87,6 +88,22 @@ def test_in_bf16_too(stack):
     batches = [TASK.batch(size=4, seed=z) for z in range(2)]
     models = build_lanes(stack, {}, 2, torch.float32)
     assert_as_alone(models, batches, "bf16", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_the_head_multiplies_in_the_precision_asked_for(precision, dtype, monkeypatch):
+    def watch(hidden, weight, targets):
+        dtypes.append((hidden.dtype, weight.dtype))
+        return linear_cross_entropy(hidden, weight, targets)
+
+    monkeypatch.setattr("lab.training.gradients.linear_cross_entropy", watch)
+    dtypes, batches = [], [TASK.batch(size=4, seed=z) for z in range(2)]
+    models = build_lanes("AM", {}, 2, torch.float32)
+    differentiate_lanes(models, batches, precision)
+    differentiate(models[0], batches[0], precision)
+    assert dtypes == [(dtype, dtype)] * 3
 
 
 @given(
