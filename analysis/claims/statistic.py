@@ -63,6 +63,7 @@ class Estimate:
         seeds: replicates of each setting, the fewest.
         places: how many combinations of the other factors it was computed over.
         where: the place of the least or greatest; empty for a difference.
+        most: the largest value that a difference can have, if the first setting is always right.
     """
 
     value: float
@@ -71,6 +72,7 @@ class Estimate:
     seeds: int
     places: int
     where: str = ""
+    most: float = 1.0
 
 
 def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
@@ -129,13 +131,14 @@ def compare(
     seeds = min(len(ours), len(theirs))
     if seeds == 0:
         return Estimate(math.nan, math.nan, math.nan, 0, places)
-    value = float(ours.mean() - theirs.mean())
-    if seeds < FEWEST:
-        return Estimate(value, -math.inf, math.inf, seeds, places)
-    if ours.std() == theirs.std() == 0:
-        return Estimate(value, value, value, seeds, places)
-    ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
-    return Estimate(value, float(ends.low), float(ends.high), seeds, places)
+    value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
+    low, high = -math.inf, math.inf
+    if seeds >= FEWEST and ours.std() == theirs.std() == 0:
+        low = high = value
+    elif seeds >= FEWEST:
+        ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+        low, high = float(ends.low), float(ends.high)
+    return Estimate(value, low, high, seeds, places, most=most)
 
 
 def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> Estimate:

@@ -56,7 +56,8 @@ def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) ->
 
     A claim holds where the whole interval lies on its side of the threshold, and fails where the
     whole interval lies on the other. It is undecided otherwise; where a run is missing or has
-    failed; and where the order of two settings changes between the learning rates chosen for them.
+    failed; where the order of two settings changes between the learning rates chosen for them; and
+    where the setting compared with is so often right that no difference could reach the threshold.
     """
     names = [*factors] + ["seq_len"] * ("seq_len" not in factors)
     places = [n for n in names if n not in {*statistic.of, *statistic.than, RATE, "seed"}]
@@ -85,6 +86,11 @@ def _judge(found: Estimate, statistic: Statistic) -> tuple[Outcome, str]:
     if found.low > line or found.high < line:
         side = "above" if found.low > line else "below"
         holds = (side == "above") is above
+        if not holds and above and found.most <= line and found.high >= 0:
+            return "undecided", (
+                f"no difference above {line:g} was possible: the setting compared with leaves "
+                f"{found.most:.2g} to gain, so harder rows are needed"
+            )
         return ("holds" if holds else "fails"), f"the whole interval lies {side} {line:g}"
     if not math.isfinite(found.high - found.low):
         return "undecided", "one seed has no interval"

@@ -54,6 +54,18 @@ def test_a_difference_is_judged_at_its_rate_on_planted_models():
     assert count(DIFFERENCE, {"a": 0.3, "b": 0.8}, 10)["fails"] == 1
 
 
+def test_a_difference_that_had_no_room_is_undecided():
+    rng = np.random.default_rng(0)
+    full = decide(plant({"a": 0.99, "b": 0.98}, rng, spread=0.002), DIFFERENCE, FACTORS)
+    assert full.outcome == "undecided"
+    assert "leaves 0.02 to gain" in full.because
+    # A setting that is surely worse needs no room.
+    worse = decide(plant({"a": 0.5, "b": 0.98}, rng, spread=0.002), DIFFERENCE, FACTORS)
+    assert worse.outcome == "fails"
+    roomy = decide(plant({"a": 0.81, "b": 0.8}, rng, spread=0.002), DIFFERENCE, FACTORS)
+    assert roomy.outcome == "fails"
+
+
 def test_the_least_of_several_places_is_judged_at_its_rate():
     assert count(LEAST, {"a": 0.99})["fails"] == 0
     assert count(LEAST, {"a": 0.9})["holds"] <= 0.05
