@@ -208,7 +208,7 @@ def _certify(request: Request, as_json: bool) -> dict[str, Any]:
     from lab.certification.process import RefusedError, certify_in_child
     from lab.cli.tables.certify import build_law_table, show_progress
 
-    output = Console(markup=False, highlight=False, quiet=as_json)
+    output = Console(markup=False, highlight=False, emoji=False, quiet=as_json)
     try:
         with show_progress() as (on_laws, on_begin, clear):
 

@@ -44,7 +44,7 @@ def show_progress() -> Iterator[
     Yields three functions: one to call with the names of all laws, one to call with each law and
     its number before it is tried, and one that clears the line.
     """
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     total = 0
     with console.status("probing …") as status:
 
