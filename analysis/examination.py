@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from analysis import ANALYSES
@@ -34,11 +35,13 @@ def select_analyses(only: Sequence[str] | None) -> list[str]:
     """Return the names of the requested analyses in the order of `ANALYSES`; None requests all.
 
     Raises:
-        ValueError: for an unknown name, listing the known ones.
+        ValueError: for an unknown name, with the near or the known ones.
     """
     for name in only or ():
         if name not in ANALYSES:
-            raise ValueError(f"only={name}: must be one of {', '.join(ANALYSES)}")
+            near = " or ".join(get_close_matches(name, ANALYSES))
+            known = f"did you mean {near}?" if near else f"must be one of {', '.join(ANALYSES)}"
+            raise ValueError(f"only={name}: {known}")
     return [name for name in ANALYSES if not only or name in only]
 
 

@@ -180,11 +180,10 @@ def compare(
     if as_json:
         typer.echo(comparison.as_json(found))
         return
-    from rich.console import Console
-
     from analysis.record import to_plain
+    from lab.cli.console import open_table_console
     from lab.cli.tables.runs import build_comparison_table
 
-    Console(markup=False, highlight=False).print(build_comparison_table(to_plain(found)["runs"]))
+    open_table_console().print(build_comparison_table(to_plain(found)["runs"]))
     typer.echo(found.ranking.describe().says)
     typer.echo(out)

@@ -203,12 +203,11 @@ def _refuse(reason: object, target: str, as_json: bool) -> typer.Exit:
 
 def _certify(request: Request, as_json: bool) -> dict[str, Any]:
     """Return the certificate; without JSON, print each verdict as it arrives."""
-    from rich.console import Console
-
     from lab.certification.process import RefusedError, certify_in_child
+    from lab.cli.console import open_table_console
     from lab.cli.tables.certify import build_law_table, show_progress
 
-    output = Console(markup=False, highlight=False, emoji=False, quiet=as_json)
+    output = open_table_console(quiet=as_json)
     try:
         with show_progress() as (on_laws, on_begin, clear):
 

@@ -64,11 +64,10 @@ def model(
         whole = {"name": name, "total": found.total, "active": found.active}
         typer.echo(json.dumps({**whole, "paper": compared and asdict(compared), **asdict(found)}))
     else:
-        from rich.console import Console
-
+        from lab.cli.console import open_table_console
         from lab.cli.tables.anatomy import anatomy_table, count_line
 
-        Console(markup=False, highlight=False).print(anatomy_table(found))
+        open_table_console().print(anatomy_table(found))
         typer.echo(count_line(found, compared))
     if figure is not None:
         from analysis.pages.page import render_figure
@@ -103,11 +102,10 @@ def errata(
         if as_json:
             typer.echo(json.dumps({**asdict(erratum), "confirmed": erratum.confirmed}))
         else:
-            from rich.console import Console
-
+            from lab.cli.console import open_table_console
             from lab.cli.tables.errata import build_erratum_table
 
-            Console(markup=False, highlight=False).print(build_erratum_table(erratum))
+            open_table_console().print(build_erratum_table(erratum))
         if not erratum.confirmed:
             unconfirmed.append(erratum.row)
     if unconfirmed:

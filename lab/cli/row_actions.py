@@ -35,11 +35,10 @@ def show_rows(
             links = {name: link[0].tolist() for name, link in batch.links.items()}
             typer.echo(json.dumps({"row": number, **row, "links": links}))
     else:
-        from rich.console import Console
-
+        from lab.cli.console import open_table_console
         from lab.cli.tables.rows import print_rows
 
-        console = Console(highlight=False, markup=False)
+        console = open_table_console()
         print_rows(console, task, split=split, seed=seed, count=count, whole=whole)
     if figure is not None:
         typer.echo(f"figure: {figure}", err=as_json)
@@ -92,11 +91,10 @@ def audit_rows(
             )
         )
     else:
-        from rich.console import Console
-
+        from lab.cli.console import open_table_console
         from lab.cli.tables.audit import build_audit_table, build_ladder_table
 
-        console = Console(markup=False, highlight=False)
+        console = open_table_console()
         title = f"{task.name}: accuracy of predictors, {split}, seed {seed}"
         console.print(build_audit_table(found, title))
         if rungs:

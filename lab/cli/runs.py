@@ -51,9 +51,7 @@ def runs(
     ] = False,
 ) -> None:
     """List the runs below a folder: what was trained, when, and how it ended."""
-    from rich.console import Console
-
-    from lab.cli.console import open_console
+    from lab.cli.console import open_console, open_table_console
     from lab.training.catalog import find_runs, select_runs, tabulate
 
     with report_failures(), report_usage_errors():
@@ -71,7 +69,7 @@ def runs(
     else:
         from lab.cli.tables.runs import build_runs_list
 
-        Console(markup=False, highlight=False).print(build_runs_list(found), crop=False)
+        open_table_console().print(build_runs_list(found), crop=False)
 
 
 def _write_table(runs: Sequence["Run"], file: Path, force: bool) -> None:

@@ -35,9 +35,8 @@ def train_seeds(
         evaluations: what is given as --eval, which is for a single run.
         as_json: print the summary as JSON and nothing else.
     """
-    from rich.console import Console
-
     from analysis.sweeps.seeds import summarize_seeds
+    from lab.cli.console import open_table_console
     from lab.cli.sweep import PAGE, run_sweep
     from lab.cli.sweep_options import SweepOptions
     from lab.cli.tables.seeds import build_seeds_table
@@ -54,7 +53,7 @@ def train_seeds(
     if as_json:
         typer.echo(json.dumps({"task": task, "out": str(out), **found.to_dict()}))
     else:
-        Console(markup=False, highlight=False).print(build_seeds_table(found))
+        open_table_console().print(build_seeds_table(found))
         typer.echo(found.describe())
     for error, names in results.errors.items():
         typer.echo(f"failed: {error} ({'; '.join(names)})", err=True)

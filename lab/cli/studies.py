@@ -143,10 +143,10 @@ def _conclude(
     stamp: str,
 ) -> None:
     """Print the table and the verdict, and save the figure if one is asked for."""
-    from rich.console import Console
+    from lab.cli.console import open_table_console
 
     if measured:
-        Console(markup=False, highlight=False).print(build_table(measured))
+        open_table_console().print(build_table(measured))
     typer.echo("\n".join(said))
     if file is None:
         return

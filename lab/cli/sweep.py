@@ -53,8 +53,7 @@ def sweep(
     folder. The same command resumes a sweep: runs that have ended are skipped, and others go on
     from their checkpoints. A run that fails stops no other.
     """
-    from rich.console import Console
-
+    from lab.cli.console import open_table_console
     from lab.cli.sweep_settings import join_some, read_file
     from lab.cli.tables.sweeps import build_settings_table
 
@@ -68,7 +67,7 @@ def sweep(
             settings = _read_words(what, grid or [], lengths, context.args)
         built = _apply(settings, options).build()
     _, found = run_sweep(built, options)
-    Console(markup=False, highlight=False).print(build_settings_table(found.settings))
+    open_table_console().print(build_settings_table(found.settings))
     for error, names in found.errors.items():
         typer.echo(f"failed: {error} ({join_some(names)})", err=True)
     typer.echo(found.summarize())

@@ -19,9 +19,8 @@ def tasks(
         for entry in survey_tasks():
             typer.echo(json.dumps(asdict(entry), ensure_ascii=False))
         return
-    from rich.console import Console
-
+    from lab.cli.console import open_table_console
     from lab.cli.tables.suite import build_suite_table
 
-    console = Console(markup=False, highlight=False)
+    console = open_table_console()
     console.print(build_suite_table(list(survey_tasks()), console.width))

@@ -8,7 +8,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Import the code and read the text that the run names, although no command of yours "
-        "is known to have named them.",
+        help="Import the code and read the text that the run names, even if you did not name them "
+        "in a command.",
     ),
 ]

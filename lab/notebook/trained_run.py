@@ -113,7 +113,12 @@ class TrainedRun:
     def _print(self) -> Console:
         # In a notebook rich would show what is printed at once, whatever the file.
         console = Console(
-            record=True, file=StringIO(), width=WIDTH, markup=False, force_jupyter=False
+            record=True,
+            file=StringIO(),
+            width=WIDTH,
+            markup=False,
+            emoji=False,
+            force_jupyter=False,
         )
         if self.result:
             console.print(build_result_table(self.result))

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lab.certification.process import SIGNS, Certificate
+from lab.cli.console import open_table_console
 
 STYLES = {
     "holds": "green",
@@ -44,7 +44,7 @@ def show_progress() -> Iterator[
     Yields three functions: one to call with the names of all laws, one to call with each law and
     its number before it is tried, and one that clears the line.
     """
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = open_table_console(stderr=True)
     total = 0
     with console.status("probing …") as status:
 

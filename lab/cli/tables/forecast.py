@@ -49,7 +49,9 @@ class Forecast:
         return f"{text}Ctrl-C stops; the same command resumes."
 
     def describe_rest(self, step: int, seq_len: int, seconds: float) -> str:
-        """Say in a few words how long the run still takes."""
+        """Say in a few words how long the run still takes; nothing after the last step."""
+        if step >= self.max_steps:
+            return ""
         times = self._scale(seq_len, seconds)
         steps, usual = self._find_rest(step, times)
         most = (self.max_steps - step) * times.longest

@@ -111,7 +111,7 @@ class TrainingDisplay:
             description=f"step {row.step:,}  {rest}",
         )
         if not self.console.is_terminal and row.validation_accuracy is not None:
-            self.console.print(f"step {row.step:,}  {metrics}  {rest}")
+            self.console.print(f"step {row.step:,}  {metrics}  {rest}".rstrip())
 
     def on_note(self, text: str) -> None:
         """Show what is done besides steps."""
