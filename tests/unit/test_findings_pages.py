@@ -18,7 +18,9 @@ SECTIONS = [
 
 def find_programs(text: str) -> list[str]:
     """Find the programs that a section says to run."""
-    return re.findall(r"^\*\*Program\.\*\* `python tests/findings/(\w+)\.py`", text, flags=re.MULTILINE)
+    return re.findall(
+        r"^\*\*Program\.\*\* `python tests/findings/(\w+)\.py`", text, flags=re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize(("section", "page"), SECTIONS)
