@@ -1,6 +1,6 @@
 # pip install transformers==5.23.0
 """Chunks: Mamba-1 mixers begin at a state of zero whenever a call holds more than one token
-(modeling_mamba.py:459; FalconMamba, Jamba and Zamba alike)."""
+(modeling_mamba.py:442; FalconMamba, Jamba and Zamba alike)."""
 
 import sys
 from importlib import import_module

@@ -1,6 +1,6 @@
 # pip install transformers==5.23.0
 """Repeatable: RWKV divides its weights in place as it evaluates, where rescale_every > 0, 6 by
-default (modeling_rwkv.py:620); saved then, they are divided again once loaded."""
+default (modeling_rwkv.py:634); saved then, they are divided again once loaded."""
 
 import sys
 from importlib import import_module
