@@ -1,5 +1,6 @@
 """`lab TASK`: train a model on a task. Every field of the configurations is an option."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
@@ -185,7 +186,8 @@ def _train(
     from lab.machine.spinning import choose_wait
 
     choose_wait(partial(typer.echo, err=True))
-    from lab.training.generalisation import list_default_settings, vary_settings
+    with say_if_slow("loading PyTorch" if sys.stderr.isatty() else ""):
+        from lab.training.generalisation import list_default_settings, vary_settings
 
     with report_usage_errors(), say_if_slow(_describe_preparation({**known, **given})):
         run, runtime = describe_run(name, given, out, known)
