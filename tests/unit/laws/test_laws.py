@@ -88,15 +88,21 @@ def leaks_when_large(x: Tensor) -> Tensor:
     return x + (x.abs().amax(dim=(1, 2), keepdim=True) > 4)
 
 
+def spreads_nan(x: Tensor) -> Tensor:
+    """A value that no ordinary input holds makes the whole row not a number."""
+    return x.masked_fill((x.abs() > 4).any(dim=(1, 2), keepdim=True), torch.nan)
+
+
 @pytest.mark.parametrize(
     ("law", "fault"),
     [
         ("causal", lambda x: x + 1e-6 * x.mean(dim=1, keepdim=True)),
         ("causal", leaks_by_gradient),
         ("causal", leaks_when_large),
+        ("causal", spreads_nan),
         ("stable", lambda x: x / (x - x)),
     ],
-    ids=["small leak", "gradient only", "large values only", "nan"],
+    ids=["small leak", "gradient only", "large values only", "nan of large values", "nan"],
 )
 def test_planted_faults_are_found(law: str, fault: Callable[[Tensor], Tensor]):
     found = judge(Mixing(fault))
