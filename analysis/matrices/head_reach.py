@@ -58,11 +58,16 @@ class HeadReach(Finding):
         names = name_heads(self.layers, self.heads)
         sharp, wide = int(keys.argmin()), int(keys.argmax())
         near, far = int(distance.argmin()), int(distance.argmax())
+        spread = f"Head {names[sharp]} is the sharpest with {keys[sharp]:.3g} effective keys, "
+        spread += f"{names[wide]} the widest with {keys[wide]:.3g}"
+        if f"{keys[sharp]:.3g}" == f"{keys[wide]:.3g}":
+            spread = f"Every head spreads over {keys[sharp]:.3g} effective keys"
+        reach = f"mean distances go from {distance[near]:.3g} ({names[near]}) to "
+        reach += f"{distance[far]:.3g} tokens ({names[far]}; "
+        if f"{distance[near]:.3g}" == f"{distance[far]:.3g}":
+            reach = f"the mean distance of each is {distance[near]:.3g} tokens ("
         return (
-            f"Head {names[sharp]} is the sharpest with {keys[sharp]:.3g} effective keys, "
-            f"{names[wide]} the widest with {keys[wide]:.3g} (uniform rows "
-            f"{self.uniform_keys:.3g}); mean distances go from {distance[near]:.3g} "
-            f"({names[near]}) to {distance[far]:.3g} tokens ({names[far]}; uniform "
+            f"{spread} (uniform rows {self.uniform_keys:.3g}); {reach}uniform "
             f"{self.uniform_distance:.3g})."
         )
 

@@ -76,11 +76,15 @@ class StateSpectrum(Finding):
                 f"rank is {numerical[0]:.3g}."
             )
         names, (low, high) = name_heads(self.layers, self.heads), self.extremes
-        full = int((np.round(numerical) >= bound).sum())
+        # A mean over rows below the bound is not full in some row.
+        full = int((numerical > bound - 1e-6).sum())
+        ranks = f"effective ranks go from {self._format_rank(low)} (head {names[low]}) to "
+        ranks += f"{self._format_rank(high)} (head {names[high]})"
+        if self._format_rank(low) == self._format_rank(high):
+            ranks = f"the effective rank of every head is {self._format_rank(low)}"
         return (
-            f"{cut} effective ranks go from {self._format_rank(low)} (head {names[low]}) to "
-            f"{self._format_rank(high)} (head {names[high]}); the numerical rank is full in {full} "
-            f"of {len(numerical)} heads."
+            f"{cut} {ranks}; the numerical rank is full in {full} of {len(numerical)} heads in "
+            "every row."
         )
 
     def _format_rank(self, head: int) -> str:
