@@ -72,7 +72,7 @@ class BiasValues(Finding):
         if self.readings[widest] == "oracle":
             return "The mask is told which keys are stored and keeps those; it learns nothing."
         if self.lightest[widest] > 1 - 1e-6:
-            return "All keys have the same bias, which cancels in the softmax: no mask acts yet."
+            return "All keys have the same bias, which cancels in the softmax: no bias acts yet."
         means = self.bias_by_role[widest]
         low, high = int(np.nanargmin(means)), int(np.nanargmax(means))
         says = (
