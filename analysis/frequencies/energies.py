@@ -81,8 +81,13 @@ class Energies(Finding):
         ]
         parts = []
         for layer in self.layers:
-            at = int(np.abs(layer.long - layer.uniform_long).argmax())
+            # What compares nothing has no spectrum, NaN.
+            far = np.nan_to_num(np.abs(layer.long - layer.uniform_long), nan=-1.0)
+            at = int(far.argmax())
             place = name_comparison(layer.layer, layer.sides, at, len(layer.long))
+            if far[at] < 0:
+                parts.append(f"layer {layer.layer} ({layer.sides}) has none")
+                continue
             parts.append(
                 f"{place} {percent(float(layer.long[at]))} (uniform "
                 f"{percent(layer.uniform_long)}), {layer.effective[at]:.0f} effective of "

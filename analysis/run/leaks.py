@@ -113,8 +113,9 @@ def measure(subject: Subject) -> list[LeakCheck]:
         other = scored(subject.model, changed)
         before.append(found.positions <= cut)
         differs.append(other.answers != found.answers)
-        gap = (other.hidden - found.hidden)[before[-1]].abs().max() / found.hidden.abs().max()
-        moved = max(moved, gap.nan_to_num(torch.inf).item())
+        gap = (other.hidden - found.hidden)[before[-1]].abs().max()
+        if gap != 0:  # also where hidden states are NaN, but not where all of them are 0
+            moved = max(moved, (gap / found.hidden.abs().max()).nan_to_num(torch.inf).item())
     ahead, changes = torch.cat(before), torch.cat(differs)
     return [
         LeakCheck(

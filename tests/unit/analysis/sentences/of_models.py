@@ -200,6 +200,7 @@ def biases(lightest: float, gradient: float = 1.0) -> BiasValues:
 
 
 NO_ROWS = Estimate(0.5, math.nan, math.nan, 0.5)
+NO_MASS = math.nan, math.nan
 ZERO = float(np.log10(LEAST))
 OTHERS = "Head 0.0 is the sharpest with 2 effective keys, 0.1 the widest with 8"
 CASES = [
@@ -220,9 +221,13 @@ CASES = [
     Case("boundary", contexts(4, 4.001), "the latest 4 tokens, in every head,"),
     Case("planted", spectrum((2, 7), (3, 8)), "2 of at most 8 (head 0.0) to 7 of at most 8"),
     Case("null", spectrum((5, 5), (8, 8)), "of every head is 5 of at most 8", "go from"),
+    Case("null", spectrum(NO_MASS, (0, 0)), "nothing is carried: all entries", "rank"),
+    Case("boundary", spectrum((2, math.nan), (3, 0)), "without 1 head that carries nothing;"),
     Case("boundary", spectrum((2, 7), (3, 7.6)), "is full in 0 of 2 heads in every row"),
     Case("planted", reach((2, 8), (1, 3)), f"{OTHERS} (uniform rows 8.5); mean distances go"),
     Case("null", reach((8.5, 8.5), (3.75, 3.75)), "Every head spreads over 8.5", "sharpest"),
+    Case("null", reach(NO_MASS, NO_MASS), "No head has any mass.", "sharpest"),
+    Case("boundary", reach((2, math.nan), (3, math.nan)), "Head 0.0 spreads over 2 effective keys"),
     Case("boundary", reach((2, 8), (3.75, 3.75)), "the mean distance of each is 3.75", "go from"),
     Case("planted", layer(1, 0.2, 0.2), "It recalls. Query rows put 100.0 %"),
     Case("null", layer(0.2, 0.2, 0.2), "It shows neither recall nor binding."),
@@ -242,6 +247,7 @@ CASES = [
     Case("planted", spectra(0.9, 0.5, layers=2), "their share in Q/K of layers 0, 1."),
     Case("null", spectra(0.5, 0.5), "No layer leans to long or to short wavelengths"),
     Case("boundary", spectra(0.0, 0.0), "No layer has wavelengths both", "leans"),
+    Case("null", spectra(math.nan, 0.5), "longer than the row: layer 0 (Q/K) has none."),
     Case("boundary", spectra(0.6, 0.5), "No layer leans", "carry more"),
     Case("planted", bands(-0.5), "and by -10.0 at most without one of 19 random thirds"),
     Case("null", bands(-0.05), "No third is shown to cost more than random thirds"),
