@@ -50,7 +50,8 @@ class RoleEffects(Finding):
                 says = f"Experts are needed at {where}, not surely more than at "
                 says += f"{join_names(alike[:NAMED])}: {effect}."
         elif all(entry.everything.negligible for _, entry in entries):
-            says = f"Experts matter at the tokens of no role; most at {where}, where {effect}."
+            says = "Experts matter at the tokens of no role"
+            says += f"; most at {where}, where {effect}." if worst.everything.loss else "."
         else:
             says = f"No role is seen to need experts; the worst are {where}, where {effect}."
         reading = (

@@ -9,9 +9,11 @@ import numpy as np
 from analysis.capacity import Capacity
 from analysis.errors.examples import Example, Examples
 from analysis.errors.ledger import Ledger
+from analysis.experts.co_activation import CoActivation
 from analysis.experts.effects import AnswerChange
 from analysis.experts.held_answers import HeldAnswers, Holder
 from analysis.experts.layer_knockout import Deletion, LayerKnockout, RoleDeletion
+from analysis.experts.layer_pairs import LayerPairs
 from analysis.experts.role_effects import RoleEffects
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn
@@ -52,6 +54,13 @@ def knockout(
 
 def roles(**changes: AnswerChange) -> RoleEffects:
     return RoleEffects((knockout(0.0, 0.0, by_role=changes),))
+
+
+def together(excess: float) -> CoActivation:
+    """Return a layer whose mean PMI exceeds that of the shuffles by this much."""
+    bars = np.zeros(140)
+    found: Any = (None, np.zeros(19), 0.2, 0.2, np.zeros(0, int), (), bars, bars)
+    return CoActivation((LayerPairs(0, 99, 9, 9, excess, *found),))
 
 
 def held(count: int, holders: int, asked: int = 96) -> HeldAnswers:
@@ -173,6 +182,7 @@ CASES = [
     Case("boundary", knockout(0.5, 0.1, half=math.nan), "[one row: no interval]"),
     Case("planted", roles(key=change(0.5), value=change(0.1)), "needed most at key tokens"),
     Case("null", roles(key=change(0.0), value=change(0.0)), "No role is seen to need", "most"),
+    Case("null", roles(key=change(0, 0.001)), "matter at the tokens of no role.", "most"),
     Case(
         "boundary",
         roles(key=change(0.5), value=change(0.45)),
@@ -180,6 +190,10 @@ CASES = [
         "most",
     ),
     Case("boundary", roles(key=change(0.5, math.nan)), "[one row: no interval]", "needed"),
+    Case("planted", together(1.5), "Experts are chosen together in layer 0"),
+    Case("null", together(0.0), "No pair of experts is seen to act together in layer 0"),
+    # Beyond all shuffles, and yet 1.00 times independence.
+    Case("boundary", together(0.002), "No pair of experts is seen to act together", "times"),
     Case("planted", held(96, 16), "96 of 96 answers (100.0 %) in layer 0 are each held by"),
     Case("null", held(0, 1), "Hardly any answer is held by one expert alone: 0 of 96"),
     Case("boundary", held(96, 1), "Expert (0, 0) alone holds any", "1 experts"),

@@ -24,8 +24,6 @@ UNIT = Path(__file__).parents[2]
 ELSEWHERE = {
     "AccuracyByPlace": "rows/test_positions: named_only_where_their_intervals_part, "
     "seldom_due_to_chance, go_wrong_together_widen_the_interval",
-    "CoActivation": "experts/test_load_map: a_planted_pair_is_found, independent_experts_have_no, "
-    "few_token_ids_are_not_said_to_bind",
     "Components": "mechanism/test_components: planted_components_are_named, "
     "named_by_chance_in_few, planted_components_are_named",
     "Continuations": "rows/test_samples: bits_are_the_loss, legal_answers, numbers_are_readable",
