@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from analysis.base import Finding, Words, describe, draw
 from analysis.links import has_pairs
 from analysis.plots.style import make_whiskers, new_figure
-from analysis.words import percent
+from analysis.words import count_interval_decimals, percent
 from lab.config import TrainConfig, get_protocol_defaults
 from lab.models import LanguageModel
 from lab.models.evaluation import check_vocabulary, evaluate
@@ -44,15 +44,19 @@ class Capacity(Finding):
         """Name the largest number of pairs up to which all were learned."""
         learned = self.accuracy >= self.solved_at
         count = len(learned) if learned.all() else int(learned.argmin())
+        # Enough decimals to tell an accuracy just below the goal from it.
+        decimals = max(count_interval_decimals(float(a), self.solved_at) for a in self.accuracy)
         shown = ", ".join(
-            f"{percent(float(a))} at {k} in {steps:,} steps"
+            f"{percent(float(a), decimals)} at {k} in {steps:,} {'step' if steps == 1 else 'steps'}"
             for k, a, steps in zip(self.pairs, self.accuracy, self.steps, strict=True)
         )
-        goal = percent(self.solved_at)
+        goal = percent(self.solved_at, decimals)
+        number = int(self.pairs[max(0, count - 1)])
+        pairs = f"{number} pair{'s' * (number != 1)}"
         opening = (
-            f"Learned to {goal} up to {self.pairs[count - 1]} pairs"
+            f"Learned to {goal} up to {pairs}"
             if count
-            else f"Not learned to {goal} even at {self.pairs[0]} pairs"
+            else f"Not learned to {goal} even at {pairs}"
         )
         says = f"{opening}: {shown}."
         reading = (

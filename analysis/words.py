@@ -1,7 +1,8 @@
 """Format numbers and lists for sentences."""
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 LONG = 100
 """Characters of a sentence above which its first clause stands for it."""
@@ -55,6 +56,11 @@ def split_lead(text: str) -> tuple[str, str]:
         return sentence, rest
     more = capitalize(sentence[end.end() :])
     return f"{sentence[: end.start()]}.", f"{more} {rest}".rstrip()
+
+
+def format_ends(low: float, high: float, form: Callable[[float], str]) -> str:
+    """Return the ends of an interval over rows in brackets; one row has none."""
+    return "[one row: no interval]" if math.isnan(low) else f"[{form(low)}, {form(high)}]"
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -68,11 +68,13 @@ class BiasValues(Finding):
         dead = [layer for layer, g in zip(self.layers, self.gradients, strict=True) if g == 0.0]
         widest = int(np.argmin(self.lightest))
         if dead:
-            return f"The mask of {name_layers(dead)} is dead: no gradient reaches it."
+            one = len(dead) == 1
+            says = f"The mask{'s' * (not one)} of {name_layers(dead)} {'is' if one else 'are'} dead"
+            return f"{says}: no gradient reaches {'it' if one else 'them'}."
         if self.readings[widest] == "oracle":
             return "The mask is told which keys are stored and keeps those; it learns nothing."
         if self.lightest[widest] > 1 - 1e-6:
-            return "All keys have the same bias, which cancels in the softmax: no mask acts yet."
+            return "All keys have the same bias, which cancels in the softmax: no bias acts yet."
         means = self.bias_by_role[widest]
         low, high = int(np.nanargmin(means)), int(np.nanargmax(means))
         says = (

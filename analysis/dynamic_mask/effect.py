@@ -22,7 +22,7 @@ from analysis.statistics.estimates import (
     sum_by_row,
     westfall_young,
 )
-from analysis.words import capitalize, name_layers, percent
+from analysis.words import capitalize, format_ends, name_layers, percent
 
 NOTES = {
     "nothing": "does next to nothing",
@@ -67,7 +67,8 @@ class MaskEffect(Finding):
         heads = [_describe_head(head) for head in pick_most(self.heads, lambda head: head.moved)]
         removal = zip(self.layers, self.removal, strict=True)
         changes = [
-            f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}] "
+            f"{100 * change.value:+.1f} points "
+            f"{format_ends(change.low, change.high, lambda end: f'{100 * end:+.1f}')} "
             f"in layer {layer}"
             for layer, change in sorted(removal, key=lambda pair: -abs(pair[1].value))[:NAMED]
         ]

@@ -61,6 +61,8 @@ class MaskHistory(Finding):
                 f"The masks are dead: the gradient is exactly 0 at each of {len(self.steps)} "
                 f"steps, and they move by at most {np.nanmax(self.drifts):.2g}."
             )
+        elif not np.nanmax(self.drifts[-1]):
+            says = "No mask is elsewhere at the last step than at the first."
         else:
             i = int(np.nanargmax(self.drifts[-1]))
             at = int(np.nanargmax(gradients[i]))
@@ -68,8 +70,8 @@ class MaskHistory(Finding):
                 f"The mask of layer {self.layers[i]} moves furthest, by {self.drifts[-1, i]:.2g}; "
                 f"its gradient is largest, {gradients[i, at]:.2g}, at step {self.steps[at]:,}."
             )
-            if dead:
-                says += f" The mask of {name_layers(dead)} is dead: its gradient is always 0."
+        if 0 < len(dead) < len(self.layers):
+            says += f" The mask of {name_layers(dead)} is dead: its gradient is always 0."
         return Words(
             title="How far the masks moved, and the gradient that moves them",
             says=says,

@@ -52,6 +52,9 @@ class KeptByPosition(Finding):
             f"{self.bands[band]}–{self.bands[band + 1] - 1})"
             for role, band in (low, high)
         )
+        shares = head.kept_by_band
+        if np.nanmin(shares) == np.nanmax(shares):
+            return f"{head.name} keeps {percent(float(np.nanmax(shares)))} of the keys everywhere"
         return f"{head.name} keeps between {least} and {most}"
 
     def draw(self) -> go.Figure:

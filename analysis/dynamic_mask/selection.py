@@ -12,7 +12,7 @@ from analysis.dynamic_mask.masking import LIGHT
 from analysis.dynamic_mask.stored_pairs import StoredPairs
 from analysis.plots.panels import new_panels, note_panels, pick_smallest
 from analysis.plots.style import COLORS, MUTED, YELLOW
-from analysis.words import capitalize, percent, round_percent
+from analysis.words import capitalize, format_ends, percent, round_percent
 
 
 @dataclass(frozen=True)
@@ -108,5 +108,5 @@ def _describe_pairs(pairs: StoredPairs, masks_any: bool) -> str:
         )
     ranking = pairs.auroc
     text += f"; the AUROC of its bias is {ranking.value:.3f} "
-    text += f"[{ranking.low:.3f}, {ranking.high:.3f}]"
+    text += format_ends(ranking.low, ranking.high, "{:.3f}".format)
     return text + (", no better than chance" if ranking.low <= 0.5 <= ranking.high else "")

@@ -65,10 +65,15 @@ class MaskTrajectory(Finding):
             for at in dict.fromkeys((far, len(self.steps) - 1))
         )
         bands = self.by_band[-1, i]
+        span = f"range from {bands.min():.3g} (band {bands.argmin() + 1}) to {bands.max():.3g} "
+        span += f"(band {bands.argmax() + 1})"
+        if f"{bands.min():.3g}" == f"{bands.max():.3g}":
+            span = f"are all {bands.max():.3g}"
+        others = int((moved == moved[i]).sum()) - 1
+        most = f", as far as {others} more" if others else ""
         return (
-            f"{capitalize(self.names[i])} moves most: {ranges}; at the end the means of its "
-            f"{len(bands)} equal bands of positions range from {bands.min():.3g} "
-            f"(band {bands.argmin() + 1}) to {bands.max():.3g} (band {bands.argmax() + 1})."
+            f"{capitalize(self.names[i])} moves most{most}: {ranges}; at the end the means of its "
+            f"{len(bands)} equal bands of positions {span}."
         )
 
     def draw(self) -> go.Figure:

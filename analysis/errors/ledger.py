@@ -79,7 +79,8 @@ class Ledger(Finding):
         """Describe the most frequent causes."""
         title = "Errors by cause"
         if not self.wrong:
-            says = f"There is no error among {self.scored:,} scored positions of {self.rows} rows: "
+            rows = "1 row" if self.rows == 1 else f"{self.rows} rows"
+            says = f"There is no error among {self.scored:,} scored positions of {rows}: "
             says += f"the share of errors is at most {percent(self.interval[1])} (95 %)."
             return Words(title, says, "", says)
         shares = ", ".join(f"{cause.name} {percent(cause.share)}" for cause in self.causes)

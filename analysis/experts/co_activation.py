@@ -14,6 +14,8 @@ from analysis.plots import style
 
 FEWEST_PAIRS = 2**16
 """Co-occurrences that each layer counts, however many layers there are."""
+SLIGHT = 0.01
+"""Excess of the mean PMI that is negligible, nats: pairs meet 1 % more often."""
 VISIBLE = 0.01
 """Height of a bin, relative to the highest, from which on the axis includes it."""
 
@@ -55,7 +57,8 @@ class CoActivation(Finding):
     def _summarize(self, layers: list[LayerPairs]) -> str:
         """Say in which layers the mean PMI is beyond chance."""
         # Differences by rounding are not beyond chance.
-        beyond = [layer for layer in layers if layer.excess > self.chance + 1e-9]
+        least = max(self.chance + 1e-9, SLIGHT)
+        beyond = [layer for layer in layers if layer.excess > least]
         if not beyond:
             where = f"in {len(layers)} layers" if len(layers) > 1 else f"in layer {layers[0].layer}"
             values = " and ".join(

@@ -12,6 +12,7 @@ from torch import Tensor
 from analysis.experts.sites import Site
 from analysis.plots import style
 from analysis.statistics.intervals import bootstrap_ratio
+from analysis.words import format_ends
 
 SLIGHT = 0.01
 """Change of loss that is negligible, nats: the right answers' probability changes by 1 %."""
@@ -46,14 +47,14 @@ class AnswerChange:
 
     def describe(self) -> str:
         """Say how loss and accuracy change."""
-        low, high = (100 * end for end in self.accuracy_interval)
-        points = f"{100 * self.accuracy:+.1f} [{low:+.1f}, {high:+.1f}] points"
+        ends = format_ends(*self.accuracy_interval, lambda end: f"{100 * end:+.1f}")
+        points = f"{100 * self.accuracy:+.1f} {ends} points"
         return f"{self.describe_loss()} and the accuracy by {points}"
 
     def describe_loss(self) -> str:
         """Say how the loss changes."""
-        low, high = map(format_change, self.loss_interval)
-        return f"changes the loss by {format_change(self.loss)} [{low}, {high}] nats"
+        ends = format_ends(*self.loss_interval, format_change)
+        return f"changes the loss by {format_change(self.loss)} {ends} nats"
 
 
 def measure_changes(

@@ -119,10 +119,15 @@ class HeldAnswers(Finding):
         else:
             first = self.top[0]
             says = (
-                f"One expert holds {count} ({percent(share)}) in layer {self.layer}: without it "
-                "alone they are half as likely or less. Without the runner-up "
-                f"{self.rivals:,} of all answers are; {whole}. {self.holders:,} experts hold any, "
-                f"most of all {first.place} with {first.answers:,}"
+                f"{count} ({percent(share)}) in layer {self.layer} are each held by one expert: "
+                "without it alone they are half as likely or less. Without the runner-up "
+                f"{self.rivals:,} of all answers are; {whole}. "
+            )
+            says += (
+                f"Expert {first.place} alone holds any"
+                if self.holders == 1
+                else f"{self.holders:,} experts hold any, most of all {first.place} with "
+                f"{first.answers:,}"
             )
             if not np.isnan(self.same):
                 says += (

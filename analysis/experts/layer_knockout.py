@@ -154,11 +154,13 @@ class LayerKnockout(Finding):
                 "twin is left"
             )
         highest = twins[0].change.loss
-        stands_out = worst.harmful and worst.loss > highest
+        # Of as many experts and twins with like effects, the worst is an expert half of the time.
+        stands_out = worst.harmful and worst.loss_interval[0] > highest
         which = "One expert" if stands_out else "No single expert"
+        twin = "its twin by" if len(twins) == 1 else f"one of its {len(twins)} twins by at most"
         return (
-            f"{which} of the {len(loaded)} most loaded stands out: {effect}, deleting one of its "
-            f"{len(twins)} twins by at most {format_change(highest)}"
+            f"{which} of the {len(loaded)} most loaded stands out: {effect}, deleting {twin} "
+            f"{format_change(highest)}"
         )
 
     def draw(self) -> go.Figure:

@@ -89,7 +89,7 @@ class LoadComparison(Finding):
         if standing.max() == 0:
             return "no layer has standing experts"
         layer = int((standing - uniform + self.stands_out).argmax())
-        more = "hold" if self.stands_out[layer] else "hold no more than by chance,"
+        more = "hold" if self.stands_out[layer] else "hold no more than chance can give,"
         return (
             f"standing experts, each chosen by at least {round(100 * STANDING)} % of the tokens, "
             f"{more} {percent(standing[layer])} of layer {self.layers[layer]}'s choices (random "

@@ -10,11 +10,15 @@ from analysis.experts.effects import add_changes
 from analysis.experts.layer_knockout import LayerKnockout
 from analysis.plots import style
 from analysis.plots.lines import name_lines
+from analysis.words import join_names
 
 LOOKS = {
     "all experts": ({"color": style.GREEN, "symbol": "square", "size": 9}, True, -0.14),
     "the most loaded": ({"color": style.BLUE, "symbol": "circle", "size": 8}, False, 0.14),
 }
+
+NAMED = 3
+"""Most other roles that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,19 @@ class RoleEffects(Finding):
         effect = f"deleting all of them there {worst.everything.describe()}"
         if worst.everything.harmful:
             says = f"Experts are needed most at {where}: {effect}."
+            others = [pair for pair in entries if pair[1] is not worst]
+            # Roles whose effects cannot be told apart are not ranked.
+            alike = [
+                f"{html.escape(entry.role)} tokens in layer {other.layer}"
+                for other, entry in others
+                if entry.everything.loss_interval[1] >= worst.everything.loss_interval[0]
+            ]
+            if alike:
+                says = f"Experts are needed at {where}, not surely more than at "
+                says += f"{join_names(alike[:NAMED])}: {effect}."
         elif all(entry.everything.negligible for _, entry in entries):
-            says = f"Experts matter at the tokens of no role; most at {where}, where {effect}."
+            says = "Experts matter at the tokens of no role"
+            says += f"; most at {where}, where {effect}." if worst.everything.loss else "."
         else:
             says = f"No role is seen to need experts; the worst are {where}, where {effect}."
         reading = (

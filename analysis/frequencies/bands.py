@@ -15,7 +15,7 @@ from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, VERMILLION, make_whiskers, new_figure
 from analysis.scoring import scored
 from analysis.statistics.intervals import bootstrap_ratio, bound_share
-from analysis.words import percent
+from analysis.words import percent, round_percent
 from lab.hooks import HookFn, HookPoint, NamesFilter
 from lab.layers.mixer import RotaryPairs
 from tasks.base import count_rows
@@ -86,11 +86,14 @@ class BandAblations(Finding):
         """Describe the bands that matter most."""
         title = "Accuracy without a third of a mixer's rotary frequencies"
         whole = percent(self.accuracy)
-        matter = [band for band in self.bands if band.matters]
-        if self.interval[0] <= self.chance:
-            says = f"With all frequencies the model is at chance ({whole}): nothing can be lost."
+        above = self.interval[0] > self.chance
+        matter = [band for band in self.bands if band.matters] if above else []
+        if not above:
+            says = f"With all frequencies {whole} of the answers are right, not shown to be above "
+            says += f"chance ({percent(self.chance)}): no loss could show."
         elif not matter:
-            says = f"No third costs more than random thirds do; {whole} are right with all of them."
+            says = f"No third is shown to cost more than random thirds do; {whole} are right with "
+            says += "all of them."
         else:
             parts = (
                 f"Without the {band.name} third of {band.sides} in layer {band.layer} it changes "
@@ -106,6 +109,8 @@ class BandAblations(Finding):
             "zero in all heads, with the 95 % interval over rows. Diamonds: the same for as many "
             f"random pairs. A band matters if its dot is left of {PLACEBOS} diamonds and its "
             "interval is below zero: a band that is like random ones does in at most 5 % of cases. "
+            f"Of {len(self.bands)} such bands, one or more do in up to "
+            f"{round_percent(1 - 0.95 ** len(self.bands))}. "
             "Once no band of a layer can matter, no more diamonds are drawn."
         )
         alt = f"Dots of change of accuracy by band. {says}"
@@ -236,6 +241,8 @@ def _name_worst(matter: Sequence[BandAblation]) -> str:
         return ""
     worst = min(matter, key=lambda band: band.change)
     return (
-        f"The {worst.name} third of {worst.sides} in layer {worst.layer} matters most: without it "
-        f"the accuracy changes by {_format_points(worst.change)} points."
+        f"Without the {worst.name} third of {worst.sides} in layer {worst.layer} the accuracy "
+        f"changes by {_format_points(worst.change)} points, and by "
+        f"{_format_points(float(worst.placebo.min()))} at most without one of "
+        f"{len(worst.placebo)} random thirds."
     )

@@ -13,7 +13,7 @@ from analysis.frequencies.rotation import RotatedSides, average_causal_pairs
 from analysis.plots.style import new_figure
 from analysis.record import figure_only
 from analysis.statistics.distributions import compute_shares, effective_number
-from analysis.words import capitalize, percent
+from analysis.words import capitalize, name_layers, percent
 
 LEANS = 0.1
 """How far a share must be from a uniform spectrum's for the spectrum to lean."""
@@ -81,14 +81,22 @@ class Energies(Finding):
         ]
         parts = []
         for layer in self.layers:
-            at = int(np.abs(layer.long - layer.uniform_long).argmax())
+            # What compares nothing has no spectrum, NaN.
+            far = np.nan_to_num(np.abs(layer.long - layer.uniform_long), nan=-1.0)
+            at = int(far.argmax())
             place = name_comparison(layer.layer, layer.sides, at, len(layer.long))
+            if far[at] < 0:
+                parts.append(f"layer {layer.layer} ({layer.sides}) has none")
+                continue
             parts.append(
                 f"{place} {percent(float(layer.long[at]))} (uniform "
                 f"{percent(layer.uniform_long)}), {layer.effective[at]:.0f} effective of "
                 f"{len(layer.wavelengths)} frequencies"
             )
-        opening = capitalize("; ".join(leans) or "no layer leans to long or to short wavelengths")
+        neither = "no layer leans to long or to short wavelengths"
+        if all(layer.uniform_long in (0, 1) for layer in self.layers):
+            neither = "no layer has wavelengths both within the row and longer than it"
+        opening = capitalize("; ".join(leans) or neither)
         says = f"{opening}. Energy on wavelengths longer than the row: {join_parts(parts)}."
         reading = (
             "A cell is a pair of channels. The colour is its share of |q||k|, averaged over all "
@@ -100,11 +108,11 @@ class Energies(Finding):
 
     def _name(self, chosen: list[bool]) -> str:
         """Name the chosen layers by their sides."""
-        of_sides: dict[str, list[str]] = {}
+        of_sides: dict[str, list[int]] = {}
         for layer, picked in zip(self.layers, chosen, strict=True):
             if picked:
-                of_sides.setdefault(layer.sides, []).append(str(layer.layer))
-        return " and ".join(f"{sides} of layer {', '.join(n)}" for sides, n in of_sides.items())
+                of_sides.setdefault(layer.sides, []).append(layer.layer)
+        return " and ".join(f"{sides} of {name_layers(n)}" for sides, n in of_sides.items())
 
     def draw(self) -> go.Figure:
         """Draw the spectra, a row per comparison, wavelength to the right."""

@@ -16,7 +16,7 @@ from analysis.frequencies.axes import (
     name_axis,
 )
 from analysis.frequencies.comparisons import format_range, join_parts, name_comparison
-from analysis.frequencies.lag_curves import FEWEST, PREFERS, LagCurves, new_lag_panels
+from analysis.frequencies.lag_curves import FEWEST, PREFERS, TOO_FEW, LagCurves, new_lag_panels
 from analysis.record import figure_only
 from analysis.words import capitalize
 
@@ -71,6 +71,8 @@ class FrequenciesByLag(Finding):
                 f"{format_range([round(w) for w in peak.wavelengths])}"
             )
         none = "no layer's mean score prefers a lag, so there are no frequencies behind one"
+        if not any((layer.pairs >= FEWEST).any() for layer in self.layers):
+            none = TOO_FEW
         says = capitalize(join_parts(parts) or none) + "."
         reading = (
             "A cell is what a pair of channels adds to the mean score at a lag, less what it adds "

@@ -23,6 +23,7 @@ LAGS = 48
 """Most lags of a curve, evenly spaced on a logarithmic axis."""
 FEWEST = 100
 """Fewest pairs of tokens at a lag that give their mean to a tenth of a standard deviation."""
+TOO_FEW = f"no lag has the {FEWEST} pairs of tokens that tell whether a score prefers it"
 PREFERS = 0.5
 """How many standard deviations the mean score at a lag must stand out to be preferred."""
 

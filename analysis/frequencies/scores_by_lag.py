@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from analysis.base import Finding, Words
 from analysis.frequencies.comparisons import format_range, join_parts, name_comparison
 from analysis.frequencies.edges import ANSWERS
-from analysis.frequencies.lag_curves import PREFERS, LagCurves, new_lag_panels
+from analysis.frequencies.lag_curves import FEWEST, PREFERS, TOO_FEW, LagCurves, new_lag_panels
 from analysis.plots.style import GREEN, MUTED, ORANGE
 from analysis.words import capitalize
 
@@ -42,7 +42,10 @@ class ScoresByLag(Finding):
                 f"the mean score of {place} at lag {layer.lags[at]:,} is {rise:+.1f} standard "
                 "deviations from its average"
             )
-        says = capitalize(join_parts(parts) or "no layer's mean score prefers a lag") + "."
+        none = "no layer's mean score prefers a lag"
+        if not any((layer.pairs >= FEWEST).any() for layer in self.layers):
+            none = TOO_FEW
+        says = capitalize(join_parts(parts) or none) + "."
         fading = [layer for layer in self.layers if layer.sides == "C/B"]
         halves = [layer.half_life for layer in fading if layer.half_life is not None]
         if fading:

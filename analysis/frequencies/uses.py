@@ -1,6 +1,7 @@
 """What each rotary frequency adds to the scores of the edges that recall can use."""
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,6 +24,7 @@ from analysis.frequencies.rotation import RotatedSides
 from analysis.plots.style import new_figure
 from analysis.statistics.intervals import bootstrap_ratio
 from analysis.words import capitalize, percent
+from lab.intervals import Z95
 
 GAP = 56
 """Height between panels, px."""
@@ -100,11 +102,15 @@ class FrequencyUses(Finding):
         parts = []
         for edge, uses in self.kinds.items():
             top = max(uses, key=lambda use: abs(float(use.effect[use.best])))
-            low, high = top.interval
-            if not (low > 0 or high < 0) or not top.effect[top.best]:
-                parts.append(f"{edge}: no layer's scores stand out (95 % interval includes 0)")
+            best, (low, high) = top.best, top.interval
+            # The largest was chosen among all comparisons (Bonferroni's bound).
+            tried = sum(len(use.advantage) for use in uses)
+            widening = NormalDist().inv_cdf(1 - 0.025 / tried) / Z95
+            value = float(top.advantage[best])
+            half = value - low if value > 0 else high - value
+            if not abs(value) > widening * half or not top.effect[best]:
+                parts.append(f"{edge}: no layer's scores surely stand out")
                 continue
-            best = top.best
             place = name_comparison(top.layer, top.sides, best, len(top.advantage))
             parts.append(
                 f"{edge}: most in {place}, {top.effect[best]:+.2f} standard deviations; "

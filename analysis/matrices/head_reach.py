@@ -51,19 +51,32 @@ class HeadReach(Finding):
 
     def _summarize(self) -> str:
         keys, distance = self.effective_keys, self.distance
-        if len(keys) == 1:
+        if len(keys) == 1 and np.isfinite(keys[0]):
             says = f"The head spreads over {keys[0]:.3g} keys (uniform rows"
             says += f" {self.uniform_keys:.3g}), {distance[0]:.3g} tokens back on average"
             return f"{says} (uniform {self.uniform_distance:.3g})."
-        names = name_heads(self.layers, self.heads)
+        seen = np.flatnonzero(np.isfinite(keys))
+        if not len(seen):
+            return "No head has any mass."
+        idle = len(keys) - len(seen)
+        without = f"; {idle} {'head has' if idle == 1 else 'heads have'} no mass" if idle else ""
+        names = [name_heads(self.layers, self.heads)[i] for i in seen]
+        keys, distance = keys[seen], distance[seen]
         sharp, wide = int(keys.argmin()), int(keys.argmax())
         near, far = int(distance.argmin()), int(distance.argmax())
+        spread = f"Head {names[sharp]} is the sharpest with {keys[sharp]:.3g} effective keys, "
+        spread += f"{names[wide]} the widest with {keys[wide]:.3g}"
+        if f"{keys[sharp]:.3g}" == f"{keys[wide]:.3g}":
+            every = "Every head" if not idle else f"Each of {len(seen)} heads"
+            every = f"Head {names[0]}" if len(seen) == 1 else every
+            spread = f"{every} spreads over {keys[sharp]:.3g} effective keys"
+        reach = f"mean distances go from {distance[near]:.3g} ({names[near]}) to "
+        reach += f"{distance[far]:.3g} tokens ({names[far]}; "
+        if f"{distance[near]:.3g}" == f"{distance[far]:.3g}":
+            reach = f"the mean distance of each is {distance[near]:.3g} tokens ("
         return (
-            f"Head {names[sharp]} is the sharpest with {keys[sharp]:.3g} effective keys, "
-            f"{names[wide]} the widest with {keys[wide]:.3g} (uniform rows "
-            f"{self.uniform_keys:.3g}); mean distances go from {distance[near]:.3g} "
-            f"({names[near]}) to {distance[far]:.3g} tokens ({names[far]}; uniform "
-            f"{self.uniform_distance:.3g})."
+            f"{spread} (uniform rows {self.uniform_keys:.3g}); {reach}uniform "
+            f"{self.uniform_distance:.3g}){without}."
         )
 
     def draw(self) -> go.Figure:
@@ -74,6 +87,6 @@ class HeadReach(Finding):
                 ("effective keys", self.effective_keys, self.uniform_keys),
                 ("mean distance", self.distance, self.uniform_distance),
             )
-            for most in (max(float(values.max()), uniform),)
+            for most in (float(np.nanmax(values, initial=uniform)),)
         ]
         return draw_dots(self.layers, self.heads, panels, ("heads",), "uniform", "tokens")

@@ -110,7 +110,7 @@ def _describe_mass(mass: Mass) -> str:
         return f"It recalls. {recall}. {write}."
     if _exceeds_uniform(mass.written, mass.uniform_written):
         return f"It binds each value to its key. {write}. {recall}."
-    return f"Most of the mass is not on pairs. {recall}. {write}."
+    return f"It shows neither recall nor binding. {recall}. {write}."
 
 
 def _exceeds_uniform(share: Float[np.ndarray, " h"], uniform: float) -> bool:

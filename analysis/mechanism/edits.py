@@ -56,10 +56,16 @@ class Edited(Finding):
         parts = []
         for arm in range(2):
             i = int(self.left[arm].argmin())
+            share, placebo = self.left[arm, i], self.placebo[arm, i]
+            left = f"{format_share(share)} of the margin (placebo {format_share(placebo)})"
+            # The layer with the least was chosen afterwards: where no interval ends below its
+            # placebo's, none is named.
+            sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
             parts.append(
-                f"blocking {ARMS[arm]} leaves the least in layer {self.layers[i]}, "
-                f"{format_share(self.left[arm, i])} of the margin (placebo "
-                f"{format_share(self.placebo[arm, i])})"
+                f"blocking {ARMS[arm]} leaves the least in layer {self.layers[i]}, {left}"
+                if sure.any()
+                else f"in no layer does blocking {ARMS[arm]} surely leave less than the placebo: "
+                f"at least {left}"
             )
         i = int(self.followed.argmax())
         followed, placebo = (

@@ -43,8 +43,8 @@ class RunAccuracies(Finding):
             rival = max(rivals, key=rivals.__getitem__)
             above = [run.name for run in known if run.interval and run.interval[0] > rivals[rival]]
             text = "chance" if rival == "chance" else f"the best shortcut, “{rival}”"
-            whose = "of all runs lie" if len(above) == len(known) else "of no run lie"
-            if 0 < len(above) < len(known):
+            whose = "of all runs lie" if above else "of no run lie"
+            if 0 < len(above) < len(self.runs):
                 whose = f"of {join_names(above)} alone lie"
             says += f" The intervals {whose} above {text}, {percent(rivals[rival])}."
             reading += " Dotted: rules that need no training."
@@ -111,18 +111,22 @@ class RunCurves(Finding):
 
     def describe(self) -> Words:
         """Say when half of the answers of each run are right for the first time."""
-        half = {}
+        half, tried = {}, set()
         for run in self.runs:
             right = run.held_out >= 0.5
             if run.full_from is None:
                 continue
-            right &= run.held_out_steps > run.full_from
+            full = run.held_out_steps > run.full_from
+            right &= full
+            if full.any():
+                tried.add(run.name)
             if right.any():
                 half[run.name] = int(run.held_out_steps[right.argmax()])
         said = [
             f"{run.name} by step {half[run.name]:,}"
             if run.name in half
-            else f"{run.name} not by step {run.steps:,}"
+            else f"{run.name} {'not' if run.name in tried else 'not evaluated'} by step "
+            f"{run.steps:,}"
             for run in self.runs
         ]
         says = gist = f"Half of the answers are right at full row length: {'; '.join(said)}."

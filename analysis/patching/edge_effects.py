@@ -47,10 +47,14 @@ class EdgeEffects(Finding):
         """Name the strongest edge."""
         edges = int(np.isfinite(self.effect).sum())
         sender, receiver, effect = self.list_strongest(1)[0]
-        says = (
-            f"Of {edges} edges, {sender} → {receiver} changes the metric most: by {effect:.3g}, "
-            f"where the two runs differ by {self.corrupt - self.clean:.3g}."
-        )
+        differ = f"where the two runs differ by {self.corrupt - self.clean:.3g}."
+        says = f"None of {edges} edges changes the metric, {differ}"
+        if effect:
+            others = int((np.abs(self.effect) == abs(effect)).sum()) - 1
+            alike = f", as {'do' if others > 1 else 'does'} {others} more" if others else ""
+            changes = "is estimated to change" if "estimated" in self.method else "changes"
+            says = f"Of {edges} edges, {sender} → {receiver} {changes} the metric most{alike}: by "
+            says += f"{effect:.3g}, {differ}"
         reading = (
             "A row for each sender, a column for each receiver: the change of the clean run's "
             f"metric when this edge alone carries the corrupt run's tensor, {self.method}."

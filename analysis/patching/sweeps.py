@@ -23,6 +23,8 @@ from lab.models.point_names import find_name
 Metric = Callable[[Float[Tensor, "b t v"]], Tensor | float]
 """One number of the logits, such as a logit difference."""
 
+LEAST = 0.01
+"""The share of the difference from which on a cell restores something; less may be rounding."""
 ROW = 26
 """Height of a layer in the figure, px."""
 
@@ -71,10 +73,17 @@ class PatchSweep(Finding):
             says = "The metric is the same in both runs, so there is nothing to restore."
         else:
             row, column = np.unravel_index(np.nanargmax(shares), shares.shape)
+            most = f"{shares[row, column]:.2f} of the difference between the runs"
             says = (
                 f"Layer {self.layers[row]}, {self.along} {self._name(int(column))} restores most: "
-                f"{shares[row, column]:.2f} of the difference between the runs."
+                f"{most}."
             )
+            others = int((np.round(shares, 2) == np.round(shares[row, column], 2)).sum()) - 1
+            if not shares[row, column] >= LEAST:
+                says = f"No layer and {self.along} restores a hundredth of the difference between "
+                says += "the runs."
+            elif others:
+                says = f"{says[:-1]}, as do{'es' * (others == 1)} {others} more."
         return Words(title, says, reading, f"A heat map, a row for each layer. {says}")
 
     def _name(self, column: int) -> str:

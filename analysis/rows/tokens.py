@@ -85,10 +85,12 @@ class TokenRow(Finding):
 
     def describe(self) -> Words:
         """Say how many answers of the row are right, and how to look around in it."""
-        says = f"The model answers {self.right} of this row's {self.scored} questions right."
+        questions = "question" if self.scored == 1 else "questions"
+        says = f"The model answers {self.right} of this row's {self.scored} {questions} right."
         if len(self.tokens) < self.seq_len:
             pairs = ", with their keys and values" if self.links else ""
-            says += f" {sum(map(bool, self.targets))} of them are shown{pairs}."
+            shown = sum(map(bool, self.targets))
+            says += f" {shown} of them {'is' if shown == 1 else 'are'} shown{pairs}."
         reading = f"Row {self.row} of the test split, {self.chosen}. "
         if self.heads:
             reading += (

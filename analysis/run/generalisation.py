@@ -135,7 +135,10 @@ class AccuracyByOption(Finding):
         if self.interval[far, 0] <= self.chance[far]:
             end += ", not certainly more than a guess"
         if holds == len(order):
-            return f"{side} that it holds as far as was tried, {end}"
+            # An interval that reaches a guess too is too wide to show that anything holds.
+            wide = any(self.interval[i, 0] <= self.chance[i] for i in order)
+            verb = "no fall is certain" if wide else "it holds"
+            return f"{side} that {verb} as far as was tried, {end}"
         if holds:
             last = order[holds - 1]
             value = percent(float(self.accuracy[last]))

@@ -29,6 +29,7 @@ class LeakCheck(Finding):
 
     Attributes:
         cuts: how many places rows were cut at.
+        replaced: how many tokens after the cuts are others than before, all cuts together.
         answers: how many answers before a cut were compared.
         changed: how many of them change when the tokens after the cut are replaced.
         moved: largest change of a hidden state there, as a share of the largest hidden state.
@@ -39,6 +40,7 @@ class LeakCheck(Finding):
     """
 
     cuts: int
+    replaced: int
     answers: int
     changed: int
     moved: float
@@ -58,12 +60,18 @@ class LeakCheck(Finding):
             gist = (
                 f"The model sees later tokens: replacing them changes {self.changed} of "
                 f"{self.answers:,} answers before them, so its accuracy means nothing."
+                if self.changed
+                else "The model sees later tokens: replacing them changes hidden states before "
+                f"them, though none of {self.answers:,} answers."
             )
         else:
             gist = "Replacing the tokens after an answer never changes it"
+            if not self.replaced:
+                gist = "No token after an answer was replaced, so a leak could not show"
             gist += f", and {self._describe_overlap()}."
         says = (
-            f"Rows were cut at {self.cuts} places, and the tokens after the cut replaced: "
+            f"Rows were cut at {self.cuts} {'place' if self.cuts == 1 else 'places'}, and the "
+            "tokens after the cut replaced: "
             f"{self.changed} of {self.answers:,} answers before the cut change, and hidden states "
             f"move by at most {self.moved:.1g} of the largest one."
         )
@@ -98,17 +106,21 @@ def measure(subject: Subject) -> list[LeakCheck]:
         raise NotApplicableError("no position is scored")
     quantiles = torch.linspace(0, 1, CUTS + 2, dtype=torch.float64)[1:-1]
     cuts = sorted({int(cut) for cut in found.positions.cpu().double().quantile(quantiles)})
-    before, differs, moved = [], [], 0.0
+    before, differs, moved, replaced = [], [], 0.0, 0
     for cut in cuts:
-        other = scored(subject.model, _replace_tail(batch, cut))
+        changed = _replace_tail(batch, cut)
+        replaced += int((changed.inputs != batch.inputs).sum())
+        other = scored(subject.model, changed)
         before.append(found.positions <= cut)
         differs.append(other.answers != found.answers)
-        gap = (other.hidden - found.hidden)[before[-1]].abs().max() / found.hidden.abs().max()
-        moved = max(moved, gap.nan_to_num(torch.inf).item())
+        gap = (other.hidden - found.hidden)[before[-1]].abs().max()
+        if gap != 0:  # also where hidden states are NaN, but not where all of them are 0
+            moved = max(moved, (gap / found.hidden.abs().max()).nan_to_num(torch.inf).item())
     ahead, changes = torch.cat(before), torch.cat(differs)
     return [
         LeakCheck(
             cuts=len(cuts),
+            replaced=replaced,
             answers=int(ahead.sum()),
             changed=int(changes[ahead].sum()),
             moved=moved,

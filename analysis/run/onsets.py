@@ -96,10 +96,12 @@ class Onsets(Finding):
         """Say what comes before what in how many runs, in the order of the medians."""
         changes = self.changes
         groups: dict[tuple[str, str], list[str]] = {}
+        undecided = 0
         for first, second in itertools.combinations(self.order, 2):
             both = [run for run in changes if first in run and second in run]
             before = sum(run[first].precedes(run[second]) for run in both)
             after = sum(run[second].precedes(run[first]) for run in both)
+            undecided += before + after < max(1, len(both))
             if before or after:
                 often = f"in {before} of {len(both)} runs"
                 often += f", after in {after}" if after else ""
@@ -110,7 +112,8 @@ class Onsets(Finding):
             f"{first} before {join_names(names)} {often}"
             for (first, often), names in groups.items()
         ]
-        return f"{capitalize('; '.join(parts))}. All other orders are not decided."
+        rest = " All other orders are not decided." if undecided else ""
+        return f"{capitalize('; '.join(parts))}.{rest}"
 
     def draw(self) -> go.Figure | None:
         """Draw a row for each quantity, the earliest on top; None where nothing changes."""

@@ -36,8 +36,8 @@ class Contexts(Finding):
         short, long = int(last.argmin()), int(last.argmax())
         says = f"At the last position, {self.positions[-1]:,}, {100 * HELD:.0f} % of a row's "
         says += "magnitudes lie in "
-        if len(names) == 1:
-            says += f"the latest {last[0]:.3g} tokens"
+        if f"{last[short]:.3g}" == f"{last[long]:.3g}":
+            says += f"the latest {last[0]:.3g} tokens{', in every head' * (len(names) > 1)}"
         else:
             says += (
                 f"the latest {last[short]:.3g} (head {names[short]}) to {last[long]:.3g} tokens "

@@ -11,6 +11,8 @@ from analysis.record import figure_only
 from analysis.state_space.recurrence import Recurrence
 from analysis.words import percent
 
+LEAST = float(np.finfo(np.float32).tiny)
+"""What stands for 0, which has no logarithm."""
 DECADES = 6
 """How far below the largest magnitude colours end."""
 
@@ -46,6 +48,11 @@ class Magnitudes(Finding):
         says += (
             f"; {percent(self.below)} are below the floor of the colours." if self.below else "."
         )
+        if self.largest <= np.log10(LEAST):
+            says = f"All {cells} are 0."
+        elif self.median == self.largest:
+            says = f"At least half of the {cells} are as large as the largest, "
+            says += f"{10**self.largest:.2g}."
         reading = (
             f"Colour is log₁₀|M̃|, up to {self.largest:.1f}. It starts at the floor, "
             f"{self.floor:.1f}: the smallest magnitude, or {DECADES} decades below the largest. "
@@ -88,9 +95,8 @@ def measure_magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
         parts.append(pool_matrix(causal, pool))
     size = np.abs(np.concatenate(parts, axis=1))
     entries = size[~np.isnan(size)]
-    least = np.finfo(np.float32).tiny
     smallest, median, largest = (
-        float(np.log10(max(float(number), least)))
+        float(np.log10(max(float(number), LEAST)))
         for number in (entries.min(), np.median(entries), entries.max())
     )
     floor = min(max(largest - DECADES, smallest), largest - 1)

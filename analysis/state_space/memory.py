@@ -72,6 +72,9 @@ class StateMemory(Finding):
             return f"The half-life is {self._format_half_life(low)}"
         if len(finite) == 1:
             says = f"The half-life of head {names[low]} is {self._format_half_life(low)}"
+        elif self._format_half_life(low) == self._format_half_life(high):
+            all_heads = "all heads" if len(finite) == len(names) else f"{len(finite)} heads"
+            says = f"The half-life of {all_heads} is {self._format_half_life(low)}"
         else:
             says = f"Half-lives go from {self._format_half_life(low, names[low])} to "
             says += self._format_half_life(high, names[high])
@@ -94,10 +97,12 @@ class StateMemory(Finding):
     def _describe_context(self) -> str:
         """Name the head with the widest context, next to a uniform matrix."""
         widest, one = int(self.context.argmax()), len(self.heads) == 1
-        name = "" if one else f" (head {name_heads(self.layers, self.heads)[widest]})"
+        alike = not one and f"{self.context.min():.3g}" == f"{self.context.max():.3g}"
+        whose = "its" if one else "every head's" if alike else "the widest"
+        name = "" if one or alike else f" (head {name_heads(self.layers, self.heads)[widest]})"
         return (
-            f"{'its' if one else 'the widest'} effective context is {self.context[widest]:.3g} "
-            f"tokens{name}, compared with {self.uniform_context:.3g} for a uniform matrix."
+            f"{whose} effective context is {self.context[widest]:.3g} tokens{name}, compared with "
+            f"{self.uniform_context:.3g} for a uniform matrix."
         )
 
     def draw(self) -> go.Figure:

@@ -57,11 +57,17 @@ class RoleMeans(Finding):
         if len(self.role_names) < 2:
             return f"All tokens have the same role, {', '.join(self.role_names)}."
         write = self.means[self.quantities.index("write")]
-        ratio = write.max(0) / np.maximum(write.min(0), np.finfo(float).tiny)
+        lowest = np.maximum(write.min(0), np.sqrt(np.finfo(float).tiny))
+        # A head that writes nothing at any token favours no role.
+        ratio = np.maximum(write.max(0), lowest) / lowest
         head = int(ratio.argmax())
         most, least = (self.role_names[int(i(write[:, head]))] for i in (np.argmax, np.argmin))
         name = name_heads(self.layers, self.heads)[head]
+        if ratio[head] == 1:
+            return "No head distinguishes roles: each writes as much at the tokens of every role."
         more = f"{ratio[head]:.3g} times as much at {most} tokens as at {least} ones"
+        if not write[:, head].min():
+            more = f"something at {most} tokens and nothing at {least} ones"
         if ratio[head] < FAVOURS:
             return (
                 f"No head distinguishes roles by what it writes: at most, head {name} has {more}."

@@ -50,6 +50,8 @@ class StateSpectrum(Finding):
     def extremes(self) -> tuple[int, int]:
         """The heads of lowest and of highest effective rank at the middle split."""
         effective = self.effective_rank[self.middle]
+        if np.isnan(effective).all():
+            return 0, 0
         return int(np.nanargmin(effective)), int(np.nanargmax(effective))
 
     def describe(self) -> Words:
@@ -70,17 +72,27 @@ class StateSpectrum(Finding):
     def _summarize(self) -> str:
         numerical, bound = self.rank[self.middle], self.bound[self.middle]
         cut = f"Across the middle of a row, token {self.splits[self.middle]},"
+        idle = int(np.isnan(self.effective_rank[self.middle]).sum())
+        if idle == len(numerical):
+            return f"{cut} nothing is carried: all entries of the matrix there are 0."
         if len(numerical) == 1:
             return (
                 f"{cut} the head's block has effective rank {self._format_rank(0)}; its numerical "
                 f"rank is {numerical[0]:.3g}."
             )
         names, (low, high) = name_heads(self.layers, self.heads), self.extremes
-        full = int((np.round(numerical) >= bound).sum())
+        # A mean over rows below the bound is not full in some row.
+        full = int((numerical > bound - 1e-6).sum())
+        ranks = f"effective ranks go from {self._format_rank(low)} (head {names[low]}) to "
+        ranks += f"{self._format_rank(high)} (head {names[high]})"
+        if self._format_rank(low) == self._format_rank(high):
+            ranks = f"the effective rank of every head is {self._format_rank(low)}"
+        if idle:
+            ranks += f", without {idle} {'head that carries' if idle == 1 else 'heads that carry'} "
+            ranks += "nothing"
         return (
-            f"{cut} effective ranks go from {self._format_rank(low)} (head {names[low]}) to "
-            f"{self._format_rank(high)} (head {names[high]}); the numerical rank is full in {full} "
-            f"of {len(numerical)} heads."
+            f"{cut} {ranks}; the numerical rank is full in {full} of {len(numerical)} heads in "
+            "every row."
         )
 
     def _format_rank(self, head: int) -> str:
@@ -132,6 +144,6 @@ class StateSpectrum(Finding):
             row=1,
             col=1,
         )
-        top = 1.08 * float(np.nanmax(self.effective_rank))
+        top = 1.08 * float(np.nanmax(self.effective_rank, initial=1.0))
         fig.update_yaxes(title_text="effective rank", range=[0, top], nticks=5, row=2, col=1)
         return fig.update_layout(margin_t=96)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from analysis.statistics.intervals import bound_share
-from analysis.words import percent
+from analysis.words import count_interval_decimals, percent
 from lab.intervals import Z95
 
 
@@ -82,7 +82,11 @@ def describe_extremes(found: Bins, names: Sequence[str]) -> str:
     above = found.interval[worst, 1] - found.accuracy[worst]
     if not found.accuracy[best] - found.accuracy[worst] > widening * math.hypot(below, above):
         return ""
-    ends = [f"{percent(float(found.accuracy[i]))} at {names[i]}" for i in (best, worst)]
+    most, least = float(found.accuracy[best]), float(found.accuracy[worst])
+    decimals = count_interval_decimals(least, most)
+    ends = [
+        f"{percent(share, decimals)} at {names[i]}" for share, i in ((most, best), (least, worst))
+    ]
     return f"{ends[0]} against {ends[1]}"
 
 

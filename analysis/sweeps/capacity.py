@@ -76,10 +76,12 @@ class CapacityCurves(Finding):
             assert first.size is not None
             assert last.size is not None
             growth = np.log2(last.half / first.half) / np.log2(last.size / first.size)
-            sentences.append(
-                f"From {first.name} to {last.name}, the half point grows as {self.factor} to the "
-                f"power {growth:.2f}."
-            )
+            change = f"the half point changes as {self.factor} to the power {growth:.2f}"
+            if growth > 0:
+                change = change.replace("changes", "grows")
+            if _overlap(first.interval, last.interval):
+                change = f"no change of the half point with {self.factor} is certain"
+            sentences.append(f"From {first.name} to {last.name}, {change}.")
         says = " ".join(sentences)
         return Words(
             "How many pairs are recalled",
@@ -194,6 +196,13 @@ def compute_curve(
 ) -> Float[np.ndarray, " n"]:
     """Return the accuracy at 2^log_pairs pairs."""
     return 1 / (1 + np.exp2(sharpness * (log_pairs - log_half)))
+
+
+def _overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Whether two intervals share a point; where one is unknown, they may."""
+    if one is None or other is None:
+        return True
+    return max(one[0], other[0]) <= min(one[1], other[1])
 
 
 def _describe_curve(curve: CapacityCurve) -> str:

@@ -62,7 +62,10 @@ class RateCurves(Finding):
             window = f"{low:g}" if low == high else f"{low:g} to {high:g}"
             edge = curve.chosen in (curve.rates[0], curve.rates[-1])
             note = ", at the end of what was tried" if edge else ""
-            parts.append(f"{curve.name}: {curve.chosen:g}{note} (window {window})")
+            works = f"{curve.chosen:g}{note} (window {window})"
+            if not max(curve.validation):
+                works = "none of those that were tried works"
+            parts.append(f"{curve.name}: {works}")
         says = f"Learning rates chosen on validation rows: {'; '.join(parts)}."
         return Words(
             "Accuracy by learning rate",

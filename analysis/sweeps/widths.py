@@ -42,10 +42,12 @@ class WidthCurves(Finding):
             here = [s for s in self.settings if s.factors.get(LENGTH) == length]
             best, least = max(here, key=lambda s: s.mean), min(here, key=lambda s: s.mean)
             place = "" if length is None else f"At {length:,} tokens, "
-            sentences.append(
-                f"{place}the highest mean is that of {_quote(best)}, the lowest that of "
-                f"{_quote(least)}."
-            )
+            means = f"the highest mean is that of {_quote(best)}, the lowest that of "
+            means += _quote(least)
+            if best.mean == least.mean:
+                others = "" if len(here) == 1 else f", like {len(here) - 1} more"
+                means = f"the mean is that of {_quote(best)}{others}"
+            sentences.append(f"{place}{means}.")
         says = " ".join(map(capitalize, sentences))
         return Words(
             "Accuracy by width",

@@ -75,11 +75,12 @@ class ValueHistory(Finding):
         steps, used, n_values = self.steps, self.used, self.shares.shape[1]
         says = f"At step {steps[0]:,}, tokens use {used[0]} of {n_values} values"
         says += f" (e^H {self.effective[0]:.2f})"
-        if self.zero_keys:
+        # All are used, whatever the keys are, where a token chooses all.
+        if self.zero_keys and used[0] < n_values:
             says += ", because all keys are zero and every score ties"
         says += f"; at step {steps[-1]:,}, they use {used[-1]} (e^H {self.effective[-1]:.2f})"
         if used.min() == used.max():
-            says += ", as at every step between"
+            says += ", as at every step between" if len(steps) > 2 else ""
         elif used[0] < used.max():
             first = int(np.argmax(used > used[0]))
             says += f"; more than at first are used by step {steps[first]:,}"

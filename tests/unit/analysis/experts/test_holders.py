@@ -92,7 +92,7 @@ def test_the_expert_of_every_answer_is_named():
     assert found.same == 1
     assert found.any_two == pytest.approx(16 * 15 / (96 * 95 / 2))
     says = describe(found).says
-    assert says.startswith("One expert holds 96 of 96 answers (100.0 %) in layer 0")
+    assert says.startswith("96 of 96 answers (100.0 %) in layer 0 are each held by one expert")
     assert "the same expert in 100.0 % of cases (any two: 5.3 %)" in says
     texts = [annotation["text"] for annotation in found.draw().to_dict()["layout"]["annotations"]]
     assert f"6: {found.top[0].targets[0][0]} × 6" in texts

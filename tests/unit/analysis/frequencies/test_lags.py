@@ -37,7 +37,7 @@ def test_a_planted_lag_is_where_the_score_peaks(lag):
     assert f"at lag {lag}" in says
     assert result.pairs.tolist() == [20 * (16 - other) for other in result.lags]
     few = ScoresByLag((replace(result, pairs=result.pairs // 20),), 16)
-    assert frequencies.describe(few).says == "No layer's mean score prefers a lag."
+    assert frequencies.describe(few).says.startswith("No lag has the 100 pairs of tokens")
 
 
 @pytest.mark.parametrize("seq_len", [2, 16, 2048])
@@ -82,5 +82,5 @@ def test_a_peak_names_the_fewest_frequencies_behind_it():
     few = replace(found, pairs=found.pairs // 20)
     assert find_peak(few) is None
     untold = FrequenciesByLag((few,), ())
-    assert frequencies.describe(untold).says.startswith("No layer's mean score prefers a lag")
+    assert frequencies.describe(untold).says.startswith("No lag has the 100 pairs of tokens")
     assert frequencies.draw(untold) is None

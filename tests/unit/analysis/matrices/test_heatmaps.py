@@ -124,7 +124,7 @@ def test_words_say_what_the_layer_does():
         .says.startswith("It recalls. Query rows put 100.0 % (uniform: 17.1 %)")
     )
     assert layer_matrix(bind, links).describe().says.startswith("It binds each value to its key")
-    assert layer_matrix(uniform, links).describe().says.startswith("Most of the mass is not")
+    assert layer_matrix(uniform, links).describe().says.startswith("It shows neither recall nor")
 
 
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])

@@ -73,7 +73,7 @@ def comparison(*runs: RunColumn) -> Comparison:
     ("accuracies", "whose"),
     [
         ((0.998, 0.991), "of all runs lie above"),
-        ((0.4, None), "of all runs lie above"),
+        ((0.4, None), "of a alone lie above"),
         ((0.06, 0.4), "of b alone lie above"),
         ((0.05, 0.06), "of no run lie above"),
     ],

@@ -45,6 +45,16 @@ def test_a_model_that_sees_later_tokens_is_caught():
     assert leaks.describe(found).lead.startswith("The model sees later tokens")
 
 
+@torch.no_grad()
+def test_a_model_of_zeros_does_not_leak():
+    task = MQAR(seq_len=16, vocab_size=32)
+    model = build("AM SM", vocab_size=32, d_model=16).eval()
+    for parameter in model.parameters():
+        parameter.zero_()
+    (found,) = leaks.measure(Subject(task, model, task.batch(split="test", size=8)))
+    assert (found.leaks, found.moved) == (False, 0.0)
+
+
 def test_rows_that_are_trained_on_are_counted():
     task = WordProblem(group="Z2", seq_len=4)
     found = check(task)
