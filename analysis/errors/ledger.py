@@ -109,8 +109,8 @@ class Ledger(Finding):
     def _explain_figure(self) -> str:
         names = [cause.name for cause in self.causes]
         reading = (
-            f"An error has the first of these causes that holds: {', '.join(names)}. Whiskers are "
-            "95 % intervals over rows. A diamond is the share that "
+            f"Each error counts once, under the first cause that applies: {', '.join(names)}. "
+            "Whiskers are 95 % intervals over rows. A diamond is the share that "
             "random answers, other targets of these rows, would have by the same rules. Outranked "
             f"means that the right value is among the {TOP} best tokens; this does not depend on "
             "the answer, so it has no diamond, and nor has unknown. In errors, the median rank of "

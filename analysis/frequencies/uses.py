@@ -194,7 +194,7 @@ def _describe_share(share: float) -> str:
     """Say what share of a sum some of its terms are; terms of both signs can exceed the sum."""
     if share < 0:
         return f"count against it ({percent(share)})"
-    more = ", more than all, as shorter ones count against it," if share > 1 else ""
+    more = ", more than all since shorter ones lower it," if share > 1 else ""
     return f"carry {percent(share)} of it{more}"
 
 

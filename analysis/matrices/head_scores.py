@@ -17,7 +17,7 @@ NAMED = 3
 PLACES = {
     "previous token": "the token before",
     "duplicate token": "earlier positions of the same token, where there are any",
-    "induction": "what followed the same token earlier, where anything did",
+    "induction": "the token that followed an earlier copy of this one, in rows that have one",
     "first token": "the first token",
 }
 """Where a head of each kind looks."""

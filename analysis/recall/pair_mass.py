@@ -51,7 +51,7 @@ class PairMass(Finding):
             self.interval[:, i, 0].max() >= chance + SHOWS * (1 - chance)
             for i, chance in enumerate(self.chance)
         ]
-        opening = "Heads look at their pair" if any(shows) else "No head surely stands out"
+        opening = "Heads look at their pair" if any(shows) else "No head clearly looks at its pair"
         says = (
             f"{opening}: at most, query rows put {best[0]} of their mass on the value they ask for "
             f"and {best[1]} on its key; value rows put {best[2]} on their key."

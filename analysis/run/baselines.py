@@ -241,7 +241,7 @@ def _describe_construction(result: dict[str, Any]) -> str:
     if found["verdict"] == "solves":
         learned = solved or (result["accuracy"] or 0.0) >= found["accuracy"]
         missing = "" if learned else ", so training failed to find what the model can represent"
-        return f"Weights set by hand solve the task in this very model{missing}."
+        return f"This model can solve the task: weights set by hand do{missing}."
     if found["verdict"] == "cannot":
         return f"No weights solve the task in this model: {found['because']}."
     return f"Whether any weights solve the task in this model is open: {found['because']}."

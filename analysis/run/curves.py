@@ -41,7 +41,7 @@ class Curve(Finding):
         held_out: the quantity there.
         references: the quantity of rules that need no training, by name.
         stages: the first step at each row length, and that length.
-        final: the step of the weights that the result is of, and the quantity on test rows there;
+        final: the step of the weights of the result, and the quantity on test rows there;
             None without a result.
         test_len: tokens of the test rows; None if training rows have as many.
     """
@@ -68,7 +68,7 @@ class Curve(Finding):
         means = f", means of {self.window} steps" if self.window > 1 else ""
         reading = f"Thin line: training batches{means}. Thick line: held-out rows."
         if self.final is not None:
-            reading += " Star: test rows of full length, with the weights that the result is of."
+            reading += " Star: test rows of full length, with the weights of the result."
         if len(self.stages) > 1:
             reading += " A dotted line marks where rows of the length beside it begin."
         return Words(title, says, reading, f"Line of {self.quantity} by training step. {says}")

@@ -99,10 +99,10 @@ class Paths(Finding):
         if dated:
             said = [f"up to {last}, {dated[0]}", *dated[1:]]
             changing = [path.lead.quantity for path in self.paths if path.change is not None]
-            verb = "changes" if len(changing) == 1 else "each change"
-            gist = f"{capitalize(join_names(changing))} {verb} at one time up to {last}."
+            verb = "makes" if len(changing) == 1 else "each make"
+            gist = f"{capitalize(join_names(changing))} {verb} one clear change by {last}."
         elif vague:
-            said = [f"none of {count} quantities changes at one time up to {last}"]
+            said = [f"none of {count} quantities makes one clear change by {last}"]
         else:
             names = join_names([path.lead.dated or path.lead.quantity for path in self.paths])
             said = [f"none of {names} moves by a tenth up to {last}"]

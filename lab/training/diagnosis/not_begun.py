@@ -39,10 +39,10 @@ def look(failed: FailedRun, found: Answers) -> Look:
         least, most = found.outranks_interval
         evidence |= {"outranks": found.outranks, "outranks interval": [least, most]}
         sure = found.outranks - 0.5 > SURE * (found.outranks - least)
-        than_guessing = "more often than" if sure else "not surely more often than"
+        than_guessing = "more often than by guessing" if sure else "which could be a guess"
         says.append(
             f"The right answer outranks another token of its row {100 * found.outranks:.1f} % of "
-            f"the time ({100 * least:.1f} % … {100 * most:.1f} %), {than_guessing} by guessing"
+            f"the time ({100 * least:.1f} % … {100 * most:.1f} %), {than_guessing}"
         )
     trend = _fit_trend(failed)
     if trend is not None:

@@ -236,7 +236,7 @@ def test_a_plateau_has_not_begun(tmp_path):
     assert look.evidence["change of loss"] / look.evidence["over steps"] == pytest.approx(-1e-4)
     assert look.says.endswith("so more steps may be all it needs")
     assert not not_begun.look(ended, make_answers(0.35)).claims
-    for low, said in ((0.505, ", not surely more often than by"), (0.53, "), more often than by")):
+    for low, said in ((0.505, ", which could be a guess"), (0.53, "), more often than by")):
         found = {"outranks": low + 0.02, "outranks_interval": (low, low + 0.04)}
         assert said in not_begun.look(ended, replace(make_answers(0.25), **found)).says
 

@@ -82,7 +82,7 @@ def test_uniform_rows_have_chance_and_no_head_stands_out():
     model = mechanisms.blank("AN", {"A.position": "none"})
     found = found_in(Subject(mechanisms.TASK, model, mechanisms.TASK.batch(split="test", size=6)))
     assert found.share[0] == pytest.approx(found.chance)
-    assert found.describe().says.startswith("No head surely stands out")
+    assert found.describe().says.startswith("No head clearly looks at its pair")
 
 
 class Opaque(nn.Module):

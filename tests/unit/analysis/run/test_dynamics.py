@@ -84,7 +84,7 @@ def told(*levels: np.ndarray) -> tuple[str, str]:
 def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
     assert told(ramp, still) == (
-        "None of 2 quantities changes at one time up to step 1,024. Q0 goes from "
+        "None of 2 quantities makes one clear change by step 1,024. Q0 goes from "
         "0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "q0 moves, but at no one time; q1 does not change.",
     )
