@@ -184,7 +184,7 @@ def test_a_model_that_has_learned_nothing_has_a_short_page(visit, tmp_path):
     run.write_result({**(run.read_result() or {}), "accuracy": 0.05})
     page = visit(write_both(run, examined(run)).page, unfolded=False)
     assert page.evaluate("document.documentElement.scrollHeight") < 4000
-    assert "It has learned next to nothing" in page.locator("#aside").text_content()
+    assert "It has learned almost nothing" in page.locator("#aside").text_content()
     assert "Why trust it?" not in page.locator("#summary").text_content()
     assert page.locator(MATRIX).is_hidden()
 
