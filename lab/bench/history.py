@@ -1,7 +1,6 @@
 """Benchmarks over time: a file with a line for each ratio, so that a slower commit shows."""
 
 import json
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     raise RunError(f"history={file}: is no history of benchmarks")
 
 
-def append(file: Path, ratios: Sequence[Ratio]) -> None:
+def append(file: Path, ratios: Sequence[Ratio], commit: str) -> None:
     """Add a line for each ratio, with the date, the commit and the machine.
 
     Raises:
@@ -42,7 +41,7 @@ def append(file: Path, ratios: Sequence[Ratio]) -> None:
     """
     stamp = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _find_commit(),
+        "commit": commit,
         "machine": describe_machine(),
     }
     with explain_write_errors(file), open(file, "a") as out:
@@ -57,14 +56,6 @@ def compare(ratio: Ratio, earlier: Sequence[dict[str, Any]]) -> str:
         return ""
     usual = median(entry["ratio"] for entry in known)
     last = known[-1]
-    text = f"before: {usual:.3g} × (n {len(known)}, last {last['date'][:10]}, {last['commit']})"
+    commit = last["commit"][:7] + last["commit"][40:]  # "-dirty" follows the 40 digits
+    text = f"before: {usual:.3g} × (n {len(known)}, last {last['date'][:10]}, {commit})"
     return f"WORSE than {text}" if ratio.ratio < WORSE * usual else text
-
-
-def _find_commit() -> str:
-    """Return the short commit of the checkout that the lab is in, or "unknown"."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

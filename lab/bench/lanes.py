@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
-from lab.bench.ratio import Ratio
+from lab.bench.ratio import Ratio, take_turns
 from lab.models import build
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.step_time import use_threads
@@ -83,16 +83,13 @@ def _compare_steps(stack: str, seq_len: int, vocab_size: int, rows: int) -> Rati
         for model, batch in zip(models, batches, strict=True):
             differentiate(model, batch, "fp32")
 
+    def clear() -> None:
+        for model in models:
+            model.zero_grad(set_to_none=True)
+
     calls = (lambda: differentiate_lanes(models, batches, "fp32"), compute_apart)
-    times: tuple[list[float], list[float]] = ([], [])
     with use_threads(1):
-        for _ in range(REPEATS + 1):
-            for call, taken in zip(calls, times, strict=True):
-                for model in models:
-                    model.zero_grad(set_to_none=True)
-                began = time.process_time()
-                call()
-                taken.append(time.process_time() - began)
+        times = take_turns(calls, REPEATS + 1, time.process_time, clear)
     ours, theirs = (taken[1:] for taken in times)  # the first call warms up
     ratios = sorted(apart / together for together, apart in zip(ours, theirs, strict=True))
     low, _, high = quantiles(ratios, n=4)

@@ -1,7 +1,7 @@
 """A measured ratio between the lab's way and another way of doing the same work."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -54,15 +54,30 @@ def time_in_turns(
     ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7
 ) -> tuple[float, float]:
     """Return the median seconds of each call, timed in turns so that noise affects both alike."""
-    times: tuple[list[float], list[float]] = ([], [])
     ours()
     theirs()
+    taken = take_turns((ours, theirs), repeats)
+    return median(taken[0]), median(taken[1])
+
+
+def take_turns(
+    calls: Sequence[Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+    prepare: Callable[[], object] = lambda: None,
+) -> list[list[float]]:
+    """Return the seconds of each call by a clock, `repeats` times, taken in turns.
+
+    `prepare` is called before each of them, and not timed.
+    """
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
-        for call, taken in zip((ours, theirs), times, strict=True):
-            began = time.perf_counter()
+        for call, taken in zip(calls, times, strict=True):
+            prepare()
+            began = clock()
             call()
-            taken.append(time.perf_counter() - began)
-    return median(times[0]), median(times[1])
+            taken.append(clock() - began)
+    return times
 
 
 def time_median(call: Callable[[], object], repeats: int = 7) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.bench.ratio import Ratio
+from lab.bench.ratio import Ratio, take_turns
 from lab.machine.allocation import measure_peak
 from lab.models import build
 from lab.models.evaluation import score
@@ -142,14 +142,8 @@ def trace(axis: Axis) -> Curve:
     """Measure the costs along an axis, and fit their exponents."""
     settings = [_set(axis, value) for value in axis.values]
     calls = [axis.prepare(given) for given in settings]
-    times: list[list[float]] = [[] for _ in calls]
     peaks = [measure_peak(call) / 2**20 for call in calls]  # warms up, too
-    for _ in range(REPEATS):
-        for call, taken in zip(calls, times, strict=True):
-            began = time.process_time()
-            call()
-            taken.append(1e3 * (time.process_time() - began))
-    spent = [median(taken) for taken in times]
+    spent = [1e3 * median(taken) for taken in take_turns(calls, REPEATS, time.process_time)]
     exponent, growth = fit_exponent(axis.values, spent), fit_exponent(axis.values, peaks)
     stack = settings[0]["stack"] if axis.name != "layers" else "AM"
     what = "forward" if axis.prepare is _prepare_forward else "forward and backward"

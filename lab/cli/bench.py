@@ -4,13 +4,14 @@ import json
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lab.bench import BENCHMARKS
 from lab.cli.answers import refuse, report_failures, report_usage_errors
-from lab.cli.output import Force, check_output
+from lab.cli.figures import check_figure, save_figure
+from lab.cli.output import Force
 
 DRAWN = "scaling"
 """The benchmark that has a figure."""
@@ -45,7 +46,9 @@ def bench(
         if only is not None and only not in BENCHMARKS:
             raise ValueError(f"only={only}: must be one of {', '.join(BENCHMARKS)}")
         if figure is not None:
-            _check_figure(figure, names, force)
+            if DRAWN not in names:
+                raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")
+            check_figure(figure, force)
         earlier = [] if history is None else kept.read(history)
     missed = False
     for name in names:
@@ -59,41 +62,17 @@ def bench(
             before = kept.compare(ratio, earlier)
             if before:
                 typer.echo(f"  {before}", err=as_json)
-        with report_failures():
-            if history is not None:
-                kept.append(history, ratios)
-            if figure is not None and name == DRAWN:
-                _draw(ratios, figure)
+        if history is not None:
+            from analysis.record import find_commit
+
+            with report_failures():
+                kept.append(history, ratios, find_commit() or "unknown")
+        if figure is not None and name == DRAWN:
+            from analysis.plots.style import add_title
+            from analysis.studies.scaling import draw
+            from lab.machine.processor import describe_machine
+
+            save_figure(add_title(draw(ratios), "Cost by size", describe_machine()), figure)
+            typer.echo(figure, err=True)
     if missed:
         raise typer.Exit(1)
-
-
-def _check_figure(figure: Path, names: list[str], force: bool) -> None:
-    """Check that a figure can be saved.
-
-    Raises:
-        ValueError: for benchmarks without one, another kind of file, or one that the lab did not
-            make.
-    """
-    from analysis.pages.export import SUFFIXES
-
-    if DRAWN not in names:
-        raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")
-    if figure.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
-    check_output("figure", figure, force)
-
-
-def _draw(curves: list[Any], figure: Path) -> None:
-    from analysis.pages.export import BrowserError, save
-    from analysis.plots.style import add_title
-    from analysis.studies.scaling import draw
-    from lab.files import explain_write_errors
-    from lab.machine.processor import describe_machine
-
-    try:
-        with explain_write_errors(figure):
-            save(add_title(draw(curves), "Cost by size", describe_machine()), figure)
-    except BrowserError as error:
-        raise refuse(error, 2) from error
-    typer.echo(figure, err=True)

@@ -13,6 +13,7 @@ import typer
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
+from lab.cli.figures import check_figure
 from lab.cli.output import Force, check_output
 from lab.machine.memory import measure_free_memory
 
@@ -277,13 +278,9 @@ def _check_seconds(seconds: float) -> float:
 def _check_figure(figure: Path | None, force: bool) -> None:
     if figure is None:
         return
-    from analysis.pages.export import SUFFIXES
-
-    if figure.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+    check_figure(figure, force)
     if not figure.parent.is_dir():
         raise ValueError(f"figure={figure}: {figure.parent} is not a folder")
-    check_output("figure", figure, force)
 
 
 def _name_file(law: dict[str, Any]) -> str:

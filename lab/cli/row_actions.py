@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.figures import save_figure
 from lab.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -46,18 +47,12 @@ def show_rows(
 
 def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
     """Draw rows into a file."""
-    from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
     from analysis.rows.layout import lay_out
-    from lab.files import explain_write_errors
 
     layout = lay_out(task, task.batch(split=split, size=count, seed=seed))
-    fig = add_title(layout.draw(), layout.describe().title, f"{split}, seed {seed}")
-    try:
-        with report_failures(), report_usage_errors(), explain_write_errors(path):
-            save(fig, path)
-    except BrowserError as error:
-        raise refuse(error, 2) from error
+    title = layout.describe().title
+    save_figure(add_title(layout.draw(), title, f"{split}, seed {seed}"), path)
 
 
 def audit_rows(

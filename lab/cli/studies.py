@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
-from lab.cli.output import check_output
+from lab.cli.figures import check_figure, save_figure
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions, share_options
 
@@ -85,13 +85,10 @@ def _read_choices(options: SweepOptions, figure: Path | None) -> dict[str, Any]:
     Raises:
         ValueError: for a number of seeds out of its bounds, or a figure of another kind.
     """
-    from analysis.pages.export import SUFFIXES
     from lab.cli.sweep_settings import PRECISION, SEEDS, read_seeds
 
-    if figure is not None and figure.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
     if figure is not None:
-        check_output("figure", figure, options.force)
+        check_figure(figure, options.force)
     seeds = read_seeds(SEEDS if options.seeds is None else options.seeds)
     return {"seeds": len(seeds), "precision": options.precision or PRECISION}
 
@@ -152,15 +149,10 @@ def _conclude(
         return
     if not measured:
         raise refuse(f"figure={file}: no run has ended yet, so there is nothing to draw", 2)
-    from analysis.pages.export import BrowserError, save
     from analysis.plots.style import add_title
     from lab.files import explain_write_errors
 
-    with report_failures():
-        try:
-            with explain_write_errors(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                save(add_title(draw(measured), title, stamp), file)
-        except BrowserError as error:
-            raise refuse(error, 2) from error
+    with report_failures(), explain_write_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(add_title(draw(measured), title, stamp), file)
     typer.echo(file)

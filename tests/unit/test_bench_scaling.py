@@ -61,7 +61,7 @@ def test_a_history_tells_a_ratio_that_became_worse(tmp_path):
     file, ratio = tmp_path / "history.jsonl", Ratio("thing", 1.0, 2.0, "ms", 2.0, None)
     assert history.read(file) == []
     for value in (2.0, 2.2, 1.9):
-        history.append(file, [replace(ratio, ratio=value)])
+        history.append(file, [replace(ratio, ratio=value)], "unknown")
     known = history.read(file)
     assert [entry["ratio"] for entry in known] == [2.0, 2.2, 1.9]
     assert history.compare(ratio, known).startswith("before: 2 × (n 3, last ")

@@ -1,0 +1,35 @@
+"""Figures that a user asks for with --figure."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.output import check_output
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def check_figure(figure: Path, force: bool) -> None:
+    """Check that a figure may be saved as this file.
+
+    Raises:
+        ValueError: for another kind of file, or one that the lab did not make, unless forced.
+    """
+    from analysis.pages.export import SUFFIXES
+
+    if figure.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+    check_output("figure", figure, force)
+
+
+def save_figure(fig: "go.Figure", figure: Path) -> None:
+    """Save a figure; a file that cannot be written, or drawn without Chromium, is one line."""
+    from analysis.pages.export import BrowserError, save
+    from lab.files import explain_write_errors
+
+    try:
+        with report_failures(), report_usage_errors(), explain_write_errors(figure):
+            save(fig, figure)
+    except BrowserError as error:
+        raise refuse(error, 2) from error
