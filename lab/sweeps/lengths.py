@@ -27,10 +27,11 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
     for length in lengths:
         step = ends.get(length, last)
         ended = (step, length) == (last, run.task.seq_len)
-        test, validation = _read_records(run) if ended else (None, None)
-        if test is None or validation is None:
+        test, validation = _read_records(run) if ended else ({}, None)
+        if test.get("accuracy") is None or validation is None:
             model, fewer = run.load_model(step), max(1, rows // VALIDATION_SHARE)
-            test = test or _evaluate(run, model, length, "test", rows)
+            if test.get("accuracy") is None:
+                test = _evaluate(run, model, length, "test", rows)
             if validation is None:
                 validation = _evaluate(run, model, length, "validation", fewer)["accuracy"]
         found.append(_describe(length, step, test, validation))
@@ -45,20 +46,18 @@ def evaluate_last(run: Run) -> dict[str, Any]:
     Raises:
         RunError: when the records cannot be read.
     """
-    _, validation = _read_records(run)
-    result = run.read_result() or {}
+    result, validation = _read_records(run)
     return _describe(run.task.seq_len, result["steps"], result, validation)
 
 
-def _read_records(run: Run) -> tuple[Mapping[str, Any] | None, float | None]:
-    """Return a run's result on test rows and its accuracy on validation rows, of the full length.
+def _read_records(run: Run) -> tuple[Mapping[str, Any], float | None]:
+    """Return a run's result, {} before its end, and its accuracy on validation rows of full length.
 
-    Either is None if the run did not measure it; validation rows are of the length trained at.
+    The accuracy is None if the run never got there: validation rows are of the length trained at.
     """
     result, stages = run.read_result(), run.read_metrics().stages
-    test = result if result is not None and result.get("accuracy") is not None else None
     at_full = bool(stages) and stages[-1].seq_len == run.task.seq_len
-    return test, stages[-1].accuracy if at_full else None
+    return result or {}, stages[-1].accuracy if at_full else None
 
 
 def _describe(
