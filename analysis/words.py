@@ -58,6 +58,11 @@ def split_lead(text: str) -> tuple[str, str]:
     return f"{sentence[: end.start()]}.", f"{more} {rest}".rstrip()
 
 
+def read_alike(one: float, other: float) -> bool:
+    """Whether two numbers are the same as sentences print them, with three digits."""
+    return f"{one:.3g}" == f"{other:.3g}"
+
+
 def format_ends(low: float, high: float, form: Callable[[float], str]) -> str:
     """Return the ends of an interval over rows in brackets; one row has none."""
     return "[one row: no interval]" if math.isnan(low) else f"[{form(low)}, {form(high)}]"

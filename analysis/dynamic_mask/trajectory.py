@@ -14,7 +14,7 @@ from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_
 from analysis.plots.style import SEQUENTIAL
 from analysis.record import figure_only
 from analysis.statistics.estimates import thin
-from analysis.words import capitalize
+from analysis.words import capitalize, read_alike
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MaskTrajectory(Finding):
         bands = self.by_band[-1, i]
         span = f"range from {bands.min():.3g} (band {bands.argmin() + 1}) to {bands.max():.3g} "
         span += f"(band {bands.argmax() + 1})"
-        if f"{bands.min():.3g}" == f"{bands.max():.3g}":
+        if read_alike(bands.min(), bands.max()):
             span = f"are all {bands.max():.3g}"
         others = int((moved == moved[i]).sum()) - 1
         most = f", as far as {others} more" if others else ""

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
 from analysis.plots.heads import LINES, Panel, draw_dots, name_heads
+from analysis.words import read_alike
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ class HeadReach(Finding):
         near, far = int(distance.argmin()), int(distance.argmax())
         spread = f"Head {names[sharp]} is the sharpest with {keys[sharp]:.3g} effective keys, "
         spread += f"{names[wide]} the widest with {keys[wide]:.3g}"
-        if f"{keys[sharp]:.3g}" == f"{keys[wide]:.3g}":
+        if read_alike(keys[sharp], keys[wide]):
             every = "Every head" if not idle else f"Each of {len(seen)} heads"
             every = f"Head {names[0]}" if len(seen) == 1 else every
             spread = f"{every} spreads over {keys[sharp]:.3g} effective keys"
         reach = f"mean distances go from {distance[near]:.3g} ({names[near]}) to "
         reach += f"{distance[far]:.3g} tokens ({names[far]}; "
-        if f"{distance[near]:.3g}" == f"{distance[far]:.3g}":
+        if read_alike(distance[near], distance[far]):
             reach = f"the mean distance of each is {distance[near]:.3g} tokens ("
         return (
             f"{spread} (uniform rows {self.uniform_keys:.3g}); {reach}uniform "

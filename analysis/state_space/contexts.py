@@ -10,6 +10,7 @@ from analysis.base import Finding, Words
 from analysis.plots.heads import NAMED, add_head_lines, choose_log_ticks, name_heads
 from analysis.plots.style import MUTED, new_figure
 from analysis.state_space.recurrence import HELD
+from analysis.words import read_alike
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Contexts(Finding):
         short, long = int(last.argmin()), int(last.argmax())
         says = f"At the last position, {self.positions[-1]:,}, {100 * HELD:.0f} % of a row's "
         says += "magnitudes lie in "
-        if f"{last[short]:.3g}" == f"{last[long]:.3g}":
+        if read_alike(last[short], last[long]):
             says += f"the latest {last[0]:.3g} tokens{', in every head' * (len(names) > 1)}"
         else:
             says += (

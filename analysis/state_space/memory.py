@@ -13,6 +13,7 @@ from analysis.base import Finding, Words
 from analysis.plots.heads import LINES, Panel, bound_log_axis, draw_dots, name_heads
 from analysis.state_space.contexts import Contexts
 from analysis.state_space.recurrence import HELD, Recurrence, index_heads, join_heads
+from analysis.words import read_alike
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class StateMemory(Finding):
     def _describe_context(self) -> str:
         """Name the head with the widest context, next to a uniform matrix."""
         widest, one = int(self.context.argmax()), len(self.heads) == 1
-        alike = not one and f"{self.context.min():.3g}" == f"{self.context.max():.3g}"
+        alike = not one and read_alike(self.context.min(), self.context.max())
         whose = "its" if one else "every head's" if alike else "the widest"
         name = "" if one or alike else f" (head {name_heads(self.layers, self.heads)[widest]})"
         return (
