@@ -33,6 +33,8 @@ STACKS = {
 }
 EVERYTHING = "SE IE"
 """The stack that most analyses apply to."""
+UNLIKE = ("mqar", "copy", "language", "bytes", "memorize")
+"""Tasks of different roles, links and targets; a normal run has `EVERYTHING` on these alone."""
 LINKED = ("positions", "mechanism", "recall", "errors", "matrices", "rollout")
 """What hangs on the task's roles and links, which is tried on the other stacks too."""
 FEWER = {
@@ -45,12 +47,22 @@ FEWER = {
 ROWS = 3
 
 
+PLACES = [
+    pytest.param(
+        name,
+        stack,
+        marks=[pytest.mark.thorough] if stack == EVERYTHING and name not in UNLIKE else [],
+    )
+    for stack in STACKS
+    for name in TASKS
+]
+
+
 def test_every_task_has_a_size():
     assert set(SIZES) == set(TASKS)
 
 
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "stack"), PLACES)
 def test_every_analysis_applies_or_says_why_not(name, stack, monkeypatch):
     for name_of, value in FEWER.items():
         monkeypatch.setattr(f"analysis.{name_of}", value)

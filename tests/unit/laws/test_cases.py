@@ -20,7 +20,7 @@ COVERED = {
     *("ifa soft mask", "ssd", "ssd one chunk", "ssd groups", "ssd convolution", "ssd wide"),
     *("ssd gated norm", "ssd as printed", "ssd moved", "cdmoe form one score raw"),
     *("cdmoe form two score inside", "peer sigmoid", "peer dense", "routed", "shared experts"),
-    *("cheems", "llama"),
+    *("cheems", "llama", "jamba"),
 }
 """Cases whose options other cases have too, in company that is as hard for the laws."""
 MARKED = [
