@@ -103,12 +103,12 @@ class Channels(NamedTuple):
         whole = codes.new_zeros(len(codes), self.width)
         whole[:, list(places)] = codes
         seen = whole.clone()
-        for m in range(self.width // 2):
-            first, second = self.pair(m)
-            angle = lag * self.theta(m)
-            cos, sin = math.cos(angle), math.sin(angle)
-            seen[:, first] = cos * whole[:, first] + sin * whole[:, second]
-            seen[:, second] = cos * whole[:, second] - sin * whole[:, first]
+        pairs = [self.pair(m) for m in range(self.width // 2)]
+        first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+        angles = [lag * self.theta(m) for m in range(len(pairs))]
+        cos, sin = (codes.new_tensor(list(map(f, angles))) for f in (math.cos, math.sin))
+        seen[:, first] = cos * whole[:, first] + sin * whole[:, second]
+        seen[:, second] = cos * whole[:, second] - sin * whole[:, first]
         return seen[:, list(places)]
 
 
