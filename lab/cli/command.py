@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +64,19 @@ def _name_types(params: list[Any]) -> list[Any]:
     return params
 
 
+def _join_names(param: Any) -> Any:
+    """Return a switch as one whose help says how to turn it off; other parameters stay.
+
+    A column for second names leaves so little room in 80 columns that names are cut.
+    """
+    if not param.secondary_opts:
+        return param
+    joined = copy(param)
+    off = " or ".join(param.secondary_opts)
+    joined.secondary_opts, joined.help = [], f"{param.help}; off: {off}"
+    return joined
+
+
 def set_parameters(
     command: Callable[..., None], annotations: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
@@ -95,9 +109,20 @@ def _report_in_one_line() -> Iterator[None]:
 class Command(TyperCommand):
     """A command of `lab`."""
 
+    listing = False
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _name_types(super().get_params(ctx))
+        params = _name_types(super().get_params(ctx))
+        return list(map(_join_names, params)) if self.listing else params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, in which no name is cut."""
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from lab import __version__
@@ -61,11 +62,16 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["mqar", "copy", *COMMANDS])
-def test_types_have_the_names_that_people_know(name):
+@pytest.mark.parametrize("name", [*TASKS, *COMMANDS])
+def test_the_help_cuts_no_option_and_has_the_types_that_people_know(name):
     text = lab(f"{name} --help")
     for strange in ("<", "list[", "<bool>", "typing"):
         assert strange not in text
+    command = typer.main.get_command(app).get_command(None, name)
+    options = [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o[:2] == "--"]
+    assert options
+    assert {*options} <= {word.strip(",;.()[]") for word in text.split()}
+    assert "…" not in {word[-1] for word in text.split() if word.startswith("--")}
     if name in TASKS:
         for words in ("--d-model INT", "--learning-rate FLOAT", "--out PATH", "--seq-len INT,…"):
             assert words in text

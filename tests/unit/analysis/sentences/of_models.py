@@ -253,7 +253,7 @@ CASES = [
     Case("null", bands(-0.05), "No third is shown to cost more than random thirds"),
     Case("boundary", bands(-0.1), "No third is shown to cost more than random thirds"),
     Case("boundary", bands(-0.5, accuracy=0.1), "not shown to be above chance", "third of Q/K"),
-    Case("planted", uses(np.array([[0.5, 9.0]])), "Query → value: most in layer 0 (Q/K, head 1)"),
+    Case("planted", uses(np.array([[0.5, 9.0]])), "Query → value: most in layer 0 (Q/K, head 0.1)"),
     Case("null", uses(np.zeros((2, 4))), "no layer's scores surely stand out", "most"),
     # Beyond 1.96 standard errors, as one of eight is by chance in a third of cases.
     Case("boundary", uses(np.array([[2.1, 0, 0, 0], [0, 0, 0, 0]])), "surely stand out", "most"),
