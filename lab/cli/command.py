@@ -2,10 +2,9 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,19 +12,11 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lab.cli.answers import refuse
+from lab.near_names import ask, find_near, suggest
 
 HOME = Path(__file__).parents[2]
 """The folder of the packages."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Ask whether a near name was meant; if none is near, list the known ones."""
-    spelled = {word.casefold(): word for word in known}
-    near = get_close_matches(name.casefold(), spelled)
-    if near:
-        return f"Did you mean {' or '.join(spelled[word] for word in near)}?"
-    return f"Known: {', '.join(spelled.values())}"
 
 
 def list_keys(file: str, variable: str) -> str:
@@ -95,14 +86,16 @@ def set_parameters(
 
 
 @contextmanager
-def _report_in_one_line() -> Iterator[None]:
+def _report_in_one_line(params: Sequence[Any]) -> Iterator[None]:
     """Report what the parser refuses in one line, with near names of an unknown option."""
     try:
         yield
     except typer.TyperException as error:
-        near = getattr(error, "possibilities", None)
-        if near:
-            raise refuse(f"{error.message}. Did you mean {' or '.join(near)}?", 2) from error
+        if hasattr(error, "possibilities"):  # an unknown option: typer's class for it is private
+            known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
+            options = [name for name in known if name.startswith("--")]
+            near = ask(find_near(error.option_name, options))
+            raise refuse(f"{error.message}. {near}".removesuffix(" "), 2) from error
         raise refuse(error.format_message().replace("Value error, ", ""), 2) from error
 
 
@@ -126,7 +119,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""
-        with _report_in_one_line():
+        with _report_in_one_line(self.get_params(ctx)):
             return super().parse_args(ctx, args)
 
 
@@ -139,12 +132,15 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command's name."""
-        with _report_in_one_line():
+        with _report_in_one_line(self.get_params(ctx)):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the first word names; suggest one if there is none."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            if find_near(name, ["train"]):
+                how = "To train a model, name its task: `lab mqar`; `lab tasks` lists them"
+                raise refuse(f"No such command: {name}. {how}", 2)
             raise refuse(f"No such command: {name}. {suggest(name, known)}", 2)
         return super().resolve_command(ctx, args)
