@@ -175,9 +175,8 @@ def test_the_configuration_is_read_from_the_layers(model):
 def test_a_model_returns_the_matrices_that_its_mixers_apply(model, run):
     cache = run[1]
     found = model.matrices(TOKENS)
-    assert [*found] == [
-        layer for layer, block in enumerate(model.blocks) if block.mixer is not None
-    ]
+    mixing = [layer for layer, block in enumerate(model.blocks) if block.mixer is not None]
+    assert [*found] == mixing
     assert [*model.matrices(TOKENS, layers=[1])] == [1]
     for layer, matrix in found.items():
         mixer, x = model.blocks[layer].mixer, cache["resid_pre", layer]
