@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,20 @@ def state_of(run: Path) -> dict[str, tuple[int, str]]:
         for path in run.rglob("*")
         if path.is_file()
     }
+
+
+def test_a_finished_run_is_shown_without_torch(run):
+    before = state_of(run)
+    for words in (f"mqar {SMALL} --max-steps 8 --out {run}", f"resume {run}"):
+        code = (
+            f"import sys, lab.cli; lab.cli.app({words.split()}, standalone_mode=False); "
+            "sys.exit('torch' in sys.modules)"
+        )
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert shown.returncode == 0, shown.stderr
+        assert "not solved: step limit reached after 8 steps" in shown.stdout
+        assert f"`lab analyze {run}`" in shown.stderr
+    assert state_of(run) == before
 
 
 def test_a_finished_training_command_prints_its_result_and_touches_nothing(run):
