@@ -239,7 +239,7 @@ CASES = [
     ),
     Case("null", edges(0, 0), "None of 2 edges changes the metric", "most"),
     Case("boundary", edges(0.5, -0.5), "changes the metric most, as does 1 more"),
-    Case("planted", sweep(0.1, 0.9), "head 1 restores most: 0.90 of the difference"),
+    Case("planted", sweep(0.1, 0.9), "Head 0.1 restores most: 0.90 of the difference"),
     Case("null", sweep(0.0, -0.2), "No layer and head restores a hundredth", "most"),
     Case("null", sweep(0.0, 0.0, clean=0.0), "there is nothing to restore", "most"),
     Case("boundary", sweep(0.9, 0.9, 0.9), "the runs, as do 2 more."),
