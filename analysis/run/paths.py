@@ -233,8 +233,8 @@ def _add_marks(fig: go.Figure, path: QuantityPath, steps: Int[np.ndarray, " n"],
     k = "" if row == 1 else str(row)
     text = f"<b>{series.quantity}</b>, {series.axis}"
     if series.layer is not None:
-        alone = series.head is None
-        text += f" · {f'layer {series.layer}' if alone else name_head(series.layer, series.head)}"
+        layer, head = series.layer, series.head
+        text += f" · {f'layer {layer}' if head is None else name_head(layer, head)}"
     still = "moves, at no one time" if path.moved else "no change"
     dated = f"{series.dated}: " if series.dated else ""
     text += f" · {dated}{format_bracket(change) if change else still}"

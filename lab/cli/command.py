@@ -91,10 +91,12 @@ def _report_in_one_line(params: Sequence[Any]) -> Iterator[None]:
     try:
         yield
     except typer.TyperException as error:
-        if hasattr(error, "possibilities"):  # an unknown option: typer's class for it is private
+        asked = getattr(error, "option_name", None)
+        # An unknown option; typer's class for it is private.
+        if asked is not None and hasattr(error, "possibilities"):
             known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
             options = [name for name in known if name.startswith("--")]
-            near = ask(find_near(error.option_name, options))
+            near = ask(find_near(asked, options))
             raise refuse(f"{error.message}. {near}".removesuffix(" "), 2) from error
         raise refuse(error.format_message().replace("Value error, ", ""), 2) from error
 

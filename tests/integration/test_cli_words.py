@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -71,7 +72,8 @@ def test_the_help_cuts_no_option_and_has_the_types_that_people_know(name):
     text = lab(f"{name} --help")
     for strange in ("<", "list[", "<bool>", "typing"):
         assert strange not in text
-    command = typer.main.get_command(app).get_command(None, name)
+    group: Any = typer.main.get_command(app)
+    command = group.get_command(None, name)
     options = [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o[:2] == "--"]
     assert options
     assert {*options} <= {word.strip(",;.()[]") for word in text.split()}

@@ -80,7 +80,9 @@ def test_a_name_is_looked_up():
     assert select_analyses(["matrices", "curves"]) == ["curves", "matrices"]
     with pytest.raises(ValueError, match=r"only=matrix: is no analysis\. Did you mean matrices\?"):
         select_analyses(["matrix"])
-    with pytest.raises(ValueError, match="only=xyz: is no analysis. Known: baselines, leaks, rows"):
+    with pytest.raises(
+        ValueError, match=r"only=xyz: is no analysis\. Known: baselines, leaks, rows"
+    ):
         select_analyses(["xyz"])
 
 
