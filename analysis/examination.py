@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.record import collect_provenance, to_plain
+from lab.near_names import suggest
 
 FORMAT = 1
 """Version of the format of analysis.json."""
@@ -39,9 +39,7 @@ def select_analyses(only: Sequence[str] | None) -> list[str]:
     """
     for name in only or ():
         if name not in ANALYSES:
-            near = " or ".join(get_close_matches(name, ANALYSES))
-            known = f"did you mean {near}?" if near else f"must be one of {', '.join(ANALYSES)}"
-            raise ValueError(f"only={name}: {known}")
+            raise ValueError(f"only={name}: is no analysis. {suggest(name, ANALYSES)}")
     return [name for name in ANALYSES if not only or name in only]
 
 

@@ -73,6 +73,11 @@ def join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def name_head(layer: int, head: int) -> str:
+    """Return "head 1.0" for head 0 of layer 1, as every sentence and figure names it."""
+    return f"head {layer}.{head}"
+
+
 def name_layers(layers: Sequence[int]) -> str:
     """Return "layer 0" or "layers 0, 2"."""
     return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"

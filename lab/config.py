@@ -14,6 +14,8 @@ PAPER_SEQ_LENS = (256, 512, 1024, 2048)
 PAPER_TRAIN_ROWS = 2**18
 PAPER_EPOCHS = 64
 MOST_THREADS = 1_024
+AUDIT_ROWS = 256
+"""Test rows on which a run's shortcuts and its oracle are scored."""
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
 LAB_TEST_TOKENS = 2**21

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
 from inspect import signature
 from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
 from lab.compilation import keep_eager
+from lab.near_names import find_near
 
 
 @runtime_checkable
@@ -164,7 +164,7 @@ def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPo
     wanted = [name if name in points else to_own_name(name) for name in wanted]
     for name in wanted:
         if name not in points:
-            near = get_close_matches(name, points, n=3, cutoff=0.4) or list(points)[:3]
+            near = find_near(name, points) or list(points)[:3]
             raise ValueError(f"no hook point {name!r}; near names: {', '.join(near)}")
     return {name: points[name] for name in wanted}
 

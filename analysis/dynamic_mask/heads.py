@@ -19,6 +19,7 @@ from analysis.dynamic_mask.stored_pairs import (
 )
 from analysis.links import has_pairs
 from analysis.statistics.estimates import Estimate, divide_sums, estimate_ratio
+from analysis.words import name_head
 from lab.models.evaluation import find_stored_positions
 from tasks.base import IGNORE, Batch
 
@@ -65,7 +66,7 @@ class MaskedHead:
     @property
     def name(self) -> str:
         """The layer, and the head if the layer has several."""
-        return name_head(self.layer, self.head, self.n_heads)
+        return name_key_head(self.layer, self.head, self.n_heads)
 
     @property
     def removed(self) -> str:
@@ -93,9 +94,9 @@ class MaskedHead:
         return "undecided"
 
 
-def name_head(layer: int, head: int, n_heads: int) -> str:
-    """Name a key head by its layer, and by its number if the layer has several."""
-    return f"layer {layer}" + (f", head {head}" if n_heads > 1 else "")
+def name_key_head(layer: int, head: int, n_heads: int) -> str:
+    """Name a key head, by its layer alone if that has no other."""
+    return f"layer {layer}" if n_heads == 1 else name_head(layer, head)
 
 
 def pick_most(heads: Sequence[MaskedHead], key: Callable[[MaskedHead], float]) -> list[MaskedHead]:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
-from analysis.dynamic_mask.heads import name_head
+from analysis.dynamic_mask.heads import name_key_head
 from analysis.dynamic_mask.history import MaskHistory
 from analysis.dynamic_mask.positions import BANDS, find_width, sum_neighbours
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes
@@ -117,7 +117,7 @@ def extract_trajectories(history: MaskHistory) -> list[MaskTrajectory]:
     counts = sum_neighbours(np.ones(seq_len), width)
     bands = np.arange(seq_len) * BANDS // seq_len
     names = [
-        name_head(layer, head, n_heads)
+        name_key_head(layer, head, n_heads)
         for layer, n_heads in zip(history.layers, history.n_heads, strict=True)
         for head in range(n_heads)
     ]

@@ -11,7 +11,7 @@ from analysis.errors.causes import MASKED
 from analysis.errors.out_of_reach import Reader
 from analysis.plots.lines import order_lines
 from analysis.plots.style import VERMILLION, make_whiskers, new_figure
-from analysis.words import percent
+from analysis.words import name_head, percent
 
 TOP = 5
 """An error is outranked, not unknown, when the right value is among this many best tokens."""
@@ -124,7 +124,7 @@ class Ledger(Finding):
             )
         if self.reader is not None:
             reading += (
-                f" Decay is judged in layer {self.reader.layer}, head {self.reader.head}, whose "
+                f" Decay is judged in {name_head(self.reader.layer, self.reader.head)}, whose "
                 f"weight on the right value is {self.reader.contrast:.1f} times that on others."
             )
         return reading

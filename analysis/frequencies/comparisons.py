@@ -1,10 +1,12 @@
 """How comparisons and numbers are named in sentences about frequencies."""
 
+from analysis.words import name_head
+
 
 def name_comparison(layer: int, sides: str, comparison: int, count: int) -> str:
-    """Name one of a layer's comparisons, such as "layer 0 (Q/K, head 1)"."""
-    kind = "head" if sides == "Q/K" else "group"
-    which = "" if count == 1 else f", {kind} {comparison}"
+    """Name one of a layer's comparisons, such as "layer 0 (Q/K, head 0.1)"."""
+    name = name_head(layer, comparison) if sides == "Q/K" else f"group {comparison}"
+    which = "" if count == 1 else f", {name}"
     return f"layer {layer} ({sides}{which})"
 
 

@@ -17,6 +17,7 @@ from analysis.frequencies.edges import EDGES, Edges, multiply_sides, sample_edge
 from analysis.frequencies.rotation import RotatedSides, average_by_lag
 from analysis.plots.style import new_figure
 from analysis.record import figure_only
+from analysis.words import name_head
 from tasks.base import Batch
 
 LAGS = 48
@@ -97,7 +98,8 @@ class LagCurves:
     def title(self) -> str:
         """Title of the layer's panel, with the head that is drawn if there are several."""
         many = self.score.shape[1] > 1 or len(self.groups) > 1
-        return f"layer {self.layer} · {self.sides}" + (f", head {self.slowest}" if many else "")
+        head = f", {name_head(self.layer, self.slowest)}" if many else ""
+        return f"layer {self.layer} · {self.sides}{head}"
 
 
 def measure_lag_curves(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from analysis.base import Finding, Words
 from analysis.links import AnswerLinks, Mass
 from analysis.plots.heatmaps import CIRCLES, Heatmap, Picture, draw_heatmap, find_expected
-from analysis.words import percent
+from analysis.words import name_head, percent
 
 SHOWS = 0.25
 """A head shows a pattern if its share lies this far or farther from uniform (0) to all (1)."""
@@ -57,7 +57,7 @@ class LayerMatrix(Finding):
         else:
             pool = heatmap.picture.pool
             title += f", signed max over {pool} × {pool}" if pool > 1 else ""
-            says = _describe_mass(self.mass)
+            says = _describe_mass(self.mass, self.layer)
         heads = len(heatmap.picture.weights)
         panels = "1 head" if heads == 1 else f"{heads} heads"
         alt = f"Heat map of {title}, {panels}, lower triangle. {says}"
@@ -66,7 +66,7 @@ class LayerMatrix(Finding):
     def draw(self) -> go.Figure | None:
         """Draw a heat map per head; None where the mixer offers no matrix."""
         heatmap = self._build_heatmap()
-        return None if heatmap is None else draw_heatmap(heatmap)
+        return None if heatmap is None else draw_heatmap(heatmap, self.layer)
 
     def _build_heatmap(self) -> Heatmap | None:
         if self.picture is None:
@@ -98,14 +98,15 @@ def _describe_crop(heatmap: Heatmap) -> str:
     return f"{says}; each cell is one entry of the matrix."
 
 
-def _describe_mass(mass: Mass) -> str:
+def _describe_mass(mass: Mass, layer: int) -> str:
     """Say what a layer does most, and the numbers behind it."""
-    previous = f"{_name_best(mass.on_previous, mass.uniform_previous)} lies on the token before"
+    best = _name_best(mass.on_previous, mass.uniform_previous, layer)
+    previous = f"{best} lies on the token before"
     if not mass.on_value.size:
         return f"Of a row's mass {previous}." if mass.on_previous.size else "A single token."
-    recall = f"Query rows put {_name_best(mass.on_value, mass.uniform_value)} of their mass"
+    recall = f"Query rows put {_name_best(mass.on_value, mass.uniform_value, layer)} of their mass"
     recall += " on the value they ask for"
-    write = f"Value rows put {_name_best(mass.written, mass.uniform_written)} on their key"
+    write = f"Value rows put {_name_best(mass.written, mass.uniform_written, layer)} on their key"
     if _exceeds_uniform(mass.on_value, mass.uniform_value):
         return f"It recalls. {recall}. {write}."
     if _exceeds_uniform(mass.written, mass.uniform_written):
@@ -118,7 +119,7 @@ def _exceeds_uniform(share: Float[np.ndarray, " h"], uniform: float) -> bool:
     return bool(share.max() >= uniform + SHOWS * (1 - uniform))
 
 
-def _name_best(share: Float[np.ndarray, " h"], uniform: float) -> str:
+def _name_best(share: Float[np.ndarray, " h"], uniform: float, layer: int) -> str:
     """Return the largest share, its head, and what a uniform row would have."""
-    head = "" if len(share) == 1 else f"head {share.argmax()}; "
+    head = "" if len(share) == 1 else f"{name_head(layer, int(share.argmax()))}; "
     return f"{percent(float(share.max()))} ({head}uniform: {percent(uniform)})"

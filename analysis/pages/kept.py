@@ -21,6 +21,7 @@ from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
 from analysis.record import DATA, to_plain
 from lab.files import RunError
 from lab.folder import Folder
+from lab.training.report_coverage import PAGE, read_coverage
 from lab.training.runs import Run
 from lab.training.schema import STRICT, validate
 
@@ -285,18 +286,14 @@ def choose_work(
 
 def find_page(run: Run) -> Path | None:
     """Return the page of a run's newest weights; None if there is none."""
-    files = ReportFiles(run.path)
-    kept = files.read()
-    current = kept is not None and kept.numbers["step"] == _get_newest(run)
-    return files.page if current and files.page.exists() else None
+    page = run.path / PAGE
+    current = read_coverage(run.path, _get_newest(run)) is not None
+    return page if current and page.exists() else None
 
 
 def is_complete(run: Run) -> bool:
     """Whether each analysis of a run's newest weights is kept, or does not apply."""
-    kept = ReportFiles(run.path).read()
-    if kept is None or kept.numbers["step"] != _get_newest(run):
-        return False
-    return {*kept.numbers["analyses"], *kept.numbers["not_applicable"]} >= {*ANALYSES}
+    return (read_coverage(run.path, _get_newest(run)) or set()) >= {*ANALYSES}
 
 
 def _find(run: Run, step: int) -> ReportFiles:

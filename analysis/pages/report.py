@@ -94,6 +94,7 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         run=run,
         result=run.read_result() or {},
         certified=_describe_certified(run),
+        report_rows=numbers["rows"],
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
         decimals=count_interval_decimals(*(standing.interval or [standing.accuracy or 0.0] * 2)),

@@ -170,7 +170,7 @@ class RunCurves(Finding):
                     cliponaxis=False,
                     hovertemplate=f"{html.escape(run.name)}, test: %{{y:.2%}}<extra></extra>",
                 )
-        draw_references(fig, self.references)
+        draw_references(fig, self.references, {})
         fig.update_xaxes(title_text="training step", tickformat=",", rangemode="tozero")
         fig.update_yaxes(title_text="accuracy")
         return fig.update_layout(margin_t=64 + 14 * len(self.runs))

@@ -15,6 +15,7 @@ from analysis.interventions.points import list_axes
 from analysis.plots import style
 from analysis.record import figure_only
 from analysis.scoring import PART_ENTRIES
+from analysis.words import capitalize, name_head
 from lab.hooks import HookPoint, hook_points, hooks
 from lab.layers.mixer import HeadsMixer
 from lab.models import LanguageModel
@@ -74,10 +75,7 @@ class PatchSweep(Finding):
         else:
             row, column = np.unravel_index(np.nanargmax(shares), shares.shape)
             most = f"{shares[row, column]:.2f} of the difference between the runs"
-            says = (
-                f"Layer {self.layers[row]}, {self.along} {self._name(int(column))} restores most: "
-                f"{most}."
-            )
+            says = f"{capitalize(self._name_cell(int(row), int(column)))} restores most: {most}."
             others = int((np.round(shares, 2) == np.round(shares[row, column], 2)).sum()) - 1
             if not shares[row, column] >= LEAST:
                 says = f"No layer and {self.along} restores a hundredth of the difference between "
@@ -91,18 +89,28 @@ class PatchSweep(Finding):
         label = self.labels[column]
         return str(column) if label == str(column) else f"{column} ({label})"
 
+    def _name_cell(self, row: int, column: int) -> str:
+        """Name a place that was patched."""
+        if self.along == "head":
+            return name_head(self.layers[row], column)
+        return f"layer {self.layers[row]}, {self.along} {self._name(column)}"
+
     def draw(self) -> go.Figure:
         """Draw the restored shares, layer 0 at the bottom."""
         shares, wide = self.restored, len(self.labels)
         bound = max(1.0, float(np.nanmax(np.abs(shares), initial=0.0)))
         fig = style.new_figure(height=150 + ROW * len(self.layers))
+        place = "%{customdata}"
+        cell = f"layer %{{y}}, {self.along} {place}"
+        if self.along == "head":
+            cell = f"head %{{y}}.{place}"
         fig.add_heatmap(
             z=shares,
             x=list(range(wide)),
             y=[str(layer) for layer in self.layers],
             customdata=np.tile(list(map(self._name, range(wide))), (len(self.layers), 1)),
             coloraxis="coloraxis",
-            hovertemplate=f"layer %{{y}}, {self.along} %{{customdata}}: %{{z:.3f}}<extra></extra>",
+            hovertemplate=f"{cell}: %{{z:.3f}}<extra></extra>",
         )
         ticks = {"tickvals": list(range(wide)), "ticktext": list(self.labels)} if wide <= 32 else {}
         numbered = self.labels == tuple(map(str, range(wide)))

@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from analysis.plots import style
 from analysis.plots.style import COLORS, DASHES
+from analysis.words import name_head
 
 LINES = 24
 """Most heads with a row of their own; with more, the heads of a layer share one."""
@@ -87,7 +88,7 @@ def draw_dots(
     half = min(SPREAD, STEP / 2 * (len(series) - 1))
     offsets = np.linspace(-half, half, len(series))
     first = next((panel for panel in panels if panel.chance is not None), None)
-    names = [f"layer {layer}, head {head}" for layer, head in zip(layers, heads, strict=True)]
+    names = list(map(name_head, layers, heads))
     for column, panel in enumerate(panels, start=1):
         if panel.chance is not None:
             fig.add_scatter(

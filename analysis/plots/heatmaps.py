@@ -12,6 +12,7 @@ from analysis.base import Subject
 from analysis.links import AnswerLinks, find_links
 from analysis.plots import style
 from analysis.record import figure_only
+from analysis.words import name_head
 
 SIDE = 512
 """Most cells across a figure: with more a cell is below a pixel, and single bright ones vanish."""
@@ -101,8 +102,8 @@ def pool_matrix(matrix: Float[np.ndarray, "h t s"], pool: int) -> Float[np.ndarr
     return np.take_along_axis(blocks, largest[..., None], -1)[..., 0]
 
 
-def draw_heatmap(heatmap: Heatmap) -> go.Figure:
-    """Draw one panel per head, row 0 on top, with a gutter on the left for the query rows."""
+def draw_heatmap(heatmap: Heatmap, layer: int = 0) -> go.Figure:
+    """Draw one panel per head of a layer, row 0 on top, with a gutter for the query rows."""
     shown = heatmap.picture
     heads, rows, columns = shown.weights.shape
     side_by_side = count_columns(heads)
@@ -161,7 +162,7 @@ def draw_heatmap(heatmap: Heatmap) -> go.Figure:
         )
         if heads > 1:
             fig.add_annotation(
-                text=f"head {head}",
+                text=name_head(layer, head),
                 xref=f"x{k} domain",
                 yref=f"y{k} domain",
                 x=0.97,

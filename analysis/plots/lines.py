@@ -39,24 +39,42 @@ def order_lines(fig: go.Figure, names: Sequence[str]) -> None:
     fig.update_yaxes(categoryorder="array", categoryarray=names[::-1], **_PLAIN)
 
 
-def draw_references(fig: go.Figure, levels: Mapping[str, float]) -> None:
+def draw_references(
+    fig: go.Figure, levels: Mapping[str, float], spans: Mapping[str, tuple[float, float]]
+) -> None:
     """Draw a dotted line at each accuracy; the axis leaves room for their names.
 
     Names of accuracies near 0 or 1 stand outside of [0, 1], where no curve passes, in the order of
     their lines.
+
+    Args:
+        fig: the figure.
+        levels: accuracies by name.
+        spans: where on the x axis a line begins and ends, for those that do not cross the figure.
     """
     high, low = 0, 0
     for name, level in sorted(levels.items(), key=lambda item: abs(item[1] - 0.5)):
-        fig.add_hline(level, line=REFERENCE, layer="below")
+        if name in spans:
+            x0, x1 = spans[name]
+            fig.add_shape(x0=x0, x1=x1, y0=level, y1=level, line=REFERENCE, layer="below")
+        else:
+            fig.add_hline(level, line=REFERENCE, layer="below")
+        side = 1 if name in spans else 0
         above, below = level > 0.9, level < 0.1
         fig.add_annotation(
             text=html.escape(f"{name} {percent(level)}"),
-            x=0,
+            x=side,
             xref="x domain",
-            xanchor="left",
+            xanchor="right" if side else "left",
             y=1 if above else 0 if below else level,
             yanchor="top" if below else "bottom",
             yshift=(LINE * high + MARKER) * above - (LINE * low + MARKER) * below,
         )
         high, low = high + above, low + below
-    fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%", range=[-0.16, 1.16])
+    ends = [-_leave_room(low), 1 + _leave_room(high)]
+    fig.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%", range=ends)
+
+
+def _leave_room(labels: int) -> float:
+    """Return how far an axis of accuracies goes past 0 or 1, for some labels above each other."""
+    return 0.1 + 0.06 * max(labels, 1)

@@ -11,7 +11,7 @@ from analysis.base import Finding, Words
 from analysis.matrices.layer_matrix import SHOWS
 from analysis.plots.lines import name_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import name_layers, percent
+from analysis.words import name_head, name_layers, percent
 
 LINES = 32
 """Most lines of the figure; with more heads, each layer shows its highest."""
@@ -78,8 +78,7 @@ class PairMass(Finding):
     def _name(self, i: int) -> str:
         """Name a head: by its layer alone if that has no other head."""
         alone = (self.layers == self.layers[i]).sum() == 1
-        layer = f"layer {self.layers[i]}"
-        return layer if alone else f"{layer} head {self.heads[i]}"
+        return f"layer {self.layers[i]}" if alone else name_head(self.layers[i], self.heads[i])
 
     def draw(self) -> go.Figure:
         """Draw one line per head, with a dot for each quantity and a tick where chance is."""

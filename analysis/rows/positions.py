@@ -66,13 +66,12 @@ class AccuracyByPlace(Finding):
             undecided = f"{join_names(names)} cannot be told apart"
             parts.append(describe_extremes(self.role, names) or undecided)
         says = (
-            f"{accuracy} of the answers are right ({low} to {high}; chance "
-            f"{percent(self.chance)}): {'; '.join(parts)}."
+            f"{accuracy} of {self.scored:,} answers in {self.rows:,} rows are right ({low} to "
+            f"{high}; chance {percent(self.chance)}): {'; '.join(parts)}."
         )
         reading = (
-            f"{self.scored:,} answers in {self.rows} rows. Bands and whiskers are 95 % intervals: "
-            "the wider of Wilson's and of a bootstrap over whole rows. Best and worst are named "
-            "only where their intervals do not overlap."
+            "Bands and whiskers are 95 % intervals: the wider of Wilson's and of a bootstrap over "
+            "whole rows. Best and worst are named only where their intervals do not overlap."
         )
         if self.role is None:
             reading += f" All scored positions have the role {self.roles[0]}."

@@ -11,6 +11,7 @@ from analysis.links import find_links
 from analysis.mixing import Mixer, collect_mixers
 from analysis.record import deflate, figure_only
 from analysis.scoring import scored
+from analysis.words import name_head
 from lab.layers.mixer import MatrixMixer
 from lab.palette import color_roles
 from tasks.base import IGNORE
@@ -126,7 +127,7 @@ class TokenRow(Finding):
             "full": FULL,
             "heads": [
                 {
-                    "name": f"layer {looks.layer}, head {looks.head}",
+                    "name": name_head(looks.layer, looks.head),
                     "mixer": looks.mixer,
                     "sources": deflate(looks.sources.astype("<u2").tobytes()),
                     "shares": deflate(np.rint(looks.shares * FULL).astype("<i2").tobytes()),

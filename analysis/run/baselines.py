@@ -11,7 +11,9 @@ from analysis.base import Finding, NotApplicableError, Subject, Words, describe,
 from analysis.plots.lines import order_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, count_decimals, join_names, percent, percents
+from lab.config import AUDIT_ROWS
 from lab.intervals import wilson
+from lab.suite.audit import count_audited
 from lab.training import conclusion
 from lab.training.endings import name_ending
 from lab.training.runs import Run
@@ -35,6 +37,7 @@ class Standing(Finding):
         accuracy: share of the test split's scored positions answered right; None if unknown.
         interval: 95 % interval of the accuracy over other rows (`read_interval`).
         rows: how many rows of the test split were evaluated.
+        rule_rows: on how many of these rows shortcuts and the oracle were scored.
         names: chance, each shortcut, oracle.
         scores: their test accuracies, in [0, 1], in the order of `names`.
         by_hand: a sentence on whether weights set by hand solve the task in this model; empty where
@@ -48,6 +51,7 @@ class Standing(Finding):
     accuracy: float | None
     interval: tuple[float, float] | None
     rows: int
+    rule_rows: int
     names: tuple[str, ...]
     scores: tuple[float, ...]
     by_hand: str = ""
@@ -106,7 +110,10 @@ class Standing(Finding):
         alt = "Bars of test accuracy: "
         if self.accuracy is None or self.interval is None:
             opening, reason = f"There is no accuracy yet. {self.rules}", self.failure
-            reading = f"Each rule is scored on test rows; the run itself is {self.ending}."
+            reading = (
+                f"Each rule is scored on the first {self.rule_rows:,} test rows; the run itself is "
+                f"{self.ending}."
+            )
         else:
             low, high = self.interval
             rivals = [rule for rule in rules if rule[0] != "oracle"]
@@ -122,7 +129,7 @@ class Standing(Finding):
                 f"The whisker is the 95 % interval over {self.rows:,} test rows, "
                 f"{' to '.join(percents(low, high))}; answers of a row may be right or wrong "
                 "together. The other bars need no training: rules that see the row, and the "
-                "oracle, which solves the task."
+                f"oracle, which solves the task, on the first {self.rule_rows:,} of these rows."
             )
             alt += f"model {percent(self.accuracy)}, "
         says = f"{opening} {reason}".rstrip()
@@ -181,6 +188,7 @@ def measure(subject: Subject) -> list[Standing]:
             accuracy=result.get("accuracy"),
             interval=read_interval(run),
             rows=run.train.test_rows,
+            rule_rows=count_audited(run.task, AUDIT_ROWS),
             names=tuple(scores),
             scores=tuple(scores.values()),
             by_hand=_describe_construction(result),

@@ -1,7 +1,8 @@
 """How did it get there? Loss and accuracy by training step."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,9 @@ from analysis.base import Finding, NotApplicableError, Subject, Words, describe,
 from analysis.plots.lines import REFERENCE, draw_references
 from analysis.plots.style import MUTED, new_figure
 from analysis.run import baselines
-from analysis.words import percent
+from analysis.words import join_names, percent
+from lab.lengthening import list_stages
+from lab.training.runs import Run
 
 __all__ = ["TITLE", "Curve", "describe", "draw", "measure"]
 
@@ -40,6 +43,8 @@ class Curve(Finding):
         held_out_steps: steps at which held-out rows were evaluated, of the length then trained at.
         held_out: the quantity there.
         references: the quantity of rules that need no training, by name.
+        since: the first step at the row length of a reference, by its name, for those that other
+            lengths would change.
         stages: the first step at each row length, and that length.
         final: the step of the weights of the result, and the quantity on test rows there;
             None without a result.
@@ -56,6 +61,7 @@ class Curve(Finding):
     stages: tuple[tuple[int, int], ...] = ()
     final: tuple[int, float] | None = None
     test_len: int | None = None
+    since: Mapping[str, int] = field(default_factory=dict)
 
     def describe(self) -> Words:
         """Say where the held-out quantity begins and ends, and where most of the change is."""
@@ -71,6 +77,9 @@ class Curve(Finding):
             reading += " Star: test rows of full length, with the weights of the result."
         if len(self.stages) > 1:
             reading += " A dotted line marks where rows of the length beside it begin."
+        if self.quantity == "accuracy" and self.since:
+            reading += f" The accuracy of {join_names([*self.since])} is drawn where rows have the "
+            reading += "length that it is of."
         return Words(title, says, reading, f"Line of {self.quantity} by training step. {says}")
 
     def _summarize(self) -> str:
@@ -195,7 +204,8 @@ class Curve(Finding):
             )
             fig.update_yaxes(title_text="cross-entropy, nats")
         else:
-            draw_references(fig, self.references)
+            spans = {name: (first, ends[1]) for name, first in self.since.items()}
+            draw_references(fig, self.references, spans)
             fig.update_yaxes(title_text="accuracy")
         if stages:  # leave room for the row lengths between the figure and its legend
             return fig.update_layout(height=400, margin_t=104, legend_y=1.13)
@@ -225,6 +235,14 @@ def measure(subject: Subject) -> list[Curve]:
     }
     result, tested = subject.run.read_result() or {}, baselines.find_tested_step(subject.run)
     reached, full = rows.stages[-1].seq_len, subject.run.task.seq_len
+    since: dict[str, int] = {}
+    if len(stages) > 1 or reached != full:
+        since = _find_beginnings(subject.run, references["accuracy"], stages)
+    if reached != full:  # no step was at the length of these
+        references["accuracy"] = {
+            name: level for name, level in references["accuracy"].items() if name not in since
+        }
+        since = {}
     curves = []
     for quantity in ("loss", "accuracy"):
         values = np.array([row[quantity] for row in rows], dtype=np.float64)
@@ -241,6 +259,22 @@ def measure(subject: Subject) -> list[Curve]:
                 stages,
                 None if tested is None or result[quantity] is None else (tested, result[quantity]),
                 None if reached == full else full,
+                since if quantity == "accuracy" else {},
             )
         )
     return curves
+
+
+def _find_beginnings(
+    run: Run, references: Mapping[str, float], stages: Sequence[tuple[int, int]]
+) -> dict[str, int]:
+    """Return the first step at the full row length for references that the length changes.
+
+    A shortcut's accuracy does. The oracle's does not where answers are certain, nor chance's where
+    it is the same at each length.
+    """
+    lengthened = list_stages(run.task, run.train)
+    same = {"oracle"} if not run.task.stochastic else set()
+    if len({stage.task.chance for stage in lengthened}) == 1:
+        same.add("chance")
+    return {name: stages[-1][0] for name in references if name not in same}

@@ -22,7 +22,7 @@ from analysis.statistics.change_points import (
     find_change_point,
     moves,
 )
-from analysis.words import capitalize, join_names, percent
+from analysis.words import capitalize, join_names, name_head, percent
 
 FIRST = 0.5
 """Where step 0 stands on a logarithmic axis."""
@@ -233,9 +233,8 @@ def _add_marks(fig: go.Figure, path: QuantityPath, steps: Int[np.ndarray, " n"],
     k = "" if row == 1 else str(row)
     text = f"<b>{series.quantity}</b>, {series.axis}"
     if series.layer is not None:
-        text += f" · layer {series.layer}"
-    if series.head is not None:
-        text += f" head {series.head}"
+        layer, head = series.layer, series.head
+        text += f" · {f'layer {layer}' if head is None else name_head(layer, head)}"
     still = "moves, at no one time" if path.moved else "no change"
     dated = f"{series.dated}: " if series.dated else ""
     text += f" · {dated}{format_bracket(change) if change else still}"

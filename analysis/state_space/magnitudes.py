@@ -63,7 +63,7 @@ class Magnitudes(Finding):
 
     def draw(self) -> go.Figure:
         """Draw one heat map of logarithms per head."""
-        fig = draw_heatmap(self.shown)
+        fig = draw_heatmap(self.shown, self.layer)
         ticks = np.arange(np.ceil(self.floor), np.floor(self.largest) + 1)
         fig.update_traces(
             hovertemplate="row %{y}, column %{x}: log₁₀|M̃| = %{z:.2f}<extra></extra>",

@@ -13,8 +13,9 @@ def report_failures() -> Iterator[None]:
         yield
     except Exception as error:
         # These import torch, which only a failure should wait for.
+        from lab.files import RunError
         from lab.training.fit import DivergedError
-        from lab.training.runs import OutError, RunError
+        from lab.training.run_folder import OutError
         from tasks.corpus import TextChangedError
 
         if not isinstance(error, RunError | DivergedError | TextChangedError):

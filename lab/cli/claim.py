@@ -104,7 +104,7 @@ def _find_file(what: str | None) -> Path:
     Raises:
         ValueError: for none, or an unknown name.
     """
-    from lab.cli.command import suggest
+    from lab.near_names import suggest
 
     known = [file.stem for file in sorted(HOME.glob("*.toml"))]
     if what is None:

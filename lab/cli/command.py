@@ -2,9 +2,9 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
+from copy import copy
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,19 +12,11 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lab.cli.answers import refuse
+from lab.near_names import ask, find_near, suggest
 
 HOME = Path(__file__).parents[2]
 """The folder of the packages."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Ask whether a near name was meant; if none is near, list the known ones."""
-    spelled = {word.casefold(): word for word in known}
-    near = get_close_matches(name.casefold(), spelled)
-    if near:
-        return f"Did you mean {' or '.join(spelled[word] for word in near)}?"
-    return f"Known: {', '.join(spelled.values())}"
 
 
 def list_keys(file: str, variable: str) -> str:
@@ -63,6 +55,19 @@ def _name_types(params: list[Any]) -> list[Any]:
     return params
 
 
+def _join_names(param: Any) -> Any:
+    """Return a switch as one whose help says how to turn it off; other parameters stay.
+
+    A column for second names leaves so little room in 80 columns that names are cut.
+    """
+    if not param.secondary_opts:
+        return param
+    joined = copy(param)
+    off = " or ".join(param.secondary_opts)
+    joined.secondary_opts, joined.help = [], f"{param.help}; off: {off}"
+    return joined
+
+
 def set_parameters(
     command: Callable[..., None], annotations: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
@@ -81,27 +86,42 @@ def set_parameters(
 
 
 @contextmanager
-def _report_in_one_line() -> Iterator[None]:
+def _report_in_one_line(params: Sequence[Any]) -> Iterator[None]:
     """Report what the parser refuses in one line, with near names of an unknown option."""
     try:
         yield
     except typer.TyperException as error:
-        near = getattr(error, "possibilities", None)
-        if near:
-            raise refuse(f"{error.message}. Did you mean {' or '.join(near)}?", 2) from error
+        asked = getattr(error, "option_name", None)
+        # An unknown option; typer's class for it is private.
+        if asked is not None and hasattr(error, "possibilities"):
+            known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
+            options = [name for name in known if name.startswith("--")]
+            near = ask(find_near(asked, options))
+            raise refuse(f"{error.message}. {near}".removesuffix(" "), 2) from error
         raise refuse(error.format_message().replace("Value error, ", ""), 2) from error
 
 
 class Command(TyperCommand):
     """A command of `lab`."""
 
+    listing = False
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _name_types(super().get_params(ctx))
+        params = _name_types(super().get_params(ctx))
+        return list(map(_join_names, params)) if self.listing else params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, in which no name is cut."""
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""
-        with _report_in_one_line():
+        with _report_in_one_line(self.get_params(ctx)):
             return super().parse_args(ctx, args)
 
 
@@ -114,12 +134,15 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command's name."""
-        with _report_in_one_line():
+        with _report_in_one_line(self.get_params(ctx)):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the first word names; suggest one if there is none."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            if find_near(name, ["train"]):
+                how = "To train a model, name its task: `lab mqar`; `lab tasks` lists them"
+                raise refuse(f"No such command: {name}. {how}", 2)
             raise refuse(f"No such command: {name}. {suggest(name, known)}", 2)
         return super().resolve_command(ctx, args)

@@ -17,13 +17,13 @@ def read_older_defaults(out: Path | None, fields: Iterable[str]) -> dict[str, An
         fields: what the protocol sets, fields of `ModelConfig` and `TrainConfig`.
     """
     from lab.files import RunError
-    from lab.training.runs import Run
+    from lab.training.run_folder import RunFolder
 
     if out is None or not (out / "config.json").exists():
         return {}
     try:
-        run = Run.open(out)
-    except RunError:  # `Run.claim` reports it
+        run = RunFolder.open(out)
+    except RunError:  # `RunFolder.claim` reports it
         return {}
     older = run.train.table_learning_rate is None or run.train.schedule == "constant"
     if run.train.protocol != "lab" or not older:

@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,6 +12,7 @@ from lab.cli.answers import report_failures
 
 if TYPE_CHECKING:
     from lab.config import Runtime
+    from lab.training.run_folder import RunFolder
     from lab.training.runs import Run
 
 
@@ -25,9 +27,7 @@ def train_and_report(
         wanted: values to evaluate at, by option of the task.
         as_json: print the result as JSON and nothing else.
     """
-    from lab.cli.console import open_console
     from lab.cli.tables.progress import show_count, show_progress
-    from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
     from lab.machine.memory import keep_freed_memory
     from lab.training.experiment import carry_out
     from lab.training.generalisation import evaluate_settings
@@ -43,14 +43,7 @@ def train_and_report(
                 run, wanted, runtime.device, lambda text: typer.echo(f"evaluating {text}", err=True)
             )
             result = run.read_result() or result
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        console = open_console()
-        console.print(build_result_table(result))
-        if found:
-            console.print(build_evaluations_table(found))
-        console.print(describe_ending(result))
+    _show_result(result, found, as_json)
     if result["signal"]:
         typer.echo(
             f"`lab resume {run.path}` goes on, as does the same command; `lab analyze {run.path}` "
@@ -67,6 +60,63 @@ def train_and_report(
         if report is None:
             with show_count(QUICK, "writing the report") as on_begin:
                 report = write_quick(run, on_begin).page
-    typer.echo(f"report: {report}", err=as_json)
-    if not is_complete(run):
-        typer.echo(f"For every analysis: `lab analyze {run.path}`", err=True)
+    _show_report(run.path, report, is_complete(run), as_json)
+
+
+def show_finished(folder: "RunFolder", wanted: Mapping[str, Sequence[Any]], as_json: bool) -> bool:
+    """Print what there is of a run that has ended and has all that is wanted of it.
+
+    This touches no file, and does not import torch.
+
+    Args:
+        folder: of the run.
+        wanted: values to evaluate at, by option of the task.
+        as_json: print the result as JSON and nothing else.
+
+    Returns:
+        Whether it was printed. If not, `train_and_report` does what is missing, or says why not.
+    """
+    from lab.cli.command import list_keys
+    from lab.files import RunError
+    from lab.training.report_coverage import PAGE, read_coverage
+    from lab.training.variations import list_evaluations, undo_json, vary_settings
+
+    try:
+        folder.compare()
+        result = folder.read_final_result()
+        covered = None if result is None else read_coverage(folder.path, result["steps"])
+    except RunError:
+        return False
+    page = folder.path / PAGE
+    if result is None or covered is None or not page.is_file():
+        return False
+    entries = list_evaluations(result, result["steps"])
+    asked = [(option, undo_json(value)) for option, value, _ in vary_settings(folder, wanted)]
+    if any(setting not in entries for setting in asked):
+        return False
+    _show_result(result, [entries[setting] for setting in asked], as_json)
+    every = list_keys("analysis/__init__.py", "ANALYSES").split(", ")
+    _show_report(folder.path, page, covered >= {*every}, as_json)
+    return True
+
+
+def _show_result(result: dict[str, Any], found: list[dict[str, Any]], as_json: bool) -> None:
+    """Print the result of a run, and its accuracy in other settings."""
+    from lab.cli.console import open_console
+    from lab.cli.tables.results import build_evaluations_table, build_result_table, describe_ending
+
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console = open_console()
+    console.print(build_result_table(result))
+    if found:
+        console.print(build_evaluations_table(found))
+    console.print(describe_ending(result))
+
+
+def _show_report(run: Path, page: Path, complete: bool, as_json: bool) -> None:
+    """Name the page of a run's report, and how to get all analyses where some are missing."""
+    typer.echo(f"report: {page}", err=as_json)
+    if not complete:
+        typer.echo(f"For every analysis: `lab analyze {run}`", err=True)

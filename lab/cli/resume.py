@@ -39,9 +39,14 @@ def resume(path: Path, max_steps: int | None, trust: bool, as_json: bool, **mach
     later limit from the start. A cosine schedule is stretched: from here on the run follows the
     curve of the later limit.
     """
-    from lab.cli.outcome import train_and_report
+    from lab.cli.outcome import show_finished, train_and_report
     from lab.machine.spinning import choose_wait
+    from lab.training.run_folder import RunFolder
 
+    with report_failures():
+        folder = RunFolder.open(path, trust=trust)
+    if max_steps is None and show_finished(folder, {}, as_json):
+        return
     choose_wait(partial(typer.echo, err=True))
     from lab.machine.device import choose_device
     from lab.training.extension import check_limit, describe_effects, explain_ending, extend

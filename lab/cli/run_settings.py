@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from lab.cli.answers import parse_assignments
 from lab.cli.older_runs import read_older_defaults
@@ -11,12 +11,16 @@ from lab.cli.options import keep_ends, read, resolve_spans
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
 
+if TYPE_CHECKING:
+    from lab.training.run_folder import RunFolder
+    from lab.training.runs import Run
+
 Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
 
 
 def describe_run(
     name: str, given: Mapping[str, Any], out: Path | None, known: Mapping[str, Any] | None = None
-) -> tuple[Any, Runtime]:
+) -> tuple["Run", Runtime]:
     """Return the run and the machine settings that the given options describe.
 
     A given option takes precedence over the known value, that over the protocol's, and that over
@@ -31,15 +35,26 @@ def describe_run(
     Raises:
         ValueError: naming the option, its value and its bound.
     """
+    folder, runtime = describe_folder(name, given, out, known)
+    return try_on_machine(folder, runtime), runtime
+
+
+def try_on_machine(folder: "RunFolder", runtime: Runtime) -> "Run":
+    """Return the run of a folder, after its model has taken a row of each stage.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
     from lab.machine.device import choose_device
     from lab.training.experiment import try_out
     from lab.training.loggers import check_installed
+    from lab.training.runs import Run
 
-    run, runtime = read_settings(name, given, out, known)
+    run = Run(folder.path, folder.task, folder.model, folder.train)
     device = choose_device(runtime.device)
     check_installed(runtime.log)
     try_out(run, device)
-    return replace(run, path=out or Path("runs") / f"{name}-{run.digest}"), runtime
+    return run
 
 
 def read_settings(
@@ -47,7 +62,7 @@ def read_settings(
     given: Mapping[str, Any],
     out: Path | None = None,
     known: Mapping[str, Any] | None = None,
-) -> tuple[Any, Runtime]:
+) -> tuple["Run", Runtime]:
     """Return what `describe_run` does, before anything is tried on this machine.
 
     Raises:
@@ -55,14 +70,34 @@ def read_settings(
     """
     from lab.training.runs import Run
 
+    folder, runtime = describe_folder(name, given, out, known)
+    return Run(folder.path, folder.task, folder.model, folder.train), runtime
+
+
+def describe_folder(
+    name: str,
+    given: Mapping[str, Any],
+    out: Path | None = None,
+    known: Mapping[str, Any] | None = None,
+) -> tuple["RunFolder", Runtime]:
+    """Return the folder of the run that `describe_run` returns, and its machine settings.
+
+    This does not import torch.
+
+    Raises:
+        ValueError: naming the option, its value and its bound.
+    """
+    from lab.training.run_folder import RunFolder
+
     known = known or {}
     typed = parse_assignments(given.get("options", []))
     values = {**known, **given, "options": {**known.get("options", {}), **typed}}
     if values.get("model") and "stack" not in values:
         values["stack"] = "UM*2"
     task, train, values = configure(name, values, out)
-    run = Run(Path("runs"), task, build_config(ModelConfig, values), train)
-    return run, build_config(Runtime, values)
+    run = RunFolder(Path("runs"), task, build_config(ModelConfig, values), train)
+    path = out or Path("runs") / f"{name}-{run.digest}"
+    return replace(run, path=path), build_config(Runtime, values)
 
 
 def configure(

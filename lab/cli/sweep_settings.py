@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lab.cli.command import suggest
 from lab.cli.options import Span, read
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.near_names import suggest
 from lab.sweeps.grid import Axis, combine, make_axis, merge, read_number
 from lab.sweeps.sweep import Cell, Sweep
 from lab.sweeps.table import MEASURED

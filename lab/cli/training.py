@@ -15,7 +15,7 @@ from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
-from lab.cli.run_settings import configure, describe_run
+from lab.cli.run_settings import configure, describe_folder, try_on_machine
 from lab.cli.seeds import train_seeds
 from lab.cli.trust_option import Trust
 from lab.config import ModelConfig, Runtime, TrainConfig
@@ -182,18 +182,24 @@ def _train(
     as_json: bool,
     evaluations: list[str] | None,
 ) -> None:
-    from lab.cli.outcome import train_and_report
+    from lab.cli.outcome import show_finished, train_and_report
     from lab.machine.spinning import choose_wait
+    from lab.training.variations import list_default_settings, vary_settings
 
-    choose_wait(partial(typer.echo, err=True))
-    with say_if_slow("loading PyTorch" if sys.stderr.isatty() else ""):
-        from lab.training.generalisation import list_default_settings, vary_settings
-
-    with report_usage_errors(), say_if_slow(_describe_preparation({**known, **given})):
-        run, runtime = describe_run(name, given, out, known)
+    preparation = _describe_preparation({**known, **given})
+    with report_usage_errors(), say_if_slow(preparation):
+        folder, runtime = describe_folder(name, given, out, known)
         if evaluations is None:
-            wanted = list_default_settings(run)
+            wanted = list_default_settings(folder)
         else:
             wanted = read_settings(evaluations, TASKS[name])
-            vary_settings(run, wanted)
+            vary_settings(folder, wanted)
+    if show_finished(folder, wanted, as_json):
+        return
+    choose_wait(partial(typer.echo, err=True))
+    with say_if_slow("loading PyTorch" if sys.stderr.isatty() else ""):
+        import lab.training.experiment  # noqa: F401
+
+    with report_usage_errors(), say_if_slow(preparation):
+        run = try_on_machine(folder, runtime)
     train_and_report(run, runtime, wanted, as_json)

@@ -1,5 +1,6 @@
 """A stack of blocks between an embedding table and a head: trained whole, decoded by token."""
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab import hooks
+from lab.layers.mixer import MatrixMixer
 from lab.layers.norm import HookedRMSNorm
 from lab.layers.state import State, check_decoding, next_position
 from lab.models.activation_cache import ActivationCache
@@ -201,6 +203,39 @@ class LanguageModel(nn.Module):
         """Return the logits and the tensors at the hook points: see `lab.hooks.run_with_cache`."""
         logits, cache = hooks.run_with_cache(self, tokens, names_filter, stop_at_layer)
         return logits, ActivationCache(cache, self)
+
+    def matrices(
+        self, tokens: Int[Tensor, "b t"], layers: Collection[int] | None = None
+    ) -> dict[int, Float[Tensor, "b h t s"]]:
+        """Return the matrices that the mixers apply to some tokens, by block.
+
+        Blocks whose mixer offers no matrix (`lab.layers.mixer.MatrixMixer`) are left out.
+
+        Args:
+            tokens: the tokens.
+            layers: the blocks to look at; None: all. A matrix of t × t for each head, or for each
+                channel of a Mamba, may take much memory.
+
+        Raises:
+            ValueError: for a layer that the model does not have.
+        """
+        blocks = dict(enumerate(self._stack()))
+        for layer in layers or ():
+            if layer not in blocks:
+                raise ValueError(f"layers: {layer} is none of the model's 0 … {len(blocks) - 1}")
+        offered = {
+            layer: block
+            for layer, block in blocks.items()
+            if isinstance(block.mixer, MatrixMixer) and (layers is None or layer in layers)
+        }
+        names = [f"blocks.{layer}.hook_resid_pre" for layer in offered]
+        _, cache = hooks.run_with_cache(self, tokens, names)
+        found = {}
+        for (layer, block), name in zip(offered.items(), names, strict=True):
+            assert isinstance(block.mixer, MatrixMixer)
+            assert block.norm_mixer is not None
+            found[layer] = block.mixer.matrix(block.norm_mixer(cache[name]))
+        return found
 
     def run_with_hooks(
         self, tokens: Int[Tensor, "b t"], fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Collection
-from difflib import get_close_matches
 from typing import Any
 
 from lab.hooks import to_own_name
+from lab.near_names import find_near
 
 Key = str | tuple[Any, ...]
 """A point's name, or (name, layer) or (name, layer, part): "pattern", 1 or "scale", 0, "ln1"."""
@@ -46,7 +46,7 @@ def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
     if len(found) > 1:
         raise KeyError(f"{key}: may be {' or '.join(found)}; give the part, such as 'ln1'")
     if not found:
-        near = get_close_matches(last if layer is None else f"blocks.{layer}.{last}", names)
+        near = find_near(last if layer is None else f"blocks.{layer}.{last}", names)
         raise KeyError(f"{key}: no such tensor was kept; near names: {', '.join(near) or 'none'}")
     return found[0]
 

@@ -8,9 +8,10 @@ and letter: `{"S.d_state": 64, "7.I.mask": "soft"}`.
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from lab.near_names import suggest
 
 PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
 LARGEST = 2**40
@@ -99,10 +100,8 @@ def make_layer(
     chosen: dict[str, Any] = {"n_heads": sizes["n_heads"]} if "n_heads" in parameters else {}
     for name, value in options.items():
         if name not in parameters:
-            near = get_close_matches(name, parameters, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            known = ", ".join(parameters) or "none"
-            raise ValueError(f"unknown option {letter}.{name}{hint}; known: {known}")
+            known = suggest(name, parameters) if parameters else "Known: none"
+            raise ValueError(f"unknown option {letter}.{name}. {known}")
         default = parameters[name].default
         implied = str if default in (None, inspect.Parameter.empty) else type(default)
         chosen[name] = read_as(hints.get(name, implied), value, f"{letter}.{name}")

@@ -5,10 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lab.cli.command import suggest
 from lab.cli.options import find_kind
 from lab.cli.run_settings import describe_run
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.near_names import suggest
 from lab.notebook.progress import choose_progress
 from lab.notebook.trained_run import TrainedRun
 from lab.training.experiment import carry_out

@@ -54,6 +54,11 @@ class Audit:
         return sorted(self.scores, key=lambda score: -score.accuracy)
 
 
+def count_audited(task: Task, rows: int = ROWS) -> int:
+    """Return how many rows `audit` scores predictors on if it is asked for some."""
+    return count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=rows)
+
+
 def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -> Audit:
     """Score chance, each shortcut and the oracle on the first rows of a split.
 
@@ -63,7 +68,7 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
         seed: the seed of the rows.
         rows: number of rows, unless they are very long.
     """
-    rows = count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=rows)
+    rows = count_audited(task, rows)
     at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     predictors: dict[str, Predictor] = {**task.shortcuts(), "oracle": task.oracle}
     right = {name: [] for name in predictors}

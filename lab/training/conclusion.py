@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lab.config import AUDIT_ROWS
 from lab.constructions import BUILT, rung
 from lab.models.evaluation import evaluate
 from lab.suite.audit import audit
@@ -15,8 +16,6 @@ from lab.training.metrics import Metrics
 from lab.training.runs import Run
 from tasks.base import Task, count_rows
 
-AUDIT_ROWS = 256
-"""Test rows on which shortcuts and the oracle are scored."""
 CONSTRUCTION_TOKENS, FEWEST_ROWS = 2**15, 16
 """Most tokens that a construction is evaluated on, unless the fewest rows have more."""
 

@@ -1,6 +1,5 @@
 """Evaluating a run in settings that it was not trained on."""
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,54 +7,19 @@ from typing import Any
 import torch
 
 from lab.config import LAB_TOKENS_A_STEP
-from lab.files import lock
+from lab.files import RunError, lock
 from lab.machine.allocation import refuse_more_than_free
 from lab.machine.device import choose_device
 from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
 from lab.models.user_mixer import check_mixers
-from lab.training.runs import Run, RunError
+from lab.training.runs import Run
+from lab.training.variations import list_evaluations, undo_json, vary_settings
 from tasks.base import Task, count_rows
 
 TOKENS = 2**19
 """Most tokens that a setting is evaluated on, unless the fewest rows have more."""
 FEWEST_ROWS = 16
-
-
-def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple[str, Any, Task]]:
-    """Return (option, value, task) for each value of each option, the rest as trained.
-
-    Raises:
-        ValueError: for an unknown option, a value out of bounds, or a setting with more tokens
-            than the model has embeddings.
-    """
-    found = []
-    for option, values in settings.items():
-        for value in values:
-            task = run.task.replace(**{option: value})
-            if task.vocab_size > run.task.vocab_size:
-                raise ValueError(
-                    f"eval {option}={value}: has {task.vocab_size} tokens, the model "
-                    f"{run.task.vocab_size}"
-                )
-            found.append((option, value, task))
-    return found
-
-
-def list_default_settings(run: Run) -> dict[str, list[Any]]:
-    """Return the settings that the task suggests, as far as this run's options allow them.
-
-    The value trained on comes first, if there is a single one.
-    """
-    allowed: dict[str, list[Any]] = {}
-    for option, values in run.task.evaluations.items():
-        trained = run.task.options[option]
-        own = [trained] if isinstance(trained, int | float) else []
-        for value in [*own, *(value for value in values if value != trained)]:
-            with contextlib.suppress(ValueError):
-                vary_settings(run, {option: [value]})
-                allowed.setdefault(option, []).append(value)
-    return allowed
 
 
 def evaluate_settings(
@@ -92,11 +56,7 @@ def evaluate_settings(
         result = run.read_result()
         if result is None:
             raise RunError(f"{run.path}: has no result yet")
-        entries = {
-            (entry["option"], undo_json(entry["value"])): entry
-            for entry in result.get("evaluations", [])
-            if entry["step"] == step
-        }
+        entries = list_evaluations(result, step)
         missing = [setting for setting in wanted if setting not in entries]
         if missing:
             model = run.load_state(choose_device(device), step).model
@@ -107,11 +67,6 @@ def evaluate_settings(
                 entries[option, value] = about | _evaluate_setting(run, task, model)
                 run.write_result({**result, "evaluations": list(entries.values())})
     return [entries[setting] for setting in wanted]
-
-
-def undo_json(value: Any) -> Any:
-    """Return an option's value as it was before JSON made a list of a mixture's tuple."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _evaluate_setting(run: Run, task: Task, model: LanguageModel) -> dict[str, Any]:

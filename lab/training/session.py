@@ -146,8 +146,7 @@ def claim_folder(run: Run) -> Iterator[dict[str, Any] | None]:
     run.claim()
     with lock(run.path):
         run.clear_leftovers()
-        done = run.read_result()
-        yield done if done is not None and done["stopped"] in ("solved", "budget") else None
+        yield run.read_final_result()
 
 
 def _is_solved(row: Mapping[str, Any], step: int, config: TrainConfig) -> bool:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,20 @@ def state_of(run: Path) -> dict[str, tuple[int, str]]:
     }
 
 
+def test_a_finished_run_is_shown_without_torch(run):
+    before = state_of(run)
+    for words in (f"mqar {SMALL} --max-steps 8 --out {run}", f"resume {run}"):
+        code = (
+            f"import sys, lab.cli; lab.cli.app({words.split()}, standalone_mode=False); "
+            "sys.exit('torch' in sys.modules)"
+        )
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert shown.returncode == 0, shown.stderr
+        assert "not solved: step limit reached after 8 steps" in shown.stdout
+        assert f"`lab analyze {run}`" in shown.stderr
+    assert state_of(run) == before
+
+
 def test_a_finished_training_command_prints_its_result_and_touches_nothing(run):
     before = state_of(run)
     command = f"mqar {SMALL} --max-steps 8 --out {run}".split()
@@ -121,7 +137,7 @@ def test_figures_are_saved(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("--only matrix", "only=matrix: did you mean matrices?"),
+        ("--only matrix", "only=matrix: is no analysis. Did you mean matrices?"),
         ("--only experts", "only=experts: no block"),
         ("--rows 0", "rows=0: must be ≥ 1"),
         ("--rows 99999999", "rows=99999999 of 16 tokens take about"),

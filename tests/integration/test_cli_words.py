@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from lab import __version__
@@ -42,6 +44,10 @@ def test_the_version_has_one_home():
         ("analyse runs/mqar", "Did you mean analyze?"),
         ("qqq --x 1", "No such command: qqq. Known: mqar, overwrite,"),
         ("mqar --seqlen 64", "No such option: --seqlen. Did you mean --seq-len"),
+        ("mqar --run-dir a", "No such option: --run-dir. Did you mean --out?"),
+        ("mqar --dtype fp32", "No such option: --dtype. Did you mean --precision?"),
+        ("sweep mqar --grid lr=1e-3", "lr: is no option. Did you mean learning_rate?"),
+        ("trian mqar", "To train a model, name its task: `lab mqar`; `lab tasks` lists them"),
         ("--verison", "No such option: --verison. Did you mean --version?"),
         ("mqar --optimizer sgd", "'--optimizer': 'sgd' is not one of 'muon', 'adamw'"),
         ("analyze", "Missing argument 'path'"),
@@ -61,11 +67,17 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["mqar", "copy", *COMMANDS])
-def test_types_have_the_names_that_people_know(name):
+@pytest.mark.parametrize("name", [*TASKS, *COMMANDS])
+def test_the_help_cuts_no_option_and_has_the_types_that_people_know(name):
     text = lab(f"{name} --help")
     for strange in ("<", "list[", "<bool>", "typing"):
         assert strange not in text
+    group: Any = typer.main.get_command(app)
+    command = group.get_command(None, name)
+    options = [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o[:2] == "--"]
+    assert options
+    assert {*options} <= {word.strip(",;.()[]") for word in text.split()}
+    assert "…" not in {word[-1] for word in text.split() if word.startswith("--")}
     if name in TASKS:
         for words in ("--d-model INT", "--learning-rate FLOAT", "--out PATH", "--seq-len INT,…"):
             assert words in text

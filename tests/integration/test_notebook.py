@@ -55,9 +55,9 @@ def test_run_report_and_analyses_show_themselves(run):
         assert page.startswith('<iframe srcdoc="')
         assert "What is it made of?" in page or "anatomy" in page
         assert page.count('"') == 4
-    with pytest.raises(ValueError, match="only=anatom: did you mean anatomy"):
+    with pytest.raises(ValueError, match=r"only=anatom: is no analysis\. Did you mean anatomy"):
         run.analyze("anatom")
-    with pytest.raises(ValueError, match="only=anatom: did you mean anatomy"):
+    with pytest.raises(ValueError, match=r"only=anatom: is no analysis\. Did you mean anatomy"):
         run.analyze(only=["baselines", "anatom"])
     assert list(run.analyze(only="baselines", rows=4)) == ["baselines"]
     with pytest.raises(ValueError, match="step=99: must be one of 0, 2"):

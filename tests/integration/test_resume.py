@@ -15,7 +15,8 @@ from lab.files import RunError, lock
 from lab.folder import Folder
 from lab.training.experiment import carry_out
 from lab.training.fit import DivergedError
-from lab.training.runs import OutError, Run
+from lab.training.run_folder import OutError
+from lab.training.runs import Run
 from tasks import TASKS
 
 STEPS = 24

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from lab.cli.tables.durations import format_duration
-from lab.training.conclusion import AUDIT_ROWS
+from lab.config import AUDIT_ROWS
 from lab.training.endings import name_ending
 
 

@@ -78,9 +78,11 @@ def test_every_analysis_is_told_and_recorded_or_says_why_not():
 def test_a_name_is_looked_up():
     assert select_analyses(None) == list(ANALYSES)
     assert select_analyses(["matrices", "curves"]) == ["curves", "matrices"]
-    with pytest.raises(ValueError, match=r"only=matrix: did you mean matrices\?"):
+    with pytest.raises(ValueError, match=r"only=matrix: is no analysis\. Did you mean matrices\?"):
         select_analyses(["matrix"])
-    with pytest.raises(ValueError, match="only=xyz: must be one of baselines, leaks, rows"):
+    with pytest.raises(
+        ValueError, match=r"only=xyz: is no analysis\. Known: baselines, leaks, rows"
+    ):
         select_analyses(["xyz"])
 
 

@@ -170,3 +170,17 @@ def test_the_configuration_is_read_from_the_layers(model):
     assert (cfg.d_mlp, cfg.attn_only, cfg.dtype) == (64, False, torch.float32)
     assert (model.cfg.n_heads, model.cfg.d_mlp) == (None, None)
     assert build("AN", vocab_size=8, d_model=8).cfg.attn_only
+
+
+def test_a_model_returns_the_matrices_that_its_mixers_apply(model, run):
+    cache = run[1]
+    found = model.matrices(TOKENS)
+    mixing = [layer for layer, block in enumerate(model.blocks) if block.mixer is not None]
+    assert [*found] == mixing
+    assert [*model.matrices(TOKENS, layers=[1])] == [1]
+    for layer, matrix in found.items():
+        mixer, x = model.blocks[layer].mixer, cache["resid_pre", layer]
+        x = model.blocks[layer].norm_mixer(x)
+        assert_close(mixer.project(x, matrix @ mixer.values(x)), cache["attn_out", layer])
+    with pytest.raises(ValueError, match=r"layers: 9 is none of the model's 0 … "):
+        model.matrices(TOKENS, layers=[9])

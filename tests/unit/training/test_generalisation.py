@@ -12,13 +12,9 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
 from lab.models.evaluation import evaluate
 from lab.training.experiment import carry_out
-from lab.training.generalisation import (
-    evaluate_settings,
-    list_default_settings,
-    undo_json,
-    vary_settings,
-)
+from lab.training.generalisation import evaluate_settings
 from lab.training.runs import Run
+from lab.training.variations import list_default_settings, undo_json, vary_settings
 from tasks import TASKS
 from tasks.base import Schedule, Task
 from tasks.copying import Copy

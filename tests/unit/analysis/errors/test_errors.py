@@ -224,7 +224,7 @@ def test_what_decays_below_its_rival_is_said_to():
     assert ledger.wrong == expected
     assert shares(ledger)[DECAYED] + shares(ledger)[DECOY] == pytest.approx(1)
     assert shares(ledger)[DECAYED] > 0.95
-    assert "Decay is judged in layer 0, head 0" in errors.describe(ledger).reading
+    assert "Decay is judged in head 0.0," in errors.describe(ledger).reading
 
 
 def test_no_error_is_bounded_from_above():

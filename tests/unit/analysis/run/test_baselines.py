@@ -11,7 +11,8 @@ RULES = {"chance": 0.01, "last value": 0.06, "most recent match": 0.9, "oracle":
 
 def standing(stopped: str, accuracy: float | None, scored: int = 1000) -> Standing:
     interval = None if accuracy is None else wilson(accuracy, scored)
-    return Standing(stopped, 30, 0.99, accuracy, interval, 256, tuple(RULES), tuple(RULES.values()))
+    rules = tuple(RULES), tuple(RULES.values())
+    return Standing(stopped, 30, 0.99, accuracy, interval, 1024, 256, *rules)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def rows():
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(curves, "POINTS", 10)
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), 16))
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), seq_len=16))
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     batch = run.task.batch(size=1)
     scores = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
@@ -76,10 +76,12 @@ def test_one_evaluation_is_no_journey():
 
 def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     grown = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown), 16))
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown), seq_len=16))
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
-    monkeypatch.setattr(baselines, "score_baselines", lambda run: {"chance": 0.01, "oracle": 1.0})
-    loss, accuracy = curves.measure(Subject(run.task, run.build(), run.task.batch(size=1), run=run))
+    scores = {"chance": 0.01, "last value": 0.3, "oracle": 1.0}
+    monkeypatch.setattr(baselines, "score_baselines", lambda run: scores)
+    of = Subject(run.task, run.build(), run.task.batch(size=1), run=run)
+    loss, accuracy = curves.measure(of)
     assert accuracy.stages == ((1, 8), (11, 16))
     assert describe(accuracy).says == (
         "Rows grow from 8 to 16 tokens; those of 16 begin at step 11, and end at a held-out "
@@ -87,6 +89,14 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     )
     verticals = [shape.x0 for shape in loss.draw().layout.shapes if shape.x0 == shape.x1]
     assert verticals == [1, 11]
+    short = [row for row in grown if row["seq_len"] == 8]
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(short), seq_len=16))
+    assert [*curves.measure(of)[1].references] == ["oracle", "chance"]
+    # A shortcut's accuracy is of one row length, those of a guess and of the oracle are of all.
+    levels = {s.y0: s for s in accuracy.draw().layout.shapes if s.y0 == s.y1}
+    assert (levels[0.3].x0, levels[0.3].x1) == (11, 25)
+    assert {levels[y].xref for y in (0.01, 1.0)} == {"x domain"}
+    assert "last value is drawn where rows have the length" in describe(accuracy).reading
 
 
 def curve(quantity, steps, values, final=None) -> Curve:
@@ -132,7 +142,7 @@ def test_the_result_is_on_the_curve():
 
 
 def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), 16))
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), seq_len=16))
     monkeypatch.setattr(baselines, "score_baselines", lambda run: {"chance": 0.01, "oracle": 1.0})
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     of = Subject(run.task, run.build(), run.task.batch(size=1), run=run)
@@ -147,8 +157,10 @@ def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
 def test_labels_of_levels_leave_room_for_markers_on_them():
     """A marker of radius 6 px on a level touches neither its label nor that of another level."""
     fig = go.Figure()
-    draw_references(fig, {"oracle": 1.0, "shortcut": 0.97, "chance": 0.01})
+    draw_references(fig, {"oracle": 1.0, "shortcut": 0.97, "chance": 0.01}, {})
     shifts = {label.text.split()[0]: label.yshift for label in fig.layout.annotations}
     assert shifts["shortcut"] > 6
     assert shifts["oracle"] >= shifts["shortcut"] + LINE
     assert shifts["chance"] < -6
+    # Above the highest label there is room before the row lengths, at 180 px for a unit.
+    assert 180 * (fig.layout.yaxis.range[1] - 1) > shifts["oracle"] + LINE

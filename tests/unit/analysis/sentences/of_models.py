@@ -239,7 +239,7 @@ CASES = [
     ),
     Case("null", edges(0, 0), "None of 2 edges changes the metric", "most"),
     Case("boundary", edges(0.5, -0.5), "changes the metric most, as does 1 more"),
-    Case("planted", sweep(0.1, 0.9), "head 1 restores most: 0.90 of the difference"),
+    Case("planted", sweep(0.1, 0.9), "Head 0.1 restores most: 0.90 of the difference"),
     Case("null", sweep(0.0, -0.2), "No layer and head restores a hundredth", "most"),
     Case("null", sweep(0.0, 0.0, clean=0.0), "there is nothing to restore", "most"),
     Case("boundary", sweep(0.9, 0.9, 0.9), "the runs, as do 2 more."),
@@ -253,7 +253,7 @@ CASES = [
     Case("null", bands(-0.05), "No third is shown to cost more than random thirds"),
     Case("boundary", bands(-0.1), "No third is shown to cost more than random thirds"),
     Case("boundary", bands(-0.5, accuracy=0.1), "not shown to be above chance", "third of Q/K"),
-    Case("planted", uses(np.array([[0.5, 9.0]])), "Query → value: most in layer 0 (Q/K, head 1)"),
+    Case("planted", uses(np.array([[0.5, 9.0]])), "Query → value: most in layer 0 (Q/K, head 0.1)"),
     Case("null", uses(np.zeros((2, 4))), "no layer's scores surely stand out", "most"),
     # Beyond 1.96 standard errors, as one of eight is by chance in a third of cases.
     Case("boundary", uses(np.array([[2.1, 0, 0, 0], [0, 0, 0, 0]])), "surely stand out", "most"),

@@ -1,0 +1,196 @@
+"""What a run folder says in words and numbers, read without importing torch."""
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from lab.config import ModelConfig, TrainConfig
+from lab.files import FORMAT, RunError, explain_write_errors, shorten_message
+from lab.folder import LEFTOVER, Folder
+from lab.training.differences import get_defaults, list_differences
+from lab.training.metrics import Metrics
+from lab.training.schema import ConfigFile, ResultFile, validate
+from lab.trust import ask_for_trust, is_own, list_named, sign
+from tasks import TASKS, restore
+from tasks.base import Task
+from tasks.corpus import TextChangedError
+
+
+class OutError(RunError):
+    """The folder given for a run cannot hold it: a file, another run, or not a run at all."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The settings, metrics and result of a run, on disk or about to be.
+
+    Attributes:
+        path: the run folder.
+        task: what is learned.
+        model: the model's configuration.
+        train: the training's configuration.
+        trusted: whether the code that the model names may run; one's own may.
+    """
+
+    path: Path
+    task: Task
+    model: ModelConfig
+    train: TrainConfig
+    trusted: bool = field(default=True, compare=False)
+
+    @classmethod
+    def open(cls, path: Path | str, *, trust: bool = False, named: Collection[str] = ()) -> Self:
+        """Read a run folder.
+
+        Args:
+            path: the folder.
+            trust: import and read what config.json names, although it is not known to come from a
+                command of this user.
+            named: what the user's command itself names, in the words of `lab.trust.list_named`.
+
+        Raises:
+            RunError: when there is none, its config.json cannot be read or is of a newer format, or
+                it names a text that only `trust` lets it read.
+        """
+        path = Path(path)
+        config = Folder(path).read_json("config.json", f"{path} is not a run folder")
+        if config.get("format") != FORMAT:
+            raise RunError(
+                f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
+            )
+        validate(ConfigFile, config, f"{path}/config.json does not describe a run")
+        wanted = list_named(config)
+        trusted = trust or {*wanted} <= {*named} or is_own(config, config.get("signature"))
+        if not trusted and config["task"].get("path") is not None:
+            raise RunError(ask_for_trust(path, wanted))
+        try:
+            task = restore(config["task"])
+            model = ModelConfig.from_dict(config["model"])
+            train = TrainConfig.from_dict(config["train"])
+        except TextChangedError as error:
+            raise RunError(f"{path}: {error}") from error
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = shorten_message(error)
+            raise RunError(f"{path}/config.json does not describe a run: {reason}") from error
+        return cls(path, task, model, train, trusted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of config.json."""
+        return {
+            "format": FORMAT,
+            "task": self.task.describe(),
+            "model": self.model.to_dict(),
+            "train": self.train.to_dict(),
+        }
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of the configuration, for the default folder's name."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def settings(self) -> str:
+        """Eight hexadecimal digits of the settings that are not at their defaults.
+
+        Unlike `digest`, they stay the same when a later version of the lab has one field more.
+        """
+        kinds = (TASKS[self.task.name], ModelConfig, TrainConfig)
+        values = (self.task.describe(), self.model.to_dict(), self.train.to_dict())
+        changed = [
+            {name: value for name, value in part.items() if value != defaults.get(name)}
+            for part, defaults in zip(values, map(get_defaults, kinds), strict=True)
+        ]
+        return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
+
+    def claim(self) -> None:
+        """Make the folder this run's, or check that it already is.
+
+        Raises:
+            OutError: when the path is a file, or holds something else; for another configuration
+                it names the first field that differs.
+            RunError: when it cannot be written.
+        """
+        folder = Folder(self.path)
+        with explain_write_errors(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise OutError(f"out={self.path}: is a file, must be a folder or new")
+            if self.path.exists() and folder.exists("config.json"):
+                self.compare()
+                return
+            if self.path.exists() and any(not LEFTOVER.fullmatch(name) for name in folder.list()):
+                raise OutError(f"out={self.path}: is not empty and holds no run; choose another")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write_config()
+
+    def write_config(self) -> None:
+        """Write config.json, signed if it names code or text that a command of this user named.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        content = json.loads(json.dumps(self.to_dict()))
+        signature = sign(content) if self.trusted else None
+        if signature is not None:
+            content["signature"] = signature
+        Folder(self.path).write_json("config.json", content)
+
+    def compare(self) -> None:
+        """Check that the folder holds this configuration.
+
+        Raises:
+            OutError: naming the first field that differs.
+            RunError: when it holds no run, or one that cannot be read.
+        """
+        theirs = type(self).open(self.path, named=list_named(self.to_dict()))
+        pair = (json.loads(json.dumps(run.to_dict())) for run in (theirs, self))
+        for name, was, now in list_differences(*pair):
+            raise OutError(
+                f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
+                f"choose another --out, or go on with that run: lab resume {self.path}"
+            )
+
+    def read_metrics(self) -> Metrics:
+        """Read metrics.jsonl as it is now.
+
+        Raises:
+            RunError: when the file cannot be read.
+        """
+        return Metrics.read(self.path / "metrics.jsonl", self.task.seq_len)
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return the content of result.json, or None while there is none.
+
+        Raises:
+            RunError: when it cannot be read, or is not a result.
+        """
+        folder, file = Folder(self.path), self.path / "result.json"
+        if not folder.exists(file.name):
+            return None
+        advice = "remove it to conclude the run again"
+        result = folder.read_json(file.name, f"{file} cannot be read; {advice}")
+        validate(ResultFile, result, f"{file} holds no result; {advice}")
+        scores = result["baselines"]
+        if scores and not {"chance", "oracle"} <= scores.keys():
+            raise RunError(f"{file} holds no result; {advice}: baselines lack chance or oracle")
+        return result
+
+    def read_final_result(self) -> dict[str, Any] | None:
+        """Return the result of a run that has ended, solved or out of steps; else None.
+
+        Raises:
+            RunError: as `read_result`.
+        """
+        result = self.read_result()
+        return result if result is not None and result["stopped"] in ("solved", "budget") else None
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write result.json.
+
+        Raises:
+            RunError: when it cannot be written.
+        """
+        with explain_write_errors(self.path):
+            Folder(self.path).write_json("result.json", result, sealed=True)
