@@ -14,7 +14,7 @@ from lab.files import escape_controls
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lab.training.runs import Run
+    from lab.training.run_folder import RunFolder
 
 Column = Literal[
     "path", "task", "model", "accuracy", "chance", "steps", "seconds", "date", "stopped"
@@ -72,7 +72,7 @@ def runs(
         open_table_console().print(build_runs_list(found), crop=False)
 
 
-def _write_table(runs: Sequence["Run"], file: Path, force: bool) -> None:
+def _write_table(runs: Sequence["RunFolder"], file: Path, force: bool) -> None:
     """Write the tidy table of runs.
 
     Raises:

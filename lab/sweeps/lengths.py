@@ -6,6 +6,7 @@ from typing import Any
 
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate
+from lab.training.run_folder import RunFolder
 from lab.training.runs import Run
 
 VALIDATION_SHARE = 4
@@ -38,7 +39,7 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> list[dict[str, Any]]:
     return found
 
 
-def evaluate_last(run: Run) -> dict[str, Any]:
+def evaluate_last(run: RunFolder) -> dict[str, Any]:
     """Return what `evaluate_lengths` does for the task's own row length, from the run's records.
 
     Without an accuracy on validation rows if training ended with shorter rows.
@@ -50,7 +51,7 @@ def evaluate_last(run: Run) -> dict[str, Any]:
     return _describe(run.task.seq_len, result["steps"], result, validation)
 
 
-def _read_records(run: Run) -> tuple[Mapping[str, Any], float | None]:
+def _read_records(run: RunFolder) -> tuple[Mapping[str, Any], float | None]:
     """Return a run's result, {} before its end, and its accuracy on validation rows of full length.
 
     The accuracy is None if the run never got there: validation rows are of the length trained at.
@@ -88,7 +89,7 @@ def _evaluate(
     )
 
 
-def find_stage_ends(run: Run) -> dict[int, int]:
+def find_stage_ends(run: RunFolder) -> dict[int, int]:
     """Return, by row length, the step after which longer rows followed."""
     stages = run.read_metrics().stages
     return {stage.seq_len: longer.began for stage, longer in pairwise(stages)}

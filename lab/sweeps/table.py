@@ -15,7 +15,7 @@ from lab.sweeps.lengths import evaluate_last
 from lab.sweeps.sweep import Cell, Sweep
 from lab.training.catalog import format_value
 from lab.training.metrics import MetricsRow
-from lab.training.runs import Run
+from lab.training.run_folder import RunFolder
 
 MEASURED = {
     "seq_len": pl.Int64,
@@ -38,8 +38,8 @@ MEASURED = {
 so, `steps`, `rows` and `seconds` count training up to that evaluation, including shorter rows. If
 not, they count all training, after which the run is censored. They are empty for a cell that was
 not run. `accuracy` is on test rows of this length, `low` and `high` are the ends of its 95 %
-interval over other rows, and `validation` is on validation rows. `settings` is `Run.settings`, by
-which `EarlierResults` finds the rows of the same settings.
+interval over other rows, and `validation` is on validation rows. `settings` is
+`RunFolder.settings`, by which `EarlierResults` finds the rows of the same settings.
 """
 
 
@@ -95,7 +95,7 @@ def _list_rows(
         }
 
 
-def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
+def _summarize(run: RunFolder, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
     """Return the measured columns of a run by row length."""
     metrics = run.read_metrics()
     if not metrics:
@@ -105,7 +105,7 @@ def _summarize(run: Run, folder: CellFolder, cell: Cell) -> dict[int, dict[str, 
 
 
 def _measure(
-    run: Run, metrics: Sequence[MetricsRow], evaluated: Mapping[int, Mapping[str, Any]]
+    run: RunFolder, metrics: Sequence[MetricsRow], evaluated: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, dict[str, Any]]:
     """Return the measured columns of a run by row length, with how it was evaluated there."""
     solving = find_solving_steps(run, metrics)
@@ -129,7 +129,7 @@ def _measure(
     return measured
 
 
-def tabulate_runs(runs: Sequence[Run]) -> pl.DataFrame:
+def tabulate_runs(runs: Sequence[RunFolder]) -> pl.DataFrame:
     """Return a row for each run, of any sweep or none: its path, all its options, what is measured.
 
     Options of layers have columns of their own, such as S.d_state; an option that a run does not
@@ -203,7 +203,7 @@ def save_table(table: pl.DataFrame, file: Path) -> None:
             write(file, content.getvalue())
 
 
-def find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, int]:
+def find_solving_steps(run: RunFolder, metrics: Sequence[MetricsRow]) -> dict[int, int]:
     """Return the step at which validation rows of each length were first solved."""
     full, first = run.task.seq_len, {}
     for row in metrics:
@@ -214,13 +214,13 @@ def find_solving_steps(run: Run, metrics: Sequence[MetricsRow]) -> dict[int, int
     return first
 
 
-def count_rows(run: Run, metrics: Sequence[MetricsRow]) -> int:
+def count_rows(run: RunFolder, metrics: Sequence[MetricsRow]) -> int:
     """Count the training rows of some steps; their number per step depends on their length."""
     sizes = {stage.task.seq_len: stage.batch_size for stage in list_stages(run.task, run.train)}
     return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)
 
 
-def _read_parameters(run: Run) -> int | None:
+def _read_parameters(run: RunFolder) -> int | None:
     try:
         result: Mapping[str, Any] = run.read_result() or {}
     except RunError:

@@ -11,7 +11,7 @@ import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError, escape_controls
-from lab.training.runs import Run
+from lab.training.run_folder import RunFolder
 from tasks import TASKS
 from tasks.base import Schedule
 
@@ -33,7 +33,9 @@ COLUMNS = {
 """`options` are those that differ from the defaults. `date` is the local time of the last step."""
 
 
-def find_runs(root: Path, on_unreadable: Callable[[str], None] = lambda reason: None) -> list[Run]:
+def find_runs(
+    root: Path, on_unreadable: Callable[[str], None] = lambda reason: None
+) -> list[RunFolder]:
     """Return the readable runs at or below a folder, by path.
 
     Args:
@@ -43,13 +45,13 @@ def find_runs(root: Path, on_unreadable: Callable[[str], None] = lambda reason: 
     runs = []
     for file in sorted(root.rglob("config.json")):
         try:
-            runs.append(Run.open(file.parent))
+            runs.append(RunFolder.open(file.parent))
         except RunError as error:
             on_unreadable(str(error))
     return runs
 
 
-def select_runs(runs: Sequence[Run], chosen: Sequence[str]) -> list[Run]:
+def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFolder]:
     """Return the runs that have the given values, each "NAME=VALUE".
 
     A run must have one of the values given for each name. A name is a column of the table or an
@@ -81,12 +83,12 @@ def select_runs(runs: Sequence[Run], chosen: Sequence[str]) -> list[Run]:
     ]
 
 
-def tabulate(runs: Sequence[Run]) -> pl.DataFrame:
+def tabulate(runs: Sequence[RunFolder]) -> pl.DataFrame:
     """Return a row for each run, with the columns in `COLUMNS`."""
     return pl.DataFrame([_describe_run(run) for run in runs], schema=COLUMNS)
 
 
-def list_changes(run: Run) -> dict[str, Any]:
+def list_changes(run: RunFolder) -> dict[str, Any]:
     """Return the options that differ from the defaults of the run's task and protocol."""
     task, model, train = run.task, run.model, run.train
     kinds = (TASKS[task.name], ModelConfig, TrainConfig)
@@ -114,7 +116,7 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _describe_run(run: Run) -> dict[str, Any]:
+def _describe_run(run: RunFolder) -> dict[str, Any]:
     try:
         result = run.read_result() or {"stopped": "unfinished"}
     except RunError:
@@ -137,7 +139,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-def _find_date(run: Run) -> datetime:
+def _find_date(run: RunFolder) -> datetime:
     """Return when the newest step was recorded; before the first, when the run was made."""
     times = []
     for name in ("metrics.jsonl", "config.json"):
@@ -146,7 +148,7 @@ def _find_date(run: Run) -> datetime:
     return times[0] if times else datetime.fromtimestamp(0)
 
 
-def _list_values(run: Run) -> dict[str, Any]:
+def _list_values(run: RunFolder) -> dict[str, Any]:
     settings = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
     return {**settings, **settings.pop("options"), **_describe_run(run)}
 

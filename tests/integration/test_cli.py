@@ -44,7 +44,12 @@ def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "package"),
-    [("--help", "torch"), ("mqar --help", "torch"), ("mqar --show 1", "torch._dynamo")],
+    [
+        ("--help", "torch"),
+        ("mqar --help", "torch"),
+        ("runs", "torch"),
+        ("mqar --show 1", "torch._dynamo"),
+    ],
 )
 def test_a_command_does_not_import_what_it_can_do_without(words, package):
     code = (
@@ -164,7 +169,7 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--d-model 6 --n-heads 2", ("3", "even")),
         ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, N")),
         ("--stack UM", ("U is your own mixer", "--model")),
-        ("--option A.masc=soft", ("A.masc", "'mask'")),
+        ("--option A.masc=soft", ("A.masc", "mean mask?")),
         ("--option A.mask=hard", ("A.mask=hard", "soft")),
         ("--option mask", ("option=mask", "must look like")),
         ("--device cuda", ("device=cuda", "use --device cpu")),

@@ -54,7 +54,7 @@ def test_the_usual_time_and_the_limits_are_told_apart():
     forecast = Forecast(describe("mqar", **PAPER), max_minutes=None, slowing=1.0)
     text = forecast.describe(13, 8, 0.1)
     assert "usually solved after 875 steps: about 1 min 26 s." in text
-    assert "The limit of 20,000 steps would take up to 33 min 18 s." in text
+    assert "Going on to the limit of 20,000 steps would take up to 33 min 18 s." in text
     assert "--max-minutes" not in text
     assert forecast.describe_rest(800, 2048, 0.1) == "about 8 s left"
     assert forecast.describe_rest(875, 2048, 0.1) == "at most 31 min 52 s left"
@@ -69,7 +69,7 @@ def test_without_a_record_nothing_is_called_usual(changes):
     forecast = Forecast(describe("mqar", **PAPER, **changes), max_minutes=None, slowing=2.0)
     text = forecast.describe(13, 8, 0.1)
     assert "usually" not in text
-    assert "A step takes 100 ms here, 200 ms at the end. The limit of" in text
+    assert "A step takes 100 ms here, 200 ms at the end. Going on to the limit of" in text
 
 
 def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):

@@ -43,7 +43,8 @@ class Forecast:
                 f"about {format_duration(usual)}. "
             )
         most = (self.max_steps - step) * times.longest
-        text += f"The limit of {self.max_steps:,} steps would take up to {format_duration(most)}. "
+        limit = f"the limit of {self.max_steps:,} steps"
+        text += f"Going on to {limit} would take up to {format_duration(most)}. "
         if self.max_minutes is not None and 60 * self.max_minutes < most:
             text += f"--max-minutes stops it after {format_duration(60 * self.max_minutes)}. "
         return f"{text}Ctrl-C stops; the same command resumes."
