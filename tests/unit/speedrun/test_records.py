@@ -177,10 +177,10 @@ def test_a_candidate_takes_a_free_track_and_the_next_is_judged_against_its_rerun
     assert timed.exit_code == 0, timed.output
     assert "all 2 runs have ended" in timed.stderr
     assert "rows of 8 tokens" in Path("history.html").read_text()
-    (tmp_path / "wide.toml").write_text(TINY.replace("d_model = 8", "d_model = 16"))
-    again = invoke("cpu-8 wide.toml --seeds 2")
+    (tmp_path / "clipped.toml").write_text(TINY + "clip_norm = 0.5")
+    again = invoke("cpu-8 clipped.toml --seeds 2")
     assert again.exit_code == 0, again.output
-    assert "4 of 4 runs to do, 1 process at a time, in runs/records/8-wide-against-tiny" in (
+    assert "4 of 4 runs to do, 1 process at a time, in runs/records/8-clipped-against-tiny" in (
         " ".join(again.stderr.split())
     )
     assert again.stdout.startswith("no record: median ")
@@ -192,7 +192,7 @@ def test_a_candidate_takes_a_free_track_and_the_next_is_judged_against_its_rerun
     assert "entry 1 has this name" in invoke("cpu-8 other/tiny.toml --seeds 2").stderr
     assert invoke("cpu-8").stdout.count("tiny") == 1
     monkeypatch.setattr("lab.machine.processor.describe_machine", lambda: "another")
-    moved = invoke("cpu-8 wide.toml --seeds 2")
+    moved = invoke("cpu-8 clipped.toml --seeds 2")
     assert moved.exit_code == 1
     assert "its runs were measured on another machine" in " ".join(moved.stderr.split())
 
