@@ -59,8 +59,8 @@ def record(
     """List the records, or run a candidate and judge it against the holder of a track.
 
     A candidate is certified, then trained with ten seeds or more. It takes the track if its median
-    is lower and p < .01 against the holder. On tracks of CPU seconds, the holder is run again, in
-    turns with the candidate on this machine. The same command resumes what was interrupted.
+    is lower than the holder's, with p below .01. On tracks of CPU seconds, the holder is run again,
+    in turns with the candidate on this machine. The same command resumes what was interrupted.
     """
     from analysis.speedrun.candidate import Candidate
     from analysis.speedrun.entry import HOME

@@ -12,7 +12,7 @@ from analysis.speedrun import judgement, track
 from analysis.speedrun.candidate import FREE, Candidate
 from analysis.speedrun.entry import HOME, Entry, Trial, read_history
 from analysis.speedrun.history import BEGIN, END, PAGE, build_table, draw, read_histories
-from analysis.speedrun.judgement import FEWEST, judge, verify_history
+from analysis.speedrun.judgement import judge, verify_history
 from analysis.speedrun.track import TRACKS, Track
 from lab.certification import process
 from lab.certify_settings import read_value
@@ -23,6 +23,8 @@ from lab.files import RunError
 from lab.models import build
 
 LAWFUL = [{"law": law, "verdict": "holds", "evidence": ""} for law in racing.MUST_HOLD]
+COUNT = 6
+"""Runs of an entry here: p is exact, and ten against ten can be split in 184,756 ways."""
 TINY = """
 says = "A tiny attention."
 [options]
@@ -65,17 +67,18 @@ def make_entry(number: int, trials, before: str | None, p: float | None, **chang
 
 
 @pytest.fixture
-def history():
+def history(monkeypatch):
+    monkeypatch.setattr(judgement, "FEWEST", COUNT)
     rng = np.random.default_rng(0)
-    first, second = run_trials(1000, rng, FEWEST), run_trials(800, rng, FEWEST)
+    first, second = run_trials(1000, rng, COUNT), run_trials(800, rng, COUNT)
     p = judge(second, first, "rows").p
     return [make_entry(1, first, None, None), make_entry(2, second, "entry-1", p)]
 
 
 def test_records_are_judged_at_their_rate():
     rng = np.random.default_rng(1)
-    null = [judge(run_trials(1000, rng), run_trials(1000, rng), "rows") for _ in range(150)]
-    assert sum(found.is_record for found in null) <= 6  # 1.5 are expected
+    null = [judge(run_trials(1000, rng), run_trials(1000, rng), "rows") for _ in range(40)]
+    assert sum(found.is_record for found in null) <= 3  # 0.3 are expected
     better = [judge(run_trials(900, rng), run_trials(1000, rng), "cpu") for _ in range(10)]
     assert all(found.is_record for found in better)
     assert all(found.p == pytest.approx(1 / 252) for found in better)
@@ -85,15 +88,15 @@ def test_records_are_judged_at_their_rate():
 
 def test_a_run_that_is_not_solved_counts_as_longer_than_all():
     rng = np.random.default_rng(2)
-    holder = run_trials(1000, rng, 10)
-    early = run_trials(900, rng, 10, unsolved=4, limit=10)
-    late = run_trials(900, rng, 10, unsolved=4, limit=90_000)
-    assert judge(run_trials(900, rng, 10), holder, "rows").is_record
+    holder = run_trials(1000, rng, COUNT)
+    early = run_trials(900, rng, COUNT, unsolved=2, limit=10)
+    late = run_trials(900, rng, COUNT, unsolved=2, limit=90_000)
+    assert judge(run_trials(900, rng, COUNT), holder, "rows").is_record
     assert not judge(early, holder, "rows").is_record
     assert judge(early, holder, "rows").p == pytest.approx(judge(late, holder, "rows").p, abs=0.05)
-    half = run_trials(900, rng, 10, unsolved=6, limit=10)
+    half = run_trials(900, rng, COUNT, unsolved=4, limit=10)
     assert "more than half" in judge(half, None, "rows").because
-    assert judge(run_trials(900, rng, 10), None, "rows").is_record
+    assert judge(run_trials(900, rng, COUNT), None, "rows").is_record
 
 
 def test_an_entry_is_read_as_it_was_written_and_its_p_computed_again(history, tmp_path):
@@ -120,8 +123,8 @@ def test_an_entry_is_read_as_it_was_written_and_its_p_computed_again(history, tm
 def test_the_figure_has_every_run_and_the_rerun_beside_it(history):
     entries = [history[0], replace(history[1], rerun=history[0].trials)]
     lines = draw(entries, Track("cpu", 256, 64)).to_dict()["data"]
-    assert sum(len(line["x"]) for line in lines if "a run" in line["name"]) == 2 * FEWEST
-    assert sum(len(line["x"]) for line in lines if "rerun" in line["name"]) == FEWEST
+    assert sum(len(line["x"]) for line in lines if "a run" in line["name"]) == 2 * COUNT
+    assert sum(len(line["x"]) for line in lines if "rerun" in line["name"]) == COUNT
     assert lines[-1]["y"][1] < lines[-1]["y"][0]
 
 
@@ -233,7 +236,7 @@ FOREIGN = TINY.replace('stack = "AN"', 'stack = "UN"\nmodel = "no_such_module:Mi
         ("rows-8 tiny.toml", TINY.replace("A tiny attention.", ""), "says must be a sentence"),
         ("rows-8 tiny.toml", TINY + "seq_len = 16", "seq_len: is set by the track"),
         ("rows-8 tiny.toml", TINY + 'init = "oracle"', "init: is set by the track"),
-        ("rows-8 tiny.toml", TINY + "learning_rat = 1", "did you mean learning_rate?"),
+        ("rows-8 tiny.toml", TINY + "learning_rat = 1", "did you mean learning_rate"),
         ("rows-8 tiny.toml", TINY + "weight_decay = [1]", "must be a number, text or truth"),
         ("rows-8 tiny.toml", TINY + "clip_norm = -1", "clip_norm=-1: must be > 0"),
         ("rows-8-ssd tiny.toml", TINY, "stack=AN: has Attention"),
