@@ -11,7 +11,9 @@ from analysis.claims.statistic import Statistic
 
 SCALES = ("smoke", "small", "paper")
 TEXTS = ("claim", "source", "refuted_by", "stands_for")
-PARTS = (*TEXTS, "statistic", "power", *SCALES)
+PARTS = (*TEXTS, "statistic", "equal", "power", *SCALES)
+COUNTS = ("total", "active")
+"""Parameters that settings can be held equal in: all, or those that one token uses."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Claim:
         refuted_by: what would refute it.
         stands_for: what the lab's task stands in for; empty where it is the claim's own.
         statistic: what decides.
+        equal: by how large a share the settings compared may differ in total and in active
+            parameters; what is not named may differ freely.
         power: what is assumed to compute its power.
         sweeps: the sweep of each scale, as a sweep's file describes it.
         digest: of the file's content.
@@ -55,6 +59,7 @@ class Claim:
     refuted_by: str
     stands_for: str
     statistic: Statistic
+    equal: Mapping[str, float]
     power: Power
     sweeps: Mapping[str, Mapping[str, Any]]
     digest: str
@@ -96,6 +101,12 @@ class Claim:
             threshold=_get_number(given, sides[0], "statistic."),
             at=_get_table(given, "at", "statistic."),
         )
+        equal = _get_table(content, "equal")
+        _check_names("equal.", equal, COUNTS)
+        shares = {name: _get_number(equal, name, "equal.") for name in equal}
+        for name, share in shares.items():
+            if not 0 <= share < 1:
+                raise ValueError(f"equal.{name}={share}: must be in [0, 1)")
         assumed = _get_table(content, "power")
         _check_names("power.", assumed, ("effect", "spread"))
         power = Power(*(_get_number(assumed, key, "power.") for key in ("effect", "spread")))
@@ -109,6 +120,7 @@ class Claim:
             refuted_by=texts["refuted_by"],
             stands_for=texts["stands_for"],
             statistic=statistic,
+            equal=shares,
             power=power,
             sweeps=sweeps,
             digest=digest,

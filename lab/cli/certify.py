@@ -163,7 +163,7 @@ def certify(
             compiler=_choose_compiler(compiler, quick),
             device=device,
         )
-        request = Request(target, settings, only, _choose_memory(memory), limit)
+        request = Request(target, settings, only, choose_memory(memory), limit)
         _check_figure(figure, force)
     if snippets is not None:
         with _writing(snippets):
@@ -252,7 +252,12 @@ def _choose_compiler(compiler: str | None, quick: bool) -> str | None:
     return None if compiler == "none" else compiler
 
 
-def _choose_memory(memory: float | None) -> float:
+def choose_memory(memory: float | None) -> float:
+    """Return the GiB that a target may take: those given, or a share of what is free.
+
+    Raises:
+        ValueError: for less than Python and torch need.
+    """
     if memory is None:
         return max(float(LEAST_MEMORY), MEMORY_SHARE * measure_free_memory() / GIBIBYTE)
     if not LEAST_MEMORY <= memory < float("inf"):

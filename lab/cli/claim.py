@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.equal_parameters import check_parameters
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions
 
@@ -66,11 +67,12 @@ def claim(
     if listing:
         for file in sorted(HOME.glob("*.toml")):
             known = Claim.read(file)
-            typer.echo(f"{known.name:28}{known.says} ({', '.join(known.sweeps)})")
+            typer.echo(f"{known.name:31}{known.says} ({', '.join(known.sweeps)})")
         return
     with report_usage_errors():
         stated = Claim.read(_find_file(what))
         built = build_sweep(stated, scale)
+        counted = check_parameters(stated.equal, stated.statistic, built)
     out = out or Path("runs") / "claims" / built.name
     options = SweepOptions(
         out=out,
@@ -80,6 +82,8 @@ def claim(
         show=show,
     )
     typer.echo(f"{stated.says} {stated.source}", err=True)
+    for line in counted:
+        typer.echo(line, err=True)
     seeds = len({cell.factors["seed"] for cell in built.cells})
     power = compute_power(stated, seeds)
     _say_power(stated, seeds, power)

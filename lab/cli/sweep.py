@@ -126,10 +126,12 @@ def _apply(settings: "SweepSettings", options: SweepOptions) -> "SweepSettings":
     return settings
 
 
-def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, SweepResults]":
+def run_sweep(
+    sweep: "Sweep", options: SweepOptions, *, lanes: bool = True
+) -> "tuple[pl.DataFrame, SweepResults]":
     """Run the unfinished cells, unless the sweep is only shown; return its table and its results.
 
-    The sweep's page and its figures are written.
+    The sweep's page and its figures are written. Without lanes, no runs compute together.
 
     Errors of usage and of files are reported in one line, as commands do.
     """
@@ -145,7 +147,7 @@ def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, Swe
     with report_usage_errors():
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
-        job = SweepJob(sweep, out, options.table, options.workers, options.max_minutes)
+        job = SweepJob(sweep, out, options.table, options.workers, options.max_minutes, lanes)
     with report_failures():
         if options.show:
             table = job.tabulate(job.read_earlier())

@@ -88,6 +88,7 @@ class SweepJob:
         table: also write the table to this file, and take ended cells from it; None: no file.
         workers: cells at a time; None: one a core.
         max_minutes: most minutes of a cell in total; None: no limit.
+        lanes: whether cells may compute together, where that is faster.
 
     Raises:
         ValueError: for a table of another kind, workers below 1, or minutes not above 0.
@@ -98,6 +99,7 @@ class SweepJob:
     table: Path | None = None
     workers: int | None = None
     max_minutes: float | None = None
+    lanes: bool = True
 
     def __post_init__(self):
         check_limits(self.count_workers(), self.max_minutes)
@@ -215,7 +217,7 @@ class SweepJob:
         by_size = {sizes[name]: cost for name, cost in costs.items()}
         left = TimeLeft(sizes, by_size, workers, self.max_minutes)
         lanes = LanePlan(tuple((cell,) for cell in cells))
-        if self.max_minutes is None and costs:  # minutes are of a run
+        if self.lanes and self.max_minutes is None and costs:  # minutes are of a run
             described = {cell.name: read_settings(cell.task, cell.options) for cell in cells}
             lanes = choose_lanes(cells, described, list(costs), workers, on_note)
         return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out, lanes)

@@ -58,6 +58,7 @@ def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> di
         "rows": state.rows,
         "seconds": seconds,
         "rows_per_second": state.rows / seconds if seconds else None,
+        "cpu_seconds": metrics.cpu_seconds,
         "parameters": state.model.parameter_count(),
         "seq_len": run.task.seq_len,
         "stages": [

@@ -1,7 +1,6 @@
 """The training loop: `fit` yields one `Row` a step and touches no disk."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from torch import nn
 
 from lab.config import TrainConfig
 from lab.lengthening import Stage, list_stages
+from lab.machine.clocks import Spent, read_clocks
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate
 from lab.training.gradients import Outcome, differentiate
@@ -48,6 +48,9 @@ class Row:
             last step.
         test_accuracy: likewise.
         test_interval: 95 % interval of the test accuracy over other rows.
+        cpu_seconds: processor time of the step in all threads, with the evaluation on validation
+            rows, which decides how training goes on, but without the test. Lanes that compute
+            together share theirs evenly. None in runs of versions that did not measure it.
     """
 
     step: int
@@ -62,6 +65,7 @@ class Row:
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_interval: tuple[float, float] | None = None
+    cpu_seconds: float | None = None
 
 
 @dataclass
@@ -150,7 +154,7 @@ def fit(
     """
     stepper = Stepper(task, state, config, on_note)
     while True:
-        began = time.perf_counter()
+        began = read_clocks()
         batch = stepper.draw()
         if batch is None:
             return
@@ -210,12 +214,12 @@ class Stepper:
         with _seed_step(self.config.seed, self.state.step + 1, self._device):
             return differentiate(self.state.model, batch, precision)
 
-    def update(self, outcome: Outcome, began: float) -> Row:
+    def update(self, outcome: Outcome, began: Spent) -> Row:
         """Take the step whose gradients were set, and evaluate the model if it is time to.
 
         Args:
             outcome: of the pass that set the gradients.
-            began: when the step began, by `time.perf_counter`.
+            began: when the step began.
 
         Raises:
             DivergedError: before weights would become non-finite.
@@ -233,6 +237,7 @@ class Stepper:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         state.step, state.rows = step, state.rows + stage.batch_size
+        spent = read_clocks() - began
         row = Row(
             step=step,
             seq_len=stage.task.seq_len,
@@ -240,7 +245,8 @@ class Stepper:
             accuracy=outcome.correct.item() / outcome.scored,
             learning_rate=rate,
             grad_norm=grad_norm,
-            seconds=time.perf_counter() - began,
+            seconds=spent.wall,
+            cpu_seconds=spent.cpu,
         )
         ends = step == config.max_steps or step - state.stage_step == stage.max_steps
         if ends or step % config.eval_every == 0:
@@ -277,6 +283,7 @@ def _evaluate(
     last: bool,
 ) -> Row:
     """Evaluate on validation rows, and on the test split if that may end the run."""
+    began = read_clocks()
     found = evaluate(
         stage.task,
         model,
@@ -285,7 +292,12 @@ def _evaluate(
         seed=config.seed,
         split="validation",
     )
-    row = replace(row, validation_loss=found.loss, validation_accuracy=found.accuracy)
+    row = replace(
+        row,
+        validation_loss=found.loss,
+        validation_accuracy=found.accuracy,
+        cpu_seconds=(row.cpu_seconds or 0.0) + (read_clocks() - began).cpu,
+    )
     promising = config.early_stop and found.accuracy >= config.solved_at
     if not last or not (promising or row.step == config.max_steps):
         return row

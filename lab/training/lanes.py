@@ -6,7 +6,6 @@ ending, in its own folder. They share the computation of gradients where that is
 turns, and each run is the same bits as alone.
 """
 
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import torch
 
 from lab.config import Runtime
 from lab.lengthening import list_stages
+from lab.machine.clocks import Spent, read_clocks
 from lab.machine.device import choose_device
 from lab.training.checkpoint import keep_only
 from lab.training.conclusion import Ending
@@ -212,16 +212,16 @@ def _take_step(
     lanes: Sequence[_Lane], shared: bool, find_interrupt: Callable[[], Signals | None]
 ) -> tuple[dict[_Lane, Ending], Sequence[_Lane]]:
     """Take a step of every lane; return those that end, and why, and whose checkpoint is due."""
-    groups: dict[Hashable, list[tuple[_Lane, Batch, float]]] = {}
+    groups: dict[Hashable, list[tuple[_Lane, Batch, Spent]]] = {}
     over = []
     for lane in lanes:
-        began = time.perf_counter()
+        began = read_clocks()
         batch = lane.stepper.draw()
         if batch is None:
             over.append(lane)
             continue
         key = (batch.inputs.shape, lane.setting) if shared else lane.number
-        drawn = time.perf_counter() - began
+        drawn = read_clocks() - began
         groups.setdefault(key, []).append((lane, batch, drawn))
     if over:  # before the others take a step
         return {lane: Ending("budget") for lane in over}, over
@@ -244,23 +244,23 @@ def _take_step(
 
 
 def _step_group(
-    group: Sequence[tuple[_Lane, Batch, float]],
+    group: Sequence[tuple[_Lane, Batch, Spent]],
 ) -> Iterator[tuple[_Lane, Row | None]]:
     """Take the steps of lanes at one row length; yield each with its row, None if it diverged."""
     precision, threads = group[0][0].setting
     with use_threads(threads):
-        began = time.perf_counter()
+        began = read_clocks()
         if len(group) > 1:
             models = [lane.session.state.model for lane, _, _ in group]
             outcomes = differentiate_lanes(models, [batch for _, batch, _ in group], precision)
         else:
             lane, batch, _ = group[0]
             outcomes = [lane.stepper.differentiate(batch, precision)]
-        each = (time.perf_counter() - began) / len(group)
+        each = (read_clocks() - began) / len(group)
         for (lane, _, drawn), outcome in zip(group, outcomes, strict=True):
             row = None
             try:
-                row = lane.stepper.update(outcome, time.perf_counter() - each - drawn)
+                row = lane.stepper.update(outcome, read_clocks() - each - drawn)
             except DivergedError as error:
                 lane.diverge(error)
             yield lane, row

@@ -112,6 +112,12 @@ class Metrics(Sequence[MetricsRow]):
             stages[-1].append(row)
         return [self._summarize(stage) for stage in stages]
 
+    @property
+    def cpu_seconds(self) -> float | None:
+        """Processor time of all steps; None if a version that did not measure it took some."""
+        spent = [row.get("cpu_seconds") for row in self.rows]
+        return None if None in spent else sum(spent)
+
     def _find_length(self, row: MetricsRow) -> int:
         return row.get("seq_len", self.seq_len)
 

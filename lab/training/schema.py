@@ -45,6 +45,7 @@ class RowLine(TypedDict):
     test_loss: NotRequired[float]
     test_accuracy: NotRequired[float]
     test_interval: NotRequired[list[float]]
+    cpu_seconds: NotRequired[float]
 
 
 @with_config(STRICT)
@@ -107,6 +108,7 @@ class ResultFile(TypedDict):
     perplexity: NotRequired[float | None]
     rows: NotRequired[Count]
     rows_per_second: NotRequired[float | None]
+    cpu_seconds: NotRequired[float | None]
     parameters: NotRequired[Count]
     seq_len: NotRequired[Count]
     stages: NotRequired[list[StageEntry]]

@@ -139,7 +139,7 @@ def test_lanes_killed_before_any_change_end_with_the_same_bits(tmp_path):
 def _read(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor], bool]:
     """Return what a run folder holds that must not depend on interruptions."""
     run = Run.open(folder)
-    rows = [{**row, "seconds": 0.0} for row in run.read_metrics()]
+    rows = [{**row, "seconds": 0.0, "cpu_seconds": 0.0} for row in run.read_metrics()]
     return rows, run.load_state().model.state_dict(), (folder / "report.html").exists()
 
 

@@ -80,9 +80,10 @@ def test_train_resume_and_list(tmp_path):
     assert first.exit_code == 0, first.output
     result = json.loads(first.stdout)
     assert set(result) >= {
-        *("task", "model", "accuracy", "loss", "steps", "rows", "seconds", "rows_per_second"),
-        *("parameters", "stopped"),
+        *("task", "model", "accuracy", "loss", "steps", "rows", "seconds", "cpu_seconds"),
+        *("rows_per_second", "parameters", "stopped"),
     }
+    assert result["cpu_seconds"] > 0
     assert (result["task"], result["steps"], result["rows"]) == ("mqar", 8, 64)
     assert [stage["seq_len"] for stage in result["stages"]] == [8]
     assert result["stopped"] == "budget"

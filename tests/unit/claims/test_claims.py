@@ -14,6 +14,7 @@ from analysis.claims.statistic import Statistic
 from analysis.claims.verdict import compute_power, decide
 from lab.cli import app
 from lab.cli.claim import HOME, build_sweep
+from lab.cli.equal_parameters import check_parameters
 from lab.sweeps.table import MEASURED
 
 FACTORS = ("mixer", "d_model", "learning_rate", "seed")
@@ -118,6 +119,7 @@ def test_every_claim_of_the_lab_can_be_run_and_has_power(file, monkeypatch):
         built = build_sweep(stated, scale)
         seeds = len({cell.factors["seed"] for cell in built.cells})
         assert seeds >= 3
+        check_parameters(stated.equal, stated.statistic, built)
     assert compute_power(stated, 3) > 0.3
     assert stated.sweeps.keys() >= {"smoke", "small"}
 
@@ -164,6 +166,22 @@ def test_a_claim_through_the_command_line(tmp_path):
     assert json.loads(again.stdout)["digests"] == card["digests"]
 
 
+def test_settings_of_a_claim_must_have_equal_parameters_if_it_says_so(tmp_path):
+    file = tmp_path / "tiny.toml"
+    sizes = "[equal]\ntotal = 0.5\nactive = 0.5\n[power]"
+    file.write_text(TINY.replace("[power]", sizes).replace("[8]", "[8, 12]"))
+    stated = Claim.read(file)
+    built = build_sweep(stated, "smoke")
+    # A table of 32 tokens, two blocks of attention and MLP, five norms: 32 d + 2 (4 + 8) d² + 5 d.
+    assert check_parameters({"total": 2.0}, stated.statistic, built) == [
+        "total parameters: d_model=8 1,832, d_model=12 3,900"
+    ]
+    answer = CliRunner().invoke(app, ["claim", str(file), "--scale", "smoke"])
+    assert answer.exit_code == 2
+    assert "equal.total=0.5: the settings differ by 112.88%" in " ".join(answer.stderr.split())
+    assert check_parameters({}, stated.statistic, built) == []
+
+
 def test_the_lab_lists_its_claims():
     answer = CliRunner().invoke(app, ["claim", "--list"])
     assert answer.exit_code == 0
@@ -183,6 +201,8 @@ def test_the_lab_lists_its_claims():
         ("d_model = 8 }", "d_model = 9 }", "d_model=9 is no value of the sweep tiny-smoke"),
         ("d_model = [8]", "d_modl = [8]", "grid=d_modl: is no option"),
         ("[smoke]", "[smke]", "unknown part smke"),
+        ("[power]", "[equal]\ntotal = 2\n[power]", "equal.total=2.0: must be in [0, 1)"),
+        ("[power]", "[equal]\nheads = 0\n[power]", "unknown part equal.heads"),
         ("[power]", "[power", "cannot be read"),
     ],
 )

@@ -1,0 +1,185 @@
+"""What a candidate for a record must pass before it is judged: rules, certificate, its machine."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.files import RunError, explain_write_errors
+from lab.folder import read_json, write_json
+
+if TYPE_CHECKING:
+    from analysis.speedrun.candidate import Candidate
+    from analysis.speedrun.entry import Entry
+    from analysis.speedrun.track import Track
+    from lab.certification.request import Request
+    from lab.sweeps import Sweep
+    from lab.training.runs import Run
+
+MUST_HOLD = ("deterministic", "causal", "batch-invariant")
+"""Laws that must have been decided; of the others, none may fail."""
+CERTIFIED_VOCABULARY = 256
+"""Tokens of the model that is certified: the table and the head are the lab's own."""
+CERTIFICATE, MACHINE = "certificate.json", "machine.json"
+SEVERAL = "several machines"
+
+
+def build_race(
+    track: "Track", candidate: "Candidate", holder: "Candidate | None", seeds: int
+) -> "Sweep":
+    """Return the sweep of a candidate's runs, in turns with those of the holder if one is given.
+
+    Raises:
+        ValueError: for options that no run has, or mixers that the track does not allow.
+    """
+    from analysis.speedrun.track import FIRST_SEED
+    from analysis.speedrun.trials import FACTOR
+    from lab.cli.run_settings import read_settings
+    from lab.cli.sweep_settings import SweepSettings
+
+    racers = {each.name: each.options for each in (candidate, holder) if each is not None}
+    name = f"{track.course}-{'-against-'.join(racers)}"
+    numbers = range(FIRST_SEED, FIRST_SEED + seeds)
+    sweep = SweepSettings("mqar", {FACTOR: racers}, track.options, tuple(numbers), (), name).build()
+    run, _ = read_settings(sweep.cells[0].task, sweep.cells[0].options)
+    if track.only_ssd:
+        _check_mixers(run, track.name)
+    return sweep
+
+
+def _check_mixers(run: "Run", track: str) -> None:
+    from lab.layers.ssd import SSD
+
+    for block in run.build().blocks:
+        mixer: Any = block.mixer
+        if mixer is not None and type(mixer) is not SSD:
+            raise ValueError(
+                f"stack={run.model.stack}: has {type(mixer).__name__}, but on {track} all mixers "
+                "must be S, state space duality"
+            )
+
+
+def read_source(candidate: "Candidate", trust: bool) -> str | None:
+    """Return the text of a candidate's own module; None if it has none, or it is the lab's.
+
+    Raises:
+        ValueError: for code that the user does not vouch for, or that cannot be imported.
+    """
+    from lab.trust import ask_for_trust
+    from lab.user_modules import import_module
+
+    if not candidate.is_foreign:
+        return None
+    named = str(candidate.model)
+    if not trust:
+        raise ValueError(ask_for_trust(candidate.name, [f"import and run {named}"]))
+    try:
+        module = import_module(named.partition(":")[0])
+        return Path(module.__file__ or "").read_text(encoding="utf-8")
+    except Exception as error:  # whatever the module raises
+        raise ValueError(f"model={named}: cannot be imported: {error}") from error
+
+
+def check_holder(entry: "Entry", file: Path, trust: bool) -> None:
+    """Check that the holder's own module, if it has one, is here as it is in the records.
+
+    Raises:
+        ValueError: as `read_source`, or for another text.
+    """
+    try:
+        found = read_source(entry.candidate, trust)
+    except ValueError as error:
+        raise ValueError(f"the holder is run again here: {error}") from error
+    if found != entry.source:
+        raise ValueError(
+            f"model={entry.candidate.model}: differs from the holder's; its text is in {file}, "
+            "as source"
+        )
+
+
+def describe_certification(run: "Run") -> "Request":
+    """Return what `lab certify --quick` is asked to do with a run's model, of fewer tokens."""
+    from lab.certification.request import Request
+    from lab.certify_settings import QUICK
+    from lab.cli.certify import SECONDS, choose_memory
+
+    options = {**run.model.to_dict(), "vocab_size": CERTIFIED_VOCABULARY}
+    settings = replace(
+        QUICK,
+        options={n: v if isinstance(v, str) else repr(v) for n, v in options.items()},
+        calling={"input": "tokens", "vocab_size": CERTIFIED_VOCABULARY},
+    )
+    return Request("lab.models:build", settings, None, choose_memory(None), SECONDS)
+
+
+def certify_model(run: "Run", source: str | None, out: Path) -> str:
+    """Return how many laws had which outcome for a run's model; kept in `out` for the next time.
+
+    Raises:
+        ValueError: for a model that cannot be tested, a law that fails, or one that must be decided
+            and is not.
+        RunError: when the certificate cannot be kept.
+    """
+    from analysis.claims.card import digest_code
+    from lab.certification.process import RefusedError, certify_in_child, count_outcomes
+
+    identity = [run.model.to_dict(), source, digest_code()]
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    file = out / CERTIFICATE
+    known = read_json(file, f"{file}: cannot be read; remove it") if file.exists() else {}
+    if known.get("key") == key:
+        return known["outcomes"]
+    try:
+        found = certify_in_child(describe_certification(run), _ignore, _ignore, _ignore)
+    except RefusedError as error:
+        raise ValueError(f"the model cannot be certified: {error}") from error
+    _require_lawful(found)
+    outcomes = count_outcomes(found)
+    with explain_write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"key": key, "outcomes": outcomes, **found})
+    return outcomes
+
+
+def _ignore(*told: object) -> None:
+    pass
+
+
+def _require_lawful(certificate: Mapping[str, Any]) -> None:
+    for law in certificate["laws"]:
+        if law["verdict"] == "fails":
+            why = law["counterexample"] or law["evidence"]
+            raise ValueError(f"the model breaks the law “{law['law']}”: {why}")
+    for law in certificate["laws"]:
+        if law["law"] in MUST_HOLD and law["verdict"] != "holds":
+            raise ValueError(
+                f"the law “{law['law']}” must hold, is {law['verdict']}: {law['evidence']}"
+            )
+
+
+def note_machine(out: Path, measures_time: bool) -> str:
+    """Return on which machine the runs of a folder are, this one's name if they are new.
+
+    Args:
+        out: the folder of the runs.
+        measures_time: whether they must all be of one machine.
+
+    Raises:
+        RunError: when they must be, and others are there; or the note cannot be kept.
+    """
+    from lab.machine.processor import describe_machine
+
+    file, here = out / MACHINE, describe_machine()
+    known = read_json(file, f"{file}: cannot be read")["machine"] if file.exists() else here
+    if known != here and measures_time:
+        raise RunError(
+            f"{out}: its runs were measured on another machine ({known}; this is {here}); "
+            "choose another --out"
+        )
+    found = here if known == here else SEVERAL
+    with explain_write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"machine": found})
+    return found
