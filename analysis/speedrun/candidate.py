@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import ModelConfig, TrainConfig
+from lab.near_names import suggest
 
 PARTS = ("says", "options")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -79,8 +80,5 @@ class Candidate:
 
 
 def _refuse(file: Path, option: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(option, FREE)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"free are {', '.join(FREE)}"
-    return f"{file}: options.{option}: is set by the track or is no option; {hint}"
+    advice = suggest(option, FREE)
+    return f"{file}: options.{option}: is set by the track or is no option. {advice}"

@@ -66,7 +66,7 @@ def record(
     from analysis.speedrun.entry import HOME
     from analysis.speedrun.history import read_histories
     from analysis.speedrun.track import TRACKS
-    from lab.cli.command import suggest
+    from lab.near_names import suggest
 
     home = records or HOME
     with report_usage_errors():

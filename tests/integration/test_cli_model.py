@@ -77,7 +77,7 @@ def test_a_stack_takes_sizes_and_options():
             ["NE", "--option", "E.n_experts=1000000007000"],
             "n_experts=1000000007000: must be in 1 …",
         ),
-        (["cheems", "--option", "S.d_sate=3"], "Did you mean d_state?"),
+        (["cheems", "--option", "S.d_sate=3"], "Did you mean d_state"),
         (["llama", "--option", "S.d_state=3"], "has no such layer"),
         (["AM", "--d-model", "15", "--n-heads", "2"], "15"),
         (["AM", "--figure", "stack.png"], "figure=stack.png: must end in .html"),

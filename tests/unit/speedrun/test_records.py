@@ -236,7 +236,7 @@ FOREIGN = TINY.replace('stack = "AN"', 'stack = "UN"\nmodel = "no_such_module:Mi
         ("rows-8 tiny.toml", TINY.replace("A tiny attention.", ""), "says must be a sentence"),
         ("rows-8 tiny.toml", TINY + "seq_len = 16", "seq_len: is set by the track"),
         ("rows-8 tiny.toml", TINY + 'init = "oracle"', "init: is set by the track"),
-        ("rows-8 tiny.toml", TINY + "learning_rat = 1", "did you mean learning_rate"),
+        ("rows-8 tiny.toml", TINY + "learning_rat = 1", "Did you mean learning_rate"),
         ("rows-8 tiny.toml", TINY + "weight_decay = [1]", "must be a number, text or truth"),
         ("rows-8 tiny.toml", TINY + "clip_norm = -1", "clip_norm=-1: must be > 0"),
         ("rows-8-ssd tiny.toml", TINY, "stack=AN: has Attention"),
