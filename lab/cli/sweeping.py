@@ -127,12 +127,14 @@ class SweepJob:
     def tabulate(self, earlier: EarlierResults) -> "pl.DataFrame":
         """Return the table, and write it to its file if there is one.
 
+        Rows of the file that belong to other cells stay in it.
+
         Raises:
             RunError: when a cell cannot be read, or the file cannot be written.
         """
         found = tabulate_cells(self.sweep, self.out, earlier.rows)
         if self.table is not None:
-            save_table(found, self.table)
+            save_table(earlier.append_others(found), self.table)
         return found
 
     def run(self, display: AbstractContextManager[Display] | None = None) -> "pl.DataFrame":

@@ -1,7 +1,7 @@
 """Results of an earlier table, so that a sweep can go on on another machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,14 @@ class EarlierResults:
 
     A row belongs to a cell if factors and settings are the same: results of another protocol are
     not mixed with today's.
+
+    Attributes:
+        rows: by the name of the cell.
+        others: rows of the table that belong to no cell, such as those that `--only` leaves out.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]]
+    others: pl.DataFrame = field(default_factory=pl.DataFrame)
 
     @classmethod
     def read(cls, file: Path, sweep: Sweep, settings: Mapping[str, str]) -> "EarlierResults":
@@ -52,11 +57,19 @@ class EarlierResults:
                 f"version; it must have the columns {', '.join(columns)}"
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
-        for row in found.drop_nulls("settings").iter_rows(named=True):
+        others, names = [], {cell.name for cell in sweep.cells}
+        for row in found.iter_rows(named=True):
             name = Cell({factor: row[factor] for factor in sweep.factors}, "", {}, ()).name
-            if settings.get(name) == row["settings"]:
-                rows[name] = (*rows.get(name, ()), dict.fromkeys(columns) | row)
-        return cls(rows)
+            row = dict.fromkeys(columns) | row
+            if name not in names:
+                others.append(row)
+            elif row["settings"] is not None and settings[name] == row["settings"]:
+                rows[name] = (*rows.get(name, ()), row)
+        return cls(rows, pl.DataFrame(others, schema=columns, orient="row", strict=False))
+
+    def append_others(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Return a table of the sweep's cells with the rows that belong to none of them."""
+        return table if self.others.is_empty() else pl.concat([table, self.others])
 
     def has_ended(self, cell: Cell) -> bool:
         """Whether the table has the final result of a cell at all its row lengths."""

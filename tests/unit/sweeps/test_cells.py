@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.cli.run_settings import describe_run, read_settings
+from lab.cli.sweeping import SweepJob
 from lab.files import RunError
 from lab.models.evaluation import evaluate
 from lab.studies import recall, trainability
@@ -22,7 +23,7 @@ from lab.sweeps.earlier import EarlierResults
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.lengths import evaluate_last, evaluate_lengths, find_stage_ends
 from lab.sweeps.runner import run_cells
-from lab.sweeps.table import MEASURED, tabulate_cells
+from lab.sweeps.table import MEASURED, save_table, tabulate_cells
 from lab.sweeps.workers import MOST_DEATHS
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
@@ -158,6 +159,18 @@ def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(trained, t
     changed = cell(0, learning_rate=1e-3)
     settings[changed.name] = read_settings("mqar", dict(changed.options))[0].settings
     assert not EarlierResults.read(file, study(changed), settings).rows
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, tmp_path, suffix):
+    whole, file = study(cell(0), cell(1)), tmp_path / f"table{suffix}"
+    before = tabulate_cells(whole, copy_first(trained, tmp_path))
+    save_table(before, file)
+    part = SweepJob(study(cell(1)), tmp_path, file)
+    shown = part.tabulate(part.read_earlier())
+    assert shown["seed"].to_list() == [1]
+    job = SweepJob(whole, tmp_path / "elsewhere", file)
+    assert job.tabulate(job.read_earlier()).equals(before)
 
 
 def test_a_table_of_another_sweep_is_refused(tmp_path):
