@@ -2,6 +2,7 @@
 
 import numpy as np
 import polars as pl
+import pytest
 
 from analysis.pages.export import save
 from analysis.studies import recall as recalled
@@ -80,6 +81,18 @@ def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
         "Here the soft mask does not differ significantly from",
         "Here the literal mask is worse than",
     ]
+
+
+@pytest.mark.parametrize(("pairs", "few"), [(1, True), (5, True), (6, False)])
+def test_too_few_pairs_to_be_significant_are_said_to_be(pairs, few):
+    runs = (
+        recall_runs(mixer, gain, 0.01, 0) for mixer, gain in (("attention", 0), ("soft mask", 0.3))
+    )
+    rows = [row for mixer in runs for row in mixer if row["seed"] < pairs]
+    said = recalled.summarize(recalled.measure(recall_frame(rows)), 0)[-1]
+    assert said.endswith("too few for any difference to be significant.") is few
+    assert said.startswith("Here the soft mask is better than") is not few
+    assert f"over {pairs} pair{'s' if pairs > 1 else ''} of runs" in said
 
 
 def test_flips_of_signs_give_the_p_they_give_by_hand():
