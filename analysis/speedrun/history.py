@@ -124,5 +124,10 @@ def draw(entries: Sequence[Entry], track: Track) -> go.Figure:
         ticktext=[f"{html.escape(e.candidate.name)}<br>{e.date[:10]}" for e in entries],
         range=[-0.5, len(entries) - 0.5],
     )
-    fig.update_yaxes(title_text=WORDS[track.measure], tickformat=",", rangemode="tozero")
+    fig.update_yaxes(
+        title={"text": WORDS[track.measure], "standoff": 12},
+        automargin=True,
+        tickformat=",",
+        rangemode="tozero",
+    )
     return fig.update_layout(margin_t=100)

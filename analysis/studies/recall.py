@@ -181,10 +181,11 @@ def _compare_masks(settings: Sequence[Setting]) -> list[str]:
     gains = {name: gain for name, gain in gains.items() if len(gain)}
     ps = [sign_flip_p(gain) for gain in gains.values()]
     for (name, gain), p in zip(gains.items(), holm(ps), strict=True):
+        mean = round(float(gain.mean()), 3) + 0.0  # no minus before zero
         pairs = f"{len(gain)} pair{'s' * (len(gain) != 1)} of runs with the same width and seed"
         if len(gains) * 2.0 ** (1 - len(gain)) >= LEVEL:
             sentences.append(
-                f"Here the {name} and attention without a mask differ by {gain.mean():+.3f} over "
+                f"Here the {name} and attention without a mask differ by {mean:+.3f} over "
                 f"{pairs}, too few for any difference to be significant."
             )
             continue
@@ -192,7 +193,7 @@ def _compare_masks(settings: Sequence[Setting]) -> list[str]:
         if p < LEVEL:
             relation = "is better than" if gain.mean() > 0 else "is worse than"
         sentences.append(
-            f"Here the {name} {relation} attention without a mask: {gain.mean():+.3f} over "
+            f"Here the {name} {relation} attention without a mask: {mean:+.3f} over "
             f"{pairs} (sign-flip test, p = {p:.2g} after Holm's correction)."
         )
     return sentences

@@ -111,7 +111,8 @@ def _draw(home: Path, track: "Track", figure: Path) -> None:
         entries = read_history(home, track)
     if not entries:
         raise refuse(f"figure={figure}: {track.name} has no entry yet, so nothing to draw", 2)
-    drawn = add_title(draw(entries, track), track.says, f"{len(entries)} entries")
+    count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+    drawn = add_title(draw(entries, track), track.says[:1].upper() + track.says[1:], count)
     save_figure(drawn, figure)
     typer.echo(figure)
 
