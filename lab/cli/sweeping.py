@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from lab.sweeps.lanes import LanePlan, choose_lanes
 from lab.sweeps.runner import check_limits, is_finished, run_cells
 from lab.sweeps.sweep import Cell, Sweep
 from lab.sweeps.table import check_file, save_table, tabulate_cells
+from lab.sweeps.workers import start_processes
 from lab.training.experiment import try_out
 from lab.training.loggers import check_installed
 
@@ -154,7 +156,7 @@ class SweepJob:
             stopped = run_cells(
                 self.sweep,
                 self.out,
-                COMMAND,
+                partial(start_processes, COMMAND),
                 groups=plan.lanes.groups,
                 workers=min(plan.workers, len(plan.lanes.groups)),
                 max_minutes=self.max_minutes,
