@@ -9,7 +9,7 @@ import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.sweep import run_sweep
-from lab.cli.sweep_options import SweepOptions
+from lab.cli.sweep_options import RayAddress, SweepOptions
 
 if TYPE_CHECKING:
     from analysis.claims.claim import Claim
@@ -44,6 +44,7 @@ def claim(
         int | None,
         typer.Option(help="Runs at the same time.", show_default="one for each core"),
     ] = None,
+    ray: RayAddress = None,
     max_minutes: Annotated[
         float | None,
         typer.Option(help="Most minutes that one run may take.", show_default="no limit"),
@@ -75,6 +76,7 @@ def claim(
     options = SweepOptions(
         out=out,
         workers=workers,
+        ray=ray,
         max_minutes=max_minutes,
         table=out / "table.parquet",
         show=show,

@@ -145,7 +145,7 @@ def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, Swe
     with report_usage_errors():
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
-        job = SweepJob(sweep, out, options.table, options.workers, options.max_minutes)
+        job = SweepJob(sweep, out, options.table, options.workers, options.max_minutes, options.ray)
     with report_failures():
         if options.show:
             table = job.tabulate(job.read_earlier())

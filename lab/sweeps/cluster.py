@@ -1,0 +1,184 @@
+"""Training cells on a Ray cluster: each group of cells is a task of Ray Core.
+
+What a task finds comes home checkpoint by checkpoint. When its worker or its node is lost, the
+group is submitted again, with the newest checkpoint that came home; Ray's own retries would begin
+with what the task was first given.
+"""
+
+import importlib.util
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from lab.files import explain_write_errors, shorten_message
+from lab.sweeps.folder import CellFolder
+from lab.sweeps.parcels import Delivery, pack, receive
+from lab.sweeps.remote import train_elsewhere
+from lab.sweeps.workers import POLL, Death, Trainer
+
+Claim = Callable[[CellFolder], AbstractContextManager[Any]]
+PATIENCE = 10.0
+"""Seconds that a cluster has to answer."""
+HERE = ("local", "auto")
+"""Addresses that are none: a cluster of this machine for this sweep alone, and one that runs."""
+
+
+class Cluster:
+    """A Ray cluster that this process is connected to.
+
+    Args:
+        address: as the user gave it.
+    """
+
+    def __init__(self, address: str):
+        import ray
+
+        self.address, found = address, ray.cluster_resources()
+        self.cpus, self.gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
+        if not self.cpus:
+            raise ValueError(f"ray={address}: its nodes have no CPUs; start them with --num-cpus")
+
+    def start(
+        self,
+        command: Sequence[str],
+        claim: Claim,
+        workers: int,
+        stop: threading.Event,
+        *,
+        gpus: bool = True,
+    ) -> Sequence[Trainer]:
+        """Return as many trainers, each with one task at a time.
+
+        Args:
+            command: the options of Python for a process that trains cells.
+            claim: locks a cell's run at home, and writes its configuration.
+            workers: how many.
+            stop: set when the sweep is to end.
+            gpus: whether tasks share the cluster's GPUs, if it has any.
+        """
+        import ray
+
+        share = 1 / math.ceil(workers / self.gpus) if gpus and self.gpus else 0
+        options = {"num_cpus": 1, "num_gpus": share, "max_retries": 0, "num_returns": "streaming"}
+        task = ray.remote(**options)(train_elsewhere)
+        return [ClusterTrainer(task, command, claim, stop) for _ in range(workers)]
+
+
+class ClusterTrainer(Trainer):
+    """Trains cells by tasks of a Ray cluster.
+
+    Args:
+        task: `train_elsewhere`, as Ray's remote function.
+        command: the options of Python for a process that trains cells.
+        claim: locks a cell's run at home, and writes its configuration.
+        stop: set when the sweep is to end.
+    """
+
+    def __init__(self, task: Any, command: Sequence[str], claim: Claim, stop: threading.Event):
+        super().__init__(stop)
+        self.task, self.command, self.claim = task, list(command), claim
+        self._death = Death("", again=False)
+
+    def close(self) -> None:
+        """Nothing is left: a task ends with its cells."""
+
+    def _ask(
+        self, folders: Sequence[CellFolder], max_minutes: float | None
+    ) -> Iterator[tuple[CellFolder, str | None]]:
+        from ray.exceptions import RayError, RayTaskError
+
+        by_name = {folder.path.name: folder for folder in folders}
+        with ExitStack() as claimed:
+            for folder in folders:
+                claimed.enter_context(self.claim(folder))
+            parcels = {name: pack(folder) for name, folder in by_name.items()}
+            stream = self.task.remote(self.command, parcels, max_minutes)
+            try:
+                for delivery in self._wait(stream):
+                    with explain_write_errors(folders[0].path.parent):
+                        receive({by_name[name]: f for name, f in delivery.files.items()})
+                    yield from ((by_name[name], error) for name, error in delivery.ended)
+            except RayTaskError as error:
+                self._death = Death(shorten_message(error.cause), again=False)
+            except RayError as error:
+                name = type(error).__name__
+                self._death = Death(f"its worker of the cluster was lost ({name})", again=True)
+
+    def _wait(self, stream: Any) -> Iterator[Delivery]:
+        """Yield what a task sends until it ends; cancel it when the sweep is to end."""
+        import ray
+
+        while not self.stop.is_set():
+            ready, _ = ray.wait([stream], timeout=POLL)
+            if ready:
+                try:
+                    yield ray.get(next(stream))
+                except StopIteration:
+                    return
+        ray.cancel(stream)
+
+    def _end(self, left: Sequence[CellFolder]) -> Death:
+        return self._death
+
+
+@contextmanager
+def connect(address: str) -> Iterator[Cluster]:
+    """Connect to a cluster for the length of a `with` block.
+
+    Args:
+        address: HOST:PORT of its head; or as Ray has it, "auto" for one that runs on this machine,
+            "local" for a new one on it that ends with the block and listens on loopback only.
+
+    Raises:
+        ValueError: without Ray, when no cluster answers there, or when it refuses the token.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError(
+            f"ray={address}: needs Ray, which is not installed: pip install 'ray>=2.52' (or the "
+            "extra wonderful-lab[cluster])"
+        )
+    _check_address(address)
+    # Before Ray is imported, which reads them.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    if address == "local":
+        # Ray's name for: the address of this node is that of its loopback interface.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    here = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **here)
+    except AuthenticationError as error:
+        raise ValueError(f"ray={address}: refuses the token: set RAY_AUTH_TOKEN") from error
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ValueError(f"ray={address}: {shorten_message(error)}") from error
+    try:
+        yield Cluster(address)
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Check that something listens at an address, which Ray would wait for half a minute.
+
+    Raises:
+        ValueError: for no address, one of Ray Client, or one where nothing answers.
+    """
+    if address in HERE:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ValueError(
+            f"ray={address}: must be HOST:PORT of the head node, auto, or local; run the command "
+            "on a node of the cluster"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"ray={address}: no cluster answers there: {error}") from error
