@@ -10,13 +10,13 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from lab.files import explain_write_errors, shorten_message
 from lab.sweeps.folder import CellFolder
-from lab.sweeps.parcels import Delivery, pack, receive
+from lab.sweeps.parcels import Delivery, Files, pack, receive
 from lab.sweeps.remote import train_elsewhere
 from lab.sweeps.workers import POLL, Death, Trainer
 
@@ -81,7 +81,7 @@ class ClusterTrainer(Trainer):
     def __init__(self, task: Any, command: Sequence[str], claim: Claim, stop: threading.Event):
         super().__init__(stop)
         self.task, self.command, self.claim = task, list(command), claim
-        self._death = Death("", again=False)
+        self._death = Death("its task of the cluster ended", again=False)
 
     def close(self) -> None:
         """Nothing is left: a task ends with its cells."""
@@ -96,9 +96,8 @@ class ClusterTrainer(Trainer):
             for folder in folders:
                 claimed.enter_context(self.claim(folder))
             parcels = {name: pack(folder) for name, folder in by_name.items()}
-            stream = self.task.remote(self.command, parcels, max_minutes)
             try:
-                for delivery in self._wait(stream):
+                for delivery in self._run(parcels, max_minutes):
                     with explain_write_errors(folders[0].path.parent):
                         receive({by_name[name]: f for name, f in delivery.files.items()})
                     yield from ((by_name[name], error) for name, error in delivery.ended)
@@ -108,18 +107,21 @@ class ClusterTrainer(Trainer):
                 name = type(error).__name__
                 self._death = Death(f"its worker of the cluster was lost ({name})", again=True)
 
-    def _wait(self, stream: Any) -> Iterator[Delivery]:
-        """Yield what a task sends until it ends; cancel it when the sweep is to end."""
+    def _run(self, parcels: Mapping[str, Files], max_minutes: float | None) -> Iterator[Delivery]:
+        """Yield what a task sends until it ends; cancel it when the sweep is to end before."""
         import ray
 
-        while not self.stop.is_set():
-            ready, _ = ray.wait([stream], timeout=POLL)
-            if ready:
-                try:
-                    yield ray.get(next(stream))
-                except StopIteration:
-                    return
-        ray.cancel(stream)
+        stream = self.task.remote(self.command, parcels, max_minutes)
+        try:
+            while not self.stop.is_set():
+                ready, _ = ray.wait([stream], timeout=POLL)
+                if ready:
+                    try:
+                        yield ray.get(next(stream))
+                    except StopIteration:
+                        return
+        finally:
+            ray.cancel(stream)
 
     def _end(self, left: Sequence[CellFolder]) -> Death:
         return self._death
@@ -144,6 +146,7 @@ def connect(address: str) -> Iterator[Cluster]:
     _check_address(address)
     # Before Ray is imported, which reads them.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     if address == "local":
         # Ray's name for: the address of this node is that of its loopback interface.

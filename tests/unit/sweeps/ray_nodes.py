@@ -8,7 +8,12 @@ import os
 import sys
 
 os.environ.update(
-    RAY_AUTH_MODE="token", RAY_TMPDIR=sys.argv[1], RAY_agent_register_timeout_ms="120000"
+    RAY_AUTH_MODE="token",
+    RAY_TMPDIR=sys.argv[1],
+    RAY_agent_register_timeout_ms="300000",  # on a machine with much else to do
+    RAY_raylet_start_wait_time_s="300",
+    RAY_worker_register_timeout_seconds="300",
+    RAY_worker_niceness="0",
 )
 
 from ray.cluster_utils import Cluster  # Ray reads the environment when it is imported
