@@ -188,7 +188,7 @@ class SweepJob:
         if self.ray is None:
             yield Site(count_cores(), partial(start_processes, COMMAND))
             return
-        from lab.sweeps.cluster import connect
+        from lab.sweeps.connection import connect
 
         on_cpu = all(cell.options.get("device") == "cpu" for cell in self.sweep.cells)
         with connect(self.ray) as cluster:

@@ -5,13 +5,10 @@ group is submitted again, with the newest checkpoint that came home; Ray's own r
 with what the task was first given.
 """
 
-import importlib.util
 import math
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from lab.files import explain_write_errors, shorten_message
@@ -21,10 +18,6 @@ from lab.sweeps.remote import train_elsewhere
 from lab.sweeps.workers import POLL, Death, Trainer
 
 Claim = Callable[[CellFolder], AbstractContextManager[Any]]
-PATIENCE = 10.0
-"""Seconds that a cluster has to answer."""
-HERE = ("local", "auto")
-"""Addresses that are none: a cluster of this machine for this sweep alone, and one that runs."""
 
 
 class Cluster:
@@ -125,63 +118,3 @@ class ClusterTrainer(Trainer):
 
     def _end(self, left: Sequence[CellFolder]) -> Death:
         return self._death
-
-
-@contextmanager
-def connect(address: str) -> Iterator[Cluster]:
-    """Connect to a cluster for the length of a `with` block.
-
-    Args:
-        address: HOST:PORT of its head; or as Ray has it, "auto" for one that runs on this machine,
-            "local" for a new one on it that ends with the block and listens on loopback only.
-
-    Raises:
-        ValueError: without Ray, when no cluster answers there, or when it refuses the token.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise ValueError(
-            f"ray={address}: needs Ray, which is not installed: pip install 'ray>=2.52' (or the "
-            "extra wonderful-lab[cluster])"
-        )
-    _check_address(address)
-    # Before Ray is imported, which reads them.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    if address == "local":
-        # Ray's name for: the address of this node is that of its loopback interface.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    import ray
-    from ray.exceptions import AuthenticationError
-
-    here = {"include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **here)
-    except AuthenticationError as error:
-        raise ValueError(f"ray={address}: refuses the token: set RAY_AUTH_TOKEN") from error
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"ray={address}: {shorten_message(error)}") from error
-    try:
-        yield Cluster(address)
-    finally:
-        ray.shutdown()
-
-
-def _check_address(address: str) -> None:
-    """Check that something listens at an address, which Ray would wait for half a minute.
-
-    Raises:
-        ValueError: for no address, one of Ray Client, or one where nothing answers.
-    """
-    if address in HERE:
-        return
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        raise ValueError(
-            f"ray={address}: must be HOST:PORT of the head node, auto, or local; run the command "
-            "on a node of the cluster"
-        )
-    try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"ray={address}: no cluster answers there: {error}") from error

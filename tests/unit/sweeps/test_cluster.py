@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lab.cli import main
-from lab.sweeps.cluster import connect
+from lab.sweeps.connection import connect
 from lab.training.runs import Run
 
 LAB = (sys.executable, "-m", "lab")
