@@ -39,6 +39,7 @@ def connect(address: str) -> Iterator[Cluster]:
     _check_address(address)
     # Before Ray is imported, which reads them.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     if address == "local":

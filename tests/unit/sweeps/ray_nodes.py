@@ -5,6 +5,7 @@ Prints a line when it is ready and after each command of its input: "kill N" end
 """
 
 import os
+import socket
 import sys
 
 os.environ.update(
@@ -14,9 +15,21 @@ os.environ.update(
     RAY_raylet_start_wait_time_s="300",
     RAY_worker_register_timeout_seconds="300",
     RAY_worker_niceness="0",
+    RAY_USAGE_STATS_ENABLED="0",
 )
 
 from ray.cluster_utils import Cluster  # Ray reads the environment when it is imported
+
+AGENTS = (
+    *("metrics_agent_port", "metrics_export_port"),
+    *("dashboard_agent_listen_port", "runtime_env_agent_port"),
+)
+
+
+def find_port() -> int:
+    """Return a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def serve(port: int, count: int) -> None:
@@ -38,6 +51,7 @@ def serve(port: int, count: int) -> None:
             num_gpus=0,
             object_store_memory=80_000_000,
             include_log_monitor=False,
+            **{name: find_port() for name in AGENTS},  # or else Ray waits for them, half a minute
             **head,
         )
 

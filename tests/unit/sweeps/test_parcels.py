@@ -65,12 +65,14 @@ def test_cells_cut_off_elsewhere_go_on_from_what_came_home_and_end_with_the_same
 
 def test_a_cell_that_fails_elsewhere_says_why_at_home(tmp_path):
     (folder,) = claim(tmp_path, 0)
-    (folder.run_path / "metrics.jsonl").write_text("no row\n{}\n")
+    damaged = folder.run_path / "checkpoint" / "step-00000010"
+    damaged.mkdir(parents=True)
+    (damaged / "state.json").write_text("{}")
     ((_, ended),) = train([folder])
     ((name, error),) = ended
     assert name == folder.path.name
     assert error is not None
-    assert "metrics.jsonl" in error
+    assert "step-00000010: format None" in error
     assert error in folder.log.read_text()
 
 
