@@ -12,7 +12,6 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_TMPDIR=sys.argv[1],
     RAY_agent_register_timeout_ms="300000",  # on a machine with much else to do
-    RAY_raylet_start_wait_time_s="300",
     RAY_worker_register_timeout_seconds="300",
     RAY_worker_niceness="0",
     RAY_USAGE_STATS_ENABLED="0",
@@ -20,6 +19,7 @@ os.environ.update(
 
 from ray.cluster_utils import Cluster  # Ray reads the environment when it is imported
 
+TRIES = 5
 AGENTS = (
     *("metrics_agent_port", "metrics_export_port"),
     *("dashboard_agent_listen_port", "runtime_env_agent_port"),
@@ -44,16 +44,22 @@ def serve(port: int, count: int) -> None:
             if number == 0
             else {}
         )
-        nodes[number] = cluster.add_node(
-            wait=False,
-            node_ip_address=f"127.0.0.{number + 2}",
-            num_cpus=1,
-            num_gpus=0,
-            object_store_memory=80_000_000,
-            include_log_monitor=False,
-            **{name: find_port() for name in AGENTS},  # or else Ray waits for them, half a minute
-            **head,
-        )
+        for left in reversed(range(1 if head else TRIES)):
+            try:
+                nodes[number] = cluster.add_node(
+                    wait=False,
+                    node_ip_address=f"127.0.0.{number + 2}",
+                    num_cpus=1,
+                    num_gpus=0,
+                    object_store_memory=80_000_000,
+                    include_log_monitor=False,
+                    **{name: find_port() for name in AGENTS},
+                    **head,
+                )
+                return
+            except Exception:  # Ray gives its processes some seconds to start, and no more
+                if not left:
+                    raise
 
     for number in range(count):
         add(number)
