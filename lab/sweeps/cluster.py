@@ -6,18 +6,34 @@ with what the task was first given.
 """
 
 import math
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from lab.files import explain_write_errors, shorten_message
+from lab.files import RunError, explain_write_errors, shorten_message
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.parcels import Delivery, Files, pack, receive
 from lab.sweeps.remote import train_elsewhere
 from lab.sweeps.workers import POLL, Death, Trainer
 
+CHECK = 5.0
+"""Seconds between two looks whether the head node answers."""
+PATIENCE = 10.0
+"""Seconds that it has to answer."""
 Claim = Callable[[CellFolder], AbstractContextManager[Any]]
+
+
+def knock(address: str) -> None:
+    """Check that something listens at HOST:PORT.
+
+    Raises:
+        OSError: when nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
 
 
 class Cluster:
@@ -30,7 +46,7 @@ class Cluster:
     def __init__(self, address: str):
         import ray
 
-        self.address, found = address, ray.cluster_resources()
+        self.head, found = ray.get_runtime_context().gcs_address, ray.cluster_resources()
         self.cpus, self.gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
         if not self.cpus:
             raise ValueError(f"ray={address}: its nodes have no CPUs; start them with --num-cpus")
@@ -58,22 +74,30 @@ class Cluster:
         share = 1 / math.ceil(workers / self.gpus) if gpus and self.gpus else 0
         options = {"num_cpus": 1, "num_gpus": share, "max_retries": 0, "num_returns": "streaming"}
         task = ray.remote(**options)(train_elsewhere)
-        return [ClusterTrainer(task, command, claim, stop) for _ in range(workers)]
+        return [ClusterTrainer(self.head, task, command, claim, stop) for _ in range(workers)]
 
 
 class ClusterTrainer(Trainer):
     """Trains cells by tasks of a Ray cluster.
 
     Args:
+        head: HOST:PORT of the head node.
         task: `train_elsewhere`, as Ray's remote function.
         command: the options of Python for a process that trains cells.
         claim: locks a cell's run at home, and writes its configuration.
         stop: set when the sweep is to end.
     """
 
-    def __init__(self, task: Any, command: Sequence[str], claim: Claim, stop: threading.Event):
+    def __init__(
+        self,
+        head: str,
+        task: Any,
+        command: Sequence[str],
+        claim: Claim,
+        stop: threading.Event,
+    ):
         super().__init__(stop)
-        self.task, self.command, self.claim = task, list(command), claim
+        self.head, self.task, self.command, self.claim = head, task, list(command), claim
         self._death = Death("its task of the cluster ended", again=False)
 
     def close(self) -> None:
@@ -104,7 +128,8 @@ class ClusterTrainer(Trainer):
         """Yield what a task sends until it ends; cancel it when the sweep is to end before."""
         import ray
 
-        stream = self.task.remote(self.command, parcels, max_minutes)
+        self._check_head()
+        stream, checked = self.task.remote(self.command, parcels, max_minutes), time.monotonic()
         try:
             while not self.stop.is_set():
                 ready, _ = ray.wait([stream], timeout=POLL)
@@ -113,8 +138,24 @@ class ClusterTrainer(Trainer):
                         yield ray.get(next(stream))
                     except StopIteration:
                         return
+                if time.monotonic() - checked > CHECK:
+                    self._check_head()
+                    checked = time.monotonic()
         finally:
             ray.cancel(stream)
+
+    def _check_head(self) -> None:
+        """Check that the head node still answers; Ray would end this process a minute later.
+
+        Raises:
+            RunError: when it does not.
+        """
+        try:
+            knock(self.head)
+        except OSError as error:
+            raise RunError(
+                f"the cluster at {self.head} is gone; once it runs again, the same command goes on"
+            ) from error
 
     def _end(self, left: Sequence[CellFolder]) -> Death:
         return self._death

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,18 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from lab.files import shorten_message
-from lab.sweeps.cluster import Cluster
+from lab.sweeps.cluster import Cluster, knock
 
-PATIENCE = 10.0
-"""Seconds that a cluster has to answer."""
 REFUSED = b"InvalidAuthToken"
 """Ray's word for a token that is missing or not the cluster's; its exception does not tell."""
+SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # What Ray says about workers that it lost would go between the lines of the sweep.
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
+}
+"""What Ray is told unless the user's environment says otherwise."""
 HERE = ("local", "auto")
 """Addresses that are none: a cluster of this machine for this sweep alone, and one that runs."""
 
@@ -37,11 +42,8 @@ def connect(address: str) -> Iterator[Cluster]:
             "extra wonderful-lab[cluster])"
         )
     _check_address(address)
-    # Before Ray is imported, which reads them.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    for name, value in SETTINGS.items():  # before Ray is imported, which reads them
+        os.environ.setdefault(name, value)
     if address == "local":
         # Ray's name for: the address of this node is that of its loopback interface.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -102,6 +104,6 @@ def _check_address(address: str) -> None:
             "on a node of the cluster"
         )
     try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        knock(address)
     except (OSError, OverflowError) as error:
         raise ValueError(f"ray={address}: no cluster answers there: {error}") from error

@@ -189,8 +189,9 @@ def test_what_is_killed_changes_no_result(tmp_path):
         nodes.order("kill 1")
         wait_for_checkpoints(out, 4)
         nodes.order("kill 0")
-        sweep.communicate()
-        assert sweep.returncode != 0
+        _, said = sweep.communicate()
+        assert sweep.returncode == 1, said
+        assert "is gone; once it runs again, the same command goes on" in said
         steps = find_steps(out)
         nodes.order("add 0")
         nodes.order("add 1")
