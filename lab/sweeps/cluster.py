@@ -135,7 +135,8 @@ class ClusterTrainer(Trainer):
                 ready, _ = ray.wait([stream], timeout=POLL)
                 if ready:
                     try:
-                        yield ray.get(next(stream))
+                        delivery: Any = ray.get(next(stream))
+                        yield delivery
                     except StopIteration:
                         return
                 if time.monotonic() - checked > CHECK:

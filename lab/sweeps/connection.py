@@ -1,6 +1,7 @@
 """Connecting to a Ray cluster: by its address, with its token."""
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -50,11 +51,15 @@ def connect(address: str) -> Iterator[Cluster]:
     import ray
     from ray.exceptions import AuthenticationError
 
-    here = {"include_dashboard": False} if address == "local" else {}
     with TemporaryFile() as heard:
         try:
             with _divert_errors(heard):
-                ray.init(address, log_to_driver=False, logging_level="ERROR", **here)
+                ray.init(
+                    address,
+                    include_dashboard=False if address == "local" else None,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (AuthenticationError, ConnectionError, RuntimeError, ValueError) as error:
             heard.seek(0)
             refused = isinstance(error, AuthenticationError) or REFUSED in heard.read()

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from lab.cli import main
+from lab.cli import app
 from lab.sweeps.connection import connect
 from lab.training.runs import Run
 
@@ -163,11 +164,11 @@ def test_a_node_trains_a_sweep_to_the_same_bits_and_refuses_another_token(tmp_pa
         ("127.0.0.1:1", "no cluster answers there"),
     ],
 )
-def test_an_address_without_a_cluster_is_refused_in_one_line(address, said, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*SWEEP, "--ray", address, "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_an_address_without_a_cluster_is_refused_in_one_line(address, said, tmp_path):
+    words = [*SWEEP, "--ray", address, "--out", str(tmp_path / "out")]
+    ended = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert ended.exit_code == 2
+    (line,) = ended.stderr.splitlines()
     assert line.startswith(f"Error: ray={address}: {said}")
     assert not (tmp_path / "out").exists()
 

@@ -1,6 +1,6 @@
 """Cells that train in a folder elsewhere: what comes home, and going on from it."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def claim(out: Path, *seeds: int) -> list[CellFolder]:
     return folders
 
 
-def train(folders: list[CellFolder]) -> Iterator[Delivery]:
+def train(folders: list[CellFolder]) -> Generator[Delivery, None, None]:
     """Train cells elsewhere; yield what came home, after it was written."""
     by_name = {folder.path.name: folder for folder in folders}
     parcels = {name: pack(folder) for name, folder in by_name.items()}
