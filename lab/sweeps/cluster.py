@@ -22,7 +22,7 @@ from lab.sweeps.workers import POLL, Death, Trainer
 CHECK = 5.0
 """Seconds between two looks whether the head node answers."""
 PATIENCE = 10.0
-"""Seconds that it has to answer."""
+"""Seconds that it has to answer, and a task to end once it is cancelled."""
 Claim = Callable[[CellFolder], AbstractContextManager[Any]]
 
 
@@ -144,6 +144,7 @@ class ClusterTrainer(Trainer):
                     checked = time.monotonic()
         finally:
             ray.cancel(stream)
+            ray.wait([stream.completed()], timeout=PATIENCE)  # it removes its folder
 
     def _check_head(self) -> None:
         """Check that the head node still answers; Ray would end this process a minute later.

@@ -88,9 +88,8 @@ class Nodes:
             os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait() == 0
+        self.process.communicate()  # closes the input
+        assert self.process.returncode == 0
         shutil.rmtree(self.home)
 
 
