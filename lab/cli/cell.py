@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -172,6 +173,25 @@ def train_cell(folder: "CellFolder", max_minutes: float | None = None) -> bool:
         return True
     _evaluate(run, folder, cell)
     return False
+
+
+@contextmanager
+def claim_run(folder: "CellFolder") -> Iterator[None]:
+    """Claim and lock the run of a cell that is trained elsewhere, for a `with` block.
+
+    Raises:
+        ValueError: for options that make no run.
+        RunError: when the folder cannot be used or written.
+    """
+    from dataclasses import replace
+
+    from lab.cli.run_settings import read_settings
+    from lab.training.session import claim_folder
+
+    cell = folder.read_cell()
+    run, _ = read_settings(cell.task, dict(cell.options), folder.run_path)
+    with claim_folder(replace(run, path=folder.run_path)):
+        yield
 
 
 def _evaluate(run: "Run", folder: "CellFolder", cell: "Cell") -> None:

@@ -10,7 +10,7 @@ import typer
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.equal_parameters import check_parameters
 from lab.cli.sweep import run_sweep
-from lab.cli.sweep_options import SweepOptions
+from lab.cli.sweep_options import RayAddress, SweepOptions
 
 if TYPE_CHECKING:
     from analysis.claims.claim import Claim
@@ -45,6 +45,7 @@ def claim(
         int | None,
         typer.Option(help="Runs at the same time.", show_default="one for each core"),
     ] = None,
+    ray: RayAddress = None,
     max_minutes: Annotated[
         float | None,
         typer.Option(help="Most minutes that one run may take.", show_default="no limit"),
@@ -77,6 +78,7 @@ def claim(
     options = SweepOptions(
         out=out,
         workers=workers,
+        ray=ray,
         max_minutes=max_minutes,
         table=out / "table.parquet",
         show=show,

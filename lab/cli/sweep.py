@@ -147,7 +147,15 @@ def run_sweep(
     with report_usage_errors():
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
-        job = SweepJob(sweep, out, options.table, options.workers, options.max_minutes, lanes)
+        job = SweepJob(
+            sweep,
+            out,
+            options.table,
+            options.workers,
+            options.max_minutes,
+            lanes=lanes,
+            ray=options.ray,
+        )
     with report_failures():
         if options.show:
             table = job.tabulate(job.read_earlier())

@@ -11,6 +11,16 @@ import typer
 from lab.cli.command import set_parameters
 from lab.cli.output import Force
 
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Train on a Ray cluster: HOST:PORT of its head node; auto, the cluster of this "
+        "machine; or local, a new one on this machine.",
+        show_default="this machine, without Ray",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class SweepOptions:
@@ -43,6 +53,7 @@ class SweepOptions:
             show_default="one for each core",
         ),
     ] = None
+    ray: RayAddress = None
     max_minutes: Annotated[
         float | None,
         typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),

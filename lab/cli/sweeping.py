@@ -1,12 +1,14 @@
 """Running a sweep: what `lab sweep`, `lab study`, `lab reproduce` and `lab.sweep` share."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from lab.cli.cell import COMMAND
+from lab.cli.cell import COMMAND, claim_run
 from lab.cli.run_settings import read_settings
 from lab.cli.sweep_settings import refuse_cells
 from lab.files import RunError
@@ -19,6 +21,7 @@ from lab.sweeps.lanes import LanePlan, choose_lanes
 from lab.sweeps.runner import check_limits, is_finished, run_cells
 from lab.sweeps.sweep import Cell, Sweep
 from lab.sweeps.table import check_file, save_table, tabulate_cells
+from lab.sweeps.workers import Trainer, start_processes
 from lab.training.experiment import try_out
 from lab.training.loggers import check_installed
 
@@ -78,6 +81,18 @@ class Display:
         """Show how far the running cells are."""
 
 
+class Site(NamedTuple):
+    """Where cells are trained.
+
+    Attributes:
+        cpus: how many cells at a time unless the user says otherwise.
+        start: what `run_cells` takes.
+    """
+
+    cpus: int
+    start: Callable[[int, threading.Event], Sequence[Trainer]]
+
+
 @dataclass(frozen=True)
 class SweepJob:
     """A sweep and how to run it.
@@ -86,9 +101,10 @@ class SweepJob:
         sweep: the cells.
         out: the folder of their folders.
         table: also write the table to this file, and take ended cells from it; None: no file.
-        workers: cells at a time; None: one a core.
+        workers: cells at a time; None: one for each core, of this machine or the cluster.
         max_minutes: most minutes of a cell in total; None: no limit.
         lanes: whether cells may compute together, where that is faster.
+        ray: address of the Ray cluster that trains them; None: this machine does.
 
     Raises:
         ValueError: for a table of another kind, workers below 1, or minutes not above 0.
@@ -100,15 +116,12 @@ class SweepJob:
     workers: int | None = None
     max_minutes: float | None = None
     lanes: bool = True
+    ray: str | None = None
 
     def __post_init__(self):
-        check_limits(self.count_workers(), self.max_minutes)
+        check_limits(1 if self.workers is None else self.workers, self.max_minutes)
         if self.table is not None:
             check_file(self.table)
-
-    def count_workers(self) -> int:
-        """Return how many cells run at a time."""
-        return count_cores() if self.workers is None else self.workers
 
     def read_earlier(self) -> EarlierResults:
         """Return the results in the table, if there is one.
@@ -141,13 +154,14 @@ class SweepJob:
         """Run the unfinished cells and return the table.
 
         Raises:
-            ValueError: for cells that cannot be built; they are named, and nothing is started.
+            ValueError: for cells that cannot be built; they are named, and nothing is started. Or
+                when the cluster is not there or refuses the token.
             RunError: when a file cannot be read or written.
             InterruptedSweepError: when a signal stopped it.
         """
         earlier = self.read_earlier()
-        with display or nullcontext(Display()) as shown:
-            plan = self._plan(earlier.has_ended, shown.on_note)
+        with self._open_site() as site, display or nullcontext(Display()) as shown:
+            plan = self._plan(earlier.has_ended, self.workers or site.cpus, shown.on_note)
             shown.on_plan(plan)
 
             def end(cell: Cell, folder: CellFolder, error: str | None) -> None:
@@ -158,7 +172,7 @@ class SweepJob:
             stopped = run_cells(
                 self.sweep,
                 self.out,
-                COMMAND,
+                site.start,
                 groups=plan.lanes.groups,
                 workers=min(plan.workers, len(plan.lanes.groups)),
                 max_minutes=self.max_minutes,
@@ -172,7 +186,22 @@ class SweepJob:
             raise InterruptedSweepError(stopped)
         return found
 
-    def _plan(self, skip: Callable[[Cell], bool], on_note: Callable[[str], None]) -> SweepPlan:
+    @contextmanager
+    def _open_site(self) -> Iterator[Site]:
+        """Yield where cells are trained."""
+        if self.ray is None:
+            yield Site(count_cores(), partial(start_processes, COMMAND))
+            return
+        from lab.sweeps.connection import connect
+
+        on_cpu = all(cell.options.get("device") == "cpu" for cell in self.sweep.cells)
+        with connect(self.ray) as cluster:
+            start = partial(cluster.start, COMMAND[1:], claim_run, gpus=not on_cpu)
+            yield Site(cluster.cpus, start)
+
+    def _plan(
+        self, skip: Callable[[Cell], bool], workers: int, on_note: Callable[[str], None]
+    ) -> SweepPlan:
         """Build a model of each size, and time a step.
 
         Raises:
@@ -215,7 +244,6 @@ class SweepJob:
             else:
                 costs[cell.name] = found
         refuse_cells(errors, len(cells))
-        workers = self.count_workers()
         by_size = {sizes[name]: cost for name, cost in costs.items()}
         left = TimeLeft(sizes, by_size, workers, self.max_minutes)
         lanes = LanePlan(tuple((cell,) for cell in cells))

@@ -64,6 +64,7 @@ def sweep(
     table: Path | str | None = None,
     workers: int | None = None,
     max_minutes: float | None = None,
+    ray: str | None = None,
     lengths: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -82,6 +83,7 @@ def sweep(
         table: also write the table to this .csv or .parquet file, and take ended runs from it.
         workers: runs at a time, each with one thread; None: one for each core.
         max_minutes: most minutes of a run in total.
+        ray: address of a Ray cluster that trains them, HOST:PORT, "auto" or "local".
         lengths: row lengths at which each run is evaluated; none: that of the task.
         options: of layers, for all runs, such as {"S.d_state": 64}.
         settings: any other option of `lab TASK`, for all runs, such as seq_len=64.
@@ -101,5 +103,5 @@ def sweep(
     built = asked.build()
     folder = Path("runs") / built.name if out is None else Path(out)
     file = None if table is None else Path(table)
-    job = SweepJob(built, folder, file, workers, max_minutes)
+    job = SweepJob(built, folder, file, workers, max_minutes, ray=ray)
     return TrainedSweep(built, folder, job.run(show_sweep()))

@@ -12,14 +12,14 @@ from pathlib import Path
 from lab.files import RunError
 from lab.sweeps.folder import ENDED, CellFolder
 from lab.sweeps.sweep import Cell, Sweep
-from lab.sweeps.workers import POLL, Worker, choose_gpus
+from lab.sweeps.workers import POLL, Trainer
 from lab.training.signals import catch_interrupts
 
 
 def run_cells(
     sweep: Sweep,
     out: Path,
-    command: Sequence[str],
+    start: Callable[[int, threading.Event], Sequence[Trainer]],
     *,
     groups: Sequence[Sequence[Cell]] | None = None,
     workers: int = 1,
@@ -38,7 +38,8 @@ def run_cells(
     Args:
         sweep: the cells.
         out: the folder that holds the cells' folders.
-        command: starts a process that trains cells (`lab.sweeps.workers`).
+        start: returns what trains cells, given how many and what is set when they are to stop,
+            such as `lab.sweeps.workers.start_processes` of a command.
         groups: the cells by the process that trains them together; None: each on its own.
         workers: groups at a time.
         max_minutes: most minutes of a cell in total; None: no limit.
@@ -58,8 +59,7 @@ def run_cells(
         with telling:
             on_end(cell, folder, error)
 
-    def work(variables: dict[str, str]) -> None:
-        worker = Worker(command, variables, stop)
+    def work(worker: Trainer) -> None:
         try:
             while waiting and not stop.is_set():
                 try:
@@ -83,7 +83,7 @@ def run_cells(
 
     with catch_interrupts() as interrupted, ThreadPoolExecutor(workers) as pool:
         try:
-            busy = [pool.submit(work, variables) for variables in choose_gpus(workers)]
+            busy = [pool.submit(work, worker) for worker in start(workers, stop)]
             while not all(future.done() for future in busy) and not interrupted():
                 time.sleep(POLL)
                 with telling:
@@ -122,7 +122,7 @@ def is_finished(cell: Cell, folder: CellFolder, max_minutes: float | None) -> bo
 
 def _train(
     cells: Mapping[CellFolder, Cell],
-    worker: Worker,
+    worker: Trainer,
     max_minutes: float | None,
     on_end: Callable[[Cell, CellFolder, str | None], None],
 ) -> None:

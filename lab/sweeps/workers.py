@@ -1,4 +1,4 @@
-"""The processes that train cells: the only place where a cell becomes a process.
+"""The processes that train cells on this machine: where a cell becomes a process.
 
 A worker is started for its first cells and then trains one group after another, so that importing
 torch is paid for once. It reads a JSON line for each group of cells that are computed together, and
@@ -14,9 +14,10 @@ import signal
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lab.sweeps.folder import CellFolder
 
@@ -29,18 +30,28 @@ MOST_DEATHS = 3
 """A cell whose process is killed is tried again, unless this often since its newest checkpoint."""
 
 
-class Worker:
-    """A process that trains cells, one after another.
+@dataclass(frozen=True)
+class Death:
+    """How a process ended before its cells did.
+
+    Attributes:
+        how: in words.
+        again: whether it was none of its own doing, so that another may go on.
+    """
+
+    how: str
+    again: bool
+
+
+class Trainer(ABC):
+    """Trains cells, one group after another, wherever its process is.
 
     Args:
-        command: starts the process.
-        variables: environment variables of its own, such as the GPU that it uses.
         stop: set when the sweep is to end.
     """
 
-    def __init__(self, command: Sequence[str], variables: dict[str, str], stop: threading.Event):
-        self.command, self.variables, self.stop = list(command), variables, stop
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, stop: threading.Event):
+        self.stop = stop
 
     def train(
         self,
@@ -56,25 +67,25 @@ class Worker:
             on_end: called when a cell has ended, with its error; not where it was stopped.
 
         Raises:
+            RunError: when a folder cannot be used.
             OSError: when the process cannot be started, or the log cannot be written.
         """
         left, deaths = list(folders), []
         while left:
-            order = {"folders": [str(f.path.resolve()) for f in left], "max_minutes": max_minutes}
-            began, log = time.monotonic(), left[0].log
-            for answer in self._ask(order, log):
-                ended = next(f for f in left if str(f.path.resolve()) == answer["folder"])
+            began = time.monotonic()
+            for ended, error in self._ask(tuple(left), max_minutes):
                 left.remove(ended)
-                on_end(ended, answer["error"])
+                on_end(ended, error)
             if not left:
                 return
-            code = self._end()
+            death = self._end(left)
             if self.stop.is_set():
                 return
             deaths.append(sum(map(_find_newest_step, left)))
-            if code > 0 or deaths.count(deaths[-1]) >= MOST_DEATHS:
+            if not death.again or deaths.count(deaths[-1]) >= MOST_DEATHS:
                 if len(left) == 1:
-                    on_end(left[0], _describe_death(code, log))
+                    often = f", {MOST_DEATHS} times without a new checkpoint" * death.again
+                    on_end(left[0], death.how + often)
                     return
                 for folder in left:  # one of them is to blame
                     self.train([folder], max_minutes, on_end)
@@ -82,19 +93,51 @@ class Worker:
             if max_minutes is not None:
                 max_minutes = max(1e-3, max_minutes - (time.monotonic() - began) / 60)
 
+    @abstractmethod
+    def close(self) -> None:
+        """End what has no cell to train."""
+
+    @abstractmethod
+    def _ask(
+        self, folders: Sequence[CellFolder], max_minutes: float | None
+    ) -> Iterator[tuple[CellFolder, str | None]]:
+        """Have cells trained; yield each that has ended, and its error, until all have or death."""
+
+    @abstractmethod
+    def _end(self, left: Sequence[CellFolder]) -> Death:
+        """Clear up after a process that has ended although cells are left; return how it did."""
+
+
+class Worker(Trainer):
+    """A process on this machine.
+
+    Args:
+        command: starts the process.
+        variables: environment variables of its own, such as the GPU that it uses.
+        stop: set when the sweep is to end.
+    """
+
+    def __init__(self, command: Sequence[str], variables: dict[str, str], stop: threading.Event):
+        super().__init__(stop)
+        self.command, self.variables = list(command), variables
+        self.process: subprocess.Popen[bytes] | None = None
+
     def close(self) -> None:
         """End the process, which has no cell to train."""
-        self._end()
+        self._wait()
 
-    def _ask(self, order: dict[str, Any], log: Path) -> Iterator[dict[str, Any]]:
-        """Send an order and yield the answer for each cell, until the process ends or all came."""
+    def _ask(
+        self, folders: Sequence[CellFolder], max_minutes: float | None
+    ) -> Iterator[tuple[CellFolder, str | None]]:
         if self.process is None:
-            self.process = self._start(log)
+            self.process = self._start(folders[0].log)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        by_path = {str(folder.path.resolve()): folder for folder in folders}
+        order = {"folders": list(by_path), "max_minutes": max_minutes}
         with contextlib.suppress(BrokenPipeError):  # an answer that ends tells that it is dead
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        asked, missing = False, len(order["folders"])
+        asked, missing = False, len(folders)
         while missing:
             readable, _, _ = select.select([self.process.stdout], [], [], POLL)
             if readable:
@@ -102,7 +145,8 @@ class Worker:
                 if not line.endswith(b"\n"):
                     return
                 missing -= 1
-                yield json.loads(line)
+                answer = json.loads(line)
+                yield by_path[answer["folder"]], answer["error"]
             if self.stop.is_set() and not asked:
                 self.process.send_signal(signal.SIGINT)
                 asked = True
@@ -120,7 +164,10 @@ class Worker:
                 start_new_session=True,
             )
 
-    def _end(self) -> int:
+    def _end(self, left: Sequence[CellFolder]) -> Death:
+        return _describe_death(self._wait(), left[0].log)
+
+    def _wait(self) -> int:
         """Wait for the end of the process, and return its exit code."""
         process, self.process = self.process, None
         if process is None:
@@ -137,12 +184,25 @@ def _find_newest_step(folder: CellFolder) -> int:
     return 0 if run is None else max(run.list_checkpoints(), default=0)
 
 
-def _describe_death(code: int, log: Path) -> str:
+def _describe_death(code: int, log: Path) -> Death:
     if code <= 0:
         how = f"killed by {signal.Signals(-code).name}" if code else "stopped by a signal"
-        return f"its process was {how}, {MOST_DEATHS} times without a new checkpoint"
+        return Death(f"its process was {how}", again=True)
     lines = [line for line in log.read_text(errors="replace").splitlines()[-TAIL:] if line.strip()]
-    return f"exit code {code}: {lines[-1] if lines else ''}"
+    return Death(f"exit code {code}: {lines[-1] if lines else ''}", again=False)
+
+
+def start_processes(
+    command: Sequence[str], workers: int, stop: threading.Event
+) -> Sequence[Trainer]:
+    """Return workers on this machine; each starts its process for its first cells.
+
+    Args:
+        command: starts a process that trains cells.
+        workers: how many.
+        stop: set when the sweep is to end.
+    """
+    return [Worker(command, variables, stop) for variables in choose_gpus(workers)]
 
 
 def choose_gpus(workers: int) -> list[dict[str, str]]:

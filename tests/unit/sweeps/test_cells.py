@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from lab.sweeps.folder import CellFolder
 from lab.sweeps.lengths import evaluate_last, evaluate_lengths, find_stage_ends
 from lab.sweeps.runner import run_cells
 from lab.sweeps.table import MEASURED, save_table, tabulate_cells
-from lab.sweeps.workers import MOST_DEATHS
+from lab.sweeps.workers import MOST_DEATHS, Trainer, start_processes
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 
@@ -39,7 +41,9 @@ TINY = {
     "start_len": 8,
     "precision": "fp32",
 }
-TRAIN = [sys.executable, "-m", "lab.cli.cell"]
+COMMAND = [sys.executable, "-m", "lab.cli.cell"]
+TRAIN = partial(start_processes, COMMAND)
+FAIL = partial(start_processes, ["false"])
 FAKE = """
 import json, os, pathlib, signal, sys
 for line in sys.stdin:
@@ -52,9 +56,9 @@ for line in sys.stdin:
 """
 
 
-def fake(does: str) -> list[str]:
+def fake(does: str) -> Callable[..., Sequence[Trainer]]:
     """A process that trains nothing and does this for each cell."""
-    return [sys.executable, "-c", FAKE.format(does=does)]
+    return partial(start_processes, [sys.executable, "-c", FAKE.format(does=does)])
 
 
 def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
@@ -141,7 +145,7 @@ def test_trained_cells_are_skipped_and_told_apart_from_those_not_run(trained, tm
     assert row["parameters"] == run.build().parameter_count()
     assert found.row(1, named=True)["accuracy"] is None
     begun = []
-    run_cells(study(cell(0)), tmp_path, ["false"], on_begin=begun.append)
+    run_cells(study(cell(0)), tmp_path, FAIL, on_begin=begun.append)
     assert not begun
 
 
@@ -229,7 +233,7 @@ def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
     long = cell(max_steps=4000, eval_every=1000, early_stop=False)
     folder = CellFolder(tmp_path / long.name)
     folder.claim(long)
-    with subprocess.Popen(TRAIN, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
         order = {"folders": [str(folder.path)], "max_minutes": None}
         worker.stdin.write(json.dumps(order).encode() + b"\n")
@@ -248,7 +252,7 @@ def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
 def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):
     CellFolder(tmp_path / cell().name).claim(cell())
     other = cell(d_model=16)
-    run_cells(study(other), tmp_path, ["false"])
+    run_cells(study(other), tmp_path, FAIL)
     error = CellFolder(tmp_path / other.name).read_error()
     assert error is not None
     assert "holds runs with d_model=8 there and 16 here; choose another --out" in error
@@ -263,7 +267,7 @@ def test_minutes_that_are_up_end_a_cell_and_more_of_them_resume_it(tmp_path):
     assert row["solved"] is False
     assert 1 <= row["steps"] < 60
     assert row["accuracy"] is not None
-    run_cells(long, tmp_path, ["false"], max_minutes=1e-3)
+    run_cells(long, tmp_path, FAIL, max_minutes=1e-3)
     assert folder.find_status() == "out of time", "its minutes are up: nothing is tried"
     run_cells(long, tmp_path, TRAIN)
     assert tabulate_cells(long, tmp_path).row(0, named=True)["steps"] == 60
