@@ -115,8 +115,8 @@ class Metrics(Sequence[MetricsRow]):
     @property
     def cpu_seconds(self) -> float | None:
         """Processor time of all steps; None if a version that did not measure it took some."""
-        spent = [row.get("cpu_seconds") for row in self.rows]
-        return None if None in spent else sum(spent)
+        spent = [row["cpu_seconds"] for row in self.rows if "cpu_seconds" in row]
+        return sum(spent) if len(spent) == len(self.rows) else None
 
     def _find_length(self, row: MetricsRow) -> int:
         return row.get("seq_len", self.seq_len)
