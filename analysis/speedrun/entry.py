@@ -30,7 +30,7 @@ class Trial:
         seed: of rows and initial weights.
         solved: whether its test accuracy reached the track's.
         rows: of training, all lengths counted alike; until it was solved, or else until it ended.
-        cpu_seconds: likewise, of the processor (`lab.training.fit.Row`).
+        cpu_seconds: likewise, of the processor (`lab.training.row.Row`).
         steps: likewise.
         accuracy: on test rows; None if it diverged.
     """

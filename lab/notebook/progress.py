@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from lab.cli.tables.progress import TrainingDisplay, show_progress
 from lab.training.experiment import Plan
-from lab.training.fit import Row
+from lab.training.row import Row
 from lab.training.runs import Run
 
 EVERY = 0.2

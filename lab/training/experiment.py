@@ -14,8 +14,9 @@ from lab.models.evaluation import score
 from lab.models.room import refuse_weights
 from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending
-from lab.training.fit import DivergedError, Row, TrainingState, check, fit
+from lab.training.fit import DivergedError, TrainingState, check, fit
 from lab.training.footprint import COPIES, TOKENS, check_step
+from lab.training.row import Row
 from lab.training.runs import Run
 from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts

@@ -22,10 +22,11 @@ from lab.machine.device import choose_device
 from lab.training.checkpoint import keep_only
 from lab.training.conclusion import Ending
 from lab.training.experiment import Plan, explain_divergence, plan_training
-from lab.training.fit import DivergedError, Row, Stepper
+from lab.training.fit import DivergedError, Stepper
 from lab.training.footprint import count_fitting_lanes
 from lab.training.gradients import differentiate_lanes
 from lab.training.lane_time import LaneTime, measure_lanes
+from lab.training.row import Row
 from lab.training.runs import Run
 from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts

@@ -9,7 +9,7 @@ from secrets import token_hex
 
 from lab.files import RunError
 from lab.folder import Folder
-from lab.training.fit import Row
+from lab.training.row import Row
 from lab.training.runs import Run
 
 Log = Callable[[Row], None]

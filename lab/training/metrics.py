@@ -13,7 +13,7 @@ from lab.training.schema import RowLine, is_valid
 
 CHECKSUM, CHECKPOINT = "crc32", "checkpoint"
 MetricsRow = dict[str, Any]
-"""A `lab.training.fit.Row` without its empty fields; rows of older runs have fewer fields."""
+"""A `lab.training.row.Row` without its empty fields; rows of older runs have fewer fields."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def encode_row(row: Mapping[str, Any], checkpoint: int = 0) -> str:
     """Return a line of metrics.jsonl, with its checksum.
 
     Args:
-        row: of `lab.training.fit.Row`, without its empty fields.
+        row: of `lab.training.row.Row`, without its empty fields.
         checkpoint: step of the newest checkpoint, so that one that vanishes is missed.
     """
     content = json.dumps({**row, CHECKPOINT: checkpoint})

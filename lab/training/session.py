@@ -12,10 +12,10 @@ from lab.config import Runtime, TrainConfig
 from lab.files import lock
 from lab.training.certificate import describe_certificate, write_certificate
 from lab.training.conclusion import Ending, summarize
-from lab.training.fit import Row
 from lab.training.history import Pace
 from lab.training.loggers import open_logger
 from lab.training.missing import check_whole
+from lab.training.row import Row
 from lab.training.runs import Run
 
 

@@ -13,7 +13,7 @@ from lab.cli.run_settings import describe_run
 from lab.files import RunError
 from lab.notebook import progress
 from lab.training.experiment import Plan
-from lab.training.fit import Row
+from lab.training.row import Row
 from lab.training.step_time import StepTime
 from tasks import TASKS
 

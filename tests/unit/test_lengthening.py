@@ -11,7 +11,8 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.lengthening import SHORTEST, explain_start_length, list_stages
 from lab.models import build
 from lab.training.experiment import carry_out
-from lab.training.fit import Row, fit, start
+from lab.training.fit import fit, start
+from lab.training.row import Row
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import IGNORE, Schedule

@@ -13,8 +13,8 @@ from lab.cli.tables.durations import format_duration
 from lab.cli.tables.forecast import Forecast
 from lab.config import ModelConfig
 from lab.training.experiment import Plan
-from lab.training.fit import Row
 from lab.training.records import RECORDS, StepTimes, find_record
+from lab.training.row import Row
 from lab.training.runs import Run
 from lab.training.step_time import StepTime
 

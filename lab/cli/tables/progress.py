@@ -13,7 +13,7 @@ from lab.cli.console import open_console
 from lab.cli.tables.forecast import Forecast
 from lab.lengthening import explain_start_length, list_stages
 from lab.training.experiment import Plan
-from lab.training.fit import Row
+from lab.training.row import Row
 from lab.training.runs import Run
 
 MEASURED_STEPS = range(4, 13)

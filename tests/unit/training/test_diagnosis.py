@@ -19,7 +19,8 @@ from lab.training.diagnosis import diagnose, not_begun, rates, rotary, under_way
 from lab.training.diagnosis.answers import Answers, collect_answers
 from lab.training.diagnosis.failed_run import FailedRun
 from lab.training.experiment import carry_out
-from lab.training.fit import DivergedError, Row, start
+from lab.training.fit import DivergedError, start
+from lab.training.row import Row
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.base import Task

@@ -17,8 +17,9 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
 from lab.training import history
 from lab.training.experiment import carry_out
-from lab.training.fit import DivergedError, Row, fit
+from lab.training.fit import DivergedError, fit
 from lab.training.history import MEMORY, RISE, Pace
+from lab.training.row import Row
 from lab.training.runs import Run
 from tasks import TASKS
 
