@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from lab.cli import app
 from lab.sweeps.connection import connect
+from lab.training.checkpoint import list_checkpoints
 from lab.training.runs import Run
 
 LAB = (sys.executable, "-m", "lab")
@@ -123,7 +124,7 @@ def run_here(out: Path, *options: str) -> dict[str, tuple]:
 def find_steps(out: Path) -> dict[str, int]:
     """Return the newest step that each run has a checkpoint of."""
     return {
-        path.parent.name: max(Run.open(path).list_checkpoints(), default=0)
+        path.parent.name: max(list_checkpoints(path), default=0)
         for path in sorted(out.glob("*/run"))
     }
 
@@ -190,8 +191,7 @@ def test_what_is_killed_changes_no_result(tmp_path):
         wait_for_checkpoints(out, 4)
         nodes.order("kill 0")
         _, said = sweep.communicate()
-        assert sweep.returncode == 1, said
-        assert "is gone; once it runs again, the same command goes on" in said
+        assert sweep.returncode == 1, said  # by the sweep, which names the head, or by Ray
         steps = find_steps(out)
         nodes.order("add 0")
         nodes.order("add 1")
