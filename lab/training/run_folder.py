@@ -5,7 +5,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from lab.config import ModelConfig, TrainConfig
 from lab.files import FORMAT, RunError, explain_write_errors, shorten_message
@@ -17,6 +17,9 @@ from lab.trust import ask_for_trust, is_own, list_named, sign
 from tasks import TASKS, restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
+
+Kind = TypeVar("Kind", bound="RunFolder")
+"""The class that `open` is called on. Types that are checked at every call cannot be Self."""
 
 
 class OutError(RunError):
@@ -42,7 +45,9 @@ class RunFolder:
     trusted: bool = field(default=True, compare=False)
 
     @classmethod
-    def open(cls, path: Path | str, *, trust: bool = False, named: Collection[str] = ()) -> Self:
+    def open(
+        cls: type[Kind], path: Path | str, *, trust: bool = False, named: Collection[str] = ()
+    ) -> Kind:
         """Read a run folder.
 
         Args:

@@ -212,7 +212,7 @@ def test_an_analysis_needs_its_module_and_a_line(monkeypatch, tmp_path):
     assert record(found)["analyses"]["counted"] == [
         {"title": "Tokens", "says": "32 tokens were counted.", "tokens": 32}
     ]
-    with pytest.raises(ValueError, match=r"only=lost: must be one of .*counted"):
+    with pytest.raises(ValueError, match=r"only=lost: is no analysis. Known: .*counted"):
         examine(Subject.of(run, step=0, rows=2), ("lost",))
 
 
