@@ -183,14 +183,12 @@ def claim_run(folder: "CellFolder") -> Iterator[None]:
         ValueError: for options that make no run.
         RunError: when the folder cannot be used or written.
     """
-    from dataclasses import replace
-
     from lab.cli.run_settings import read_settings
     from lab.training.session import claim_folder
 
     cell = folder.read_cell()
     run, _ = read_settings(cell.task, dict(cell.options), folder.run_path)
-    with claim_folder(replace(run, path=folder.run_path)):
+    with claim_folder(run):
         yield
 
 

@@ -54,7 +54,7 @@ def resume(path: Path, max_steps: int | None, trust: bool, as_json: bool, **mach
     from lab.training.runs import Run
 
     with report_failures():
-        run = Run.open(path, trust=trust)
+        run = Run.of(folder)
         with report_usage_errors():
             runtime = Runtime(**{name: v for name, v in machine.items() if v is not None})
             choose_device(runtime.device)

@@ -50,7 +50,7 @@ def try_on_machine(folder: "RunFolder", runtime: Runtime) -> "Run":
     from lab.training.loggers import check_installed
     from lab.training.runs import Run
 
-    run = Run(folder.path, folder.task, folder.model, folder.train)
+    run = Run.of(folder)
     device = choose_device(runtime.device)
     check_installed(runtime.log)
     try_out(run, device)
@@ -71,7 +71,7 @@ def read_settings(
     from lab.training.runs import Run
 
     folder, runtime = describe_folder(name, given, out, known)
-    return Run(folder.path, folder.task, folder.model, folder.train), runtime
+    return Run.of(folder), runtime
 
 
 def describe_folder(

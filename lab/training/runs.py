@@ -39,6 +39,11 @@ from lab.trust import ask_for_trust, list_named
 class Run(RunFolder):
     """A training run: what its folder says, and its weights."""
 
+    @classmethod
+    def of(cls, folder: RunFolder) -> "Run":
+        """Return the run of a folder that was read, or described, without torch."""
+        return cls(folder.path, folder.task, folder.model, folder.train, folder.trusted)
+
     def build(self) -> LanguageModel:
         """Return the model with its initial weights.
 
