@@ -6,10 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import Trial, run_trials
+from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
 from lab.laws.special import compare_beside_special, list_special, name_special
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 
 MOST_ROWS = 32

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import Trial, run_trials
+from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
 from lab.laws.special import compare_special, list_special, name_special
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 
 TOKENS = 2**12

@@ -1,7 +1,7 @@
 """Comparing outputs that a law says are equal, against the module's noise floor."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from lab.laws.probes import Probes, draw, name_precision
 from lab.laws.refusal import REFUSALS, IncomparableError, describe_error
 from lab.laws.reproduction import write_program
 from lab.laws.timing import LEAST, read_clock
+from lab.laws.trial import Trial, Trials
 from lab.laws.verdict import Verdict
 
 ROUNDINGS = 64
@@ -23,26 +24,6 @@ NOISY = 1e-2
 MOST_LENGTHS = 64
 LONGER_SHARE = 0.15
 """Share of a law's time that longer lengths may take beside it."""
-
-Check = Callable[..., tuple[Tensor, Tensor]]
-"""check(module, x, **given) → a difference [b t …] that a law says is zero, and its reference."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One comparison whose difference a law says is zero.
-
-    Attributes:
-        check: computes the difference; reproductions print its source.
-        given: the check's further arguments, literals.
-        words: describes a failure; {row} and {position} name where the difference is largest.
-        refusable: whether a module may refuse the check's input, by its length or its rows.
-    """
-
-    check: Check
-    given: Mapping[str, Any]
-    words: str
-    refusable: bool = False
 
 
 @dataclass
@@ -64,10 +45,6 @@ class Undecided:
         if self.late:
             words.append(f"no time was left for lengths {', '.join(map(str, self.late))}")
         return "; ".join(words)
-
-
-Trials = Callable[[nn.Module, Tensor], Iterable[Trial]]
-"""The trials of a law on one input of a module."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import Trial, run_trials
+from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.leaking import attribute_to_leak
 from lab.laws.probes import Probes, draw
 from lab.laws.special import Special, list_special, name_special, put_special
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder, State
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lab.laws.comparison import Trial, run_trials
+from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 
 MOST_CALLS = 1500

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import ROUNDINGS, Trials, run_trials
+from lab.laws.comparison import ROUNDINGS, run_trials
 from lab.laws.noise import noise_floor, relative_error
 from lab.laws.probes import Probes
+from lab.laws.trial import Trials
 from lab.laws.verdict import Verdict
 from lab.layers.state import State
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import Trial, run_trials
+from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 from lab.layers.mixer import MatrixMixer
 

@@ -1,9 +1,7 @@
 """Whether a failure that fp64 shows is one in the module's own precision."""
 
 import math
-from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +10,7 @@ from lab.laws.copying import copy_module
 from lab.laws.noise import lower_precision, noise_floor, relative_error
 from lab.laws.probes import Probes, name_precision
 from lab.laws.refusal import REFUSALS
-
-
-@runtime_checkable
-class Comparison(Protocol):
-    """A check with its arguments, as `lab.laws.comparison.Trial`."""
-
-    @property
-    def check(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """The function that computes the difference and its reference."""
-        ...
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """The check's further arguments."""
-        ...
+from lab.laws.trial import Trial
 
 
 class OwnPrecision:
@@ -44,12 +28,12 @@ class OwnPrecision:
     def _module(self) -> nn.Module:
         return copy_module(self._converted).to(self._probes.own)
 
-    def refutes(self, trial: Comparison, x: Tensor, error: float) -> bool:
+    def refutes(self, trial: Trial, x: Tensor, error: float) -> bool:
         """Whether the module's own precision is fine enough to show an error, and does not."""
         own, allowed = self._measure(trial, x)
         return own <= allowed and (not math.isfinite(error) or allowed < error)
 
-    def describe(self, trial: Comparison, x: Tensor, error: float) -> str:
+    def describe(self, trial: Trial, x: Tensor, error: float) -> str:
         """Name the precision of an error, and say how large it is in the module's own."""
         name = name_precision(self._probes.dtype)
         if self._probes.own == self._probes.dtype:
@@ -60,7 +44,7 @@ class OwnPrecision:
         alone = " alone" if own <= allowed else ""
         return f"{name}{alone}, {own:.2g} in {name_precision(self._probes.own)}"
 
-    def _measure(self, trial: Comparison, x: Tensor) -> tuple[float, float]:
+    def _measure(self, trial: Trial, x: Tensor) -> tuple[float, float]:
         """Return the error in the module's own precision and its bound; NaN if it cannot be run."""
         if self._probes.own == self._probes.dtype:
             return math.nan, math.nan

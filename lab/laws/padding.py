@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.adapters.carried import PATTERNS
-from lab.laws.comparison import Trial, run_trials
+from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.leaking import attribute_to_leak
 from lab.laws.probes import Probes, draw
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 

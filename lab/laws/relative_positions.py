@@ -7,10 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import ROUNDINGS, Trial, run_trials
+from lab.laws.comparison import ROUNDINGS, run_trials
 from lab.laws.decoding import compare_position
 from lab.laws.law import Law
 from lab.laws.probes import Probes
+from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 from lab.layers.state import Decoder
 
