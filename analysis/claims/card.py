@@ -14,7 +14,7 @@ import analysis
 import lab
 import tasks
 from analysis.claims.claim import Claim
-from analysis.claims.verdict import Verdict
+from analysis.claims.verdict import ClaimVerdict
 from analysis.pages.page import fill_template
 from analysis.pages.sweep import show_figures
 from analysis.sweeps.results import SweepResults
@@ -43,7 +43,7 @@ class Card:
 
     claim: Claim
     scale: str
-    verdict: Verdict
+    verdict: ClaimVerdict
     power: float
     seeds: int
     digests: dict[str, str]

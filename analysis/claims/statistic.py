@@ -53,7 +53,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StatisticValue:
     """The value of a statistic.
 
     Attributes:
@@ -91,7 +91,7 @@ def score(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def estimate(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> Estimate:
+def estimate(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:
     """Return the statistic of a table at the best learning rates.
 
     Args:
@@ -124,13 +124,13 @@ def average_seeds(rows: pl.DataFrame, places: list[str]) -> Float[np.ndarray, " 
 
 def compare(
     ours: Float[np.ndarray, " n"], theirs: Float[np.ndarray, " m"], places: int
-) -> Estimate:
+) -> StatisticValue:
     """Return the difference of two means over seeds, with Welch's interval."""
     from scipy import stats
 
     seeds = min(len(ours), len(theirs))
     if seeds == 0:
-        return Estimate(math.nan, math.nan, math.nan, 0, places)
+        return StatisticValue(math.nan, math.nan, math.nan, 0, places)
     value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
     low, high = -math.inf, math.inf
     if seeds >= FEWEST and ours.std() == theirs.std() == 0:
@@ -138,10 +138,10 @@ def compare(
     elif seeds >= FEWEST:
         ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
         low, high = float(ends.low), float(ends.high)
-    return Estimate(value, low, high, seeds, places, most=most)
+    return StatisticValue(value, low, high, seeds, places, most=most)
 
 
-def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> Estimate:
+def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:
     """Return the lowest or highest mean over places, with ends that hold for all places at once.
 
     "All lie above" needs no correction for how many places there are, since each of them must do
@@ -167,10 +167,10 @@ def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -
             low, high = -math.inf, math.inf
         found.append((sum(values) / len(values), low, high, len(values), name))
     if not found:
-        return Estimate(math.nan, math.nan, math.nan, 0, 0)
+        return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
     pick = min if statistic.kind == "least" else max
     value, _, _, _, where = pick(found)
-    return Estimate(
+    return StatisticValue(
         value,
         pick(low for _, low, *_ in found),
         pick(high for _, _, high, *_ in found),

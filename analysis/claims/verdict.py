@@ -10,8 +10,8 @@ import polars as pl
 
 from analysis.claims.claim import Claim
 from analysis.claims.statistic import (
-    Estimate,
     Statistic,
+    StatisticValue,
     average_seeds,
     compare,
     count_places,
@@ -24,13 +24,13 @@ from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.settings import RATE
 from lab.sweeps.folder import ENDED
 
-Outcome = Literal["holds", "fails", "undecided"]
+ClaimOutcome = Literal["holds", "fails", "undecided"]
 DRAWS = 400
 """Planted sweeps that the power is computed from; its error is about 0.02."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What a sweep says of a claim.
 
     Attributes:
@@ -43,15 +43,15 @@ class Verdict:
         unended: how many of the sweep's runs have not ended, or failed.
     """
 
-    outcome: Outcome
+    outcome: ClaimOutcome
     because: str
     operational: bool
-    estimate: Estimate
+    estimate: StatisticValue
     runs: int
     unended: int
 
 
-def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) -> Verdict:
+def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) -> ClaimVerdict:
     """Return the verdict of a sweep's table.
 
     A claim holds where the whole interval lies on its side of the threshold, and fails where the
@@ -65,21 +65,21 @@ def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) ->
     runs = relevant.select(list(factors)).n_unique()
     missing = relevant.filter(~pl.col("status").is_in(ENDED)).unique(list(factors))
     if len(missing) or not runs:
-        nothing = Estimate(math.nan, math.nan, math.nan, 0, 0)
+        nothing = StatisticValue(math.nan, math.nan, math.nan, 0, 0)
         counts = ", ".join(
             f"{count} {status}" for status, count in missing["status"].value_counts().rows()
         )
         why = f"not all runs have ended: {counts} of {runs}"
-        return Verdict("undecided", why, True, nothing, runs, len(missing))
+        return ClaimVerdict("undecided", why, True, nothing, runs, len(missing))
     found = estimate(table, statistic, places)
     outcome, because = _judge(found, statistic)
     change = _find_change(score(relevant), statistic, places)
     if outcome != "undecided" and change:
         outcome, because = "undecided", change
-    return Verdict(outcome, because, False, found, runs, 0)
+    return ClaimVerdict(outcome, because, False, found, runs, 0)
 
 
-def _judge(found: Estimate, statistic: Statistic) -> tuple[Outcome, str]:
+def _judge(found: StatisticValue, statistic: Statistic) -> tuple[ClaimOutcome, str]:
     line, above = statistic.threshold, statistic.side == "above"
     if not math.isfinite(found.value):
         return "undecided", "the table has no run of a setting that the claim names"
@@ -146,7 +146,7 @@ def compute_power(claim: Claim, seeds: int) -> float:
     return held / DRAWS
 
 
-def _bound_planted(values: np.ndarray) -> Estimate:
+def _bound_planted(values: np.ndarray) -> StatisticValue:
     if len(values) < 2:
-        return Estimate(float(values.mean()), -math.inf, math.inf, len(values), 1)
-    return Estimate(float(values.mean()), *bound_mean(values.tolist()), len(values), 1)
+        return StatisticValue(float(values.mean()), -math.inf, math.inf, len(values), 1)
+    return StatisticValue(float(values.mean()), *bound_mean(values.tolist()), len(values), 1)

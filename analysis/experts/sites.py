@@ -28,7 +28,7 @@ from tasks.base import Batch
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoredAnswers:
     """Loss and answer at each scored position of a batch.
 
     Attributes:
@@ -72,10 +72,10 @@ class Site:
         return len(self.module.down)
 
     @cached_property
-    def whole(self) -> Outcome:
+    def whole(self) -> ScoredAnswers:
         """Loss and answers with all experts."""
         with torch.no_grad():
-            return Outcome(self.clean.losses, self.clean.right)
+            return ScoredAnswers(self.clean.losses, self.clean.right)
 
     @cached_property
     def counts(self) -> Int[np.ndarray, " experts"]:
@@ -89,7 +89,7 @@ class Site:
         return torch.bincount(self.indices.flatten(), size, self.n_experts).cpu().numpy()
 
     @torch.no_grad()
-    def delete(self, deleted: Bool[Tensor, "b t h k"]) -> Outcome:
+    def delete(self, deleted: Bool[Tensor, "b t h k"]) -> ScoredAnswers:
         """Return loss and answers when these choices have weight 0.
 
         Rows in which nothing is deleted keep theirs, to the bit.
@@ -114,7 +114,7 @@ class Site:
         )
         losses, right = self.whole.losses.clone(), self.whole.right.clone()
         losses[again], right[again] = found.losses, found.right
-        return Outcome(losses, right)
+        return ScoredAnswers(losses, right)
 
     @torch.no_grad()
     def measure_unused(self) -> float:

@@ -22,7 +22,7 @@ from analysis.statistics.survival import (
     permutation_p,
 )
 from analysis.words import count_decimals, join_names, percent
-from lab.sweeps.table import count_rows, find_solving_steps
+from lab.sweeps.table import count_training_rows, find_solving_steps
 from lab.training.runs import Run
 
 LEVEL = 0.05
@@ -276,7 +276,7 @@ def _collect(name: str, runs: Sequence[Run], measure: Measure) -> Contender:
     times, solved = zip(*(_find_time(run) for run in runs), strict=True)
     if measure == "rows":
         times = tuple(
-            count_rows(run, [row for row in run.read_metrics() if row["step"] <= step])
+            count_training_rows(run, [row for row in run.read_metrics() if row["step"] <= step])
             for run, step in zip(runs, times, strict=True)
         )
     return Contender(name, times, solved, estimate_median(times, solved)[0])

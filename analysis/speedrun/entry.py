@@ -23,7 +23,7 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
 
 @dataclass(frozen=True)
-class Trial:
+class RecordTrial:
     """A run of a candidate with one seed.
 
     Attributes:
@@ -48,7 +48,7 @@ class Trial:
 
 
 @with_config(STRICT)
-class _TrialEntry(TypedDict):
+class _RecordTrialEntry(TypedDict):
     seed: int
     solved: bool
     rows: int
@@ -63,9 +63,9 @@ class _EntryFile(TypedDict):
     name: str
     says: str
     options: dict[str, Any]
-    trials: list[_TrialEntry]
+    trials: list[_RecordTrialEntry]
     before: str | None
-    rerun: NotRequired[list[_TrialEntry] | None]
+    rerun: NotRequired[list[_RecordTrialEntry] | None]
     p: float | None
     certificate: str
     source: NotRequired[str | None]
@@ -99,9 +99,9 @@ class Entry:
     track: str
     number: int
     candidate: Candidate
-    trials: tuple[Trial, ...]
+    trials: tuple[RecordTrial, ...]
     before: str | None
-    rerun: tuple[Trial, ...] | None
+    rerun: tuple[RecordTrial, ...] | None
     p: float | None
     certificate: str
     source: str | None
@@ -131,7 +131,7 @@ class Entry:
         validate(_EntryFile, held, f"{file}: is no entry of the records")
         candidate = Candidate(*(held.pop(name) for name in ("name", "says", "options")))
         trials, rerun = (
-            None if found is None else tuple(Trial(**trial) for trial in found)
+            None if found is None else tuple(RecordTrial(**trial) for trial in found)
             for found in (held.pop("trials"), held.pop("rerun", None))
         )
         assert trials is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
-from analysis.speedrun.entry import Entry, Trial, read_history
+from analysis.speedrun.entry import Entry, RecordTrial, read_history
 from analysis.speedrun.judgement import find_median
 from analysis.speedrun.track import TRACKS, WORDS, Measure, Track
 from lab.files import RunError, explain_write_errors
@@ -31,7 +31,7 @@ def read_histories(home: Path) -> dict[str, list[Entry]]:
     return {name: read_history(home, track) for name, track in TRACKS.items()}
 
 
-def format_median(trials: Sequence[Trial], measure: Measure) -> str:
+def format_median(trials: Sequence[RecordTrial], measure: Measure) -> str:
     """Return the median of what is counted, with its 95 % interval."""
     median, ends = find_median(trials, measure)
     low, high = (f"{end:,.0f}" if math.isfinite(end) else "unknown" for end in ends)

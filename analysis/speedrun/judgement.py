@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.speedrun.entry import Entry, Trial
+from analysis.speedrun.entry import Entry, RecordTrial
 from analysis.speedrun.track import WORDS, Measure
 from analysis.statistics.survival import estimate_median, log_rank_p
 from lab.files import RunError
@@ -32,7 +32,9 @@ class Judgement:
     p: float | None
 
 
-def judge(trials: Sequence[Trial], holder: Sequence[Trial] | None, measure: Measure) -> Judgement:
+def judge(
+    trials: Sequence[RecordTrial], holder: Sequence[RecordTrial] | None, measure: Measure
+) -> Judgement:
     """Judge a candidate's runs against those of the holder.
 
     A candidate's run that is not solved counts as unsolved for longer than any other run, so that
@@ -60,19 +62,21 @@ def judge(trials: Sequence[Trial], holder: Sequence[Trial] | None, measure: Meas
     return Judgement(False, f"{says}; a record needs a lower median and p < {LEVEL:g}", p)
 
 
-def find_median(trials: Sequence[Trial], measure: Measure) -> tuple[float, tuple[float, float]]:
+def find_median(
+    trials: Sequence[RecordTrial], measure: Measure
+) -> tuple[float, tuple[float, float]]:
     """Return the Kaplan–Meier median of what is counted, and its 95 % interval."""
     return estimate_median(*_censor(trials, measure))
 
 
-def _test(ours: Sequence[Trial], theirs: Sequence[Trial], measure: Measure) -> float:
+def _test(ours: Sequence[RecordTrial], theirs: Sequence[RecordTrial], measure: Measure) -> float:
     most = max(trial.count(measure) for trial in (*ours, *theirs))
     counts, solved = _censor(ours, measure, most)
     return log_rank_p(counts, solved, *_censor(theirs, measure), alternative="greater")
 
 
 def _censor(
-    trials: Sequence[Trial], measure: Measure, most: float = 0.0
+    trials: Sequence[RecordTrial], measure: Measure, most: float = 0.0
 ) -> tuple[list[float], list[bool]]:
     """Return what was counted and whether it was until solved; unsolved runs last at least `most`.
 

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from analysis.speedrun.entry import Trial
+from analysis.speedrun.entry import RecordTrial
 from lab.files import RunError
 from lab.sweeps.folder import ENDED, CellFolder
 from lab.sweeps.sweep import Cell, Sweep
-from lab.sweeps.table import count_rows
+from lab.sweeps.table import count_training_rows
 
 FACTOR = "entry"
 """The factor of the sweep that names a candidate or the holder."""
 
 
-def read_trials(sweep: Sweep, out: Path, name: str) -> tuple[Trial, ...]:
+def read_trials(sweep: Sweep, out: Path, name: str) -> tuple[RecordTrial, ...]:
     """Return the runs of one entry.
 
     Args:
@@ -28,7 +28,7 @@ def read_trials(sweep: Sweep, out: Path, name: str) -> tuple[Trial, ...]:
     return tuple(_read(cell, CellFolder(out / cell.name)) for cell in cells)
 
 
-def _read(cell: Cell, folder: CellFolder) -> Trial:
+def _read(cell: Cell, folder: CellFolder) -> RecordTrial:
     status, run = folder.find_status(), folder.open_run()
     result = None if run is None else run.read_result()
     if status not in ENDED or run is None or result is None:
@@ -37,10 +37,10 @@ def _read(cell: Cell, folder: CellFolder) -> Trial:
     metrics = run.read_metrics()
     if metrics.cpu_seconds is None:
         raise RunError(f"{folder.path}: has steps without CPU seconds; choose another --out")
-    return Trial(
+    return RecordTrial(
         seed=run.train.seed,
         solved=status == "solved",
-        rows=count_rows(run, metrics),
+        rows=count_training_rows(run, metrics),
         cpu_seconds=round(metrics.cpu_seconds, 3),
         steps=result["steps"],
         accuracy=result["accuracy"],

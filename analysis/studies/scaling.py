@@ -6,12 +6,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
-from lab.bench.scaling import Curve
+from lab.bench.scaling import CostCurve
 
 COLUMNS, PANEL = 2, 190
 
 
-def draw(curves: Sequence[Curve]) -> go.Figure:
+def draw(curves: Sequence[CostCurve]) -> go.Figure:
     """Draw CPU time and memory against each size, both axes logarithmic.
 
     A dotted line through the last point has the slope of the bound: times should rise no faster.

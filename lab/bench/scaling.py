@@ -67,7 +67,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Curve(Ratio):
+class CostCurve(Ratio):
     """Costs by size; `ours` is the fitted exponent of time, `theirs` its bound.
 
     Attributes:
@@ -138,7 +138,7 @@ def measure() -> list[Ratio]:
         return [trace(axis) for axis in AXES]
 
 
-def trace(axis: Axis) -> Curve:
+def trace(axis: Axis) -> CostCurve:
     """Measure the costs along an axis, and fit their exponents."""
     settings = [_set(axis, value) for value in axis.values]
     calls = [axis.prepare(given) for given in settings]
@@ -147,7 +147,7 @@ def trace(axis: Axis) -> Curve:
     exponent, growth = fit_exponent(axis.values, spent), fit_exponent(axis.values, peaks)
     stack = settings[0]["stack"] if axis.name != "layers" else "AM"
     what = "forward" if axis.prepare is _prepare_forward else "forward and backward"
-    return Curve(
+    return CostCurve(
         f"{stack}, {what}: growth with {axis.name}, {axis.values[0]:,} to {axis.values[-1]:,}",
         exponent,
         axis.bound,

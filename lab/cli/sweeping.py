@@ -81,7 +81,7 @@ class Display:
         """Show how far the running cells are."""
 
 
-class Site(NamedTuple):
+class TrainingSite(NamedTuple):
     """Where cells are trained.
 
     Attributes:
@@ -187,17 +187,17 @@ class SweepJob:
         return found
 
     @contextmanager
-    def _open_site(self) -> Iterator[Site]:
+    def _open_site(self) -> Iterator[TrainingSite]:
         """Yield where cells are trained."""
         if self.ray is None:
-            yield Site(count_cores(), partial(start_processes, COMMAND))
+            yield TrainingSite(count_cores(), partial(start_processes, COMMAND))
             return
         from lab.sweeps.connection import connect
 
         on_cpu = all(cell.options.get("device") == "cpu" for cell in self.sweep.cells)
         with connect(self.ray) as cluster:
             start = partial(cluster.start, COMMAND[1:], claim_run, gpus=not on_cpu)
-            yield Site(cluster.cpus, start)
+            yield TrainingSite(cluster.cpus, start)
 
     def _plan(
         self, skip: Callable[[Cell], bool], workers: int, on_note: Callable[[str], None]

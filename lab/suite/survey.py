@@ -29,7 +29,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TaskSummary:
     """A task at its defaults.
 
     Attributes:
@@ -57,11 +57,11 @@ class Entry:
     why_fixed: str
 
 
-def survey_tasks() -> Iterator[Entry]:
+def survey_tasks() -> Iterator[TaskSummary]:
     """Yield every task of the suite, timed."""
     for kind in TASKS.values():
         task = kind()
-        yield Entry(
+        yield TaskSummary(
             name=task.name,
             separates=task.separates,
             size=_measure_size(task),

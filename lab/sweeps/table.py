@@ -122,7 +122,7 @@ def _measure(
             "low": low,
             "high": high,
             "validation": at.get("validation"),
-            "rows": count_rows(run, upto),
+            "rows": count_training_rows(run, upto),
             "seconds": sum(row["seconds"] for row in upto),
             **of_run,
         }
@@ -214,7 +214,7 @@ def find_solving_steps(run: RunFolder, metrics: Sequence[MetricsRow]) -> dict[in
     return first
 
 
-def count_rows(run: RunFolder, metrics: Sequence[MetricsRow]) -> int:
+def count_training_rows(run: RunFolder, metrics: Sequence[MetricsRow]) -> int:
     """Count the training rows of some steps; their number per step depends on their length."""
     sizes = {stage.task.seq_len: stage.batch_size for stage in list_stages(run.task, run.train)}
     return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)

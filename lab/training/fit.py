@@ -13,7 +13,7 @@ from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate
-from lab.training.gradients import Outcome, differentiate
+from lab.training.gradients import StepResult, differentiate
 from lab.training.optimizers import build_optimizers
 from lab.training.row import Row
 from tasks.base import Batch, Schedule, Task
@@ -172,12 +172,12 @@ class Stepper:
         # The model is causal: nothing reads what follows the last answer.
         return batch.trim() if self._lengths_vary else batch
 
-    def differentiate(self, batch: Batch, precision: str) -> Outcome:
+    def differentiate(self, batch: Batch, precision: str) -> StepResult:
         """Set the gradients of the next step, with its own random numbers."""
         with _seed_step(self.config.seed, self.state.step + 1, self._device):
             return differentiate(self.state.model, batch, precision)
 
-    def update(self, outcome: Outcome, began: Spent) -> Row:
+    def update(self, outcome: StepResult, began: Spent) -> Row:
         """Take the step whose gradients were set, and evaluate the model if it is time to.
 
         Args:

@@ -22,7 +22,7 @@ from lab.ops.lanes import map_lanes
 from tasks.base import IGNORE, Batch
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """What a forward and backward pass found, besides the gradients.
 
     Attributes:
@@ -36,18 +36,18 @@ class Outcome(NamedTuple):
     scored: int
 
 
-def differentiate(model: LanguageModel, batch: Batch, precision: str) -> Outcome:
+def differentiate(model: LanguageModel, batch: Batch, precision: str) -> StepResult:
     """Add the gradient of the loss on a batch to a model's parameters."""
     with collect_balance_losses(model) as imbalances:
         hidden, weight, targets = score(model, batch, precision)
     loss, correct = linear_cross_entropy(hidden, weight, targets)
     sum(imbalances, start=loss).backward()
-    return Outcome(loss.detach(), correct, len(targets))
+    return StepResult(loss.detach(), correct, len(targets))
 
 
 def differentiate_lanes(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
-) -> list[Outcome]:
+) -> list[StepResult]:
     """Set the gradients of several models of one shape, each on its own batch of one shape.
 
     Raises:
@@ -85,7 +85,7 @@ def differentiate_lanes(
             rows, weight = rows.bfloat16(), weight.bfloat16()
         loss, correct = linear_cross_entropy(rows, weight, targets)
         losses.append(loss)
-        outcomes.append(Outcome(loss.detach(), correct, count))
+        outcomes.append(StepResult(loss.detach(), correct, count))
     # A lane's weights reach its own loss alone, so the sum has every lane's gradients.
     torch.stack(losses).sum().backward()
     for name, stacked in weights.items():

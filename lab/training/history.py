@@ -31,7 +31,7 @@ MEMORY = 0.9
 """Decay of the running accuracy per step: it follows within about ten steps."""
 
 
-class Pace:
+class WeightsSchedule:
     """Decides after which steps weights are kept: powers of √2, and more during a jump.
 
     A jump is a rise of the running mean of the training accuracy above its highest value so far, so

@@ -12,7 +12,7 @@ from lab.config import Runtime, TrainConfig
 from lab.files import lock
 from lab.training.certificate import describe_certificate, write_certificate
 from lab.training.conclusion import Ending, summarize
-from lab.training.history import Pace
+from lab.training.history import WeightsSchedule
 from lab.training.loggers import open_logger
 from lab.training.missing import check_whole
 from lab.training.row import Row
@@ -50,7 +50,7 @@ class Session:
         run.rewind(self.state.step)
         self._record: list[Callable[[Row], None]] = []
         self._began = time.monotonic()
-        self._pace = Pace()
+        self._pace = WeightsSchedule()
         # As if it had not been interrupted.
         for before in run.read_metrics():
             self._pace.update(before["step"], before["accuracy"])

@@ -29,7 +29,7 @@ def test_the_exponent_is_that_of_the_largest_sizes():
 
 
 @pytest.fixture(scope="module")
-def curves() -> list[scaling.Curve]:
+def curves() -> list[scaling.CostCurve]:
     """Every axis, at small values."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaling, "BASE", scaling.BASE | SMALL)

@@ -6,13 +6,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lab.suite.survey import Entry, Size
+from lab.suite.survey import Size, TaskSummary
 
 ROOM_FOR_A_LINE = 136
 """Columns that a terminal needs to show each task on one line."""
 
 
-def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
+def build_suite_table(entries: Sequence[TaskSummary], width: int) -> RenderableType:
     """Build the table of the suite: one line a task where there is room, else several."""
     numbers = (
         "scored",
@@ -49,7 +49,7 @@ def build_suite_table(entries: Sequence[Entry], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _format_numbers(entry: Entry) -> tuple[str, ...]:
+def _format_numbers(entry: TaskSummary) -> tuple[str, ...]:
     return (
         f"{entry.scored:,.0f}" if entry.scored == int(entry.scored) else f"{entry.scored:,.1f}",
         f"{entry.chance:.2g}",

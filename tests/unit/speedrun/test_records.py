@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from analysis.speedrun import judgement, track
 from analysis.speedrun.candidate import FREE, Candidate
-from analysis.speedrun.entry import HOME, Entry, Trial, read_history
+from analysis.speedrun.entry import HOME, Entry, RecordTrial, read_history
 from analysis.speedrun.history import BEGIN, END, PAGE, build_table, draw, read_histories
 from analysis.speedrun.judgement import judge, verify_history
 from analysis.speedrun.track import TRACKS, Track
@@ -43,7 +43,7 @@ def run_trials(means: float, rng, count: int = 5, unsolved: int = 0, limit: int 
     for seed in range(count):
         solved, rows = seed < count - unsolved, int(rng.normal(means, 20))
         rows = rows if solved else limit
-        found.append(Trial(seed, solved, rows, float(rows), rows, 0.99 if solved else 0.5))
+        found.append(RecordTrial(seed, solved, rows, float(rows), rows, 0.99 if solved else 0.5))
     return tuple(found)
 
 

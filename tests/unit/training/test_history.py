@@ -18,7 +18,7 @@ from lab.files import RunError
 from lab.training import history
 from lab.training.experiment import carry_out
 from lab.training.fit import DivergedError, fit
-from lab.training.history import MEMORY, RISE, Pace
+from lab.training.history import MEMORY, RISE, WeightsSchedule
 from lab.training.row import Row
 from lab.training.runs import Run
 from tasks import TASKS
@@ -70,7 +70,7 @@ def files(run: Run) -> dict[str, bytes]:
 
 
 def due(accuracies, first: int = 1) -> list[int]:
-    pace = Pace()
+    pace = WeightsSchedule()
     return [step for step, share in enumerate(accuracies, first) if pace.update(step, float(share))]
 
 
