@@ -38,6 +38,11 @@ def round_percent(share: float) -> str:
     return f"{round(100 * share)} %"
 
 
+def format_nats(value: float) -> str:
+    """Format an amount in nats: with two decimals, small ones with two digits."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def capitalize(text: str) -> str:
     """Return a text with its first letter in upper case, the others as they are."""
     return text[:1].upper() + text[1:]

@@ -19,7 +19,7 @@ from analysis.experts.holders import (
 from analysis.experts.sites import find_retrieval_layers
 from analysis.plots import style
 from analysis.record import figure_only
-from analysis.words import percent
+from analysis.words import format_nats, percent
 from lab.intervals import wilson
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import LanguageModel
@@ -110,7 +110,7 @@ class HeldAnswers(Finding):
         share, count = self.held / self.asked, f"{self.held:,} of {self.asked:,} answers"
         whole = f"without all experts {self.lost:,} are half as likely or less"
         if wilson(share, self.asked)[0] <= FEW:
-            median, high = map(_format_nats, self.effect)
+            median, high = map(format_nats, self.effect)
             says = (
                 f"Hardly any answer is held by one expert alone: {count} in layer {self.layer}. "
                 "Without the expert that matters most to it, an answer's loss rises by "
@@ -342,7 +342,3 @@ def _share_together(experts: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"]
 
     possible = count_pairs(kinds)
     return count_pairs(kinds, experts) / possible if possible else float("nan")
-
-
-def _format_nats(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

@@ -14,7 +14,7 @@ from analysis.plots.lines import name_lines
 from analysis.plots.style import new_figure
 from analysis.record import figure_only
 from analysis.statistics import distributions
-from analysis.words import percent
+from analysis.words import format_nats, percent
 
 __all__ = ["TITLE", "RolePreferences", "describe", "draw", "measure"]
 
@@ -93,8 +93,8 @@ class RolePreferences(Finding):
         """Say how much the choices of the best layer reveal about roles, and by which expert."""
         best = max(self.layers, key=lambda one: float(one.beyond[0]))
         amount = (
-            f"{_format_nats(best.information)} of {self.uncertainty:.2f} nats (shuffled roles: "
-            f"{_format_nats(best.shuffled)}, p {'≤' if self.p_value <= 0.01 else '='} "
+            f"{format_nats(best.information)} of {self.uncertainty:.2f} nats (shuffled roles: "
+            f"{format_nats(best.shuffled)}, p {'≤' if self.p_value <= 0.01 else '='} "
             f"{self.p_value:.2f}{' over all layers' if len(self.layers) > 1 else ''})"
         )
         if self.p_value > 0.05:
@@ -269,8 +269,3 @@ def measure_layer(
         shares=shares[first],
         null=shuffled,
     )
-
-
-def _format_nats(information: float) -> str:
-    """Return information as text: with two decimals, small amounts with two digits."""
-    return f"{information:.2f}" if information >= 0.1 else f"{information:.2g}"

@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 
 from analysis.base import Finding, NotApplicableError, Subject, Words
 from analysis.plots import style
+from analysis.run.curves import LEAST_LOSS
 from analysis.run.quantities import LOSS
 from analysis.run.trajectories import Series, choose_steps, follow, take_few_rows
 from analysis.statistics.change_points import (
@@ -28,8 +29,6 @@ FIRST = 0.5
 """Where step 0 stands on a logarithmic axis."""
 PANEL, GAP, TOP, BOTTOM = 76, 30, style.HEAD + 24, 50
 """Heights of a panel, between panels, above the first and below the last, px."""
-LEAST_LOSS = 1e-4
-"""Lower end of the logarithmic loss axis, nats."""
 CRITERION = (
     "A quantity moves if it changes by a tenth or more, in shares of 1 or in nats. The move has a "
     "time if its two levels are further apart than in all but "
