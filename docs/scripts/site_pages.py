@@ -10,6 +10,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tasks import TASKS
+
 HOME = Path(__file__).parents[2]
 WIDTH = 100
 OUTSIDE = re.compile(r'(\]\(|src=")(?:docs/|\.\./(?=LOG|notebooks))')
@@ -29,7 +31,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links relative to docs/, where every page of the site is."""
+    """Make links relative to docs/, where every page of the site is; list every task's class."""
+    if page.file.src_uri == "reference/tasks.md":
+        classes = (f"{TASKS.module(name)}.{TASKS[name].__name__}" for name in TASKS)
+        text += "".join(f"\n::: {name}\n" for name in classes)
     return OUTSIDE.sub(r"\1", text).replace(".ipynb)", ".md)")
 
 

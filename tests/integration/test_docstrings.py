@@ -38,9 +38,3 @@ def test_the_reference_names_what_exists(page):
     assert names or page.stem == "index"
     missing = [name for name in names if locate(name) is None]
     assert missing == []
-
-
-def test_the_reference_has_every_task():
-    page = (HOME / "docs" / "reference" / "tasks.md").read_text(encoding="utf-8")
-    missing = {f"{TASKS.module(name)}.{TASKS[name].__name__}" for name in TASKS} - set(page.split())
-    assert missing == set()
