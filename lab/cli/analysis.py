@@ -10,7 +10,7 @@ import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.command import list_keys
-from lab.cli.output import Force, check_output
+from lab.cli.output import AsJson, Force, check_output
 from lab.cli.trust_option import Trust
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def compare(
     ] = None,
     trust: Trust = False,
     force: Force = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed.
 

@@ -11,7 +11,7 @@ import typer
 from lab.bench import BENCHMARKS
 from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.figures import check_figure, save_figure
-from lab.cli.output import Force
+from lab.cli.output import AsJsonLines, Force
 
 DRAWN = "scaling"
 """The benchmark that has a figure."""
@@ -33,9 +33,7 @@ def bench(
         typer.Option(help=f"Save the curves of {DRAWN} as this .html, .png or .svg file."),
     ] = None,
     force: Force = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Measure every speed claim as a ratio of two times, both taken in the same run."""
     from lab.bench import history as kept

@@ -14,7 +14,7 @@ from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
 from lab.cli.figures import check_figure
-from lab.cli.output import Force, check_output
+from lab.cli.output import AsJson, Force, check_output
 from lab.machine.memory import measure_free_memory
 
 GIBIBYTE = 2**30
@@ -134,7 +134,7 @@ def certify(
         typer.Option(help="Draw each law's error relative to its bound: .html, .png or .svg."),
     ] = None,
     force: Force = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Test a module against every law: is it causal, are rows independent, does decoding agree, …
 

@@ -10,7 +10,7 @@ import typer
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.equal_parameters import check_parameters
 from lab.cli.sweep import run_sweep
-from lab.cli.sweep_options import RayAddress, SweepOptions
+from lab.cli.sweep_options import MaxMinutes, RayAddress, SweepOptions, Workers
 
 if TYPE_CHECKING:
     from analysis.claims.claim import Claim
@@ -41,15 +41,9 @@ def claim(
             show_default="runs/claims/NAME-SCALE",
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Runs at the same time.", show_default="one for each core"),
-    ] = None,
+    workers: Workers = None,
     ray: RayAddress = None,
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(help="Most minutes that one run may take.", show_default="no limit"),
-    ] = None,
+    max_minutes: MaxMinutes = None,
     show: Annotated[
         bool, typer.Option("--show", help="Judge the results so far and run nothing.")
     ] = False,

@@ -104,20 +104,15 @@ def _report_in_one_line(params: Sequence[Any]) -> Iterator[None]:
 class Command(TyperCommand):
     """A command of `lab`."""
 
-    listing = False
-
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        params = _name_types(super().get_params(ctx))
-        return list(map(_join_names, params)) if self.listing else params
+        return _name_types(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help, in which no name is cut."""
-        self.listing = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.listing = False
+        shown = copy(self)
+        shown.params = list(map(_join_names, self.params))
+        super(Command, shown).format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""

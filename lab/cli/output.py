@@ -16,6 +16,8 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Overwrite a file that the lab did not make."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 def is_marked(path: Path) -> bool:

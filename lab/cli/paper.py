@@ -9,7 +9,7 @@ import typer
 
 from lab.cli.answers import parse_assignments, refuse, report_failures, report_usage_errors
 from lab.cli.command import list_keys
-from lab.cli.output import Force, check_output
+from lab.cli.output import AsJson, AsJsonLines, Force, check_output
 
 
 def model(
@@ -35,7 +35,7 @@ def model(
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the stack into this HTML file.")] = None,
     force: Force = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model's blocks and its total and active parameters, next to the paper's numbers.
 
@@ -88,9 +88,7 @@ def errata(
     rows: Annotated[
         list[str] | None, typer.Argument(help="Errata to run, e.g. R1 D3.", show_default="all")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Run the paper's errata: show that each printed formula fails and the intended one holds."""
     from lab.errata import run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
-from lab.cli.output import Force, check_output
+from lab.cli.output import AsJsonLines, Force, check_output
 from lab.files import escape_controls
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def runs(
         ),
     ] = None,
     force: Force = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """List the runs below a folder: what was trained, when, and how it ended."""
     from lab.cli.console import open_console, open_table_console

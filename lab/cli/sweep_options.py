@@ -21,6 +21,18 @@ RayAddress = Annotated[
     ),
 ]
 
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of runs at the same time, each with one thread.",
+        show_default="one for each core",
+    ),
+]
+MaxMinutes = Annotated[
+    float | None,
+    typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),
+]
+
 
 @dataclass(frozen=True)
 class SweepOptions:
@@ -46,18 +58,9 @@ class SweepOptions:
         Literal["fp32", "bf16"] | None,
         typer.Option(help="Precision of all runs.", show_default="fp32"),
     ] = None
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of runs at the same time, each with one thread.",
-            show_default="one for each core",
-        ),
-    ] = None
+    workers: Workers = None
     ray: RayAddress = None
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),
-    ] = None
+    max_minutes: MaxMinutes = None
     table: Annotated[
         Path | None,
         typer.Option(

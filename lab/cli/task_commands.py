@@ -2,6 +2,7 @@
 
 import ast
 import tokenize
+from copy import copy
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,11 +32,9 @@ class LazyTasks(Group):
 
     def format_help(self, ctx, formatter):
         """Write the help, which imports no task."""
-        self.listing = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.listing = False
+        shown = copy(self)
+        shown.listing = True
+        super(LazyTasks, shown).format_help(ctx, formatter)
 
 
 def build_task_command(name: str, *, options: bool = True) -> Any:

@@ -2,16 +2,13 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
+from lab.cli.output import AsJsonLines
 
-def tasks(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
-) -> None:
+
+def tasks(as_json: AsJsonLines = False) -> None:
     """List the tasks: what each tests, its sizes, chance, and how long a row takes to make here."""
     from lab.suite.survey import survey_tasks
 
