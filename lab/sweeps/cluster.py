@@ -1,7 +1,7 @@
 """Training cells on a Ray cluster: each group of cells is a task of Ray Core.
 
-What a task finds comes home checkpoint by checkpoint. When its worker or its node is lost, the
-group is submitted again, with the newest checkpoint that came home; Ray's own retries would begin
+A task sends each checkpoint to the folder of the sweep. When its worker or its node is lost, the
+group is submitted again, with the newest checkpoint that has arrived; Ray's own retries would begin
 with what the task was first given.
 """
 
@@ -27,12 +27,16 @@ Claim = Callable[[CellFolder], AbstractContextManager[Any]]
 
 
 def knock(address: str) -> None:
-    """Check that something listens at HOST:PORT.
+    """Check that something listens at an address.
 
     Raises:
-        OSError: when nothing does.
+        ValueError: for an address that is not HOST:PORT.
+        OSError: when nothing listens there.
+        OverflowError: for a port that does not exist.
     """
     host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ValueError(f"{address}: must be HOST:PORT")
     socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
 
 

@@ -102,13 +102,12 @@ def _check_address(address: str) -> None:
     """
     if address in HERE:
         return
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
+    try:
+        knock(address)
+    except ValueError as error:
         raise ValueError(
             f"ray={address}: must be HOST:PORT of the head node, auto, or local; run the command "
             "on a node of the cluster"
-        )
-    try:
-        knock(address)
+        ) from error
     except (OSError, OverflowError) as error:
         raise ValueError(f"ray={address}: no cluster answers there: {error}") from error
