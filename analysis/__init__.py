@@ -1,7 +1,8 @@
 """What a trained model learned.
 
-One concept a file: `measure(subject) → results`, `describe(result) → Words`, `draw(result) →
-Figure`. The report shows every entry of `ANALYSES`, in this order, where it applies.
+An analysis is a module: `measure(subject)` returns findings, `describe(finding)` puts one in
+words, `draw(finding)` makes its figure. The report shows the analyses that apply, in the order of
+`ANALYSES`.
 """
 
 from analysis import (
@@ -70,4 +71,4 @@ QUICK = (
     "matrices",
     "anatomy",
 )
-"""Those that end a training: they take a moment."""
+"""The quick analyses, which run at the end of a training."""

@@ -179,7 +179,7 @@ class Folder:
 
     @contextlib.contextmanager
     def own(self, name: str) -> Iterator[bool]:
-        """Yield whether no other process shares a folder; none begins to within the block."""
+        """Yield whether no other process shares a folder; inside the block, none can start to."""
         with self._open(name) as folder:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -107,7 +107,7 @@ def _draw(figures: Mapping[Path, go.Figure], scale: float) -> dict[Path, bytes]:
     try:
         return asyncio.run(_draw_images(figures, scale, path))
     except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError) as error:
-        why = "none was found" if path is None else f"{path} is none, or does not start"
+        why = "none was found" if path is None else f"{path} is not Chromium, or does not start"
         raise BrowserError(f"images are drawn by Chromium: {why}; run `make browser`") from error
 
 

@@ -1,7 +1,8 @@
 """Reports kept in a run folder: which ones merge, and which get files of their own.
 
-A report is of one step, and of one number of rows. analysis.json and report.html are of the newest
-weights; reports of other steps or rows carry them in their names. Nothing replaces a fuller report.
+A report describes the weights of one step on one number of rows. analysis.json and report.html
+belong to the newest weights; reports for other steps or rows have these in their names. No report
+replaces a fuller one.
 """
 
 import json
@@ -103,7 +104,7 @@ class Report:
         return [name for name in self.numbers["analyses"] if name not in self.sections]
 
     def matches(self, other: "Report") -> bool:
-        """Whether both are of the same weights and the same rows."""
+        """Whether both reports describe the same weights on the same rows."""
         ours, theirs = self.numbers, other.numbers
         data = [(numbers["provenance"] or {}).get(DATA) for numbers in (ours, theirs)]
         return data[0] == data[1] and all(ours[name] == theirs[name] for name in SAME)

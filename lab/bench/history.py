@@ -13,7 +13,7 @@ from lab.files import RunError, explain_write_errors
 from lab.machine.processor import describe_machine
 
 WORSE = 0.8
-"""A ratio below this share of the median before is told: repeated ones differ by some per cent."""
+"""A ratio below this share of the earlier median is reported; repeats differ by some per cent."""
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -247,7 +247,7 @@ class SweepJob:
         by_size = {sizes[name]: cost for name, cost in costs.items()}
         left = TimeLeft(sizes, by_size, workers, self.max_minutes)
         lanes = LanePlan(tuple((cell,) for cell in cells))
-        if self.lanes and self.max_minutes is None and costs:  # minutes are of a run
+        if self.lanes and self.max_minutes is None and costs:  # which is a limit for each run
             described = {cell.name: read_settings(cell.task, cell.options) for cell in cells}
             lanes = choose_lanes(cells, described, list(costs), workers, on_note)
         return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out, lanes)

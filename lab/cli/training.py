@@ -26,7 +26,7 @@ ROWS_DEPEND_ON = frozenset(
 )
 """Training options that also determine the rows, or the size of a construction's model."""
 LONG = 2**14
-"""Tokens of a row from which on the user is told that it takes long."""
+"""Tokens of a row from which on a note says what is done before the first step."""
 
 
 def build_trainer(name: str) -> Callable[..., None]:

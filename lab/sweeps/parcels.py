@@ -24,7 +24,7 @@ METRICS, RESULTS = "run/metrics.jsonl", ("run/result.json", "lengths.json")
 
 
 class Delivery(NamedTuple):
-    """What comes home.
+    """What a task sends to the folder of the sweep.
 
     Attributes:
         files: of each cell that has news, by the cell's name.
@@ -114,7 +114,7 @@ class Sender:
 
 
 def receive(delivered: Mapping[CellFolder, Files]) -> None:
-    """Write what came home, so that cells go on from there, or from where they were before.
+    """Write what has arrived. Cells then continue from it; after an error, from where they were.
 
     Raises:
         RunError: when there is a link in the way.

@@ -114,7 +114,7 @@ def _measure(
     for length, at in evaluated.items():
         solved = solving.get(length)
         upto = metrics if solved is None else [row for row in metrics if row["step"] <= solved]
-        low, high = at.get("interval") or (None, None)  # folders of before have none
+        low, high = at.get("interval") or (None, None)  # older folders have none
         measured[length] = {
             "solved": solved is not None,
             "steps": upto[-1]["step"],
