@@ -10,11 +10,6 @@ from torch import Tensor
 from lab.layers.ssd import SSD
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 def layer(**options: Any) -> SSD:
     torch.manual_seed(0)
     defaults: dict[str, Any] = {"d_state": 6, "n_groups": 2, "chunk_len": 4}

@@ -5,16 +5,12 @@ import math
 import pytest
 import torch
 from einops import einsum
-from torch import Tensor
 
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed import FloorSquareCDMoE
 from lab.ops.product_keys import factor, product_topk
+from tests.normal import draw_normal
 from tests.paper.conftest import Run
-
-
-def draw_normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def small(**options) -> CDMoE:

@@ -6,11 +6,8 @@ from torch import Tensor, nn
 
 from lab.layers.inner_function import InnerFunctionAttention, Retrieval
 from lab.layers.printed import SoftSumAttention
+from tests.normal import draw_normal
 from tests.paper.conftest import Run
-
-
-def draw_normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def retrieval_grads(layer: InnerFunctionAttention) -> list[Tensor | None]:

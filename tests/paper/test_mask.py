@@ -2,17 +2,14 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lab.errata.mask import build_printed_mask
 from lab.layers.attention import Attention, Mask
 from lab.layers.printed import MaskAfterSoftmaxAttention
 from lab.ops.attention import attend
+from tests.normal import draw_normal
 from tests.paper.conftest import Run
-
-
-def draw_normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_d1_no_gradient_reaches_the_printed_mask():

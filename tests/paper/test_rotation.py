@@ -10,11 +10,8 @@ from lab.layers.attention import Attention
 from lab.layers.printed import DynamicBaseAttention, HeadRotatedAttention
 from lab.layers.printed.rotation import dynamic_base, rotate_skewed
 from lab.ops.rope import rotary_table, rotate
+from tests.normal import draw_normal
 from tests.paper.conftest import Run
-
-
-def draw_normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def block(a: float, b: float) -> Tensor:

@@ -12,11 +12,8 @@ from lab.layers.printed.ssd import ssd_by_chunk_matrix
 from lab.layers.ssd import SSD
 from lab.ops.ssd import ssd
 from lab.ops.ssd_forms import ssd_recurrent
+from tests.normal import draw_normal
 from tests.paper.conftest import Run
-
-
-def draw_normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs(t: int, h: int, g: int) -> tuple[Tensor, ...]:

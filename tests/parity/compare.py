@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lab import peers
+from tests.normal import draw_normal
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,16 +34,11 @@ def deviation(actual: Tensor, expected: Tensor) -> float:
     return (difference / expected.abs().max()).item()
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
 def drawn(module: M, dtype: torch.dtype = torch.float64) -> M:
     """Draw all parameters, so that none is where a term of a formula cannot be seen."""
     for seed, parameter in enumerate(module.parameters()):
         wide = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
-        parameter.data = wide * normal(*parameter.shape, dtype=dtype, seed=seed)
+        parameter.data = wide * draw_normal(*parameter.shape, dtype=dtype, seed=seed)
     return module.to(dtype)
 
 
@@ -69,7 +65,7 @@ def assert_agree(
     x = x.requires_grad_()
     inputs = {"x": x, **dict(theirs.named_parameters())}
     results = functional_call(ours, dict(weights), (x,)), run(x)
-    weight = normal(*results[0].shape, dtype=x.dtype, seed=1)
+    weight = draw_normal(*results[0].shape, dtype=x.dtype, seed=1)
     gradients = [torch.autograd.grad((y * weight).sum(), list(inputs.values())) for y in results]
     far = {"y": deviation(*results)}
     for name, a, b in zip(inputs, *gradients, strict=True):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from lab import peers
 from lab.layers.attention import Attention
 from lab.ops.rope import rotary_table
-from tests.parity.compare import assert_agree, config, deviation, drawn, modules, normal
+from tests.normal import draw_normal
+from tests.parity.compare import assert_agree, config, deviation, drawn, modules
 
 D_MODEL, N_HEADS, T = 24, 4, 19
 D_HEAD = D_MODEL // N_HEADS
@@ -36,7 +37,7 @@ def projections(theirs: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_sdpa(n_kv_heads):
     ours = drawn(Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, position="none"))
-    x = normal(2, T, D_MODEL)
+    x = draw_normal(2, T, D_MODEL)
     q, k, v = (f(x).unflatten(-1, (-1, D_HEAD)).transpose(1, 2) for f in (ours.q, ours.k, ours.v))
     z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     expected = ours.out(z.transpose(1, 2).flatten(2))
@@ -53,7 +54,7 @@ def test_llama(n_kv_heads):
         projections(theirs),
         theirs,
         lambda x: theirs(x, table)[0],
-        normal(2, T, D_MODEL),
+        draw_normal(2, T, D_MODEL),
     )
 
 
@@ -65,7 +66,7 @@ def test_jamba_has_no_positions(n_kv_heads):
         projections(theirs),
         theirs,
         lambda x: theirs(x)[0],
-        normal(2, T, D_MODEL),
+        draw_normal(2, T, D_MODEL),
     )
 
 
@@ -74,7 +75,7 @@ def test_llama_decodes_from_a_cache():
     ours = Attention(D_MODEL, N_HEADS, n_kv_heads=2).double()
     ours.load_state_dict(projections(theirs))
     cache = peers.load("transformers.cache_utils").DynamicCache()
-    x, state, start = normal(2, T, D_MODEL), None, 0
+    x, state, start = draw_normal(2, T, D_MODEL), None, 0
     for end in (T - 3, T - 2, T - 1, T):
         table = angles(torch.arange(start, end))
         expected, _ = theirs(x[:, start:end], table, past_key_values=cache)
@@ -90,7 +91,7 @@ def test_rotary_angles():
     """transformers' θ and angles are fp32: each rounds twice, which an angle multiplies."""
     theirs = modules("llama").LlamaRotaryEmbedding(small("llama", 2))
     positions = torch.arange(0, 4096, 7)
-    for a, b in zip(theirs(normal(1), positions[None]), angles(positions), strict=True):
+    for a, b in zip(theirs(draw_normal(1), positions[None]), angles(positions), strict=True):
         bound = 4 * 2**-24 * (1 + positions[:, None])
         assert ((a - b).abs()[0] <= bound).all()
 
@@ -114,7 +115,7 @@ def test_doge_mask(n_kv_heads, window):
         projections(theirs) | {"mask.A": theirs.A, "mask.dt.weight": theirs.dt_proj.weight},
         theirs,
         lambda x: theirs(x, table, causal)[0],
-        normal(2, T, D_MODEL),
+        draw_normal(2, T, D_MODEL),
         # The bias's gradient sums to zero over a query's keys: in A's, most of it cancels.
         roundings=1024,
     )

@@ -14,7 +14,8 @@ from lab.layers.routed import RoutedMoE, imbalance
 from lab.layers.ssd import SSD
 from lab.models import Block
 from lab.ops.rope import rotary_table
-from tests.parity.compare import assert_agree, config, deviation, drawn, modules, normal
+from tests.normal import draw_normal
+from tests.parity.compare import assert_agree, config, deviation, drawn, modules
 from tests.parity.weights import mamba2_weights
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_FF, T = 24, 4, 2, 20, 19
@@ -60,7 +61,7 @@ def test_llama_block():
         named(theirs, BLOCK | names),
         theirs,
         lambda x: theirs(x, position_embeddings=table),
-        normal(2, T, D_MODEL, dtype=torch.float32),
+        draw_normal(2, T, D_MODEL, dtype=torch.float32),
     )
 
 
@@ -88,13 +89,13 @@ def test_jamba_block(backend):
         weights,
         theirs,
         theirs,
-        normal(2, T, D_MODEL, dtype=torch.float32),
+        draw_normal(2, T, D_MODEL, dtype=torch.float32),
     )
 
 
 def test_jamba_balance_loss():
     """Theirs adds up the k choices' shares where ours takes their mean: k times as much."""
-    logits, k = normal(2 * T, 5, dtype=torch.float32), 2
+    logits, k = draw_normal(2 * T, 5, dtype=torch.float32), 2
     theirs = modules("jamba").load_balancing_loss_func((logits,), 5, k)
     scores = logits.softmax(-1)[None]
     ours = imbalance(scores, scores.topk(k, dim=-1).indices)
@@ -109,7 +110,7 @@ def test_mamba2_mixer(n_groups):
         mamba2_weights(theirs, ours),
         theirs,
         theirs,
-        normal(2, T, D_MODEL, dtype=torch.float32),
+        draw_normal(2, T, D_MODEL, dtype=torch.float32),
     )
 
 
@@ -117,7 +118,7 @@ def test_mamba2_decodes_from_a_cache():
     theirs, ours = mamba2(n_groups=2)
     ours.load_state_dict(mamba2_weights(theirs, ours))
     cache = mamba2_cache()
-    x = normal(2, T, D_MODEL, dtype=torch.float32)
+    x = draw_normal(2, T, D_MODEL, dtype=torch.float32)
     y, state = ours.prefill(x[:, : T - 4])
     assert deviation(y, theirs(x[:, : T - 4], cache_params=cache)) <= 64 * SINGLE
     for t in range(T - 4, T):
@@ -128,7 +129,7 @@ def test_mamba2_decodes_from_a_cache():
 def test_mamba2_left_padding():
     theirs, ours = mamba2(n_groups=2)
     ours.load_state_dict(mamba2_weights(theirs, ours))
-    x = normal(2, T, D_MODEL, dtype=torch.float32)
+    x = draw_normal(2, T, D_MODEL, dtype=torch.float32)
     keep = torch.arange(T) >= torch.tensor([[0], [5]])
     y, _ = ours.prefill(x, keep=keep)
     assert deviation(y[keep], theirs(x, attention_mask=keep)[keep]) <= 64 * SINGLE
@@ -138,7 +139,7 @@ def test_mamba2_right_padding_fades_the_state():
     """transformers 5.23.0 masks what a padded token writes, not its decay: dt is softplus(bias)."""
     theirs, ours = mamba2(n_groups=2)
     ours.load_state_dict(mamba2_weights(theirs, ours))
-    x = normal(2, T, D_MODEL, dtype=torch.float32)
+    x = draw_normal(2, T, D_MODEL, dtype=torch.float32)
     keep = torch.arange(T).expand(2, T) < T - 6
     exact = ours.prefill(x[:, : T - 6])[1].ssm
     assert deviation(ours.prefill(x, keep=keep)[1].ssm, exact) <= 64 * SINGLE
@@ -150,7 +151,7 @@ def test_mamba2_right_padding_fades_the_state():
 def test_mamba2_limits_dt_in_prefill_alone():
     """transformers 5.23.0 holds time_step_limit in the scan, not in the step of decoding."""
     theirs, _ = mamba2(n_groups=2, time_step_limit=(0.0, 0.1))
-    x = normal(2, T, D_MODEL, dtype=torch.float32)
+    x = draw_normal(2, T, D_MODEL, dtype=torch.float32)
     whole, cache = theirs(x), mamba2_cache()
     theirs(x[:, :-1], cache_params=cache)
     stepped = theirs(x[:, -1:], cache_params=cache)
@@ -206,7 +207,7 @@ def test_doge_experts_token_by_token():
         weights,
         theirs,
         lambda x: torch.cat([theirs(token)[0] for token in x.split(1, dim=1)], dim=1),
-        normal(1, T, D_MODEL),
+        draw_normal(1, T, D_MODEL),
     )
 
 
@@ -217,8 +218,8 @@ def test_doge_experts_mix_tokens():
     says so, and keeps it for the sake of existing checkpoints.
     """
     theirs, ours, weights = doge_experts()
-    x = normal(1, T, D_MODEL)
-    other = torch.cat([x[:, : T - 1], normal(1, 1, D_MODEL, seed=2)], 1)
+    x = draw_normal(1, T, D_MODEL)
+    other = torch.cat([x[:, : T - 1], draw_normal(1, 1, D_MODEL, seed=2)], 1)
     assert deviation(theirs(other)[0][:, : T - 1], theirs(x)[0][:, : T - 1]) > 0.01
     for name, weight in weights.items():
         ours.get_parameter(name).data = weight.detach()

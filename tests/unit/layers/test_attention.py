@@ -13,14 +13,11 @@ from lab.layers.mask import reveal_stored
 from lab.ops.attention import MASKED, Backend, attention_pattern
 from lab.ops.rope import Layout, rotate
 from lab.ops.top_keys import top_keys
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.normal import draw_normal
 
 
 def test_the_layer_is_torchs_attention():
-    layer, x = Attention(12, 3, position="none").double(), drawn(2, 10, 12)
+    layer, x = Attention(12, 3, position="none").double(), draw_normal(2, 10, 12)
     q, k, v = (m(x).view(2, 10, 3, 4).transpose(1, 2) for m in (layer.q, layer.k, layer.v))
     z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(layer(x), layer.out(z.transpose(1, 2).reshape(2, 10, 12)))
@@ -34,11 +31,11 @@ def test_grouped_heads_are_repeated_ones(mask: Mask, n_kv_heads: int):
         16, 4, n_kv_heads=n_kv_heads, mask=mask, window=3 if mask == "value" else None
     )
     assert layer.k.weight.shape == (4 * n_kv_heads, 16)
-    layer, x = layer.double(), drawn(2, 9, 16)
+    layer, x = layer.double(), draw_normal(2, 9, 16)
     z = []
     q = layer.q(x).unflatten(-1, (4, 4))
     k, v = (f(x).unflatten(-1, (n_kv_heads, 4)) for f in (layer.k, layer.v))
-    bias = drawn(2, n_kv_heads, 9)
+    bias = draw_normal(2, n_kv_heads, 9)
     if layer.mask is not None:
         nn.init.ones_(layer.get_parameter("mask.A"))
         bias = layer.mask(v.transpose(1, 2), torch.arange(9))
@@ -75,7 +72,7 @@ def test_grouped_heads_are_repeated_ones(mask: Mask, n_kv_heads: int):
     ids=str,
 )
 def test_some_rows_of_the_matrix_are_those_of_the_whole(options: dict, rows: slice):
-    layer, x = Attention(16, 4, **options).double(), drawn(2, 13, 16)
+    layer, x = Attention(16, 4, **options).double(), draw_normal(2, 13, 16)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
@@ -89,8 +86,8 @@ def test_some_rows_of_the_matrix_are_those_of_the_whole(options: dict, rows: sli
 def test_shifting_positions_changes_nothing(layout: Layout):
     """Rotary positions are relative: behind seven keys that a mask removes, the same output."""
     shifted = Attention(8, 2, mask="oracle", rope_layout=layout, rope_base=50.0).double()
-    x = drawn(2, 9, 8)
-    longer = torch.cat([drawn(2, 7, 8, seed=1), x], dim=1)
+    x = draw_normal(2, 9, 8)
+    longer = torch.cat([draw_normal(2, 7, 8, seed=1), x], dim=1)
     keep = (torch.arange(16) >= 7).expand(2, 16)
     with reveal_stored(shifted, keep):
         later = shifted(longer)[:, 7:]
@@ -106,7 +103,7 @@ def test_shifting_positions_changes_nothing(layout: Layout):
 
 @pytest.mark.parametrize(("position", "same"), [("none", True), ("rope", False)])
 def test_without_positions_the_past_is_a_set(position: Position, same: bool):
-    layer, x = Attention(8, 2, position=position).double(), drawn(1, 6, 8)
+    layer, x = Attention(8, 2, position=position).double(), draw_normal(1, 6, 8)
     swapped = x[:, [1, 0, 2, 3, 4, 5]]
     assert torch.allclose(layer(x)[:, 2:], layer(swapped)[:, 2:], atol=1e-12) == same
 
@@ -126,7 +123,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("mask", ["none", "soft", "value"])
 def test_hooks_see_every_tensor_and_change_nothing(mask: Mask):
-    layer, x = Attention(8, 2, mask=mask).double(), drawn(2, 7, 8)
+    layer, x = Attention(8, 2, mask=mask).double(), draw_normal(2, 7, 8)
     y, cache = run_with_cache(layer, x)
     assert {name: tuple(tensor.shape) for name, tensor in cache.items()} == HOOKS
     torch.testing.assert_close(y, layer(x), rtol=0, atol=1e-12)
@@ -136,7 +133,7 @@ def test_hooks_see_every_tensor_and_change_nothing(mask: Mask):
 
 @pytest.mark.parametrize("name", list(HOOKS))
 def test_a_replacement_has_effect(name: str):
-    layer, x = Attention(8, 2, mask="value").double(), drawn(2, 7, 8)
+    layer, x = Attention(8, 2, mask="value").double(), draw_normal(2, 7, 8)
     nn.init.ones_(layer.get_parameter("mask.A"))
     with hooks(layer, [(name, lambda tensor, _: tensor.roll(1, dims=-1).nan_to_num(neginf=0.0))]):
         changed = layer(x)
@@ -144,7 +141,7 @@ def test_a_replacement_has_effect(name: str):
 
 
 def test_a_hook_puts_a_mask_on_any_attention():
-    layer, x = Attention(8, 2).double(), drawn(2, 7, 8)
+    layer, x = Attention(8, 2).double(), draw_normal(2, 7, 8)
 
     def remove_third(bias: Tensor, _: object) -> Tensor:
         bias = bias.clone()

@@ -13,6 +13,7 @@ from lab.layers.attention_state import AttentionState
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import reveal_stored
 from lab.layers.state import Decoder, State
+from tests.normal import draw_normal
 
 A, IFA = Attention, InnerFunctionAttention
 
@@ -43,10 +44,6 @@ EVERY = pytest.mark.parametrize("name", list(LAYERS))
 T = 13
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @contextmanager
 def told(layer: Attention, batch: int = 3) -> Iterator[None]:
     """Tell an oracle mask what to keep; nothing to others."""
@@ -66,7 +63,7 @@ def made(name: str) -> tuple[Attention, Tensor]:
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.add_(torch.randn_like(parameter) / 2)
-    return layer, drawn(3, T, layer.q.in_features)
+    return layer, draw_normal(3, T, layer.q.in_features)
 
 
 def close(found: Tensor, right: Tensor):
@@ -99,7 +96,7 @@ def test_parts_are_the_whole(name: str, cuts: tuple[int, ...]):
     """From a carried state, and with the same gradients."""
     layer, x = made(name)
     parameters = list(layer.parameters())
-    against = drawn(3, T, x.shape[-1], seed=1)
+    against = draw_normal(3, T, x.shape[-1], seed=1)
     with told(layer):
         right, state, outputs = layer(x), layer.start(3), []
         for part in x.tensor_split(cuts, dim=1):
@@ -116,7 +113,7 @@ def test_parts_are_the_whole(name: str, cuts: tuple[int, ...]):
 
 def padded(x: Tensor, kept: Tensor) -> Tensor:
     """The rows of x [b t d] spread over the places that `kept` [b n] marks, huge noise between."""
-    wide = 100 * drawn(*kept.shape, x.shape[-1], seed=9)
+    wide = 100 * draw_normal(*kept.shape, x.shape[-1], seed=9)
     for row, places in enumerate(kept):
         wide[row, places] = x[row, : int(places.sum())]
     return wide
@@ -124,7 +121,9 @@ def padded(x: Tensor, kept: Tensor) -> Tensor:
 
 LEFT = torch.arange(T + 4) >= torch.tensor([[4], [0], [7]])
 SIDES = pytest.mark.parametrize(
-    "kept", [LEFT, LEFT.flip(1), drawn(3, T, seed=5) > -0.3], ids=["left", "right", "anywhere"]
+    "kept",
+    [LEFT, LEFT.flip(1), draw_normal(3, T, seed=5) > -0.3],
+    ids=["left", "right", "anywhere"],
 )
 
 
@@ -133,8 +132,8 @@ SIDES = pytest.mark.parametrize(
 def test_padding_changes_nothing(name: str, kept: Tensor):
     """Each row's real tokens give what they give alone; then decoding goes on from there."""
     layer, x = made(name)
-    x = torch.cat([x, drawn(3, 4, x.shape[-1], seed=3)], 1)
-    following = drawn(3, 2, x.shape[-1], seed=4)
+    x = torch.cat([x, draw_normal(3, 4, x.shape[-1], seed=3)], 1)
+    following = draw_normal(3, 2, x.shape[-1], seed=4)
     with told(layer):
         y, state = layer.prefill(padded(x, kept), keep=kept)
         steps = []

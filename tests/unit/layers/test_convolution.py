@@ -6,11 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.layers.convolution import CausalConvolution
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+from tests.normal import draw_normal
 
 
 def convolution(channels: int = 3, width: int = 4) -> CausalConvolution:
@@ -31,7 +27,11 @@ def by_loop(conv: CausalConvolution, x: Tensor, tail: Tensor) -> Tensor:
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("t", [1, 2, 7])
 def test_is_its_definition(width, t):
-    conv, x, tail = convolution(width=width), normal(2, t, 3), normal(2, width - 1, 3, seed=1)
+    conv, x, tail = (
+        convolution(width=width),
+        draw_normal(2, t, 3),
+        draw_normal(2, width - 1, 3, seed=1),
+    )
     torch.testing.assert_close(conv(x, tail)[0], by_loop(conv, x, tail))
     zeros = torch.zeros(2, width - 1, 3, dtype=torch.float64)
     torch.testing.assert_close(conv(x)[0], by_loop(conv, x, zeros))
@@ -39,28 +39,28 @@ def test_is_its_definition(width, t):
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_values_and_gradients_are_those_of_conv1d(width):
-    conv, x = convolution(width=width), normal(2, 7, 3).requires_grad_()
+    conv, x = convolution(width=width), draw_normal(2, 7, 3).requires_grad_()
     leaves = (x, conv.weight, conv.bias)
     padded = F.pad(x.mT, (width - 1, 0))
     expected = F.conv1d(padded, conv.weight[:, None], conv.bias, groups=3).mT
     actual = conv(x)[0]
     torch.testing.assert_close(actual, expected)
-    against = normal(2, 7, 3, seed=1)
+    against = draw_normal(2, 7, 3, seed=1)
     torch.testing.assert_close(
         torch.autograd.grad(actual, leaves, against), torch.autograd.grad(expected, leaves, against)
     )
 
 
 def test_gradients_pass_through_the_tail():
-    tail = normal(2, 3, 3, seed=1).requires_grad_()
+    tail = draw_normal(2, 3, 3, seed=1).requires_grad_()
     conv = convolution()
-    assert torch.autograd.gradcheck(lambda x, tail: conv(x, tail), (normal(2, 2, 3), tail))
+    assert torch.autograd.gradcheck(lambda x, tail: conv(x, tail), (draw_normal(2, 2, 3), tail))
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("cut", [1, 2, 6])
 def test_the_tail_is_carried_over_any_split(width, cut):
-    conv, x = convolution(width=width), normal(2, 7, 3)
+    conv, x = convolution(width=width), draw_normal(2, 7, 3)
     whole, last = conv(x)
     first, tail = conv(x[:, :cut])
     second, tail = conv(x[:, cut:], tail)
@@ -80,7 +80,7 @@ PADDED = {
 
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_is_passed_over(name):
-    conv, x, tail = convolution(), normal(2, 6, 3), normal(2, 3, 3, seed=1)
+    conv, x, tail = convolution(), draw_normal(2, 6, 3), draw_normal(2, 3, 3, seed=1)
     keep = torch.tensor([PADDED[name], [1] * 6]).bool()
     y, last = conv(x, tail, keep)
     for row in range(2):
@@ -91,7 +91,7 @@ def test_padding_is_passed_over(name):
 
 
 def test_low_precision_weights_sum_in_the_inputs_precision():
-    conv, x = convolution().bfloat16(), normal(2, 7, 3).float()
+    conv, x = convolution().bfloat16(), draw_normal(2, 7, 3).float()
     y, tail = conv(x)
     assert y.dtype == tail.dtype == torch.float32
     torch.testing.assert_close(y, conv.float()(x)[0])
@@ -112,4 +112,4 @@ def test_refuses(options, message):
 @pytest.mark.parametrize("shape", [(1, 3, 3), (2, 2, 3), (2, 3, 4)])
 def test_refuses_a_tail_of_another_shape(unchecked, shape):
     with pytest.raises(ValueError, match=r"tail is \[.*\], must be \[2, 3, 3\]"):
-        convolution()(normal(2, 6, 3), normal(*shape))
+        convolution()(draw_normal(2, 6, 3), draw_normal(*shape))

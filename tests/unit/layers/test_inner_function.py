@@ -7,10 +7,7 @@ from torch import Tensor
 from lab.hooks import hooks, run_with_cache
 from lab.layers.attention import Attention
 from lab.layers.inner_function import InnerFunctionAttention, Retrieval, ValueMap
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.normal import draw_normal
 
 
 def flat_values(layer: InnerFunctionAttention, x: Tensor) -> Tensor:
@@ -31,7 +28,7 @@ def test_values_token_by_token(n_heads: int, k: int, retrieval: Retrieval, value
     layer = InnerFunctionAttention(
         12, n_heads, n_values=5, k=k, retrieval=retrieval, value_map=value_map
     ).double()
-    x = drawn(2, 4, 12)
+    x = draw_normal(2, 4, 12)
     found = layer.values(x)
     p = 12 // n_heads
     for b, t, h in [(b, t, h) for b in range(2) for t in range(4) for h in range(n_heads)]:
@@ -47,7 +44,7 @@ def test_values_token_by_token(n_heads: int, k: int, retrieval: Retrieval, value
 
 def test_softmax_of_all_rows_is_the_equations_sum():
     """Erratum I3: V = Σ_i softmax_i(x W_vQ θ_vKᵀ) (x ∘ θ_i), over every row."""
-    layer, x = InnerFunctionAttention(8, 2, n_values=4, k=4).double(), drawn(2, 5, 8)
+    layer, x = InnerFunctionAttention(8, 2, n_values=4, k=4).double(), draw_normal(2, 5, 8)
     weights = (layer.value_query(x) @ layer.value_keys.T).softmax(-1)
     torch.testing.assert_close(flat_values(layer, x), x * (weights @ layer.value_rows))
 
@@ -56,7 +53,7 @@ def test_grouped_heads_share_values():
     layer = InnerFunctionAttention(8, 4, value_map="linear", d_value=12, n_kv_heads=2).double()
     assert layer.value_rows.shape == (2, 6)
     assert layer.v.get_parameter("weight").shape == (6, 8)
-    v = layer.values(drawn(2, 5, 8))
+    v = layer.values(draw_normal(2, 5, 8))
     assert v.shape == (2, 4, 5, 3)
     assert torch.equal(v[:, 0], v[:, 1])
     assert not torch.allclose(v[:, 1], v[:, 2])
@@ -67,7 +64,7 @@ def test_straight_through_has_the_gradient_of_softmax():
     hard = InnerFunctionAttention(6, n_values=3, retrieval="straight-through").double()
     soft = InnerFunctionAttention(6, n_values=3, retrieval="softmax").double()
     soft.load_state_dict(hard.state_dict())
-    x, against = drawn(2, 4, 6), drawn(2, 4, 6, seed=1)
+    x, against = draw_normal(2, 4, 6), draw_normal(2, 4, 6, seed=1)
     parameters = [(layer.value_query.weight, layer.value_keys) for layer in (hard, soft)]
     found = torch.autograd.grad(flat_values(hard, x), parameters[0], against)
     right = torch.autograd.grad(flat_values(soft, x), parameters[1], against)
@@ -78,7 +75,7 @@ def test_straight_through_has_the_gradient_of_softmax():
 def test_printed_keys_tie_so_every_token_takes_the_same_value():
     """Erratum I1: V = x∘w with one w for all tokens."""
     layer = InnerFunctionAttention(8, 2, retrieval="literal", key_init="zeros").double()
-    x = drawn(3, 9, 8)
+    x = draw_normal(3, 9, 8)
     _, cache = run_with_cache(layer, x)
     assert not cache["hook_value_indices"].any()
     torch.testing.assert_close(flat_values(layer, x), x * layer.value_rows[0], rtol=0, atol=0)
@@ -91,7 +88,7 @@ def test_printed_retrieval_never_trains():
     before = {name: p.detach().clone() for name, p in layer.named_parameters()}
     for seed in range(3):
         optimizer.zero_grad()
-        layer(drawn(2, 9, 8, seed=seed).float()).square().sum().backward()
+        layer(draw_normal(2, 9, 8, seed=seed).float()).square().sum().backward()
         optimizer.step()
     still = {name for name, p in layer.named_parameters() if torch.equal(p, before[name])}
     assert still == {"value_query.weight", "value_keys"}
@@ -103,7 +100,7 @@ def test_printed_retrieval_never_trains():
 def test_zero_keys_wake_in_two_steps(retrieval: Retrieval):
     """Keys get a gradient at once, queries when the keys have moved."""
     layer = InnerFunctionAttention(8, retrieval=retrieval, key_init="zeros").double()
-    x, against = drawn(2, 9, 8), drawn(2, 9, 8, seed=1)
+    x, against = draw_normal(2, 9, 8), draw_normal(2, 9, 8, seed=1)
     keys, queries = layer.value_keys, layer.value_query.weight
     grads = torch.autograd.grad(layer(x), [keys, queries], against)
     assert grads[0].any()
@@ -119,7 +116,7 @@ def test_only_the_values_differ_from_attention():
     )
     shared = {n: p for n, p in layer.state_dict().items() if not n.startswith("value_")}
     assert plain.load_state_dict(shared, strict=False).missing_keys == ["v.weight"]
-    x = drawn(2, 9, 8)
+    x = draw_normal(2, 9, 8)
     torch.testing.assert_close(layer.matrix(x), plain.matrix(x), rtol=0, atol=0)
 
 
@@ -142,7 +139,7 @@ def test_shapes_of_every_reading(options: dict, shapes: dict[str, tuple[int, ...
 
 
 def test_hooks_see_and_replace_scores_and_indices():
-    layer, x = InnerFunctionAttention(8, 2, n_values=3, k=2).double(), drawn(2, 5, 8)
+    layer, x = InnerFunctionAttention(8, 2, n_values=3, k=2).double(), draw_normal(2, 5, 8)
     y, cache = run_with_cache(layer, x, ["hook_value_scores", "hook_value_indices"])
     assert cache["hook_value_scores"].shape == (2, 5, 3)
     assert cache["hook_value_indices"].shape == (2, 5, 2)

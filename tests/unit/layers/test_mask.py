@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lab.layers.attention import Attention, Mask
 from lab.layers.mask import (
@@ -15,10 +15,7 @@ from lab.layers.mask import (
     reveal_stored,
 )
 from lab.ops.attention import MASKED
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.normal import draw_normal
 
 
 def attention_pair(mask: Mask, max_seq_len: int = 64) -> tuple[Attention, Attention]:
@@ -31,14 +28,14 @@ def attention_pair(mask: Mask, max_seq_len: int = 64) -> tuple[Attention, Attent
 @pytest.mark.parametrize("mask", ["literal", "straight-through", "soft", "value"])
 def test_every_mask_starts_as_plain_causal_attention(mask: Mask):
     masked, plain = attention_pair(mask)
-    x = drawn(2, 20, 8)
+    x = draw_normal(2, 20, 8)
     torch.testing.assert_close(masked(x), plain(x), rtol=0, atol=1e-12)
 
 
 def test_printed_mask_stays_plain_causal_attention():
     """Erratum D1: no gradient reaches l, so training moves everything else and never the mask."""
     masked, plain = attention_pair("literal")
-    x, target = drawn(2, 20, 8), drawn(2, 20, 8, seed=1)
+    x, target = draw_normal(2, 20, 8), draw_normal(2, 20, 8, seed=1)
     for layer in (masked, plain):
         optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
         for _ in range(3):
@@ -54,7 +51,7 @@ def test_printed_mask_stays_plain_causal_attention():
 def test_literal_mask_removes_keys_that_round_to_zero():
     mask = LiteralMask(1, 4, 6).double()
     mask.l.data = torch.tensor([[1.0, 0.5, 0.51, -0.3, -0.7, 0.0]])
-    bias = mask(drawn(3, 1, 6, 4), torch.arange(6))
+    bias = mask(draw_normal(3, 1, 6, 4), torch.arange(6))
     assert bias.shape == (3, 1, 6)
     assert bias[2, 0].tolist() == [0, MASKED, 0, MASKED, 0, MASKED]
 
@@ -63,12 +60,12 @@ def test_straight_through_hands_on_the_biass_gradient():
     masked, _ = attention_pair("straight-through", max_seq_len=10)
     assert isinstance(masked.mask, StraightThroughMask)
     masked.mask.l.data[:, 3] = 0.2
-    x, against = drawn(2, 10, 8), drawn(2, 10, 8, seed=1)
+    x, against = draw_normal(2, 10, 8), draw_normal(2, 10, 8, seed=1)
     (masked(x) * against).sum().backward()
     found = masked.mask.l.grad
     assert found is not None
     # The same layer with the bias itself a leaf.
-    bias = masked.mask(drawn(2, 2, 10, 4), torch.arange(10)).detach().requires_grad_()
+    bias = masked.mask(draw_normal(2, 2, 10, 4), torch.arange(10)).detach().requires_grad_()
     q, k = masked._project_and_rotate(x, torch.arange(10))
     z = masked._pattern(q, k, bias) @ masked.values(x)
     (right,) = torch.autograd.grad((masked.project(x, z) * against).sum(), bias)
@@ -80,8 +77,8 @@ def test_straight_through_hands_on_the_biass_gradient():
 def test_soft_mask_weighs_attention_by_sigma():
     masked, plain = attention_pair("soft", max_seq_len=12)
     assert isinstance(masked.mask, SoftMask)
-    masked.mask.l.data = drawn(2, 12, seed=2)
-    x = drawn(2, 12, 8)
+    masked.mask.l.data = draw_normal(2, 12, seed=2)
+    x = draw_normal(2, 12, 8)
     weighed = plain.matrix(x) * masked.mask.l.sigmoid()[None, :, None, :]
     weighed = weighed / weighed.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(masked.matrix(x), weighed, rtol=0, atol=1e-12)
@@ -90,12 +87,12 @@ def test_soft_mask_weighs_attention_by_sigma():
 def test_soft_mask_stays_above_padding():
     mask = SoftMask(1, 4, 3).double()
     mask.l.data = torch.tensor([[-1e6, -3000.0, -1.0]], dtype=torch.float64)
-    bias = mask(drawn(1, 1, 3, 4), torch.arange(3))[0, 0]
+    bias = mask(draw_normal(1, 1, 3, 4), torch.arange(3))[0, 0]
     assert bias[:2].tolist() == [MASKED, MASKED]
     assert MASKED < bias[2] < 0
     layer = Attention(8, mask="soft", max_seq_len=8).double()
     layer.get_parameter("mask.l").data.fill_(-3000.0)
-    x, left = drawn(1, 4, 8), torch.tensor([[False, False, True, True]])
+    x, left = draw_normal(1, 4, 8), torch.tensor([[False, False, True, True]])
     padded = layer.prefill(x, keep=left)[0][:, 2:]
     torch.testing.assert_close(padded, layer(x[:, 2:]), rtol=0, atol=1e-11)
 
@@ -103,7 +100,7 @@ def test_soft_mask_stays_above_padding():
 def test_value_mask_learns_in_two_steps():
     """A is alive at the start; dt wakes when A has moved."""
     mask = ValueMask(2, 4, 99).double()
-    v, against, here = drawn(2, 2, 9, 4), drawn(2, 2, 9, seed=1), torch.arange(9)
+    v, against, here = draw_normal(2, 2, 9, 4), draw_normal(2, 2, 9, seed=1), torch.arange(9)
     assert torch.equal(mask(v, here), torch.ones(2, 2, 9, dtype=torch.float64))
     grads = torch.autograd.grad(mask(v, here), [mask.A, mask.dt.weight], against)
     assert grads[0].all()
@@ -115,7 +112,7 @@ def test_value_mask_learns_in_two_steps():
 def test_value_mask_formula():
     mask = ValueMask(2, 4, 99).double()
     mask.A.data = torch.tensor([-0.5, 0.25], dtype=torch.float64)
-    v = drawn(1, 2, 5, 4)
+    v = draw_normal(1, 2, 5, 4)
     found = mask(v, torch.arange(5))
     flat = torch.cat([v[0, 0], v[0, 1]], dim=-1)
     for h in range(2):
@@ -125,7 +122,7 @@ def test_value_mask_formula():
 
 def test_oracle_mask_is_deleting_the_other_keys():
     masked, plain = attention_pair("oracle")
-    x, keep = drawn(2, 12, 8), drawn(2, 12, seed=1) > 0
+    x, keep = draw_normal(2, 12, 8), draw_normal(2, 12, seed=1) > 0
     keep[:, 0] = True
     with reveal_stored(masked, keep):
         y, matrix = masked(x), masked.matrix(x)
@@ -172,9 +169,9 @@ def test_a_sequence_past_the_table_is_an_error(mask: Mask):
 def test_a_table_is_read_where_keys_stand(mask: Mask):
     layer = Attention(8, 2, mask=mask, max_seq_len=7).double().mask
     assert layer is not None
-    layer.get_parameter("l").data = drawn(2, 7)
-    v, positions = drawn(2, 2, 3, 4), torch.tensor([[4, 5, 6], [0, 0, 1]])
-    whole = layer(drawn(2, 2, 7, 4), torch.arange(7))
+    layer.get_parameter("l").data = draw_normal(2, 7)
+    v, positions = draw_normal(2, 2, 3, 4), torch.tensor([[4, 5, 6], [0, 0, 1]])
+    whole = layer(draw_normal(2, 2, 7, 4), torch.arange(7))
     found = layer(v, positions)
     for row in range(2):
         assert torch.equal(found[row], whole[row][:, positions[row]])
@@ -183,12 +180,12 @@ def test_a_table_is_read_where_keys_stand(mask: Mask):
 
 
 def test_the_oracle_is_told_of_positions():
-    mask, keep = OracleMask(2, 4, 7), drawn(2, 7) > 0
+    mask, keep = OracleMask(2, 4, 7), draw_normal(2, 7) > 0
     positions = torch.tensor([[4, 5, 6], [0, 0, 1]])
     with reveal_stored(mask, keep):
-        found = mask(drawn(2, 2, 3, 4), positions)
+        found = mask(draw_normal(2, 2, 3, 4), positions)
         with pytest.raises(ValueError, match="position 7 is beyond the 7 positions of keep"):
-            mask(drawn(2, 2, 3, 4), positions + 1)
+            mask(draw_normal(2, 2, 3, 4), positions + 1)
     for row in range(2):
         assert torch.equal(found[row, 1] == 0, keep[row, positions[row]])
 

@@ -24,12 +24,9 @@ from lab.layers.printed import (
 )
 from lab.layers.printed.attention import PlainAttention
 from lab.models.stack import make_layer
+from tests.normal import draw_normal
 
 M = TypeVar("M", bound=nn.Module)
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 SMALL = {"n_experts": 12, "k": 2, "d_retrieval": 4}
@@ -107,7 +104,7 @@ def test_gradient_reaches_what_it_should(case: Case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.row} {case.breaks}")
 def test_a_step_of_gradient_lowers_the_loss(case: Case):
     layer = case.make().double()
-    x, target = (drawn(3, case.lengths[-1], case.d_model, seed=seed) for seed in (1, 2))
+    x, target = (draw_normal(3, case.lengths[-1], case.d_model, seed=seed) for seed in (1, 2))
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-2)
     losses = []
     for _ in range(2):
@@ -122,7 +119,7 @@ def test_a_step_of_gradient_lowers_the_loss(case: Case):
 @pytest.mark.parametrize("cls", PRINTED.values(), ids=lambda cls: cls.__name__)
 def test_the_command_line_can_make_it(cls: type[nn.Module]):
     layer = make_layer(cls, "U", {"d_model": 32, "n_heads": 4}, {})
-    x = drawn(2, 4, 32).float()
+    x = draw_normal(2, 4, 32).float()
     assert layer(x).shape == x.shape
 
 
@@ -134,7 +131,7 @@ def with_weights_of(layer: nn.Module, cls: type[M], **options: Any) -> M:
 
 def test_the_plain_form_is_attention():
     plain = PlainAttention(8, 2, rope_base=100.0).double()
-    x = drawn(2, 9, 8)
+    x = draw_normal(2, 9, 8)
     same = with_weights_of(plain, Attention, rope_base=100.0)
     torch.testing.assert_close(plain(x), same(x), rtol=0, atol=1e-13)
 
@@ -148,7 +145,7 @@ def shifted(layer: PlainAttention, x: Tensor) -> float:
 def test_scores_depend_on_where_not_only_on_how_far(cls: type[PlainAttention]):
     torch.manual_seed(0)
     layer = cls(8, 2, rope_base=10.0).double()
-    x = drawn(1, 9, 8)
+    x = draw_normal(1, 9, 8)
     twin = with_weights_of(layer, PlainAttention, rope_base=10.0)
     assert shifted(layer, x) > 1e-3
     assert shifted(twin, x) < 1e-13
@@ -156,11 +153,11 @@ def test_scores_depend_on_where_not_only_on_how_far(cls: type[PlainAttention]):
 
 def test_rounded_rotation_is_attention_but_in_bf16():
     torch.manual_seed(0)
-    rounded, x = RoundedRotationAttention(8, 2).double(), drawn(1, 2048, 8)
+    rounded, x = RoundedRotationAttention(8, 2).double(), draw_normal(1, 2048, 8)
     exact = with_weights_of(rounded, PlainAttention)
     table = with_weights_of(rounded, RoundedRotationAttention, round_angles=False)
     torch.testing.assert_close(rounded(x[:, :64]), exact(x[:, :64]), rtol=0, atol=1e-12)
-    q = drawn(1, 2048, 1, 8).bfloat16()
+    q = draw_normal(1, 2048, 1, 8).bfloat16()
     positions = torch.arange(2048)
     right = exact.turn(q.double(), positions)
     off = [
@@ -175,7 +172,7 @@ def test_rounded_rotation_is_attention_but_in_bf16():
 
 def test_target_summed_ssd_follows_the_definition_within_a_chunk():
     torch.manual_seed(0)
-    layer, x = TargetSummedSSD(8, 2, d_state=4, chunk_len=4).double(), drawn(2, 12, 8)
+    layer, x = TargetSummedSSD(8, 2, d_state=4, chunk_len=4).double(), draw_normal(2, 12, 8)
     whole = TargetSummedSSD(8, 2, d_state=4, chunk_len=12).double()
     whole.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x[:, :4]), whole(x[:, :4]))
@@ -187,7 +184,7 @@ def test_target_summed_ssd_follows_the_definition_within_a_chunk():
 def test_experts_above_the_square_get_no_gradient(n_experts: int):
     torch.manual_seed(0)
     layer = FloorSquareCDMoE(8, n_experts=n_experts, k=2, d_retrieval=4).double()
-    layer(drawn(8, 64, 8)).square().sum().backward()
+    layer(draw_normal(8, 64, 8)).square().sum().backward()
     for table in (layer.down, layer.up):
         assert table.grad is not None
         side = 3 if n_experts == 12 else 4
@@ -200,7 +197,7 @@ def test_on_a_square_it_is_cdmoe():
         for cls in (FloorSquareCDMoE, CDMoE)
     )
     ours.load_state_dict(printed.state_dict())
-    x = drawn(2, 9, 8)
+    x = draw_normal(2, 9, 8)
     assert torch.equal(printed(x), ours(x))
 
 

@@ -10,15 +10,16 @@ from lab.layers.ssd import SSD
 from lab.ops.ssd_backends import BACKENDS
 from lab.ops.ssd_forms import repeat_groups, ssd_recurrent
 from lab.ops.ssd_inputs import SSDInputs
-from tests.ssd_variants import HOOKS, every_variant, layer, moved, normal
+from tests.normal import draw_normal
+from tests.ssd_variants import HOOKS, every_variant, layer, moved
 
 
 @every_variant
 def test_layer_applies_its_matrix_and_every_parameter_learns(options):
-    mixer, x = layer(**options), normal(2, 13, 12)
+    mixer, x = layer(**options), draw_normal(2, 13, 12)
     y = mixer(x)
     torch.testing.assert_close(mixer.project(x, mixer.matrix(x) @ mixer.values(x)), y)
-    (y * normal(*y.shape, seed=1)).sum().backward()
+    (y * draw_normal(*y.shape, seed=1)).sum().backward()
     for name, parameter in mixer.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.all(), name
@@ -29,7 +30,7 @@ def test_layer_applies_its_matrix_and_every_parameter_learns(options):
     "rows", [slice(0, 5), slice(4, 9), slice(6, 7), slice(9, None), slice(3, 3)]
 )
 def test_some_rows_of_the_matrix_are_those_of_the_whole(options, rows):
-    mixer, x = moved(**options), normal(2, 13, 12)
+    mixer, x = moved(**options), draw_normal(2, 13, 12)
     some = mixer.matrix(x, rows=rows)
     # Decays are summed in another order: fp64's rounding.
     torch.testing.assert_close(some, mixer.matrix(x)[:, :, rows], rtol=1e-9, atol=1e-12)
@@ -48,14 +49,14 @@ def inputs(mixer: SSD, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def test_layer_is_the_op_between_projections():
-    mixer, x = layer(position="decay"), normal(2, 13, 12)
+    mixer, x = layer(position="decay"), draw_normal(2, 13, 12)
     values, dt, B, C = inputs(mixer, x)
     z = ssd_recurrent(values, dt, rates(mixer), B, C, mixer.D)[0]
     torch.testing.assert_close(mixer(x), mixer.out_proj(z.flatten(-2)))
 
 
 def test_without_a_position_it_is_linear_attention():
-    mixer, x = moved(position="none"), normal(2, 13, 12)
+    mixer, x = moved(position="none"), draw_normal(2, 13, 12)
     assert mixer.A_log is None
     assert mixer.D is not None
     values, dt, B, C = inputs(mixer, x)
@@ -65,7 +66,7 @@ def test_without_a_position_it_is_linear_attention():
 
 
 def test_convolution_and_gated_norm_make_mamba2():
-    mixer, x = moved(position="conv", gate="norm", d_inner=24), normal(2, 13, 12)
+    mixer, x = moved(position="conv", gate="norm", d_inner=24), draw_normal(2, 13, 12)
     assert mixer.conv is not None
     assert mixer.z_proj is not None
     assert mixer.norm_weight is not None
@@ -84,7 +85,7 @@ def test_convolution_and_gated_norm_make_mamba2():
 
 def test_rope_changes_the_matrix_off_its_diagonal_only():
     turned, plain = layer(), layer(position="decay")
-    x = normal(1, 6, 12)
+    x = draw_normal(1, 6, 12)
     difference = turned.matrix(x) - plain.matrix(x)
     assert difference.diagonal(dim1=-2, dim2=-1).abs().max() < 1e-14
     assert difference.abs().amax((0, 2, 3)).min() > 1e-4
@@ -93,7 +94,7 @@ def test_rope_changes_the_matrix_off_its_diagonal_only():
 @pytest.mark.parametrize(("n_groups", "same"), [(1, True), (2, False), (4, True)])
 def test_tiled_groups_differ_between_one_group_and_one_a_head(n_groups, same):
     """Erratum S3."""
-    x = normal(1, 6, 12)
+    x = draw_normal(1, 6, 12)
     tiled, interleaved = (
         layer(n_groups=n_groups, groups=groups).matrix(x) for groups in ("tiled", "interleaved")
     )
@@ -114,7 +115,7 @@ def test_initial_memory():
 
 @pytest.mark.parametrize("options", [{}, {"position": "conv", "gate": "norm"}], ids=str)
 def test_half_precision_layers(options):
-    mixer, x = layer(**options), normal(2, 40, 12)
+    mixer, x = layer(**options), draw_normal(2, 40, 12)
     expected = mixer(x)
     assert (mixer.bfloat16()(x.bfloat16()) - expected).abs().max() < 0.05 * expected.abs().max()
     with torch.autocast("cpu", torch.bfloat16):
@@ -123,7 +124,7 @@ def test_half_precision_layers(options):
 
 
 def test_hook_points_and_what_passes_them():
-    mixer, x, seen = layer(), normal(2, 13, 12), {}
+    mixer, x, seen = layer(), draw_normal(2, 13, 12), {}
     assert set(hook_points(mixer)) == {f"hook_{name}" for name in HOOKS}
     with hooks(mixer, [(None, lambda z, point: seen.__setitem__(point.name, z))]):
         y = mixer(x)
@@ -150,7 +151,7 @@ def test_hook_points_and_what_passes_them():
     "options", [{}, {"groups": "tiled"}, {"position": "conv"}, {"gate": "silu"}], ids=str
 )
 def test_what_a_hook_returns_is_used(name, options):
-    mixer, x = layer(**options), normal(2, 13, 12)
+    mixer, x = layer(**options), draw_normal(2, 13, 12)
     before = mixer(x)
 
     def halve_at_6(z: Tensor, point) -> Tensor:
@@ -171,7 +172,7 @@ def test_what_a_hook_returns_is_used(name, options):
 
 
 def test_writes_hooked_away_leave_the_skip():
-    mixer, x = layer(), normal(2, 13, 12)
+    mixer, x = layer(), draw_normal(2, 13, 12)
     with hooks(mixer, [("hook_ssm_write", lambda z, _: torch.zeros_like(z))]):
         y = mixer(x)
     assert mixer.D is not None
@@ -180,8 +181,8 @@ def test_writes_hooked_away_leave_the_skip():
 
 @pytest.mark.parametrize("position", ["decay", "none"])
 def test_a_hook_may_put_in_any_decay(position):
-    mixer, x = moved(position=position), normal(2, 13, 12)
-    log_decay = -normal(2, 13, 4, seed=1).exp()
+    mixer, x = moved(position=position), draw_normal(2, 13, 12)
+    log_decay = -draw_normal(2, 13, 4, seed=1).exp()
     values, dt, B, C = inputs(mixer, x)
     # A rate for each token: t steps of one token, with dt moved from the decay to the write.
     z, state = ssd_recurrent(
@@ -203,7 +204,7 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
         return BACKENDS["torch"].run(inputs)
 
     monkeypatch.setitem(BACKENDS, "counted", BACKENDS["torch"]._replace(run=run))
-    mixer, x = layer(backend="counted"), normal(2, 9, 12)
+    mixer, x = layer(backend="counted"), draw_normal(2, 9, 12)
     torch.testing.assert_close(mixer(x), layer()(x))
     assert calls == [9]
     layer(backend="torch")(x)

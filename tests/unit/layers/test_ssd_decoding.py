@@ -10,7 +10,8 @@ from lab.hooks import hooks
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD, SSDState
 from lab.layers.state import Decoder
-from tests.ssd_variants import HOOKS, POSITIONS, every_variant, layer, moved, normal
+from tests.normal import draw_normal
+from tests.ssd_variants import HOOKS, POSITIONS, every_variant, layer, moved
 
 
 def assert_same(actual: Any, expected: Any) -> None:
@@ -38,7 +39,7 @@ def shapes(state: SSDState) -> list[tuple[int, ...]]:
 
 @every_variant
 def test_parallel_is_stepwise(options):
-    mixer, x = moved(**options), normal(2, 13, 12)
+    mixer, x = moved(**options), draw_normal(2, 13, 12)
     assert isinstance(mixer, Decoder)
     y, last = mixer.prefill(x)
     assert torch.equal(mixer(x), y)
@@ -55,8 +56,8 @@ def test_parallel_is_stepwise(options):
 
 
 def test_gradients_pass_through_a_carried_state():
-    mixer, x = moved(position="conv", gate="norm"), normal(2, 9, 12).requires_grad_()
-    leaves, against = [x, *mixer.parameters()], normal(2, 9, 12, seed=1)
+    mixer, x = moved(position="conv", gate="norm"), draw_normal(2, 9, 12).requires_grad_()
+    leaves, against = [x, *mixer.parameters()], draw_normal(2, 9, 12, seed=1)
     first, state = mixer.prefill(x[:, :5])
     actual = torch.cat([first, in_steps(mixer, x[:, 5:], state)[0]], dim=1)
     assert_same(
@@ -79,12 +80,12 @@ KEEP = torch.tensor(
 @every_variant
 @pytest.mark.parametrize("carried", [False, True])
 def test_padding_is_not_read(options, carried):
-    mixer, x = moved(**options), normal(5, 13, 12)
+    mixer, x = moved(**options), draw_normal(5, 13, 12)
     x[~KEEP] = torch.nan
-    state = mixer.prefill(normal(5, 3, 12, seed=1))[1] if carried else mixer.start(5)
+    state = mixer.prefill(draw_normal(5, 3, 12, seed=1))[1] if carried else mixer.start(5)
     y, last = mixer.prefill(x, state if carried else None, KEEP)
     assert y.isfinite().all()
-    after = mixer.step(normal(5, 12, seed=2), last)[0]
+    after = mixer.step(draw_normal(5, 12, seed=2), last)[0]
     for row in range(5):
         here = slice(row, row + 1)
         before = SSDState(*(z[here] for z in state))
@@ -93,23 +94,23 @@ def test_padding_is_not_read(options, carried):
             expected, expected_last = mixer.prefill(x[here, KEEP[row]], before)
         assert_same(y[here, KEEP[row]], expected)
         assert_same_states(SSDState(*(z[here] for z in last)), expected_last)
-        assert_same(after[here], mixer.step(normal(5, 12, seed=2)[here], expected_last)[0])
+        assert_same(after[here], mixer.step(draw_normal(5, 12, seed=2)[here], expected_last)[0])
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_padding_gets_no_gradient_and_changes_none(position):
-    mixer, x = moved(position=position, gate="norm"), normal(5, 13, 12).requires_grad_()
+    mixer, x = moved(position=position, gate="norm"), draw_normal(5, 13, 12).requires_grad_()
     y, _ = mixer.prefill(x, keep=KEEP)
-    (grad,) = torch.autograd.grad((y * normal(*y.shape, seed=1)).sum(), x)
+    (grad,) = torch.autograd.grad((y * draw_normal(*y.shape, seed=1)).sum(), x)
     assert not grad[~KEEP].any()
     alone = mixer.prefill(x[:1, KEEP[0]])[0]
-    loss = (alone * normal(*y.shape, seed=1)[:1, KEEP[0]]).sum()
+    loss = (alone * draw_normal(*y.shape, seed=1)[:1, KEEP[0]]).sum()
     assert_same(grad[:1], torch.autograd.grad(loss, x)[0][:1])
 
 
 @every_variant
 def test_only_distances_count(options):
-    mixer, x = moved(**options), normal(2, 9, 12)
+    mixer, x = moved(**options), draw_normal(2, 9, 12)
     assert mixer.relative
     y, last = mixer.prefill(x)
     for go_on in (mixer.prefill, lambda x, state: in_steps(mixer, x, state)):
@@ -126,7 +127,7 @@ def test_only_distances_count(options):
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_that_looks_changes_no_state(position, name):
-    mixer, x = moved(position=position), normal(2, 9, 12)
+    mixer, x = moved(position=position), draw_normal(2, 9, 12)
     y, last = mixer.prefill(x)
     seen = []
     with hooks(mixer, [(f"hook_{name}", lambda z, _: seen.append(z.shape[1]))]):
@@ -140,7 +141,7 @@ def test_a_hook_that_looks_changes_no_state(position, name):
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_what_a_hook_returns_is_carried(name):
-    mixer, x = moved(), normal(2, 9, 12)
+    mixer, x = moved(), draw_normal(2, 9, 12)
     with hooks(mixer, [(f"hook_{name}", lambda z, _: z / 2)]):
         y, last = mixer.prefill(x)
         first, state = mixer.prefill(x[:, :4])
@@ -151,7 +152,7 @@ def test_what_a_hook_returns_is_carried(name):
 
 
 def test_the_state_is_in_fp32_at_least_and_small():
-    mixer, x = layer(position="conv").bfloat16(), normal(2, 40, 12).bfloat16()
+    mixer, x = layer(position="conv").bfloat16(), draw_normal(2, 40, 12).bfloat16()
     y, last = mixer.prefill(x)
     assert y.dtype == torch.bfloat16
     for state in (mixer.start(2), last, mixer.step(x[:, 0], last)[1]):
@@ -164,7 +165,7 @@ def test_the_state_is_in_fp32_at_least_and_small():
 
 @pytest.mark.parametrize("position", ["rope", "conv"])
 def test_refuses_states_and_padding_that_do_not_fit(unchecked, position):
-    mixer, x = layer(position=position), normal(2, 5, 12)
+    mixer, x = layer(position=position), draw_normal(2, 5, 12)
     with pytest.raises(ValueError, match="state has batch 3, must be x's 2"):
         mixer.prefill(x, mixer.start(3))
     with pytest.raises(ValueError, match="state has batch 3, must be x's 2"):
@@ -181,11 +182,11 @@ def test_refuses_the_tail_of_another_convolution(unchecked):
     mixer, other = layer(position="conv"), layer(position="conv", conv_width=3)
     for call in (mixer.prefill, lambda x, state: mixer.step(x[:, 0], state)):
         with pytest.raises(ValueError, match=r"tail is \[2, 2, 36\], must be \[2, 3, 36\]"):
-            call(normal(2, 5, 12), other.start(2))
+            call(draw_normal(2, 5, 12), other.start(2))
 
 
 def test_refuses_the_state_of_another_mixer(unchecked):
-    mixer, x = layer(), normal(2, 5, 12)
+    mixer, x = layer(), draw_normal(2, 5, 12)
     other = Attention(12, 2).double().start(2)
     for call in (mixer.prefill, lambda x, state: mixer.step(x[:, 0], state)):
         with pytest.raises(ValueError, match="state is of AttentionState, must be of SSDState"):

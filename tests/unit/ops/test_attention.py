@@ -18,18 +18,19 @@ from lab.ops.attention import (
 from lab.ops.attention_kernels import BLOCK, _causal_blocks, fold, repeat_heads
 from lab.ops.top_keys import causal_keep, top_keys
 from tests.largest import Largest
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.normal import draw_normal
 
 
 def inputs(
     t: int, s: int, p: int, p_v: int, h: int = 3, h_kv: int = 3
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and a bias with some keys masked."""
-    q, k, v = drawn(2, h, t, p), drawn(2, h_kv, s, p, seed=1), drawn(2, h_kv, s, p_v, seed=2)
-    bias = drawn(2, h_kv, s, seed=3)
+    q, k, v = (
+        draw_normal(2, h, t, p),
+        draw_normal(2, h_kv, s, p, seed=1),
+        draw_normal(2, h_kv, s, p_v, seed=2),
+    )
+    bias = draw_normal(2, h_kv, s, seed=3)
     return q, k, v, torch.where(bias > 0.7, MASKED, bias)
 
 
@@ -67,7 +68,7 @@ def test_attend_is_the_explicit_form(
     fast = attend(q, k, v, bias if biased else None, window)
     slow = explicit(q, k, v, bias if biased else None, window)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
-    against, used = drawn(*fast.shape, seed=4), leaves if biased else leaves[:3]
+    against, used = draw_normal(*fast.shape, seed=4), leaves if biased else leaves[:3]
     for mine, right in zip(
         torch.autograd.grad(fast, used, against),
         torch.autograd.grad(slow, used, against),
@@ -180,7 +181,7 @@ def test_gpu_kernels_are_the_explicit_form(
     fast = attend(q, k, v, bias if biased else None, window, backend)
     slow = explicit(q, k, v, bias if biased else None, window)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-4)
-    against, used = drawn(*fast.shape, seed=4).to(fast), leaves if biased else leaves[:3]
+    against, used = draw_normal(*fast.shape, seed=4).to(fast), leaves if biased else leaves[:3]
     for mine, right in zip(
         torch.autograd.grad(fast, used, against),
         torch.autograd.grad(slow, used, against),
@@ -200,7 +201,7 @@ def test_the_fold_is_the_kernels_bias():
     folded = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, is_causal=True, scale=scale)
     right = attend(q, k, v, bias)
     torch.testing.assert_close(folded[..., :6], right, rtol=0, atol=1e-12)
-    against = drawn(*right.shape, seed=4)
+    against = draw_normal(*right.shape, seed=4)
     for mine, other in zip(
         torch.autograd.grad(folded[..., :6], leaves, against),
         torch.autograd.grad(right, leaves, against),

@@ -18,22 +18,18 @@ from lab.ops.ssd_forms import (
     ssd_recurrent,
     state_writes,
 )
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+from tests.normal import draw_normal
 
 
 def problem(b: int = 2, t: int = 13, h: int = 4, p: int = 3, g: int = 2, n: int = 5):
     """x, dt, A, B, C, D that remember a few tokens."""
     return (
-        normal(b, t, h, p),
-        normal(b, t, h, seed=1).sigmoid(),
-        -normal(h, seed=2).exp(),
-        normal(b, t, g, n, seed=3),
-        normal(b, t, g, n, seed=4),
-        normal(h, seed=5),
+        draw_normal(b, t, h, p),
+        draw_normal(b, t, h, seed=1).sigmoid(),
+        -draw_normal(h, seed=2).exp(),
+        draw_normal(b, t, g, n, seed=3),
+        draw_normal(b, t, g, n, seed=4),
+        draw_normal(h, seed=5),
     )
 
 
@@ -42,9 +38,9 @@ def problem(b: int = 2, t: int = 13, h: int = 4, p: int = 3, g: int = 2, n: int 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_any_chunk_gives_the_recurrence(g, chunk_len, dtype):
     inputs = [z.to(dtype) for z in problem(g=g)]
-    y, state = ssd(*inputs, chunk_len=chunk_len, initial_state=normal(2, 4, 3, 5).to(dtype))
+    y, state = ssd(*inputs, chunk_len=chunk_len, initial_state=draw_normal(2, 4, 3, 5).to(dtype))
     exact = [z.double() for z in inputs]
-    expected, last = ssd_recurrent(*exact, initial_state=normal(2, 4, 3, 5).to(dtype).double())
+    expected, last = ssd_recurrent(*exact, initial_state=draw_normal(2, 4, 3, 5).to(dtype).double())
     # A few hundred roundings of numbers below 30, near all of random sign.
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=10 * tolerance)
@@ -75,8 +71,8 @@ def test_low_precision_computes_in_fp32():
 
 
 def test_gradients_of_gradients_of_the_decay_matrix():
-    assert torch.autograd.gradcheck(decay_matrix, -normal(2, 5).exp().requires_grad_())
-    assert torch.autograd.gradgradcheck(decay_matrix, -normal(2, 5).exp().requires_grad_())
+    assert torch.autograd.gradcheck(decay_matrix, -draw_normal(2, 5).exp().requires_grad_())
+    assert torch.autograd.gradgradcheck(decay_matrix, -draw_normal(2, 5).exp().requires_grad_())
 
 
 def test_only_one_gradient_is_offered():
@@ -92,7 +88,7 @@ def gradients(form: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> list[T
     """y, the last state, and every gradient of a sum over both with unlike weights."""
     leaves = tuple(z.detach().clone().requires_grad_() for z in given)
     outputs = form(*leaves)
-    loss = torch.stack([(z * normal(*z.shape, seed=9)).sum() for z in outputs]).sum()
+    loss = torch.stack([(z * draw_normal(*z.shape, seed=9)).sum() for z in outputs]).sum()
     return [*outputs, *torch.autograd.grad(loss, leaves)]
 
 
@@ -100,7 +96,7 @@ def gradients(form: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> list[T
 @pytest.mark.parametrize("t", [1, CHUNK_LEN, 3 * CHUNK_LEN + 7])
 def test_any_number_of_chunks_at_once_gives_the_recurrence(monkeypatch, at_once, t):
     monkeypatch.setattr(ssd_chunked_module, "CHUNKS_AT_ONCE", at_once)
-    leaves = (*problem(t=t), normal(2, 4, 3, 5, seed=6))
+    leaves = (*problem(t=t), draw_normal(2, 4, 3, 5, seed=6))
 
     def from_state(x, dt, A, B, C, D, state):
         return ssd(x, dt, A, B, C, D, initial_state=state)
@@ -189,7 +185,7 @@ def test_compiles():
 def test_steps_are_the_recurrence(g, skip):
     x, dt, A, B, C, D = problem(g=g)
     D = D if skip else None
-    state = normal(2, 4, 3, 5, seed=6)
+    state = draw_normal(2, 4, 3, 5, seed=6)
     expected, last = ssd_recurrent(x, dt, A, B, C, D, state)
     for t in range(x.shape[1]):
         y, state = ssd_step(x[:, t], dt[:, t], A, B[:, t], C[:, t], D, state)
@@ -200,13 +196,13 @@ def test_steps_are_the_recurrence(g, skip):
 def test_a_step_refuses_a_state_of_another_batch(unchecked):
     x, dt, A, B, C, D = problem()
     with pytest.raises(ValueError, match=r"initial_state \[b h p n\] is \[3, 4, 3, 5\]"):
-        ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D, normal(3, 4, 3, 5))
+        ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D, draw_normal(3, 4, 3, 5))
 
 
 def test_decay_gradient_is_that_of_the_segment_sums():
-    log_decay = -normal(2, 7).exp().requires_grad_()
+    log_decay = -draw_normal(2, 7).exp().requires_grad_()
     L = segment_sums(log_decay).exp()
-    weights = normal(2, 7, 7, seed=1)
+    weights = draw_normal(2, 7, 7, seed=1)
     (expected,) = torch.autograd.grad((L * weights).sum(), [log_decay])
     torch.testing.assert_close(decay_gradient((L * weights).detach()), expected)
 
@@ -231,7 +227,7 @@ def test_mask_after_exp_would_not():
 
 
 def test_segment_sums_are_a_hundred_times_more_exact_than_differences():
-    log_decay = -normal(1, 2048).exp().float()
+    log_decay = -draw_normal(1, 2048).exp().float()
     exact = segment_sums(log_decay.double())
     causal = torch.ones(2048, 2048).tril(-1).bool()
 
@@ -252,14 +248,18 @@ def test_segment_sums_are_a_hundred_times_more_exact_than_differences():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("B", normal(2, 13, 3, 5), "B has g=3 groups, must divide x's h=4 heads"),
-        ("C", normal(2, 13, 1, 5), r"C \[b t g n\] is \[2, 13, 1, 5\], must be \[2, 13, 2, 5\]"),
-        ("dt", normal(2, 12, 4), r"dt \[b t h\] is \[2, 12, 4\], must be \[2, 13, 4\]"),
-        ("A", normal(1), r"A \[h\] is \[1\], must be \[4\]"),
-        ("D", normal(4, 3), r"D \[h\] is \[4, 3\], must be \[4\]"),
-        ("initial_state", normal(1, 4, 3, 5), r"\[1, 4, 3, 5\], must be \[2, 4, 3, 5\]"),
+        ("B", draw_normal(2, 13, 3, 5), "B has g=3 groups, must divide x's h=4 heads"),
+        (
+            "C",
+            draw_normal(2, 13, 1, 5),
+            r"C \[b t g n\] is \[2, 13, 1, 5\], must be \[2, 13, 2, 5\]",
+        ),
+        ("dt", draw_normal(2, 12, 4), r"dt \[b t h\] is \[2, 12, 4\], must be \[2, 13, 4\]"),
+        ("A", draw_normal(1), r"A \[h\] is \[1\], must be \[4\]"),
+        ("D", draw_normal(4, 3), r"D \[h\] is \[4, 3\], must be \[4\]"),
+        ("initial_state", draw_normal(1, 4, 3, 5), r"\[1, 4, 3, 5\], must be \[2, 4, 3, 5\]"),
         ("chunk_len", 0, "chunk_len=0 must be at least 1"),
-        ("x", normal(2, 0, 4, 3), "x has t=0 tokens"),
+        ("x", draw_normal(2, 0, 4, 3), "x has t=0 tokens"),
     ],
 )
 def test_refuses(unchecked, name, value, message):
@@ -279,11 +279,11 @@ def test_autocast_changes_nothing(b: int, h: int, t: int):
     """In every span of chunks, forward, backward and in a step: bf16 would be off by 4e-3."""
     generator = torch.Generator().manual_seed(0)
 
-    def normal(*shape: int) -> Tensor:
+    def draw_normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).requires_grad_()
 
-    x, B, C = normal(b, t, h, 4), normal(b, t, 1, 4), normal(b, t, 1, 4)
-    dt, A = normal(b, t, h).detach().sigmoid().requires_grad_(), -torch.ones(h)
+    x, B, C = draw_normal(b, t, h, 4), draw_normal(b, t, 1, 4), draw_normal(b, t, 1, 4)
+    dt, A = draw_normal(b, t, h).detach().sigmoid().requires_grad_(), -torch.ones(h)
 
     def results() -> list[Tensor]:
         y, state = ssd(x, dt, A, B, C, backend="torch")

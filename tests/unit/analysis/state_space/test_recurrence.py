@@ -13,7 +13,8 @@ from analysis.state_space.rank import effective_rank, rank
 from analysis.state_space.recurrence import Recurrence
 from lab.layers.ssd import SSD
 from lab.ops.ssd_forms import scan_states, state_writes
-from tests.ssd_variants import matrix_without_skip, moved, normal
+from tests.normal import draw_normal
+from tests.ssd_variants import matrix_without_skip, moved
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -28,7 +29,7 @@ every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
 
 def recurrence(module: SSD, x: Tensor | None = None) -> Recurrence:
     with torch.no_grad():
-        return Recurrence.of(Mixer(0, module, normal(2, 11, 12) if x is None else x))
+        return Recurrence.of(Mixer(0, module, draw_normal(2, 11, 12) if x is None else x))
 
 
 def constant(a: float, dt: float = 1.0, **options: Any) -> SSD:
@@ -136,7 +137,7 @@ def test_without_decay_nothing_is_forgotten():
 
 def same_everywhere(module: SSD) -> Recurrence:
     """Return what a layer does to a token that is repeated: B, C and x are constant."""
-    return recurrence(module, normal(1, 1, 12).expand(1, 40, 12))
+    return recurrence(module, draw_normal(1, 1, 12).expand(1, 40, 12))
 
 
 @pytest.mark.parametrize("a", [-0.05, -0.7])
