@@ -34,7 +34,7 @@ def deviation(actual: Tensor, expected: Tensor) -> float:
     return (difference / expected.abs().max()).item()
 
 
-def drawn(module: M, dtype: torch.dtype = torch.float64) -> M:
+def draw_parameters(module: M, dtype: torch.dtype = torch.float64) -> M:
     """Draw all parameters, so that none is where a term of a formula cannot be seen."""
     for seed, parameter in enumerate(module.parameters()):
         wide = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5

@@ -11,7 +11,7 @@ from lab import peers
 from lab.layers.attention import Attention
 from lab.ops.rope import rotary_table
 from tests.normal import draw_normal
-from tests.parity.compare import assert_agree, config, deviation, drawn, modules
+from tests.parity.compare import assert_agree, config, deviation, draw_parameters, modules
 
 D_MODEL, N_HEADS, T = 24, 4, 19
 D_HEAD = D_MODEL // N_HEADS
@@ -36,7 +36,7 @@ def projections(theirs: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_sdpa(n_kv_heads):
-    ours = drawn(Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, position="none"))
+    ours = draw_parameters(Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, position="none"))
     x = draw_normal(2, T, D_MODEL)
     q, k, v = (f(x).unflatten(-1, (-1, D_HEAD)).transpose(1, 2) for f in (ours.q, ours.k, ours.v))
     z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -47,7 +47,7 @@ def test_sdpa(n_kv_heads):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_llama(n_kv_heads):
-    theirs = drawn(modules("llama").LlamaAttention(small("llama", n_kv_heads), 0))
+    theirs = draw_parameters(modules("llama").LlamaAttention(small("llama", n_kv_heads), 0))
     table = angles(torch.arange(T))
     assert_agree(
         Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads).double(),
@@ -60,7 +60,7 @@ def test_llama(n_kv_heads):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_jamba_has_no_positions(n_kv_heads):
-    theirs = drawn(modules("jamba").JambaAttention(small("jamba", n_kv_heads), 0))
+    theirs = draw_parameters(modules("jamba").JambaAttention(small("jamba", n_kv_heads), 0))
     assert_agree(
         Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, position="none").double(),
         projections(theirs),
@@ -71,7 +71,7 @@ def test_jamba_has_no_positions(n_kv_heads):
 
 
 def test_llama_decodes_from_a_cache():
-    theirs = drawn(modules("llama").LlamaAttention(small("llama", 2), 0))
+    theirs = draw_parameters(modules("llama").LlamaAttention(small("llama", 2), 0))
     ours = Attention(D_MODEL, N_HEADS, n_kv_heads=2).double()
     ours.load_state_dict(projections(theirs))
     cache = peers.load("transformers.cache_utils").DynamicCache()
@@ -105,7 +105,7 @@ def test_doge_mask(n_kv_heads, window):
     Its norms of queries and keys, which we have not, are left out there.
     """
     options = small("doge", n_kv_heads, keep_window_size=T if window is None else window)
-    theirs = drawn(modules("doge").DogeAttention(options, 0))
+    theirs = draw_parameters(modules("doge").DogeAttention(options, 0))
     theirs.q_norm = theirs.k_norm = nn.Identity()
     ours = Attention(D_MODEL, N_HEADS, n_kv_heads=n_kv_heads, mask="value", window=window)
     causal = torch.ones(T, T, dtype=torch.bool).tril()[None, None]

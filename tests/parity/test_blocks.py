@@ -15,7 +15,7 @@ from lab.layers.ssd import SSD
 from lab.models import Block
 from lab.ops.rope import rotary_table
 from tests.normal import draw_normal
-from tests.parity.compare import assert_agree, config, deviation, drawn, modules
+from tests.parity.compare import assert_agree, config, deviation, draw_parameters, modules
 from tests.parity.weights import mamba2_weights
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_FF, T = 24, 4, 2, 20, 19
@@ -46,7 +46,7 @@ BLOCK = {
 def test_llama_block():
     """In fp32, as its norms are whatever the dtype."""
     layer = modules("llama").LlamaDecoderLayer(config("llama", D_MODEL, **attention_sizes()), 0)
-    theirs = drawn(layer, torch.float32)
+    theirs = draw_parameters(layer, torch.float32)
     mixer = Attention(D_MODEL, N_HEADS, n_kv_heads=N_KV_HEADS)
     cos, sin = rotary_table(torch.arange(T), D_MODEL // N_HEADS)
     table = torch.cat([cos, cos], -1)[None], torch.cat([sin, sin], -1)[None]
@@ -78,7 +78,7 @@ def test_jamba_block(backend):
     """Attention without positions, then a router's 2 of 5 experts, weighted by less than one."""
     options = attention_sizes(num_experts=5, num_experts_per_tok=2, expert_layer_offset=0)
     layer = modules("jamba").JambaAttentionDecoderLayer(config("jamba", D_MODEL, **options), 0)
-    theirs = drawn(layer, torch.float32)
+    theirs = draw_parameters(layer, torch.float32)
     mixer = Attention(D_MODEL, N_HEADS, n_kv_heads=N_KV_HEADS, position="none")
     experts = RoutedMoE(D_MODEL, n_experts=5, k=2, d_ff=D_FF, gated=True, backend=backend)
     weights = named(theirs, BLOCK | {"norm_mlp.weight": "pre_ff_layernorm.weight"})
@@ -162,7 +162,7 @@ def mamba2(n_groups: int, **options: Any) -> tuple[nn.Module, SSD]:
     """Their mixer, its weights drawn, and ours of the same sizes; several chunks, and a part."""
     sizes = {"num_heads": 4, "head_dim": 12, "state_size": 6, "num_hidden_layers": 1}
     settings = config("mamba2", D_MODEL, n_groups=n_groups, chunk_size=8, **sizes, **options)
-    theirs = drawn(modules("mamba2").Mamba2Mixer(settings, 0), torch.float32)
+    theirs = draw_parameters(modules("mamba2").Mamba2Mixer(settings, 0), torch.float32)
     mamba2_options: dict[str, Any] = {"position": "conv", "gate": "norm", "d_inner": 2 * D_MODEL}
     return theirs, SSD(D_MODEL, 4, d_state=6, n_groups=n_groups, chunk_len=8, **mamba2_options)
 
@@ -175,7 +175,7 @@ def mamba2_cache() -> Any:
 def doge_experts() -> tuple[nn.Module, CDMoE, dict[str, Tensor]]:
     """Doge's router scores rows and columns itself: our keys are units, our query is its router."""
     options = {"intermediate_size": D_FF, "num_experts": 16, "num_experts_per_tok": 5}
-    theirs = drawn(modules("doge").DogeCDMoE(config("doge", D_MODEL, **options)))
+    theirs = draw_parameters(modules("doge").DogeCDMoE(config("doge", D_MODEL, **options)))
     ours = CDMoE(
         D_MODEL,
         n_experts=16,

@@ -45,7 +45,7 @@ T = 13
 
 
 @contextmanager
-def told(layer: Attention, batch: int = 3) -> Iterator[None]:
+def tell_mask(layer: Attention, batch: int = 3) -> Iterator[None]:
     """Tell an oracle mask what to keep; nothing to others."""
     if layer.mask is None or layer.mask.__class__.__name__ != "OracleMask":
         yield
@@ -55,7 +55,7 @@ def told(layer: Attention, batch: int = 3) -> Iterator[None]:
         yield
 
 
-def made(name: str) -> tuple[Attention, Tensor]:
+def make_layer(name: str) -> tuple[Attention, Tensor]:
     """A layer with noise on its parameters, so that masks mask, and an input."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -72,9 +72,9 @@ def close(found: Tensor, right: Tensor):
 
 @EVERY
 def test_steps_are_the_parallel_form(name: str):
-    layer, x = made(name)
+    layer, x = make_layer(name)
     assert isinstance(layer, Decoder)
-    with told(layer):
+    with tell_mask(layer):
         right, after = layer.prefill(x)
         state, outputs = layer.start(3), []
         assert isinstance(state, State)
@@ -94,10 +94,10 @@ def test_steps_are_the_parallel_form(name: str):
 @pytest.mark.parametrize("cuts", [(5,), (1, 2), (4, 12)])
 def test_parts_are_the_whole(name: str, cuts: tuple[int, ...]):
     """From a carried state, and with the same gradients."""
-    layer, x = made(name)
+    layer, x = make_layer(name)
     parameters = list(layer.parameters())
     against = draw_normal(3, T, x.shape[-1], seed=1)
-    with told(layer):
+    with tell_mask(layer):
         right, state, outputs = layer(x), layer.start(3), []
         for part in x.tensor_split(cuts, dim=1):
             y, state = layer.prefill(part, state)
@@ -111,7 +111,7 @@ def test_parts_are_the_whole(name: str, cuts: tuple[int, ...]):
             close(mine, other)
 
 
-def padded(x: Tensor, kept: Tensor) -> Tensor:
+def spread_rows(x: Tensor, kept: Tensor) -> Tensor:
     """The rows of x [b t d] spread over the places that `kept` [b n] marks, huge noise between."""
     wide = 100 * draw_normal(*kept.shape, x.shape[-1], seed=9)
     for row, places in enumerate(kept):
@@ -131,11 +131,11 @@ SIDES = pytest.mark.parametrize(
 @SIDES
 def test_padding_changes_nothing(name: str, kept: Tensor):
     """Each row's real tokens give what they give alone; then decoding goes on from there."""
-    layer, x = made(name)
+    layer, x = make_layer(name)
     x = torch.cat([x, draw_normal(3, 4, x.shape[-1], seed=3)], 1)
     following = draw_normal(3, 2, x.shape[-1], seed=4)
-    with told(layer):
-        y, state = layer.prefill(padded(x, kept), keep=kept)
+    with tell_mask(layer):
+        y, state = layer.prefill(spread_rows(x, kept), keep=kept)
         steps = []
         for t in range(2):
             z, state = layer.step(following[:, t], state)
@@ -143,7 +143,7 @@ def test_padding_changes_nothing(name: str, kept: Tensor):
     assert y.isfinite().all()
     for row, count in enumerate(kept.sum(1).tolist()):
         one = torch.cat([x[[row], :count], following[[row]]], 1)
-        with told(layer, 1):
+        with tell_mask(layer, 1):
             alone = layer(one)[0]
         close(y[row, kept[row]], alone[:count])
         close(torch.stack(steps, 1)[row], alone[count:])
@@ -152,10 +152,10 @@ def test_padding_changes_nothing(name: str, kept: Tensor):
 
 @EVERY
 def test_padding_after_a_state(name: str):
-    layer, x = made(name)
+    layer, x = make_layer(name)
     kept = torch.ones(3, T, dtype=torch.bool)
     kept[0, 5:8] = kept[1, 11:] = False
-    with told(layer):
+    with tell_mask(layer):
         _, state = layer.prefill(x[:, :5])
         y, _ = layer.prefill(x[:, 5:], state, kept[:, 5:])
         right, _ = layer.prefill(x, keep=kept)
@@ -164,7 +164,7 @@ def test_padding_after_a_state(name: str):
 
 
 def test_padding_gets_and_gives_no_gradient():
-    layer, x = made("value window")
+    layer, x = make_layer("value window")
     kept = LEFT[:, :T]
     x = x.requires_grad_()
     y, _ = layer.prefill(x, keep=kept)
@@ -177,25 +177,25 @@ def test_padding_gets_and_gives_no_gradient():
 @pytest.mark.parametrize("name", ["literal", "straight-through", "literal window"])
 def test_padding_below_keys_that_are_all_masked(name: str):
     """An empty row reads its real keys alone, even where every one of them is masked."""
-    layer, x = made(name)
+    layer, x = make_layer(name)
     layer.get_parameter("mask.l").data.fill_(-0.2)
     kept = LEFT[:, 4:]
-    y, _ = layer.prefill(padded(x, kept), keep=kept)
+    y, _ = layer.prefill(spread_rows(x, kept), keep=kept)
     for row, count in enumerate(kept.sum(1).tolist()):
         close(y[row, kept[row]], layer(x[[row], :count])[0])
 
 
 @EVERY
 def test_relative_layers_do_not_see_where_they_start(name: str):
-    layer, x = made(name)
-    with told(layer):
+    layer, x = make_layer(name)
+    with tell_mask(layer):
         here, there = (layer.prefill(x, layer.start(3, position))[0] for position in (0, 2 * T))
     assert ((there - here).abs().max() < 1e-10) == layer.relative
 
 
 def test_carried_keys_keep_their_positions():
     """Control: a state that forgets its position gives another output."""
-    layer, x = made("plain")
+    layer, x = make_layer("plain")
     _, state = layer.prefill(x[:, :5])
     right = layer(x)[:, 5:]
     forgot = state._replace(position=torch.zeros_like(state.position))
@@ -203,7 +203,7 @@ def test_carried_keys_keep_their_positions():
 
 
 def test_a_mask_is_asked_once_a_key():
-    layer, x = made("value")
+    layer, x = make_layer("value")
     _, state = layer.prefill(x[:, :-1])
     with torch.no_grad():
         layer.get_parameter("mask.A").zero_()
@@ -215,19 +215,19 @@ def test_a_mask_is_asked_once_a_key():
 
 
 def test_only_key_heads_are_cached():
-    layer, x = made("value window")
+    layer, x = make_layer("value window")
     _, state = layer.prefill(x)
     assert isinstance(state, AttentionState)
     assert state.k.shape == state.v.shape == (3, 2, T, 4)
     assert state.bias is not None
     assert state.bias.shape == (3, 2, T)
-    plain, x = made("plain")
+    plain, x = make_layer("plain")
     assert plain.prefill(x)[1].bias is None
 
 
 @pytest.mark.parametrize("name", ["plain", "value window"])
 def test_hooks_see_a_continuation(name: str):
-    layer, x = made(name)
+    layer, x = make_layer(name)
     _, whole = run_with_cache(layer, x)
     _, state = layer.prefill(x[:, :5])
 
@@ -256,7 +256,7 @@ def test_decoding_past_the_table_is_an_error():
 def test_a_position_before_the_table_is_an_error(mask: Mask):
     """As an index of the table it would be read from the end."""
     layer = A(8, mask=mask, max_seq_len=5)
-    with told(layer, 1), pytest.raises(ValueError, match="position -3 must be at least 0"):
+    with tell_mask(layer, 1), pytest.raises(ValueError, match="position -3 must be at least 0"):
         layer.prefill(torch.ones(1, 2, 8), layer.start(1, position=-3))
 
 

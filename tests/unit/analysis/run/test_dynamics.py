@@ -66,7 +66,7 @@ def test_a_run_in_which_nothing_moves_says_so(tmp_path):
     assert dynamics.draw(order) is None
 
 
-def followed(*levels: np.ndarray) -> list[Series]:
+def follow_series(*levels: np.ndarray) -> list[Series]:
     """Series of planted levels."""
     return [
         Series(f"q{i}", "share", "share", None, None, one, 0.0, "uniform", one, one[None])
@@ -74,33 +74,33 @@ def followed(*levels: np.ndarray) -> list[Series]:
     ]
 
 
-def told(*levels: np.ndarray) -> tuple[str, str]:
+def describe_series(*levels: np.ndarray) -> tuple[str, str]:
     """What is said of series, and of their order."""
-    paths = date_changes(followed(*levels), STEPS, 4, bound())
+    paths = date_changes(follow_series(*levels), STEPS, 4, bound())
     order = Onsets(("",), (find_onsets(paths),), 1024)
     return dynamics.describe(paths).says, dynamics.describe(order).says
 
 
 def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
-    assert told(ramp, still) == (
+    assert describe_series(ramp, still) == (
         "None of 2 quantities makes one clear change by step 1,024. Q0 goes from "
         "0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "q0 moves, but at no one time; q1 does not change.",
     )
-    assert told(ramp, still, step) == (
+    assert describe_series(ramp, still, step) == (
         "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %). Q0 goes "
         "from 0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
         "Only q2 (steps 45 to 64) changes at one time; q0 moves, but at no one time; q1 does "
         "not change.",
     )
-    assert told(ramp, ramp)[1] == "q0 and q1 move, but at no one time."
+    assert describe_series(ramp, ramp)[1] == "q0 and q1 move, but at no one time."
 
 
 def test_no_order_is_told_of_runs_that_wander():
     """Two series a run, each called a change once in a hundred: an order once in ten thousand."""
     rng = np.random.default_rng(5)
-    said = [told(*walks(rng, 2, size=0.05))[1] for _ in range(200)]
+    said = [describe_series(*walks(rng, 2, size=0.05))[1] for _ in range(200)]
     named = [words for words in said if words.startswith(("First", "Only", "The order"))]
     # 2 % of 200 is 4 ± 2.
     assert len(named) <= 10
