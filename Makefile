@@ -12,7 +12,7 @@ NOTEBOOKS := .venv/.notebooks
 DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install development mqar test check format lint types arch shapes verify faults bench notebooks docs gallery gpu browser findings clean
+.PHONY: install development mqar test check format lint types arch shapes cluster verify faults bench notebooks docs gallery gpu browser findings clean
 
 # What the commands of the README use.
 install: $(INSTALLED)
@@ -72,8 +72,12 @@ shapes: development
 	$(BIN)/pytest -n 2 --dist worksteal -p no:lawful --jaxtyping-packages=lab,tasks,analysis,beartype.beartype \
 		tests/property tests/unit/laws/test_cases.py tests/unit/ops tests/unit/layers
 
+# A sweep on a Ray cluster of this machine, to the same bits; `make verify` kills parts of one, too.
+cluster: development
+	$(BIN)/pytest -m cluster
+
 # What takes minutes: thousands of random examples a property, whole notebooks, every planted fault.
-verify: shapes
+verify: shapes cluster
 	$(BIN)/pytest tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 

@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Muon
 
+from lab.training.without_dynamo import WithoutDynamo
 
-class BatchedMuon(Muon):
+
+class BatchedMuon(WithoutDynamo, Muon):
     """`torch.optim.Muon` with batched products: the same state and, up to rounding, updates.
 
     torch iterates on one matrix after another, in products too small to use a processor well.

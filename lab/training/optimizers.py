@@ -6,6 +6,7 @@ from torch import nn
 from lab.config import TrainConfig
 from lab.models import LanguageModel
 from lab.training.muon import BatchedMuon
+from lab.training.without_dynamo import AdamW
 
 
 def build_optimizers(model: LanguageModel, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:
@@ -40,7 +41,7 @@ def build_optimizers(model: LanguageModel, config: TrainConfig) -> dict[str, tor
     groups = [group for group in groups if group["params"]]
     optimizers: dict[str, torch.optim.Optimizer] = {}
     if groups:
-        optimizers["adamw"] = torch.optim.AdamW(
+        optimizers["adamw"] = AdamW(
             groups, lr=rate, betas=(0.9, 0.999), weight_decay=decay, fused=True
         )
     if muon:

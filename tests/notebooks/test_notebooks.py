@@ -13,8 +13,8 @@ HOME = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(HOME.glob("*.ipynb"))
 SECONDS = 120
 """What a cell may take; a whole notebook is to stay below it on an idle machine."""
-STEPS = 10
-"""Training steps in place of a notebook's own: enough to have something to analyse."""
+STEPS, TEST_ROWS = 10, 64
+"""Of a training, in place of a notebook's own: enough to have something to analyse."""
 MOST_BYTES = 400_000
 """What a notebook's file may take, its pictures included."""
 
@@ -84,7 +84,7 @@ def test_it_runs_on_a_few_steps(path, workplace, monkeypatch):
     for cell in read(path).cells:
         if cell.cell_type == "code":
             with capture_output() as shown:
-                ran = shell.run_cell(re.sub(r"(?<=steps=)\d+", str(STEPS), cell.source))
+                ran = shell.run_cell(shorten(cell.source))
             ran.raise_error()
             printed.append(shown.stdout)
     assert_numbers_stand_before_the_answer(printed[-1])
@@ -110,6 +110,13 @@ def test_it_runs(path, workplace):
             for output in cells[-1].outputs
         )
     )
+
+
+def shorten(source: str) -> str:
+    """Return a cell whose trainings take a few steps and test rows."""
+    rows = re.sub(r"(?<=test_rows=)\d+", str(TEST_ROWS), source)
+    also = "" if "test_rows=" in source else f", test_rows={TEST_ROWS}"
+    return re.sub(r"(?<=\bsteps=)\d+", f"{STEPS}{also}", rows)
 
 
 def assert_numbers_stand_before_the_answer(printed: str) -> None:

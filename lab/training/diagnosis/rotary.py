@@ -22,6 +22,7 @@ from lab.layers.mixer import get_rotary_pairs
 from lab.models import Block, LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.failed_run import FailedRun, Look
+from lab.training.without_dynamo import AdamW
 from tasks.base import Task
 from tasks.mixture import Mixture
 
@@ -139,7 +140,7 @@ def measure_reach(turned: list[Rotation], places: Places, goal: float) -> dict |
     generator = torch.Generator().manual_seed(0)
     codes = torch.randn(2, n_keys, width, generator=generator).mul_(width**-0.25)
     codes.requires_grad_()
-    optimizer = torch.optim.Adam([codes], lr=RATE)
+    optimizer = AdamW([codes], lr=RATE, weight_decay=0.0)
     began, right = time.thread_time(), []
     for step in range(STEPS):
         if time.thread_time() - began > SECONDS:

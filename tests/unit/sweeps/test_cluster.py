@@ -144,6 +144,7 @@ def refuse(nodes: Nodes, out: Path, **environment: str) -> str:
     return ended.stderr
 
 
+@pytest.mark.cluster
 def test_a_node_trains_a_sweep_to_the_same_bits_and_refuses_another_token(tmp_path):
     with open_nodes(1) as nodes:
         said = refuse(nodes, tmp_path / "refused", RAY_AUTH_TOKEN="another-token")

@@ -13,7 +13,7 @@ from lab.sweeps.remote import train_elsewhere
 from lab.training.runs import Run
 from tests.unit.sweeps.test_cells import cell
 
-LONG = {"max_steps": 60, "checkpoint_every": 10, "early_stop": False}
+LONG = {"max_steps": 30, "checkpoint_every": 10, "early_stop": False}
 
 
 def claim(out: Path, *seeds: int) -> list[CellFolder]:
