@@ -27,6 +27,8 @@ from lab.machine.spinning import wait_briefly
 app = typer.Typer(
     cls=LazyTasks,
     pretty_exceptions_enable=False,
+    # To import rich would take as long as all the rest of `lab --help`.
+    rich_markup_mode=None,
 )
 for command in (
     tasks,

@@ -4,7 +4,6 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,17 +54,22 @@ def _name_types(params: list[Any]) -> list[Any]:
     return params
 
 
-def _join_names(param: Any) -> Any:
-    """Return a switch as one whose help says how to turn it off; other parameters stay.
+def write_sections(formatter: Any, sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Write lists of terms and what each is, below the title of each list."""
+    for title, entries in sections.items():
+        with formatter.section(title):
+            formatter.write_dl(entries)
 
-    A column for second names leaves so little room in 80 columns that names are cut.
-    """
-    if not param.secondary_opts:
-        return param
-    joined = copy(param)
-    off = " or ".join(param.secondary_opts)
-    joined.secondary_opts, joined.help = [], f"{param.help}; off: {off}"
-    return joined
+
+def describe_parameters(params: Sequence[Any], ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return the names and help of parameters, by the section of the help that they belong to."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        record = param.get_help_record(ctx)
+        if record is not None:
+            usual = "Arguments" if isinstance(param, TyperArgument) else "Options"
+            sections.setdefault(param.rich_help_panel or usual, []).append(record)
+    return sections
 
 
 def set_parameters(
@@ -108,11 +112,9 @@ class Command(TyperCommand):
         """Return the parameters."""
         return _name_types(super().get_params(ctx))
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help, in which no name is cut."""
-        shown = copy(self)
-        shown.params = list(map(_join_names, self.params))
-        super(Command, shown).format_help(ctx, formatter)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the parameters, section by section."""
+        write_sections(formatter, describe_parameters(self.get_params(ctx), ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""
@@ -126,6 +128,17 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
         return _name_types(super().get_params(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, then what each command does."""
+        sections = describe_parameters(self.get_params(ctx), ctx)
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            summary = (command.help or "").partition("\n\n")[0]
+            sections.setdefault(command.rich_help_panel or "Commands", []).append(
+                (name, " ".join(summary.split()))
+            )
+        write_sections(formatter, sections)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command's name."""

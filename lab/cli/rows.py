@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tasks.base import Task
 
 Action = Literal["show", "audit", "export"]
-PANEL = "Rows: look at them, without training"
+PANEL = "Rows, shown without training"
 MOST_SHOWN = 64
 
 OPTIONS: dict[str, Any] = {

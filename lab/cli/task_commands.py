@@ -12,7 +12,7 @@ from lab.cli.command import Command, Group
 from lab.cli.training import build_trainer
 from tasks import TASKS
 
-TASK_PANEL = "Tasks: train a model on one of them"
+TASK_PANEL = "Tasks, to train a model on"
 
 
 class LazyTasks(Group):
@@ -40,7 +40,7 @@ class LazyTasks(Group):
 def build_task_command(name: str, *, options: bool = True) -> Any:
     """Return the command of a task, with every field of the configurations as an option."""
     summary = _read_summary(TASKS.module(name))
-    alone = typer.Typer(rich_markup_mode="rich" if options else None, add_completion=False)
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
     function = build_trainer(name) if options else lambda: None
     alone.command(name, cls=Command, help=summary, rich_help_panel=TASK_PANEL)(function)
     return typer.main.get_command(alone)

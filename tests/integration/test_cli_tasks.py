@@ -266,7 +266,7 @@ def test_what_contradicts_itself_is_one_clear_line(tmp_path, monkeypatch, option
 
 def test_the_panel_of_rows_is_in_a_tasks_help():
     text = lab("mqar --help").output
-    assert "Rows: look at them, without training" in text
+    assert "Rows, shown without training" in text
     for option in ("--show", "--whole", "--figure", "--audit", "--export", "--rows", "--split"):
         assert option in text
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
 def lab(words: str, code: int = 0) -> str:
     found = CliRunner().invoke(app, words.split())
     assert found.exit_code == code, found.output
-    return " ".join(found.output.replace("│", " ").split())
+    return " ".join(found.output.split())
 
 
 def test_the_version_has_one_home():
