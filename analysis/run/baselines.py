@@ -78,7 +78,8 @@ class Standing(Finding):
             opening = f"Solved, after all of its {steps}"
         else:
             opening = f"Not solved within {steps}"
-        return f"{opening}: {percent(self.accuracy)} of the answers are right."
+        right = f"{percent(self.accuracy)} of the answers are right"
+        return f"{opening}: {right} ({self.rows:,} test rows)."
 
     @property
     def learned(self) -> bool:
