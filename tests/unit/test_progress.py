@@ -60,7 +60,7 @@ def test_the_usual_time_and_the_limits_are_told_apart():
     assert forecast.describe_rest(875, 2048, 0.1) == "at most 31 min 52 s left"
     assert (forecast.find_total(875), forecast.find_total(876)) == (875, 20_000)
     hurried = Forecast(describe("mqar", **PAPER), max_minutes=0.5, slowing=1.0)
-    assert "--max-minutes stops it after 30 s." in hurried.describe(13, 8, 0.1)
+    assert "--max-minutes stops training after 30 s." in hurried.describe(13, 8, 0.1)
     assert hurried.describe_rest(14, 8, 0.1) in ("at most 30 s left", "at most 29 s left")
 
 
