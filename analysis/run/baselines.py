@@ -78,8 +78,7 @@ class Standing(Finding):
             opening = f"Solved, after all of its {steps}"
         else:
             opening = f"Not solved within {steps}"
-        right = f"{percent(self.accuracy)} of the answers are right"
-        return f"{opening}: {right} ({self.rows:,} test rows)."
+        return f"{opening}: {percent(self.accuracy)} of the answers are right."
 
     @property
     def learned(self) -> bool:
