@@ -1,6 +1,7 @@
 """A certificate drawn: a row a law, marks by number and outcome, reasons where there is none."""
 
 import math
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -57,7 +58,8 @@ def test_every_law_has_a_row_and_one_mark(fig, places):
 
 def test_a_law_with_a_long_name_is_drawn_whole():
     named = [law(name, "holds", 0.0, 0.0) for name in LAWS_OF_THE_LAB]
-    drawn = draw({**CERTIFICATE, "laws": named}).layout.yaxis.ticktext
+    layout: Any = draw({**CERTIFICATE, "laws": named}).layout
+    drawn = layout.yaxis.ticktext
     assert [text.replace("<br>", " ") for text in drawn] == list(LAWS_OF_THE_LAB)
     assert max(len(line) for text in drawn for line in text.split("<br>")) <= NAME
 
