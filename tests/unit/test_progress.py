@@ -104,6 +104,18 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
     assert "Ctrl-C stops; the same command resumes." in sentence
 
 
+def test_a_count_begins_at_none(monkeypatch):
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(progress, "open_console", lambda stderr: console)
+    with progress.show_count(["leaks", "curves"], "writing the report") as on_begin:
+        on_begin("leaks")
+        on_begin("curves")
+    assert " 0/2" in screen.getvalue()
+    assert "-1/2" not in screen.getvalue()
+    assert "2/2 done" in screen.getvalue()
+
+
 def strip(line: str) -> str:
     """Return a line without the codes that move the cursor or clear the line."""
     return "".join(part.partition("m")[2] or part[2:] for part in line.split("\x1b[")) or line
