@@ -80,12 +80,7 @@ class RunAccuracies(Finding):
                 xanchor="left",
                 yanchor="middle",
             )
-        levels = sorted(self.references.items(), key=lambda reference: reference[1])
-        for name, level in levels:
-            # Labels to the left and to the right of their lines are stacked apart.
-            above = [
-                other for _, other in levels if level < other and (other < 0.5) == (level < 0.5)
-            ]
+        for i, (name, level) in enumerate(sorted(self.references.items(), key=lambda r: r[1])):
             fig.add_vline(level, line={"color": MUTED, "dash": "dot"}, layer="below")
             fig.add_annotation(
                 text=html.escape(f"{name} {percent(level)}"),
@@ -93,7 +88,7 @@ class RunAccuracies(Finding):
                 y=1,
                 yref="paper",
                 yanchor="bottom",
-                yshift=LINE * len(above),
+                yshift=LINE * (len(self.references) - 1 - i),
                 xanchor="left" if level < 0.5 else "right",
             )
         fig.update_xaxes(range=[-0.02, 1.2], tickvals=[0, 0.25, 0.5, 0.75, 1], tickformat=".0%")
