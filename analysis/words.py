@@ -63,6 +63,12 @@ def split_lead(text: str) -> tuple[str, str]:
     return f"{sentence[: end.start()]}.", f"{more} {rest}".rstrip()
 
 
+def format_counts(counts: Iterable[int]) -> str:
+    """Return the least and the greatest of some counts: "64", or "64 to 1,024"."""
+    low, high = min(counts := list(counts)), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def read_alike(one: float, other: float) -> bool:
     """Whether two numbers are the same as sentences print them, with three digits."""
     return f"{one:.3g}" == f"{other:.3g}"

@@ -196,7 +196,9 @@ class Runtime(_Config):
         None, "threads of the CPU to compute with", "measured: whichever number is fastest"
     )
     max_minutes: float | None = option(
-        None, "stop after this many minutes; the same command resumes"
+        None,
+        "stop training after this many minutes; test and report follow, and the same command "
+        "resumes",
     )
     checkpoint_every: int = option(200, "steps between checkpoints")
     history: bool = option(

@@ -72,7 +72,8 @@ def explain_missing(package: str) -> str | None:
         raise ValueError(f"{package=} must be one of {', '.join(PEERS)}")
     if importlib.util.find_spec(package) is not None:
         return None
-    return f"{PEERS[package]} is not installed: `make development` installs it"
+    name = PEERS[package]
+    return f"{name} is not installed: `pip install {name}`, or `make development` in a checkout"
 
 
 def version(package: str) -> str:

@@ -103,10 +103,10 @@ class Claim:
         )
         equal = _get_table(content, "equal")
         _check_names("equal.", equal, COUNTS)
-        shares = {name: _get_number(equal, name, "equal.") for name in equal}
-        for name, share in shares.items():
+        shares = {count: _get_number(equal, count, "equal.") for count in equal}
+        for count, share in shares.items():
             if not 0 <= share < 1:
-                raise ValueError(f"equal.{name}={share}: must be in [0, 1)")
+                raise ValueError(f"equal.{count}={share}: must be in [0, 1)")
         assumed = _get_table(content, "power")
         _check_names("power.", assumed, ("effect", "spread"))
         power = Power(*(_get_number(assumed, key, "power.") for key in ("effect", "spread")))

@@ -23,6 +23,8 @@ MARGIN = 0.05
 """Distance of the outermost ticks (0 and ∞) from the ends of the axis, as a share of it."""
 REASON, LINES = 38, 2
 """Characters per line, and lines, of a reason: as many as fit on a phone."""
+NAME = 16
+"""Characters per line of a law's name, for which the margin has room."""
 HOVER = 60
 TICKS = 5
 
@@ -112,7 +114,7 @@ def draw(certificate: Certificate) -> go.Figure:
     fig.update_yaxes(
         range=[len(laws) - 0.5, -0.5],
         tickvals=list(range(len(laws))),
-        ticktext=[html.escape(law["law"]) for law in laws],
+        ticktext=["<br>".join(textwrap.wrap(html.escape(law["law"]), NAME)) for law in laws],
         showgrid=False,
         showline=False,
         ticks="",

@@ -182,7 +182,9 @@ def rank(runs: Sequence[Run]) -> Ranking:
     if any(run.task != runs[0].task for run in runs):
         return refuse("The runs have different tasks, or different options of a task")
     if len(settings) < 2:
-        return refuse("The runs differ in nothing but the seed")
+        alike = len({run.train.seed for run in runs}) == 1
+        what = "have the same settings and seed" if alike else "differ in nothing but the seed"
+        return refuse(f"The runs {what}")
     if not several:
         return refuse("One seed")
     if len(several) < 2:

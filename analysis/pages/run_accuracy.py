@@ -9,7 +9,7 @@ from analysis.base import Finding, Words
 from analysis.pages.run_columns import RunColumn
 from analysis.plots.lines import draw_references
 from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure
-from analysis.words import count_decimals, join_names, percent
+from analysis.words import count_decimals, format_counts, join_names, percent
 
 LINE = 16
 """Height of a label of a reference, pixels."""
@@ -30,7 +30,8 @@ class RunAccuracies(Finding):
     def describe(self) -> Words:
         """Say which accuracies are above what needs no training; `Ranking` compares runs."""
         title = "Test accuracy"
-        reading = "Whiskers are 95 % intervals over test rows."
+        rows = format_counts(run.test_rows for run in self.runs)
+        reading = f"Whiskers are 95 % intervals over {rows} test rows of each run."
         known = [run for run in self.runs if run.accuracy is not None]
         if not known:
             says = "None of these runs has a result yet."
@@ -69,7 +70,8 @@ class RunAccuracies(Finding):
                     "array": [run.interval[1] - run.accuracy],
                     "arrayminus": [run.accuracy - run.interval[0]],
                 },
-                hovertemplate=f"{names[i]}: %{{x:.2%}}<extra></extra>",
+                hovertemplate=f"{names[i]}: %{{x:.2%}} ({run.test_rows:,} test rows)"
+                "<extra></extra>",
             )
             fig.add_annotation(
                 text=percent(run.accuracy, decimals),
@@ -130,10 +132,12 @@ class RunCurves(Finding):
             for run in self.runs
         ]
         says = gist = f"Half of the answers are right at full row length: {'; '.join(said)}."
+        counts = [int(count) for run in self.runs for count in run.held_out_rows]
+        rows = f" ({format_counts(counts)} at each evaluation)" if counts else ""
         reading = (
-            "Accuracy on held-out rows of the length that the run trains on at that step, one "
-            "line per run. A large symbol is the test accuracy of the result. Dotted: rules that "
-            "need no training."
+            f"Accuracy on held-out rows{rows} of the length that the run trains on at that step, "
+            "one line per run. A large symbol is the test accuracy of the result. Dotted: rules "
+            "that need no training."
         )
         grown = [run for run in self.runs if len(run.stages) > 1]
         if grown:
@@ -158,7 +162,9 @@ class RunCurves(Finding):
                 name=html.escape(run.name),
                 line={"dash": DASHES[i % len(DASHES)], "width": 2, "color": color},
                 marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 6},
-                hovertemplate=f"{html.escape(run.name)}, step %{{x:,}}: %{{y:.2%}}<extra></extra>",
+                customdata=run.held_out_rows,
+                hovertemplate=f"{html.escape(run.name)}, step %{{x:,}}: %{{y:.2%}} "
+                "(%{customdata:,} held-out rows)<extra></extra>",
             )
             if run.tested_at is not None:
                 fig.add_scatter(
@@ -168,7 +174,8 @@ class RunCurves(Finding):
                     marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 13, "color": color},
                     showlegend=False,
                     cliponaxis=False,
-                    hovertemplate=f"{html.escape(run.name)}, test: %{{y:.2%}}<extra></extra>",
+                    hovertemplate=f"{html.escape(run.name)}: %{{y:.2%}} "
+                    f"({run.test_rows:,} test rows)<extra></extra>",
                 )
         draw_references(fig, self.references, {})
         fig.update_xaxes(title_text="training step", tickformat=",", rangemode="tozero")

@@ -13,6 +13,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mechanism.label import Mechanism
 from analysis.record import figure_only
 from analysis.run import baselines
+from analysis.run.evaluations import read_evaluations
 from lab.training.endings import name_ending
 from lab.training.runs import Run
 
@@ -34,8 +35,10 @@ class RunColumn:
         rows_per_second: of training.
         parameters: of the model.
         mechanism: how it recalls, in a few words; None where that does not apply.
+        test_rows: how many test rows `accuracy` is of.
         held_out_steps: steps at which validation rows of the length trained at were evaluated.
         held_out: accuracy at these steps.
+        held_out_rows: on how many rows each was evaluated.
         stages: row lengths trained at, each with its number of steps.
         full_from: steps before rows had the task's own length; None if they never had it.
         tested_at: the step of the weights that `accuracy` is of; None without one.
@@ -53,8 +56,10 @@ class RunColumn:
     rows_per_second: float | None
     parameters: int
     mechanism: str | None
+    test_rows: int
     held_out_steps: Int[np.ndarray, " m"] = figure_only()
     held_out: Float[np.ndarray, " m"] = figure_only()
+    held_out_rows: Int[np.ndarray, " m"] = figure_only()
     stages: tuple[tuple[int, int], ...] = ()
     full_from: int | None = 0
     tested_at: int | None = None
@@ -74,7 +79,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
     run = subject.run
     assert run is not None
     result, metrics = run.read_result() or {}, run.read_metrics()
-    evaluated, stages, full = metrics.evaluations, metrics.stages, run.task.seq_len
+    evaluated, stages, full = read_evaluations(run), metrics.stages, run.task.seq_len
     accuracy = result.get("accuracy")
     try:
         found = mechanism.measure(subject)
@@ -89,13 +94,15 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         accuracy=accuracy,
         interval=baselines.read_interval(run),
         loss=result.get("loss"),
-        steps=result.get("steps", evaluated[-1]["step"] if evaluated else 0),
+        steps=result.get("steps", int(evaluated.steps[-1]) if len(evaluated.steps) else 0),
         seconds=result.get("seconds"),
         rows_per_second=result.get("rows_per_second"),
         parameters=subject.model.parameter_count(),
         mechanism=labels[0] if labels else None,
-        held_out_steps=np.array([row["step"] for row in evaluated], dtype=np.int64),
-        held_out=np.array([row["accuracy"] for row in evaluated], dtype=np.float64),
+        test_rows=run.train.test_rows,
+        held_out_steps=evaluated.steps,
+        held_out=evaluated.accuracy,
+        held_out_rows=evaluated.rows,
         stages=tuple((stage.seq_len, stage.steps) for stage in stages),
         full_from=next((stage.began for stage in stages if stage.seq_len == full), None),
         tested_at=baselines.find_tested_step(run),

@@ -13,7 +13,8 @@ from analysis.base import Finding, NotApplicableError, Subject, Words, describe,
 from analysis.plots.lines import REFERENCE, draw_references
 from analysis.plots.style import MUTED, new_figure
 from analysis.run import baselines
-from analysis.words import join_names, percent
+from analysis.run.evaluations import read_evaluations
+from analysis.words import format_counts, join_names, percent
 from lab.lengthening import list_stages
 from lab.training.runs import Run
 
@@ -42,12 +43,14 @@ class Curve(Finding):
         window: steps per window.
         held_out_steps: steps at which held-out rows were evaluated, of the length then trained at.
         held_out: the quantity there.
+        held_out_rows: on how many rows each was evaluated.
         references: the quantity of rules that need no training, by name.
         since: the first step at the row length of a reference, by its name, for those that other
             lengths would change.
         stages: the first step at each row length, and that length.
         final: the step of the weights of the result, and the quantity on test rows there;
             None without a result.
+        test_rows: how many test rows there are.
         test_len: tokens of the test rows; None if training rows have as many.
     """
 
@@ -57,9 +60,11 @@ class Curve(Finding):
     window: int
     held_out_steps: Int[np.ndarray, " m"]
     held_out: Float[np.ndarray, " m"]
+    held_out_rows: Int[np.ndarray, " m"]
     references: dict[str, float]
     stages: tuple[tuple[int, int], ...] = ()
     final: tuple[int, float] | None = None
+    test_rows: int = 0
     test_len: int | None = None
     since: Mapping[str, int] = field(default_factory=dict)
 
@@ -70,9 +75,13 @@ class Curve(Finding):
         if self.final is not None:
             step, value = self.final
             longer = "" if self.test_len is None else f" of {self.test_len:,} tokens"
-            says += f" On test rows{longer}, it is {self._format(value)} after step {step:,}."
+            says += f" On {self.test_rows:,} test rows{longer}, it is {self._format(value)} after "
+            says += f"step {step:,}."
         means = f", means of {self.window} steps" if self.window > 1 else ""
-        reading = f"Thin line: training batches{means}. Thick line: held-out rows."
+        reading = f"Thin line: training batches{means}. Thick line: held-out rows"
+        if len(self.held_out_rows):
+            reading += f", {format_counts(self.held_out_rows)} at each evaluation"
+        reading += "."
         if self.final is not None:
             reading += " Star: test rows of full length, with the weights of the result."
         if len(self.stages) > 1:
@@ -158,7 +167,9 @@ class Curve(Finding):
             line={"width": 2},
             marker={"size": 6},
             cliponaxis=False,
-            hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (held out)<extra></extra>",
+            customdata=self.held_out_rows,
+            hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (%{{customdata:,}} held-out rows)"
+            "<extra></extra>",
         )
         if self.final is not None:
             fig.add_scatter(
@@ -168,7 +179,8 @@ class Curve(Finding):
                 name="test rows",
                 marker={"symbol": "star", "size": 12},
                 cliponaxis=False,
-                hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (test)<extra></extra>",
+                hovertemplate=f"step %{{x:,}}: %{{y:{value}}} ({self.test_rows:,} test rows)"
+                "<extra></extra>",
             )
         stages = self.stages if len(self.stages) > 1 else ()
         for first, length in stages:
@@ -225,8 +237,8 @@ def measure(subject: Subject) -> list[Curve]:
     starts = np.arange(0, len(rows), window)
     ends = np.minimum(starts + window, len(rows))
     steps = np.array([row["step"] for row in rows])[ends - 1]
-    evaluated = rows.evaluations
-    held_out_steps = np.array([row["step"] for row in evaluated], dtype=np.int64)
+    evaluated = read_evaluations(subject.run)
+    held_out = {"loss": evaluated.loss, "accuracy": evaluated.accuracy}
     stages = tuple((stage.began + 1, stage.seq_len) for stage in rows.stages)
     scores = baselines.score_baselines(subject.run)
     references = {
@@ -253,11 +265,13 @@ def measure(subject: Subject) -> list[Curve]:
                 steps,
                 means,
                 window,
-                held_out_steps,
-                np.array([row[quantity] for row in evaluated], dtype=np.float64),
+                evaluated.steps,
+                held_out[quantity],
+                evaluated.rows,
                 references[quantity],
                 stages,
                 None if tested is None or result[quantity] is None else (tested, result[quantity]),
+                subject.run.train.test_rows,
                 None if reached == full else full,
                 since if quantity == "accuracy" else {},
             )

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.plots import style
 from analysis.run.baselines import find_rival, read_interval
-from analysis.words import percent
+from analysis.words import format_counts, percent
 from lab.training.runs import Run
 from lab.training.variations import undo_json
 from tasks.base import Schedule
@@ -70,11 +70,9 @@ class AccuracyByOption(Finding):
             says += f" Not at {value}: {why.rstrip('.')}."
         reading = ""
         if self.values:
-            low, high = min(self.rows), max(self.rows)
-            count = f"{low:,}" if low == high else f"{low:,} to {high:,}"
             reading = (
-                f"Dots are means over {count} test rows for each value; whiskers are 95 % "
-                "intervals over rows, the dotted line is a uniform guess. "
+                f"Dots are means over {format_counts(self.rows)} test rows for each value; "
+                "whiskers are 95 % intervals over rows, the dotted line is a uniform guess. "
             )
         reading += f"Weights after step {self.step:,}."
         if self.trained is not None:

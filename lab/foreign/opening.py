@@ -67,7 +67,7 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
     tokens = torch.arange(PROBE[0] * PROBE[1]).view(PROBE) % foreign.config.vocab_size
     tokens = tokens.to(foreign.get_input_embeddings().weight.device)
     with torch.no_grad():
-        expected = _run(name, lambda: _compute_large_logits(foreign, tokens))
+        expected = _run(name, tokens.device, lambda: _compute_large_logits(foreign, tokens))
         opened = _build(foreign, tokens)
         found = opened(tokens)
     if not is_close(LARGE * found, expected):
@@ -93,8 +93,10 @@ def _check_model(model: nn.Module, name: str) -> None:
         raise ValueError(f"model={name}: its weights are on the meta device, must be loaded")
 
 
-def _run(name: str, call: Callable[[], Tensor]) -> Tensor:
+def _run(name: str, device: torch.device, call: Callable[[], Tensor]) -> Tensor:
     """Return what a model's own forward does; errors of missing kernels become one line.
+
+    Most layers of flash-linear-attention call Triton kernels and have no other form.
 
     Raises:
         ValueError: where the model cannot run on this machine.
@@ -105,8 +107,12 @@ def _run(name: str, call: Callable[[], Tensor]) -> Tensor:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)
         kernel = any("/triton/" in frame.filename for frame in frames) or "cuda" in reason.lower()
-        hint = "; its kernels need a GPU" if kernel else ""
-        raise ValueError(f"model={name}: cannot run here: {reason}{hint}") from error
+        if kernel and device.type == "cpu":
+            reason = (
+                "it computes with Triton or CUDA kernels alone, which need a GPU; of "
+                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU"
+            )
+        raise ValueError(f"model={name}: cannot run on {device.type}: {reason}") from error
 
 
 def _compute_large_logits(foreign: Any, tokens: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Metrics(Sequence[MetricsRow]):
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """The evaluations on held-out rows, oldest first: step, loss, accuracy.
+        """The evaluations on held-out rows, oldest first: step, seq_len, split, loss, accuracy.
 
         They are on validation rows of the length trained at; in runs from before there was a
         validation split, on test rows.
@@ -99,7 +99,8 @@ class Metrics(Sequence[MetricsRow]):
             split = "validation" if "validation_accuracy" in row else "test"
             loss, accuracy = (row.get(f"{split}_{name}") for name in ("loss", "accuracy"))
             if loss is not None and accuracy is not None:
-                found.append({"step": row["step"], "loss": loss, "accuracy": accuracy})
+                where = {"step": row["step"], "seq_len": self._find_length(row), "split": split}
+                found.append({**where, "loss": loss, "accuracy": accuracy})
         return found
 
     @property

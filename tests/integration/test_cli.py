@@ -232,7 +232,9 @@ def test_an_out_that_cannot_hold_the_run_is_named(tmp_path):
 @pytest.mark.usefixtures("no_report")
 def test_a_tampered_checkpoint_is_one_line_and_exit_code_1(tmp_path):
     out = tmp_path / "run"
-    assert lab(f"mqar {SMALL} --max-steps 9 --max-minutes 1e-9 --out {out}").exit_code == 0
+    stopped = lab(f"mqar {SMALL} --max-steps 9 --max-minutes 1e-9 --out {out}")
+    assert stopped.exit_code == 0
+    assert "time limit reached after 1 step, " in stopped.output
     (file,) = out.glob("checkpoint/*/model.safetensors")
     file.write_bytes(file.read_bytes()[:-8])
     result = lab(f"mqar {SMALL} --max-steps 9 --out {out}")

@@ -4,10 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.certification import child, process
@@ -15,6 +18,7 @@ from lab.certification.worker import select_laws
 from lab.cli import app
 from lab.cli.certify import _write_programs
 from lab.cli.output import is_marked
+from lab.cli.tables.certify import build_law_table
 
 HERE = Path(__file__).parent
 BROKEN = "tests.integration.certified:"
@@ -38,6 +42,15 @@ def one_line(result) -> str:
     assert len(lines) == 1, lines
     assert lines[0].startswith("Error: ")
     return lines[0]
+
+
+def test_a_long_name_takes_a_second_line_and_evidence_keeps_its_column():
+    law: Any = {"law": "gradient is the derivative", "verdict": "holds", "counterexample": None}
+    printed = StringIO()
+    Console(width=80, file=printed).print(build_law_table(law | {"evidence": "largest " * 10}))
+    first, second = (line.rstrip() for line in printed.getvalue().splitlines())
+    assert first == "✓ gradient is the " + " ".join(["largest"] * 7)
+    assert second == "  derivative      " + " ".join(["largest"] * 3)
 
 
 @pytest.fixture(scope="module")

@@ -281,6 +281,8 @@ def test_the_suite_is_a_table_at_any_width(columns):
         (line,) = [line for line in lines if re.match(rf"{name}\b", line)]
         assert kind.separates[:20] in line
     assert "2,048 × 8,192" in result.stdout
+    if columns == "80":  # a line that is broken goes on below its beginning
+        assert all(re.match(r"    \S|\w+: |Sizes ", line) for line in lines)
 
 
 def test_the_suite_as_json():

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from lab.cli import app
+from lab.cli.output import is_marked
 
 HOME = Path(__file__).parents[2]
 README = HOME / "README.md"
@@ -56,6 +57,15 @@ def test_a_printed_command_parses(document, line):
         name, command, rest = group.resolve_command(context, words)
         assert command is not None
         command.make_context(name, rest, parent=context).close()
+
+
+def test_a_printed_command_may_write_its_committed_figure_again():
+    """`make gallery` repeats them; a picture that does not name the lab would be refused."""
+    figures = [
+        HOME / found for _, line in LAB for found in re.findall(r"--figure (docs/\S+)", line)
+    ]
+    assert figures
+    assert [figure for figure in figures if not is_marked(figure)] == []
 
 
 @pytest.mark.parametrize(("document", "line"), MAKE, ids=[line for _, line in MAKE])

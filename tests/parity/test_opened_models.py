@@ -208,10 +208,15 @@ def test_what_cannot_be_opened():
         lab.open("gguf", make("llama"))
     with pytest.raises(ValueError, match=r"tokens: one is 99, must be in 0 … \d+, the vocabulary"):
         lab.open("hf", make("llama"))(torch.tensor([[1, 99]]))
-    gla = load("fla.models.gla")
-    kernels = gla.GLAForCausalLM(gla.GLAConfig(**SIZES, num_heads=2, fuse_cross_entropy=False))
-    with pytest.raises(ValueError, match=r"cannot run here: .* its kernels need a GPU"):
-        lab.open("fla", kernels)
+
+
+@pytest.mark.parametrize("name", ["GLA", "RetNet", "DeltaNet", "GatedDeltaNet"])
+def test_what_has_kernels_alone_says_that_it_needs_a_gpu(name: str):
+    """flash-linear-attention's layers call their kernels directly, all but Mamba and Mamba-2."""
+    of = load("fla.models")
+    config = getattr(of, f"{name}Config")(**SIZES, num_heads=2, fuse_cross_entropy=False)
+    with pytest.raises(ValueError, match=f"model={name}ForCausalLM: cannot run on cpu: .* need a"):
+        lab.open("fla", getattr(of, f"{name}ForCausalLM")(config))
 
 
 def _with_layers(model: Any, depth: int) -> Any:

@@ -39,7 +39,7 @@ def test_a_package_that_is_not_installed(monkeypatch):
     absent = lambda name: None if name == "fla" else find(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", absent)
     for ask in (peers.load, peers.version):
-        with pytest.raises(ValueError, match=r"flash-linear-attention is not installed: `make dev"):
+        with pytest.raises(ValueError, match=r"is not installed: `pip install flash-linear-att"):
             ask("fla")
     assert peers.explain_missing("triton") is None
 

@@ -60,7 +60,7 @@ def test_the_usual_time_and_the_limits_are_told_apart():
     assert forecast.describe_rest(875, 2048, 0.1) == "at most 31 min 52 s left"
     assert (forecast.find_total(875), forecast.find_total(876)) == (875, 20_000)
     hurried = Forecast(describe("mqar", **PAPER), max_minutes=0.5, slowing=1.0)
-    assert "--max-minutes stops it after 30 s." in hurried.describe(13, 8, 0.1)
+    assert "--max-minutes stops training after 30 s." in hurried.describe(13, 8, 0.1)
     assert hurried.describe_rest(14, 8, 0.1) in ("at most 30 s left", "at most 29 s left")
 
 
@@ -102,6 +102,18 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
         "2.00)" in sentence
     )
     assert "Ctrl-C stops; the same command resumes." in sentence
+
+
+def test_a_count_begins_at_none(monkeypatch):
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(progress, "open_console", lambda stderr: console)
+    with progress.show_count(["leaks", "curves"], "writing the report") as on_begin:
+        on_begin("leaks")
+        on_begin("curves")
+    assert " 0/2" in screen.getvalue()
+    assert "-1/2" not in screen.getvalue()
+    assert "2/2 done" in screen.getvalue()
 
 
 def strip(line: str) -> str:

@@ -17,7 +17,7 @@ STYLES = {
 }
 
 LAW_WIDTH = 15
-"""Columns for a law's name."""
+"""Columns for a law's name; a longer one takes a second line."""
 
 
 def build_law_table(law: Certificate) -> Table:
@@ -26,7 +26,7 @@ def build_law_table(law: Certificate) -> Table:
     style = STYLES[outcome]
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, min_width=LAW_WIDTH)
+    table.add_column(width=LAW_WIDTH)
     table.add_column(overflow="fold")
     words = evidence if outcome in ("holds", "fails") else f"{outcome}: {evidence}"
     table.add_row(Text(SIGNS[outcome], style), Text(law["law"], style), words)

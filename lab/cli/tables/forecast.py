@@ -46,7 +46,8 @@ class Forecast:
         limit = f"the limit of {self.max_steps:,} steps"
         text += f"Going on to {limit} would take up to {format_duration(most)}. "
         if self.max_minutes is not None and 60 * self.max_minutes < most:
-            text += f"--max-minutes stops it after {format_duration(60 * self.max_minutes)}. "
+            limit = format_duration(60 * self.max_minutes)
+            text += f"--max-minutes stops training after {limit}. "
         return f"{text}Ctrl-C stops; the same command resumes."
 
     def describe_rest(self, step: int, seq_len: int, seconds: float) -> str:

@@ -1,5 +1,6 @@
 """Progress of a command while it runs, on stderr."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -158,10 +159,10 @@ def show_count(names: Sequence[str], what: str) -> Iterator[Callable[[str], None
     with Progress(
         *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
     ) as bar:
-        shown = bar.add_task("", total=len(names), completed=-1)
+        shown, ended = bar.add_task("", total=len(names)), itertools.count()
 
         def on_begin(name: str) -> None:
-            bar.update(shown, advance=1, description=name)
+            bar.update(shown, completed=next(ended), description=name)
 
         yield on_begin
         bar.update(shown, completed=len(names), description="done")

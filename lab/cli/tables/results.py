@@ -52,8 +52,11 @@ def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
 def describe_ending(result: dict[str, Any]) -> str:
     """Describe how a run ended, what its construction reaches, and why it is not solved."""
     steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
+    ending = name_ending(result["stopped"])
+    if result["stopped"] == "interrupted" and result.get("signal", "") is None:
+        ending = "time limit reached"
     line = (
-        f"{name_ending(result['stopped'])} after {steps}, {result['rows']:,} rows, "
+        f"{ending} after {steps}, {result['rows']:,} rows, "
         f"{format_duration(result['seconds'])} of training "
         f"({result['rows_per_second'] or 0:,.0f} rows/s)"
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -40,11 +41,13 @@ def build_suite_table(entries: Sequence[TaskSummary], width: int) -> RenderableT
     for entry in entries:
         parts.append(Text(f"{entry.name}: {entry.separates}"))
         scored, chance, cost, size, start, small, published = _format_numbers(entry)
-        parts.append(Text(f"    {size} (small {small}, published {published})"))
         grows = ", ".join(entry.grows)
-        grown = f"grows from {start} tokens ({grows})" if grows else f"fixed: {entry.why_fixed}"
-        parts.append(Text(f"    {grown}"))
-        parts.append(Text(f"    {scored} scored, chance {chance}, {cost} µs per row"))
+        below = (
+            f"{size} (small {small}, published {published})",
+            f"grows from {start} tokens ({grows})" if grows else f"fixed: {entry.why_fixed}",
+            f"{scored} scored, chance {chance}, {cost} µs per row",
+        )
+        parts.append(Padding(Text("\n".join(below)), (0, 0, 0, 4)))
     parts.append(Text("Sizes are tokens a row × vocabulary."))
     return Group(*parts)
 

@@ -1,14 +1,16 @@
 """A certificate drawn: a row a law, marks by number and outcome, reasons where there is none."""
 
 import math
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
-from analysis.pages.certificate import MARGIN, MARKS, describe, draw, render, save
+from analysis.pages.certificate import MARGIN, MARKS, NAME, describe, draw, render, save
 from lab.certification import process
 from lab.cli import app
+from lab.laws.laws import LAWS as LAWS_OF_THE_LAB
 
 HOSTILE = "<b>& no such law"
 
@@ -52,6 +54,14 @@ def test_every_law_has_a_row_and_one_mark(fig, places):
     assert sorted(places) == list(range(len(LAWS)))
     assert list(fig.layout.yaxis.ticktext) == [entry["law"] for entry in LAWS]
     assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1], "the first is on top"
+
+
+def test_a_law_with_a_long_name_is_drawn_whole():
+    named = [law(name, "holds", 0.0, 0.0) for name in LAWS_OF_THE_LAB]
+    layout: Any = draw({**CERTIFICATE, "laws": named}).layout
+    drawn = layout.yaxis.ticktext
+    assert [text.replace("<br>", " ") for text in drawn] == list(LAWS_OF_THE_LAB)
+    assert max(len(line) for text in drawn for line in text.split("<br>")) <= NAME
 
 
 def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(fig, places):

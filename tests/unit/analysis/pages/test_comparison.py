@@ -58,8 +58,10 @@ def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -
         rows_per_second=1.0,
         parameters=1,
         mechanism=None,
+        test_rows=1000,
         held_out_steps=np.arange(1, len(curve) + 1),
         held_out=np.array(curve),
+        held_out_rows=np.full(len(curve), 64),
     )
 
 

@@ -73,6 +73,8 @@ def test_runs_of_different_tasks_are_not_ranked(folder):
     )
     same = folder.add_all([100, 110])
     assert says(same) == "The runs differ in nothing but the seed: no ranking."
+    again = [folder.add(0, 100), folder.add(0, 110)]
+    assert says(again) == "The runs have the same settings and seed: no ranking."
 
 
 def test_a_planted_difference_in_steps_is_found_and_unsolved_runs_are_censored(folder):

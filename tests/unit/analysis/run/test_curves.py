@@ -1,6 +1,7 @@
 """Curves: long ones are means of equal runs of steps, and references stand where they belong."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -61,14 +62,15 @@ def test_words_follow_the_numbers(measured):
 def test_one_step_without_evaluation_can_be_drawn():
     one = np.array([1])
     none = np.zeros(0)
-    curve = Curve("loss", one, one / 2, 1, none.astype(int), none, {"uniform guess": 5.5})
+    curve = Curve("loss", one, one / 2, 1, none.astype(int), none, none, {"uniform guess": 5.5})
     assert describe(curve).says.startswith("No evaluation yet")
+    assert "held-out rows." in describe(curve).reading
     assert len(curve.draw().to_dict()["data"]) == 2
 
 
 def test_one_evaluation_is_no_journey():
     one = np.array([30])
-    curve = Curve("accuracy", one, one / 60, 1, one, one / 60, {"chance": 0.1})
+    curve = Curve("accuracy", one, one / 60, 1, one, one / 60, one, {"chance": 0.1})
     assert describe(curve).says == (
         "The held-out accuracy is 50.0 % after step 30; it was evaluated once."
     )
@@ -77,7 +79,8 @@ def test_one_evaluation_is_no_journey():
 def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     grown = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
     monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown), seq_len=16))
-    run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
+    config = TrainConfig(lengthen=True, start_len=8, batch_size=4, test_rows=24)
+    run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), config)
     scores = {"chance": 0.01, "last value": 0.3, "oracle": 1.0}
     monkeypatch.setattr(baselines, "score_baselines", lambda run: scores)
     of = Subject(run.task, run.build(), run.task.batch(size=1), run=run)
@@ -87,6 +90,13 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
         "Rows grow from 8 to 16 tokens; those of 16 begin at step 11, and end at a held-out "
         "accuracy of 100.0 %."
     )
+    # A stage is evaluated on four of its batches, which hold more of the short rows, but no more
+    # rows than are tested.
+    assert accuracy.held_out_rows.tolist() == [24, 24, 16, 16, 16]
+    assert "Thick line: held-out rows, 16 to 24 at each evaluation." in describe(accuracy).reading
+    held_out: Any = [*accuracy.draw().select_traces()][1]
+    assert held_out.customdata.tolist() == [24, 24, 16, 16, 16]
+    assert "(%{customdata:,} held-out rows)" in held_out.hovertemplate
     verticals = [shape.x0 for shape in loss.draw().layout.shapes if shape.x0 == shape.x1]
     assert verticals == [1, 11]
     short = [row for row in grown if row["seq_len"] == 8]
@@ -101,7 +111,8 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
 
 def curve(quantity, steps, values, final=None) -> Curve:
     steps, values = np.array(steps), np.array(values)
-    return Curve(quantity, steps, values, 1, steps, values, {}, final=final)
+    rows = np.full(len(steps), 64)
+    return Curve(quantity, steps, values, 1, steps, values, rows, {}, final=final, test_rows=1024)
 
 
 def test_most_of_the_change_is_where_the_axis_that_is_drawn_shows_it():
@@ -132,10 +143,10 @@ def test_the_result_is_on_the_curve():
     )
     assert short.describe().says == (
         "The held-out accuracy on rows of 8 tokens goes from 10.0 % (step 10) to 20.0 % (step 20). "
-        "On test rows of 16 tokens, it is 10.0 % after step 20."
+        "On 1,024 test rows of 16 tokens, it is 10.0 % after step 20."
     )
     early = curve("accuracy", [10, 20], [0.1, 0.2], final=(33, 0.7))
-    assert describe(early).says.endswith("On test rows, it is 70.0 % after step 33.")
+    assert describe(early).says.endswith("On 1,024 test rows, it is 70.0 % after step 33.")
     star = early.draw().to_dict()["data"][2]
     assert (list(star["x"]), list(star["y"])) == ([33], [0.7])
     assert "Star: test rows" in describe(early).reading

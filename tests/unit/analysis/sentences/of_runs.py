@@ -124,9 +124,10 @@ def reach(accuracy: float, half: float) -> AccuracyByOption:
 
 def run(name: str, accuracy: float | None, steps: tuple[int, ...] = (1, 2)) -> RunColumn:
     ends = None if accuracy is None else (accuracy - 0.05, accuracy + 0.05)
-    blank: Any = ("AM", {}, "budget", accuracy, ends, 1.0, 9, 1.0, 1.0, 99, None)
-    right = np.full(len(steps), accuracy or 0.0)
-    return RunColumn(name, *blank, held_out_steps=np.array(steps, int), held_out=right)
+    blank: Any = ("AM", {}, "budget", accuracy, ends, 1.0, 9, 1.0, 1.0, 99, None, 64)
+    right, rows = np.full(len(steps), accuracy or 0.0), np.full(len(steps), 8)
+    held_out: Any = {"held_out_steps": np.array(steps, int), "held_out": right}
+    return RunColumn(name, *blank, **held_out, held_out_rows=rows)
 
 
 def accuracies(*values: float | None) -> RunAccuracies:
