@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from lab.certify_settings import Weights
 from lab.laws.copying import copy_module
+from lab.laws.seeding import fix_seed
 
 
 def apply_condition(module: nn.Module, weights: Weights, seed: int, training: bool) -> nn.Module:
@@ -61,6 +62,5 @@ class Seeded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the module's output from the same random state."""
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            torch.manual_seed(0)
+        with fix_seed(0, x.device):
             return self.module(x)

@@ -7,8 +7,8 @@ from torch.autograd import Function
 from lab.laws.backward import BackwardError, find_functions, judge_functions
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
-from lab.laws.reach import fix_seed
 from lab.laws.reproduction import write_program
+from lab.laws.seeding import fix_seed
 from lab.laws.timing import LEAST, read_clock
 from lab.laws.verdict import Verdict
 

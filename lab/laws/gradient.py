@@ -20,10 +20,10 @@ from lab.laws.reach import (
     draw_input,
     find_floor,
     find_tie_only,
-    fix_seed,
     reach,
 )
 from lab.laws.reproduction import write_program
+from lab.laws.seeding import fix_seed
 from lab.laws.verdict import Verdict
 
 Moves = dict[str, Tensor]

@@ -2,8 +2,8 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from lab.laws.probes import draw
+from lab.laws.seeding import fix_seed
 from lab.laws.ties import Ties
 
 Reach = Literal["alive", "zero", "tie-only", "none"]
@@ -99,14 +100,6 @@ def _find_alive_rows(
 def draw_input(like: Tensor, seed: int) -> Tensor:
     """Return a probe that requires a gradient and may be written to."""
     return draw(like.shape, seed).to(like).requires_grad_().clone()
-
-
-@contextmanager
-def fix_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Make a module draw the same random numbers, e.g. for dropout, within a `with` block."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def _take_larger(largest: Tensor | None, grad: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from lab.laws.law import Law
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import write_program
+from lab.laws.seeding import fix_seed
 from lab.laws.verdict import Verdict
 
 
@@ -21,20 +22,20 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     random = False
     for training in (False, True):
         for x in probes.inputs:
-            # Calls in training may change the module, e.g. its running statistics: use a copy.
-            tried = copy_module(module).train(training)
             seed = 0 if training else None
             how = "in training, a call with the same seed" if training else "a second call"
             ways = ((call_twice, how), (call_after_another, "a call after one with another input"))
             for repeat, words in ways:
                 if repeat is call_after_another and training:
                     continue
+                # A fresh copy: it has seen no input that it could remember, and calls in training
+                # may change it, e.g. its running statistics.
+                tried = copy_module(module).train(training)
                 first, second = repeat(tried, x, seed)
                 if not same(first, second):
                     return _report_failure(probes, x, training, repeat, words, (first, second))
-                # A fresh copy has not yet seen an input that it could remember.
-                tried = copy_module(module).train(training)
             if training:
+                tried = copy_module(module).train(training)
                 random |= not same(*call_twice(tried, x, seed=None))
     evidence = f"two calls (in training, with one seed) return equal bits, {probes.describe()}"
     if random:
@@ -54,10 +55,9 @@ def call_twice(module: nn.Module, x: Tensor, seed: int | None) -> tuple[Tensor, 
     if seed is None:
         return module(x), module(x)
     other = copy_module(module)
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        torch.manual_seed(seed)
+    with fix_seed(seed, x.device):
         first = module(x)
-        torch.manual_seed(seed)
+    with fix_seed(seed, x.device):
         return first, other(x)
 
 

@@ -117,7 +117,7 @@ def build(
     given = split_options(options or {}, pairs)
     sizes = {"d_model": d_model, "n_heads": n_heads}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes a millisecond
         blocks = []
         for (mixer, transform), (of_mixer, of_transform) in zip(pairs, given, strict=True):
             blocks.append(

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from lab.config import TrainConfig
+from lab.laws.seeding import fix_seed
 from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
 from lab.models import LanguageModel
@@ -173,8 +173,9 @@ class Stepper:
         return batch.trim() if self._lengths_vary else batch
 
     def differentiate(self, batch: Batch, precision: str) -> StepResult:
-        """Set the gradients of the next step, with its own random numbers."""
-        with _seed_step(self.config.seed, self.state.step + 1, self._device):
+        """Set the gradients of the next step, with its own random numbers, also after a resume."""
+        seed = (self.config.seed * 1_000_003 + self.state.step + 1) % 2**63
+        with fix_seed(seed, self._device):
             return differentiate(self.state.model, batch, precision)
 
     def update(self, outcome: StepResult, began: Spent) -> Row:
@@ -296,14 +297,6 @@ def check(task: Task, config: TrainConfig) -> None:
 def find_first_row(config: TrainConfig, seen: int) -> int:
     """Return the number of the next training row, after `seen` rows."""
     return seen if config.train_rows is None else seen % config.train_rows
-
-
-@contextmanager
-def _seed_step(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Seed torch from (seed, step), so that dropout repeats exactly on resume."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed((seed * 1_000_003 + step) % 2**63)
-        yield
 
 
 def _raise_if_diverged(

@@ -1,12 +1,13 @@
 """Optimizers that leave torch._dynamo alone, whose import takes as long as torch's own."""
 
 import inspect
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 
-class WithoutDynamo(Optimizer):
+class WithoutDynamo:
     """The methods that `torch.optim.Optimizer` has wrapped to exclude them from compilation.
 
     The wrappers import torch._dynamo, which takes some two seconds at the start of every process
@@ -22,4 +23,4 @@ class WithoutDynamo(Optimizer):
 class AdamW(WithoutDynamo, torch.optim.AdamW):
     """`torch.optim.AdamW`, bit for bit."""
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    step: Any = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))

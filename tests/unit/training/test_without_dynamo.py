@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lab.training.without_dynamo import AdamW
 
@@ -18,7 +18,7 @@ sys.exit("torch._dynamo" in sys.modules)
 """
 
 
-def train(kinds: list[type[Optimizer]], decay: float) -> list[Tensor]:
+def train(kinds: Sequence[type[torch.optim.AdamW]], decay: float) -> list[Tensor]:
     """Train two parameters, each step with the next kind, which goes on from the others' state."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.randn(shape, generator=generator) for shape in ((3, 5), (4,))]
@@ -30,7 +30,7 @@ def train(kinds: list[type[Optimizer]], decay: float) -> list[Tensor]:
         optimizer = optimizers[step % len(kinds)]
         optimizer.load_state_dict(optimizers[(step - 1) % len(kinds)].state_dict())
         optimizer.zero_grad()
-        sum((parameter.sin() * (step + 1)).sum() for parameter in parameters).backward()
+        torch.stack([(p.sin() * (step + 1)).sum() for p in parameters]).sum().backward()
         optimizer.step()
     return parameters
 
