@@ -23,5 +23,5 @@ def test_it_draws_what_torch_draws_after_manual_seed_and_restores_the_generator(
 def test_it_restores_the_generator_after_an_error():
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), fix_seed(1, CPU):
-        torch.rand(1).item() / 0
+        _ = torch.rand(1).item() / 0
     assert torch.get_rng_state().equal(before)
