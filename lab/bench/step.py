@@ -24,6 +24,7 @@ from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
 from lab.training.fit import start
 from lab.training.step_time import (
+    SECONDS,
     StepTime,
     find_fastest,
     list_precisions,
@@ -86,7 +87,7 @@ def _choose_setting(seq_len: int, size: int) -> StepTime:
     """Return the precision and the threads that a run would choose on this machine."""
     stage, cpu = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, 1), torch.device("cpu")
     choices = [(p, n) for p in list_precisions(cpu) for n in list_thread_counts(cpu)]
-    return find_fastest(_build_model(), [stage, stage], choices)[0]
+    return find_fastest(_build_model(), [stage, stage], choices, SECONDS)[0]
 
 
 def _lab_step(seq_len: int, size: int, setting: StepTime) -> Callable[[], Callable[[], float]]:

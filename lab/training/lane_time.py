@@ -112,7 +112,7 @@ def measure_lanes(
     models: Sequence[LanguageModel],
     stages: Sequence[Stage],
     precision: str,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
 ) -> LaneTime:
     """Return how long the steps of the first and the last stage take, both ways.
 
@@ -124,8 +124,9 @@ def measure_lanes(
         models: of one shape.
         stages: of training.
         precision: "fp32" or "bf16".
-        seconds: about how long to measure; each way is measured at least once.
+        seconds: about how long to measure; each way is measured at least once; None: `SECONDS`.
     """
+    seconds = SECONDS if seconds is None else seconds
     if len(models) < 2:
         return LaneTime()
     model, device = models[0], next(models[0].parameters()).device

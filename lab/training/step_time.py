@@ -98,7 +98,7 @@ def measure(
         return known
     counts = [count for count in counts if count <= free] or counts[:1]
     choices = [(precision, count) for precision in precisions for count in counts]
-    found = find_fastest(run.build().to(device), [parts[0], parts[-1]], choices)
+    found = find_fastest(run.build().to(device), [parts[0], parts[-1]], choices, SECONDS)
     if disturbed or (on_cpu and count_free_cores() < count_cores()):
         return [replace(each, disturbed=True) for each in found]
     remember(KIND, key, [asdict(each) for each in found])
@@ -109,7 +109,7 @@ def find_fastest(
     model: LanguageModel,
     parts: Sequence[Stage],
     choices: Sequence[tuple[str, int]],
-    seconds: float = SECONDS,
+    seconds: float,
 ) -> list[StepTime]:
     """Time the steps of two stages for each choice; return the best first, the others by time.
 
