@@ -14,7 +14,7 @@ from analysis.mechanism.label import Mechanism
 from analysis.record import figure_only
 from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations
-from lab.training.endings import name_ending
+from lab.training.endings import find_ending, name_ending
 from lab.training.runs import Run
 
 
@@ -26,7 +26,7 @@ class RunColumn:
         name: its folder's name, with as many parent folders as it takes to tell runs apart.
         model: its stack, or the user's mixer.
         differs: the fields of its configuration that differ from the first run's.
-        stopped: how it ended; "unfinished" without a result.
+        stopped: how it ended, a key of `find_ending`.
         accuracy: on the test split, in [0, 1]; None without a result.
         interval: its 95 % interval over other rows.
         loss: nats.
@@ -90,7 +90,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         name=name,
         model=run.model.model or run.model.stack,
         differs=_find_differences(run, first),
-        stopped=result.get("stopped", "unfinished"),
+        stopped=find_ending(result),
         accuracy=accuracy,
         interval=baselines.read_interval(run),
         loss=result.get("loss"),

@@ -11,6 +11,7 @@ import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError, escape_controls
+from lab.training.endings import find_ending
 from lab.training.run_folder import RunFolder
 from tasks import TASKS
 from tasks.base import Schedule
@@ -118,9 +119,10 @@ def format_value(value: Any) -> str:
 
 def _describe_run(run: RunFolder) -> dict[str, Any]:
     try:
-        result = run.read_result() or {"stopped": "unfinished"}
+        result = run.read_result() or {}
+        ending = find_ending(result)
     except RunError:
-        result = {"stopped": "unreadable"}
+        result, ending = {}, "unreadable"
     changes = list_changes(run).items()
     return {
         "path": escape_controls(str(run.path)),
@@ -135,7 +137,7 @@ def _describe_run(run: RunFolder) -> dict[str, Any]:
         "steps": result.get("steps"),
         "seconds": result.get("seconds"),
         "date": _find_date(run).isoformat(sep=" ", timespec="seconds"),
-        "stopped": result["stopped"],
+        "stopped": ending,
     }
 
 
