@@ -1,7 +1,7 @@
 """All runs below a folder, a table of them, and which of them have given settings."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from pathlib import Path
@@ -106,6 +106,16 @@ def list_changes(run: RunFolder) -> dict[str, Any]:
         if defaults.get(name, MISSING) != value and name not in ("model", "stack")
     }
     return {**changed, **layers}
+
+
+def name_choices(runs: Iterable[RunFolder]) -> set[str]:
+    """Return the names of task, model and each option that a run does not have by default.
+
+    Runs that are alike in these are alike in what follows from them, such as the logit scale, which
+    follows from the width.
+    """
+    always = {"name", "model", "stack", "options"}
+    return always.union(*(list_changes(run) for run in runs))
 
 
 def format_value(value: Any) -> str:
