@@ -44,8 +44,8 @@ def format_nats(value: float) -> str:
 
 
 def capitalize(text: str) -> str:
-    """Return a text with its first letter in upper case, the others as they are."""
-    return text[:1].upper() + text[1:]
+    """Return a text with its first letter in upper case, unless an option such as n=2 is first."""
+    return text if "=" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def split_lead(text: str) -> tuple[str, str]:

@@ -92,7 +92,7 @@ class BiasValues(Finding):
     def draw(self) -> go.Figure:
         """Draw the mean bias by position, a panel per head, a mark per role."""
         shown = pick_smallest(self.lightest)
-        titles = [f"{self.names[i]} · {self.readings[i]}" for i in shown]
+        titles = [f"{self.names[i]} · {self.readings[i]} mask" for i in shown]
         fig, places = new_panels(titles, 190)
         at = (np.arange(self.bias.shape[2]) + 0.5) * self.width - 0.5
         for i, (row, column) in zip(shown, places, strict=True):

@@ -42,7 +42,7 @@ class KeySelection(Finding):
     def draw(self) -> go.Figure:
         """Draw share kept and mean weight by role, a panel per head, and the share of all keys."""
         heads = [self.heads[i] for i in pick_smallest([head.kept for head in self.heads])]
-        fig, places = new_panels([f"{head.name} · {head.reading}" for head in heads], 180)
+        fig, places = new_panels([f"{head.name} · {head.reading} mask" for head in heads], 180)
         labels = [html.escape(name) for name in self.role_names]
         for head, (row, column) in zip(heads, places, strict=True):
             panel = {"row": row, "col": column}

@@ -93,7 +93,7 @@ class Ledger(Finding):
         top = sorted((c for c in self.causes if c.count), key=lambda cause: -cause.count)[:3]
         if self.wrong < FEW:
             counts = ", ".join(f"{cause.name} ({cause.count})" for cause in top)
-            return f"{says}, too few for shares. By cause: {counts}."
+            return f"{says}, too few to say how common each cause is. By cause: {counts}."
         says += ": " + ", ".join(
             f"{percent(cause.share)} {cause.name}"
             + ("" if math.isnan(cause.chance) else f" (random answers: {percent(cause.chance)})")

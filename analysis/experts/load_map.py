@@ -25,6 +25,8 @@ SIDE = 128
 """Most cells on a side of a map; a larger grid is drawn as means of square blocks."""
 DECADES = 3
 """Range of the colours below the most loaded cell, powers of ten."""
+TALLEST = 460
+"""Most height of a map, px of its layout; the cells of a map that would be taller are oblong."""
 LABELS = 2**16
 """Most choices of a layer whose row and column are compared."""
 ROUNDS = 100
@@ -136,16 +138,16 @@ class LoadMap(Finding):
         with np.errstate(divide="ignore"):
             levels = np.where(load > 0, np.log10(load), np.nan)
         floor = float(np.nanmax(levels)) - DECADES
-        across = style.WIDTH - 60 - 14
-        cell = 0.82 * across / load.shape[1]
-        side = min(cell * load.shape[0], 460)
+        gap = 0.035
+        across = 0.82 * (1 - gap) * (style.WIDTH - 60 - 14)
+        side = min(across * load.shape[0] / load.shape[1], TALLEST)
         above, margins = 64, {"t": 58, "b": 100}
         fig = make_subplots(
             rows=2,
             cols=2,
             row_heights=[above, side],
             column_widths=[0.82, 0.18],
-            horizontal_spacing=0.035,
+            horizontal_spacing=gap,
             vertical_spacing=10 / (above + side + 10),
             specs=[[{}, None], [{}, {}]],
             figure=style.new_figure(round(above + side + 10 + margins["t"] + margins["b"])),
@@ -197,11 +199,14 @@ class LoadMap(Finding):
             fig.add_shape(uniform | ends)
         along, down = [-0.5, columns - 0.5], [rows - 0.5, -0.5]
         fig.update_xaxes(range=along, showgrid=False, col=1)
-        fig.update_xaxes(showticklabels=False, ticks="", row=1, col=1)
+        # Cells are squares in windows of any width, and the bars stay beside their cells.
+        fig.update_xaxes(matches="x2", showticklabels=False, ticks="", row=1, col=1)
         fig.update_xaxes(title_text="column key", row=2, col=1)
         fig.update_yaxes(range=down, showgrid=False, row=2)
         fig.update_yaxes(title_text="row key", row=2, col=1)
-        fig.update_yaxes(showticklabels=False, ticks="", row=2, col=2)
+        if side < TALLEST:
+            fig.update_yaxes(scaleanchor="x2", row=2, col=1)
+        fig.update_yaxes(matches="y2", showticklabels=False, ticks="", row=2, col=2)
         percents = {"title_text": "share", "tickformat": ".0%", "nticks": 3, "rangemode": "tozero"}
         fig.update_yaxes(**percents, row=1, col=1)
         fig.update_xaxes(**percents, row=2, col=2)

@@ -23,6 +23,7 @@ from analysis.statistics.survival import (
 )
 from analysis.words import count_decimals, join_names, percent
 from lab.sweeps.table import count_training_rows, find_solving_steps
+from lab.training.catalog import name_choices
 from lab.training.runs import Run
 
 LEVEL = 0.05
@@ -223,13 +224,27 @@ def group_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
         key = json.dumps(_list_options(run), sort_keys=True)
         groups.setdefault(key, {}).setdefault(run.train.seed, run)
     options = [_list_options(next(iter(group.values()))) for group in groups.values()]
-    names = dict.fromkeys(name for found in options for name in found)
-    apart = [name for name in names if any(o.get(name) != options[0].get(name) for o in options)]
-    found = {}
-    for option, group in zip(options, groups.values(), strict=True):
-        parts = [f"{name.partition('.')[2]}={_format(option.get(name))}" for name in apart]
-        found[", ".join(parts) or "all runs"] = list(group.values())
-    return found
+    every = {name.partition(".")[2] for found in options for name in found}
+    names = _name_apart(options, name_choices(runs))
+    if len({*names}) < len(names):  # made by versions of the lab with other defaults
+        names = _name_apart(options, every)
+    return {name: list(group.values()) for name, group in zip(names, groups.values(), strict=True)}
+
+
+def _name_apart(options: Sequence[dict[str, Any]], among: set[str]) -> list[str]:
+    """Name each configuration by those of some options in which it differs from another."""
+    every = dict.fromkeys(name for found in options for name in found)
+    apart = [
+        name
+        for name in every
+        if name.partition(".")[2] in among
+        and any(found.get(name) != options[0].get(name) for found in options)
+    ]
+    return [
+        ", ".join(f"{name.partition('.')[2]}={_format(found.get(name))}" for name in apart)
+        or "all runs"
+        for found in options
+    ]
 
 
 def _list_options(run: Run) -> dict[str, Any]:

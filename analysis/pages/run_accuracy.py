@@ -11,6 +11,7 @@ from analysis.plots.lines import draw_references
 from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure
 from analysis.words import count_decimals, format_counts, join_names, percent
 
+DOTTED = " Dotted: rules that need no training."
 LINE = 16
 """Height of a label of a reference, pixels."""
 
@@ -48,7 +49,7 @@ class RunAccuracies(Finding):
             if 0 < len(above) < len(self.runs):
                 whose = f"of {join_names(above)} alone lie"
             says += f" The intervals {whose} above {text}, {percent(rivals[rival])}."
-            reading += " Dotted: rules that need no training."
+            reading += DOTTED
         return Words(title, says, reading, f"Dots of test accuracy. {says}")
 
     def draw(self) -> go.Figure:
@@ -136,9 +137,10 @@ class RunCurves(Finding):
         rows = f" ({format_counts(counts)} at each evaluation)" if counts else ""
         reading = (
             f"Accuracy on held-out rows{rows} of the length that the run trains on at that step, "
-            "one line per run. A large symbol is the test accuracy of the result. Dotted: rules "
-            "that need no training."
+            "one line per run. A large symbol is the test accuracy of the result."
         )
+        if self.references:
+            reading += DOTTED
         grown = [run for run in self.runs if len(run.stages) > 1]
         if grown:
             says += " Steps at each row length: "

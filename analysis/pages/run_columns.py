@@ -14,7 +14,8 @@ from analysis.mechanism.label import Mechanism
 from analysis.record import figure_only
 from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations
-from lab.training.endings import name_ending
+from lab.training.catalog import name_choices
+from lab.training.endings import find_ending, name_ending
 from lab.training.runs import Run
 
 
@@ -25,8 +26,8 @@ class RunColumn:
     Attributes:
         name: its folder's name, with as many parent folders as it takes to tell runs apart.
         model: its stack, or the user's mixer.
-        differs: the fields of its configuration that differ from the first run's.
-        stopped: how it ended; "unfinished" without a result.
+        differs: the fields of its configuration that differ from the first run's by choice.
+        stopped: how it ended, a key of `find_ending`.
         accuracy: on the test split, in [0, 1]; None without a result.
         interval: its 95 % interval over other rows.
         loss: nats.
@@ -90,7 +91,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         name=name,
         model=run.model.model or run.model.stack,
         differs=_find_differences(run, first),
-        stopped=result.get("stopped", "unfinished"),
+        stopped=find_ending(result),
         accuracy=accuracy,
         interval=baselines.read_interval(run),
         loss=result.get("loss"),
@@ -120,11 +121,11 @@ def name_apart(paths: Sequence[Path]) -> list[str]:
 
 
 def _find_differences(run: Run, first: Run) -> dict[str, Any]:
-    """Return the fields of a configuration that differ from the first run's."""
-    ours, theirs = run.to_dict(), first.to_dict()
+    """Return the fields of a configuration that differ from the first run's by choice."""
+    ours, theirs, chosen = run.to_dict(), first.to_dict(), name_choices([run, first])
     return {
         name: value
         for part in ("task", "model", "train")
         for name, value in ours[part].items()
-        if theirs[part].get(name) != value
+        if name in chosen and theirs[part].get(name) != value
     }

@@ -15,7 +15,7 @@ from lab.config import AUDIT_ROWS
 from lab.intervals import wilson
 from lab.suite.audit import count_audited
 from lab.training import conclusion
-from lab.training.endings import name_ending
+from lab.training.endings import find_ending, name_ending
 from lab.training.runs import Run
 from tasks.meanings import MEANINGS
 
@@ -31,7 +31,7 @@ class Standing(Finding):
     """How a run ended, and how its accuracy compares with rules that need no training.
 
     Attributes:
-        stopped: solved, budget, diverged or interrupted; "unfinished" while there is no result.
+        stopped: how the run ended, a key of `find_ending`.
         steps: training steps taken.
         solved_at: accuracy that counts as solved.
         accuracy: share of the test split's scored positions answered right; None if unknown.
@@ -74,6 +74,8 @@ class Standing(Finding):
             opening = f"Solved after {steps}"
         elif self.stopped == "interrupted":
             opening = f"Interrupted after {steps}"
+        elif self.stopped == "out of time":
+            opening = f"Stopped at the time limit after {steps}"
         elif self.accuracy >= self.solved_at:
             opening = f"Solved, after all of its {steps}"
         else:
@@ -182,7 +184,7 @@ def measure(subject: Subject) -> list[Standing]:
     scores = score_baselines(run)
     return [
         Standing(
-            stopped=result.get("stopped", "unfinished"),
+            stopped=find_ending(result),
             steps=result.get("steps", rows[-1]["step"] if rows else 0),
             solved_at=run.train.solved_at,
             accuracy=result.get("accuracy"),

@@ -104,6 +104,8 @@ class Onsets(Finding):
             undecided += before + after < max(1, len(both))
             if before or after:
                 often = f"in {before} of {len(both)} runs"
+                if before == len(both) == 1:
+                    often = "in the one run in which both change"
                 often += f", after in {after}" if after else ""
                 groups.setdefault((first, often), []).append(second)
         if not groups:

@@ -101,11 +101,16 @@ def narrow(figure: go.Figure) -> go.Figure:
 
     A second line of the title takes the place of the stamp.
     """
-    square = any(axis.scaleanchor for axis in figure.select_yaxes())
+    square = next(figure.select_yaxes(lambda axis: axis.scaleanchor), None)
+    shorter = 0.0
+    if square is not None:
+        across = figure.layout[square.scaleanchor.replace("x", "xaxis")].domain or (0, 1)
+        down = square.domain or (0, 1)
+        shorter = (WIDTH - NARROW) * (across[1] - across[0]) / (down[1] - down[0])
     lines = textwrap.wrap(figure.layout.title.text, TITLE)
     return figure.update_layout(
         width=NARROW,
-        height=figure.layout.height - square * (WIDTH - NARROW),
+        height=figure.layout.height - shorter,
         title={"text": "<br>".join(lines), "subtitle": {"text": ""}},
         title_pad={"t": 10 * len(lines) - 4, "l": 2},
     )

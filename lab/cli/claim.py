@@ -32,7 +32,10 @@ def claim(
     ] = False,
     scale: Annotated[
         Literal["smoke", "small", "paper"],
-        typer.Option(help="Size of the sweep: minutes; an hour or two on two cores; a cluster."),
+        typer.Option(
+            help="Size of the sweep: smoke takes minutes, small an hour or two on two cores, and "
+            "paper needs a cluster."
+        ),
     ] = "small",
     out: Annotated[
         Path | None,
@@ -58,11 +61,12 @@ def claim(
     from analysis.claims.card import Card
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import compute_power, decide
+    from lab.cli.console import open_table_console
+    from lab.cli.tables.claims import build_claims_list
 
     if listing:
-        for file in sorted(HOME.glob("*.toml")):
-            known = Claim.read(file)
-            typer.echo(f"{known.name:31}{known.says} ({', '.join(known.sweeps)})")
+        known = [Claim.read(file) for file in sorted(HOME.glob("*.toml"))]
+        open_table_console().print(build_claims_list(known))
         return
     with report_usage_errors():
         stated = Claim.read(_find_file(what))

@@ -94,11 +94,11 @@ def record(
 
 def _print_histories(histories: "dict[str, list[Entry]]") -> None:
     from analysis.speedrun.track import TRACKS
-    from lab.cli.console import open_table_console
+    from lab.cli.console import open_console, open_table_console
     from lab.cli.tables.records import build_records_table
 
     for name in histories:
-        typer.echo(f"{name}: {TRACKS[name].says}")
+        open_console().print(f"{name}: {TRACKS[name].says}")
     open_table_console().print(build_records_table(histories))
 
 

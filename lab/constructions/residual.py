@@ -119,7 +119,9 @@ def _list_last_maps(layer: nn.Module) -> list[Tensor]:
         return [layer.shared.down.weight, layer.down]
     if isinstance(layer, RoutedMoE):
         return [layer.down]
-    raise CannotError(f"{type(layer).__name__}: its last linear map is not known")
+    raise CannotError(
+        f"the lab does not know how to set the weights of {type(layer).__name__} by hand"
+    )
 
 
 @torch.no_grad()

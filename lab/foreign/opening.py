@@ -80,7 +80,10 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
 
 def _check_model(model: nn.Module, name: str) -> None:
     if not is_hugging_face(model):
-        raise ValueError(f"model={name}: must be a model of transformers (PreTrainedModel)")
+        raise ValueError(
+            f"model={name}: must be a model of transformers (PreTrainedModel), such as "
+            "AutoModelForCausalLM.from_pretrained returns"
+        )
     of: Any = model
     if of.config.is_encoder_decoder:
         raise ValueError(f"model={name}: must be a decoder, and this one has an encoder too")

@@ -12,11 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lab.files import RunError, explain_write_errors
 from lab.folder import read_json, write_json
 from lab.sweeps.sweep import Cell
+from lab.training.endings import find_ending
 from lab.training.runs import Run
 
 Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
@@ -158,13 +159,12 @@ class CellFolder:
         if run is not None:
             with contextlib.suppress(RunError):
                 result = run.read_result()
-        if result is not None and result["stopped"] in ENDED:
-            return result["stopped"]
+        ending = find_ending(result)
+        if ending in ENDED:
+            return cast(Status, ending)
         if self.read_error() is not None:
             return "failed"
-        if result is not None and result["stopped"] == "interrupted" and not result["signal"]:
-            return "out of time"
-        return "unfinished"
+        return "out of time" if ending == "out of time" else "unfinished"
 
     def _read_progress(self) -> dict[str, Any]:
         file = self.path / "spent.json"

@@ -14,6 +14,7 @@ from lab.sweeps.folder import CellFolder
 from lab.sweeps.lengths import evaluate_last
 from lab.sweeps.sweep import Cell, Sweep
 from lab.training.catalog import format_value
+from lab.training.endings import find_ending
 from lab.training.metrics import MetricsRow
 from lab.training.run_folder import RunFolder
 
@@ -147,7 +148,7 @@ def tabulate_runs(runs: Sequence[RunFolder]) -> pl.DataFrame:
             measured |= _measure(run, metrics, {length: evaluated})[length]
         measured |= {
             "seq_len": run.task.seq_len,
-            "status": result.get("stopped", "unfinished"),
+            "status": find_ending(result),
         }
         rows.append({"path": str(run.path), "task": run.task.name, **values, **measured})
     columns = dict.fromkeys(name for row in rows for name in row)

@@ -1,7 +1,7 @@
 """All runs below a folder, a table of them, and which of them have given settings."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError, escape_controls
+from lab.training.endings import find_ending
 from lab.training.run_folder import RunFolder
 from tasks import TASKS
 from tasks.base import Schedule
@@ -107,6 +108,16 @@ def list_changes(run: RunFolder) -> dict[str, Any]:
     return {**changed, **layers}
 
 
+def name_choices(runs: Iterable[RunFolder]) -> set[str]:
+    """Return the names of task, model and each option that a run does not have by default.
+
+    Runs that are alike in these are alike in what follows from them, such as the logit scale, which
+    follows from the width.
+    """
+    always = {"name", "model", "stack", "options"}
+    return always.union(*(list_changes(run) for run in runs))
+
+
 def format_value(value: Any) -> str:
     """Return a value as it is typed for an option."""
     if isinstance(value, Schedule):
@@ -118,9 +129,10 @@ def format_value(value: Any) -> str:
 
 def _describe_run(run: RunFolder) -> dict[str, Any]:
     try:
-        result = run.read_result() or {"stopped": "unfinished"}
+        result = run.read_result() or {}
+        ending = find_ending(result)
     except RunError:
-        result = {"stopped": "unreadable"}
+        result, ending = {}, "unreadable"
     changes = list_changes(run).items()
     return {
         "path": escape_controls(str(run.path)),
@@ -135,7 +147,7 @@ def _describe_run(run: RunFolder) -> dict[str, Any]:
         "steps": result.get("steps"),
         "seconds": result.get("seconds"),
         "date": _find_date(run).isoformat(sep=" ", timespec="seconds"),
-        "stopped": result["stopped"],
+        "stopped": ending,
     }
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from lab.cli.tables.durations import format_duration
 from lab.config import AUDIT_ROWS
-from lab.training.endings import name_ending
+from lab.training.endings import find_ending, name_ending
 
 
 def build_result_table(result: dict[str, Any]) -> Table:
@@ -52,9 +52,7 @@ def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
 def describe_ending(result: dict[str, Any]) -> str:
     """Describe how a run ended, what its construction reaches, and why it is not solved."""
     steps = f"{result['steps']:,} steps" if result["steps"] != 1 else "1 step"
-    ending = name_ending(result["stopped"])
-    if result["stopped"] == "interrupted" and result.get("signal", "") is None:
-        ending = "time limit reached"
+    ending = name_ending(find_ending(result))
     line = (
         f"{ending} after {steps}, {result['rows']:,} rows, "
         f"{format_duration(result['seconds'])} of training "

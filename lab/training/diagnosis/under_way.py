@@ -60,11 +60,17 @@ def look(failed: FailedRun, found: Answers) -> Look:
             f"over the last {late} evaluations the accuracy changes by {rise:+.3f}",
             evidence,
         )
+    if accuracy[-1] >= failed.goal:
+        says = (
+            f"validation accuracy rose to {accuracy[-1]:.3f}, which is enough for rows of this "
+            f"length ({failed.goal:g}), but training ended before they grew"
+        )
+        return Look(True, says, evidence)
     needed, least, most = extrapolate(rows, accuracy, failed.goal)
     evidence |= {"rows needed": needed, "rows needed interval": [least, most]}
     beyond = "or more" if most >= FARTHEST * rows[-1] else f"… {_round(most)}"
     says = (
-        f"validation accuracy rises, to {accuracy[-1]:.2f} so far; at this pace it takes "
+        f"validation accuracy rises, to {accuracy[-1]:.3f} so far; at this pace it takes "
         f"about {_round(needed)} more rows ({_round(least)} {beyond}) of this length to reach "
         f"{failed.goal:.2f}"
     )

@@ -14,6 +14,7 @@ LONG = "query rows put 84.9 % (uniform: 2.2 %) of their mass on the value they a
         ("Short: a label stays. More.", "Short: a label stays.", "More."),
         (f"It recalls: {LONG} known. More.", "It recalls.", f"Q{LONG[1:]} known. More."),
         (f"Query → value: {LONG}.", f"Query → value: {LONG}.", ""),
+        (f"It holds: n=2 {LONG}. More.", "It holds.", f"n=2 {LONG}. More."),
         (f"Rows (a: b; c) {LONG}.", f"Rows (a: b; c) {LONG.split(';')[0]}.", "No more is."),
         ("Head 1.0 is sharp. “So” it is.", "Head 1.0 is sharp.", "“So” it is."),
     ],

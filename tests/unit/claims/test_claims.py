@@ -186,8 +186,10 @@ def test_the_lab_lists_its_claims():
     answer = CliRunner().invoke(app, ["claim", "--list"])
     assert answer.exit_code == 0
     # The name is what a user types; runs of a claim are in a folder of that name.
-    names = [line.split()[0] for line in answer.stdout.splitlines()]
+    lines = answer.stdout.splitlines()
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert names == [file.stem for file in CLAIMS]
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,13 @@ def test_rows_that_rise_say_how_many_are_missing(tmp_path):
     assert 0 < low <= look.evidence["rows needed"] <= high
 
 
+def test_rows_that_have_risen_far_enough_are_not_said_to_miss_some(tmp_path):
+    risen = [0.4 + 0.05 * i for i in range(12)] + [0.995]
+    look = under_way.look(plant(make(tmp_path / "run"), risen), make_answers(0.99))
+    assert look.claims
+    assert "rose to 0.995, which is enough" in look.says
+
+
 ROWS = 80.0 * np.arange(1, 13)
 
 

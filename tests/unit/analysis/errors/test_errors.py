@@ -245,7 +245,9 @@ def test_few_errors_are_counted_not_shared():
     subject = Subject(TASK, model_of(Rule(next_pair)), TASK.batch(split="test", size=2))
     ledger, _ = attribute_errors(subject)
     says = errors.describe(ledger).says
-    assert says.endswith("are wrong, too few for shares. By cause: another pair's value (8).")
+    assert says.endswith(
+        "too few to say how common each cause is. By cause: another pair's value (8)."
+    )
 
 
 def test_without_pairs_there_are_three_causes():

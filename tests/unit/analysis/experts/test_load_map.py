@@ -123,6 +123,16 @@ def test_ids_change_places_whole():
     assert len(np.unique(source)) > 200
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (4, 8)])
+def test_the_cells_of_a_map_are_squares(shape):
+    layout = map_load(of(rng().integers(16, size=(50, 4)), shape), rng()).draw().layout
+    wide = layout.width - 60 - 14
+    high = layout.height - layout.margin.t - layout.margin.b
+    across, down = np.ptp(layout.xaxis2.domain), np.ptp(layout.yaxis2.domain)
+    assert across * wide / shape[1] == pytest.approx(down * high / shape[0], rel=0.01)
+    assert layout.yaxis2.scaleanchor == layout.xaxis.matches == "x2"
+
+
 def test_a_row_that_decides_the_column_tells_all_of_it():
     diagonal = np.tile(np.arange(4) * 5, 100)[:, None]
     found = map_load(of(diagonal, (4, 4)), rng())

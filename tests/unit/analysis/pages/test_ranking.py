@@ -27,7 +27,9 @@ class Folder:
     def add(self, seed: int, solved: int | None, *, accuracy: float = 0.5, task=TASK, **train):
         """Return a run that was solved at a step, or took all of its steps."""
         self.count += 1
-        model = ModelConfig(stack=train.pop("stack", "AM"), d_model=8)
+        width = train.pop("d_model", 8)
+        scale = width**-0.5  # as the lab's protocol sets it
+        model = ModelConfig(stack=train.pop("stack", "AM"), d_model=width, logit_scale=scale)
         config = TrainConfig(**{"max_steps": MOST, "batch_size": 4, "seed": seed, **train})
         run = Run(self.path / str(self.count), task, model, config)
         run.claim()
@@ -149,3 +151,8 @@ def test_settings_are_named_by_what_sets_them_apart(folder):
         f"stack=AM, learning_rate={TrainConfig().learning_rate}": 2,
         "stack=SM, learning_rate=0.5": 1,
     }
+
+
+def test_what_follows_from_an_option_does_not_name_a_setting(folder):
+    runs = [folder.add(0, 1), folder.add(0, 1, d_model=24)]
+    assert list(group_settings(runs)) == ["d_model=8", "d_model=24"]

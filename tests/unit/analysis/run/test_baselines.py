@@ -22,6 +22,7 @@ def standing(stopped: str, accuracy: float | None, scored: int = 1000) -> Standi
         ("budget", 0.5, "Not solved within 30 steps: 50.0 %"),
         ("budget", 0.995, "Solved, after all of its 30 steps: 99.5 %"),
         ("interrupted", 0.5, "Interrupted after 30 steps: 50.0 %"),
+        ("out of time", 0.5, "Stopped at the time limit after 30 steps: 50.0 %"),
         ("diverged", None, "Training diverged after 30 steps"),
         ("unfinished", None, "This run has not ended"),
     ],

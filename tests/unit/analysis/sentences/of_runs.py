@@ -114,6 +114,12 @@ def orders(*firsts: str) -> Onsets:
     return Onsets(tuple(map(str, range(len(runs)))), tuple(runs), 100)
 
 
+def order_in_one() -> Onsets:
+    """Return two runs; b changes in the first alone."""
+    a, b = at("a", 8, 16), at("b", 32, 64)
+    return Onsets(("0", "1"), ((a, b), (a,)), 100)
+
+
 def reach(accuracy: float, half: float) -> AccuracyByOption:
     """Return the accuracy at twice the length; training's is 90 %, chance 10 %."""
     ends, trained = np.array([[accuracy - half, accuracy + half]]), (16.0, 16.0)
@@ -217,6 +223,7 @@ CASES = [
     Case("boundary", leak(0, 0.5), "though none of 100 answers", "means nothing"),
     Case("boundary", leak(0, 0.0, replaced=0), "a leak could not show, and none of", "never"),
     Case("planted", orders("a", "a"), "A before b in 2 of 2 runs.", "All other"),
+    Case("boundary", order_in_one(), "A before b in the one run in which both change.", "1 of 1"),
     Case("null", orders("?", "?"), "In no run is the order of two changes decided"),
     Case("boundary", orders("a", "?"), "in 1 of 2 runs. All other orders are not decided."),
     Case("planted", reach(0.2, 0.05), "falls at once, to 20.0 % at 32"),

@@ -1,0 +1,17 @@
+import pytest
+
+from lab.training.endings import find_ending, name_ending
+
+
+@pytest.mark.parametrize(
+    ("result", "ending"),
+    [
+        (None, "unfinished"),
+        ({"stopped": "solved", "signal": None}, "solved"),
+        ({"stopped": "interrupted", "signal": "SIGINT"}, "interrupted"),
+        ({"stopped": "interrupted", "signal": None}, "not solved: time limit reached"),
+        ({"stopped": "interrupted"}, "interrupted"),  # an older result: nobody knows by what
+    ],
+)
+def test_minutes_and_signals_end_a_run_in_words_of_their_own(result, ending):
+    assert name_ending(find_ending(result)) == ending
