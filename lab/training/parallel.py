@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lab.files import shorten_message
 from lab.hooks import hook_points, hooks
 from lab.layers.routed import SHARE_HOOK
 from lab.lengthening import list_stages
@@ -220,8 +219,7 @@ def _join() -> Iterator[None]:
     """Connect the processes, for a `with` block; each does so once."""
     forget_launch()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    with _name_loss():
-        dist.init_process_group(backend, timeout=PATIENCE)
+    dist.init_process_group(backend, timeout=PATIENCE)
     try:
         yield
     finally:
@@ -236,7 +234,7 @@ def _name_loss() -> Iterator[None]:
     except RuntimeError as error:
         raise LostProcessError(
             "another process of this run has ended, or cannot be reached; the same command goes "
-            f"on from the newest checkpoint ({shorten_message(error)})"
+            "on from the newest checkpoint"
         ) from error
 
 
