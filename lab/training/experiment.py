@@ -40,6 +40,7 @@ class Plan:
         seq_lens: row lengths still to be trained at, shortest first.
         slowing: how many times as long a step at the full row length takes as one at the shortest.
         certified: what the laws say about the layers, in one line; "" if they were not asked.
+        processes: how many share the rows of a step.
     """
 
     device: torch.device
@@ -50,6 +51,7 @@ class Plan:
     seq_lens: tuple[int, ...]
     slowing: float
     certified: str = ""
+    processes: int = 1
 
 
 def carry_out(
@@ -87,10 +89,12 @@ def carry_out(
         state, certified = session.state, session.certify()
         plan = plan_training(run, state, device, runtime.threads, timed=on_plan is not None)
         if on_plan is not None:
-            on_plan(replace(plan, certified=certified))
-        with session.record(), use_threads(state.threads), _lead(launch, session) as leader:
+            processes = 1 if launch is None else launch.count
+            on_plan(replace(plan, certified=certified, processes=processes))
+        with session.record(), use_threads(state.threads):
             try:
-                ending = _train(session, leader)
+                with _lead(launch, session) as leader:
+                    ending = _train(session, leader)
             except DivergedError as error:
                 session.conclude(Ending("diverged"))
                 raise explain_divergence(run, error) from error
