@@ -240,8 +240,10 @@ def test_one_process_of_torchrun_is_alone(monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("number", "rank"), [(signal.SIGINT, 0), (signal.SIGKILL, 0)])
-def test_torchrun(tmp_path, number, rank):
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGINT, "goes on"), (signal.SIGKILL, "SIGKILL")]
+)
+def test_torchrun(tmp_path, number, words):
     options = ["--out", str(tmp_path / "run"), "--json", "--max-steps", "400"]
     lab = ["-m", "lab", *TRAIN_COMMAND, *options, "--checkpoint-every", "20"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -251,15 +253,14 @@ def test_torchrun(tmp_path, number, rank):
         time.sleep(0.05)
         assert process.poll() is None
     listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
-    os.kill(int(listed.stdout.split()[rank]), number)
+    os.kill(int(listed.stdout.split()[0]), number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "goes on" in said
+    assert words in said
     kept = list(Run.open(tmp_path / "run").list_checkpoints())
     assert kept[0] >= 20
     for _ in range(2):  # the second time there is nothing to train
         done = subprocess.run([*torchrun, *lab], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("{") > 0
         assert '"steps": 400' in done.stdout
         assert done.stdout.count('"stopped"') == 1
