@@ -47,6 +47,7 @@ POINT_AXES: dict[str, tuple[str, ...]] = {
         ("hook_expert_scores", "hook_expert_indices", "hook_expert_weights"), ("b t h k", "b t k")
     ),
     "hook_router_scores": ("b t e",),
+    "hook_expert_share": ("e",),
     "hook_balance_loss": ("",),
 }
 """The axes of the tensor at a hook point, by the last part of its name; two where layers differ.

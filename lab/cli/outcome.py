@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli.answers import report_failures
+from lab.cli.answers import report_failures, report_usage_errors
 
 if TYPE_CHECKING:
     from lab.config import Runtime
@@ -28,14 +28,21 @@ def train_and_report(
         as_json: print the result as JSON and nothing else.
     """
     from lab.cli.tables.progress import show_count, show_progress
+    from lab.machine.launch import read_launch
     from lab.machine.memory import keep_freed_memory
     from lab.training.experiment import carry_out
     from lab.training.generalisation import evaluate_settings
 
     keep_freed_memory()
+    launch = read_launch()
+    if launch is not None:
+        from lab.training.parallel import check_shares
+
+        with report_usage_errors():
+            check_shares(run, launch, runtime.device)
     with report_failures(), show_progress(run, runtime.max_minutes) as shown:
         before = run.read_result()
-        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)
+        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note, launch)
     found = []
     if wanted and not result["signal"]:
         with report_failures():

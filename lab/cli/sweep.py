@@ -139,7 +139,10 @@ def run_sweep(
     from analysis.sweeps.results import collect_results
     from lab.cli.sweeping import InterruptedSweepError, SweepJob
     from lab.cli.tables.sweep_progress import show_sweep
+    from lab.machine.launch import read_launch
 
+    if read_launch() is not None:
+        raise refuse("torchrun is for a single run; start this command without it", 2)
     try:
         check_installed()
     except MissingLibraryError as error:

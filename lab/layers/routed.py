@@ -14,7 +14,7 @@ from lab.layers.choices import require_one_of
 from lab.layers.mlp import ACTIVATIONS, Activation
 from lab.ops.grouped import Backend, ExpertWeights, apply_experts, resolve_grouped_backend
 
-BALANCE_HOOK = "hook_balance_loss"
+BALANCE_HOOK, SHARE_HOOK = "hook_balance_loss", "hook_expert_share"
 
 
 class RoutedMoE(nn.Module):
@@ -33,8 +33,8 @@ class RoutedMoE(nn.Module):
     token depends on no other token.
 
     Hook points: `hook_router_scores` [b t e], p; `hook_expert_indices` [b t k], int64, best first;
-    `hook_expert_weights` [b t k], which multiply the experts; `hook_balance_loss`, a scalar,
-    computed when a hook is there.
+    `hook_expert_weights` [b t k], which multiply the experts; `hook_balance_loss`, a scalar, and
+    `hook_expert_share` [e], f, both computed when a hook is at the former.
 
     Args:
         d_model: width of x, ≥ 1.
@@ -97,6 +97,7 @@ class RoutedMoE(nn.Module):
         self.hook_router_scores = HookPoint()
         self.hook_expert_indices = HookPoint()
         self.hook_expert_weights = HookPoint()
+        self.hook_expert_share = HookPoint()
         self.hook_balance_loss = HookPoint()
 
     def extra_repr(self) -> str:
@@ -121,7 +122,8 @@ class RoutedMoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         weights = self.hook_expert_weights(weights.to(x.dtype))
         if self.hook_balance_loss.active:
-            self.hook_balance_loss(self.balance_weight * imbalance(scores, indices))
+            share = self.hook_expert_share(measure_share(indices, scores))
+            self.hook_balance_loss(self.balance_weight * imbalance(scores, share))
         y = apply_experts(
             x.flatten(0, 1),
             weights.flatten(0, 1),
@@ -138,16 +140,21 @@ class RoutedMoE(nn.Module):
         return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def imbalance(scores: Float[Tensor, "b t e"], indices: Int[Tensor, "b t k"]) -> Float[Tensor, ""]:
+def measure_share(
+    indices: Int[Tensor, "b t k"], scores: Float[Tensor, "b t e"]
+) -> Float[Tensor, " e"]:
+    """Return f, the share of all choices that fell on each expert, in the dtype of the scores."""
+    return F.one_hot(indices, scores.shape[-1]).to(scores.dtype).mean((0, 1, 2))
+
+
+def imbalance(scores: Float[Tensor, "b t e"], share: Float[Tensor, " e"]) -> Float[Tensor, ""]:
     """Return n_experts · Σ_e f_e P_e: 1 where all experts are used alike, at most n_experts.
 
     Args:
         scores: p, rows that sum to one; gradient flows through them alone.
-        indices: which were chosen.
+        share: f, of all choices, that fell on each expert.
     """
-    n_experts = scores.shape[-1]
-    share = F.one_hot(indices, n_experts).to(scores.dtype).mean((0, 1, 2))
-    return n_experts * (share * scores.mean((0, 1))).sum()
+    return len(share) * (share * scores.mean((0, 1))).sum()
 
 
 @contextmanager

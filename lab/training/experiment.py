@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,13 +14,17 @@ from lab.models.evaluation import score
 from lab.models.room import refuse_weights
 from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending
-from lab.training.fit import DivergedError, TrainingState, check, fit
+from lab.training.fit import DivergedError, LostProcessError, TrainingState, check, fit
 from lab.training.footprint import COPIES, TOKENS, check_step
 from lab.training.row import Row
 from lab.training.runs import Run
 from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import StepTime, measure, use_threads
+
+if TYPE_CHECKING:
+    from lab.machine.launch import Launch
+    from lab.training.parallel import Leader
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Plan:
         seq_lens: row lengths still to be trained at, shortest first.
         slowing: how many times as long a step at the full row length takes as one at the shortest.
         certified: what the laws say about the layers, in one line; "" if they were not asked.
+        processes: how many share the rows of a step.
     """
 
     device: torch.device
@@ -46,6 +51,7 @@ class Plan:
     seq_lens: tuple[int, ...]
     slowing: float
     certified: str = ""
+    processes: int = 1
 
 
 def carry_out(
@@ -54,6 +60,7 @@ def carry_out(
     on_plan: Callable[[Plan], None] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
     on_note: Callable[[str], None] = lambda text: None,
+    launch: "Launch | None" = None,
 ) -> dict[str, Any]:
     """Train a run to its end, from its newest checkpoint if it has one, and return its result.
 
@@ -66,10 +73,11 @@ def carry_out(
         on_plan: called once, before the first step; None where nobody asks for times.
         on_row: called after every step.
         on_note: called with what is done now, before what takes longer than a step.
+        launch: of this process as the one that leads others (`lab.training.parallel`); None: alone.
 
     Raises:
         ValueError: when the device asked for is not there.
-        RunError: when the folder cannot be used or written.
+        RunError: when the folder cannot be used or written, or another process has ended.
         UnlawfulError: when a layer breaks a law that training relies on, before the first step.
         DivergedError: with the last good checkpoint kept and `stopped: diverged` written.
     """
@@ -81,10 +89,12 @@ def carry_out(
         state, certified = session.state, session.certify()
         plan = plan_training(run, state, device, runtime.threads, timed=on_plan is not None)
         if on_plan is not None:
-            on_plan(replace(plan, certified=certified))
+            processes = 1 if launch is None else launch.count
+            on_plan(replace(plan, certified=certified, processes=processes))
         with session.record(), use_threads(state.threads):
             try:
-                ending = _train(session)
+                with _lead(launch, session) as leader:
+                    ending = _train(session, leader)
             except DivergedError as error:
                 session.conclude(Ending("diverged"))
                 raise explain_divergence(run, error) from error
@@ -157,15 +167,34 @@ def plan_training(
     )
 
 
-def _train(session: Session) -> Ending:
+@contextmanager
+def _lead(launch: "Launch | None", session: Session) -> "Iterator[Leader | None]":
+    """Have other processes help, if there are any, for a `with` block."""
+    if launch is None:
+        yield None
+        return
+    # Which imports what a process alone does not need.
+    from lab.training.parallel import lead
+
+    with lead(launch, session.run, session.state) as leader:
+        yield leader
+
+
+def _train(session: Session, leader: "Leader | None") -> Ending:
     """Take steps, checkpointing, until one of the reasons to end."""
     if session.is_solved():
         return Ending("solved")
     run, state = session.run, session.state
-    with catch_interrupts() as find_interrupt:
-        for row in fit(run.task, state, run.train, state.precision, session.on_note):
-            ending = session.keep(row, find_interrupt)
-            if ending is not None:
-                return ending
+    with catch_interrupts() as find_own:
+        find_interrupt = find_own if leader is None else lambda: find_own() or leader.interrupt
+        try:
+            for row in fit(run.task, state, run.train, state.precision, session.on_note, leader):
+                ending = session.keep(row, find_interrupt)
+                if ending is not None:
+                    return ending
+        except LostProcessError:
+            if state.step:
+                run.save_checkpoint(state)
+            raise
         run.save_checkpoint(state)
     return Ending("budget")

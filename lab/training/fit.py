@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from lab.config import TrainConfig
+from lab.files import RunError
 from lab.laws.seeding import fix_seed
 from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
@@ -19,6 +21,9 @@ from lab.training.row import Row
 from tasks.base import Batch, Schedule, Task
 from tasks.mixture import Mixture
 
+if TYPE_CHECKING:
+    from lab.training.parallel import Leader
+
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
 ANNEALED_BELOW, LEAST_RATE = 0.1, 0.1
@@ -29,6 +34,10 @@ VALIDATION_STEPS = 4
 
 class DivergedError(Exception):
     """Training diverged: the loss or the gradient is not finite, or the loss exploded."""
+
+
+class LostProcessError(RunError):
+    """Another process that trains this run (`lab.training.parallel`) has ended."""
 
 
 @dataclass
@@ -96,6 +105,7 @@ def fit(
     config: TrainConfig,
     precision: str,
     on_note: Callable[[str], None] = lambda text: None,
+    leader: "Leader | None" = None,
 ) -> Iterator[Row]:
     """Train to the end, yielding one `Row` a step; then `state` is complete and can be saved.
 
@@ -110,12 +120,14 @@ def fit(
         config: how to train.
         precision: "fp32" or "bf16" (autocast of the forward pass; weights stay fp32).
         on_note: called with what is done now, before what takes longer than a step.
+        leader: of other processes that compute shares of the gradients; None: there are none.
 
     Raises:
         ValueError: as `check`.
         DivergedError: before taking a step that would make weights non-finite.
+        LostProcessError: when another process has ended.
     """
-    stepper = Stepper(task, state, config, on_note)
+    stepper = Stepper(task, state, config, on_note, leader)
     while True:
         began = read_clocks()
         batch = stepper.draw()
@@ -134,6 +146,7 @@ class Stepper:
         state: changed in place.
         config: how to train.
         on_note: called with what is done now, before what takes longer than a step.
+        leader: of other processes that compute shares of the gradients; None: there are none.
 
     Raises:
         ValueError: as `check`.
@@ -145,9 +158,11 @@ class Stepper:
         state: TrainingState,
         config: TrainConfig,
         on_note: Callable[[str], None] = lambda text: None,
+        leader: "Leader | None" = None,
     ):
         check(task, config)
         self.task, self.state, self.config, self.on_note = task, state, config, on_note
+        self._leader = leader
         self._stages = list_stages(task, config)
         self._device = next(state.model.parameters()).device
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
@@ -174,9 +189,13 @@ class Stepper:
 
     def differentiate(self, batch: Batch, precision: str) -> StepResult:
         """Set the gradients of the next step, with its own random numbers, also after a resume."""
-        seed = (self.config.seed * 1_000_003 + self.state.step + 1) % 2**63
+        state = self.state
+        seed = (self.config.seed * 1_000_003 + state.step + 1) % 2**63
         with fix_seed(seed, self._device):
-            return differentiate(self.state.model, batch, precision)
+            if self._leader is None:
+                return differentiate(state.model, batch, precision)
+            first = find_first_row(self.config, state.rows)
+            return self._leader.differentiate(batch, state.stage, first)
 
     def update(self, outcome: StepResult, began: Spent) -> Row:
         """Take the step whose gradients were set, and evaluate the model if it is time to.

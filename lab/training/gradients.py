@@ -36,12 +36,31 @@ class StepResult(NamedTuple):
     scored: int
 
 
-def differentiate(model: LanguageModel, batch: Batch, precision: str) -> StepResult:
-    """Add the gradient of the loss on a batch to a model's parameters."""
+class Part(NamedTuple):
+    """What share a batch has of the rows of a step, and of their scored positions, in (0, 1]."""
+
+    rows: float = 1.0
+    scored: float = 1.0
+
+
+def differentiate(
+    model: LanguageModel, batch: Batch, precision: str, part: Part | None = None
+) -> StepResult:
+    """Add the gradient of the loss on a batch to a model's parameters.
+
+    Args:
+        model: whose weights are trained.
+        batch: the rows.
+        precision: "fp32" or "bf16".
+        part: of a step that they are; the parts' gradients add up to that of the step. None: all.
+    """
     with collect_balance_losses(model) as imbalances:
         hidden, weight, targets = score(model, batch, precision)
     loss, correct = linear_cross_entropy(hidden, weight, targets)
-    sum(imbalances, start=loss).backward()
+    if part is None:
+        sum(imbalances, start=loss).backward()
+    else:
+        (part.scored * loss + part.rows * sum(imbalances)).backward()
     return StepResult(loss.detach(), correct, len(targets))
 
 

@@ -10,7 +10,7 @@ from lab import peers
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
-from lab.layers.routed import RoutedMoE, imbalance
+from lab.layers.routed import RoutedMoE, imbalance, measure_share
 from lab.layers.ssd import SSD
 from lab.models import Block
 from lab.ops.rope import rotary_table
@@ -98,7 +98,7 @@ def test_jamba_balance_loss():
     logits, k = draw_normal(2 * T, 5, dtype=torch.float32), 2
     theirs = modules("jamba").load_balancing_loss_func((logits,), 5, k)
     scores = logits.softmax(-1)[None]
-    ours = imbalance(scores, scores.topk(k, dim=-1).indices)
+    ours = imbalance(scores, measure_share(scores.topk(k, dim=-1).indices, scores))
     torch.testing.assert_close(k * ours, theirs, rtol=8 * SINGLE, atol=0)
 
 

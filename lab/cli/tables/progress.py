@@ -69,6 +69,8 @@ class TrainingDisplay:
             f"parameters, {run.train.optimizer}, {run.train.batch_size} rows per step"
         )
         write(f"on {plan.device} in {describe_choice(plan)}")
+        if plan.processes > 1:
+            write(f"{plan.processes} processes, each with a share of the rows of every step")
         write(f"run folder: {run.path}", soft_wrap=True)
         if plan.certified:
             write(f"certified: {plan.certified}")

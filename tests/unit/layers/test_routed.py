@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from lab.hooks import hook_points, hooks
 from lab.layers.mlp import ACTIVATIONS, MLP
-from lab.layers.routed import RoutedMoE, collect_balance_losses, imbalance
+from lab.layers.routed import RoutedMoE, collect_balance_losses, imbalance, measure_share
 from lab.ops.grouped import (
     ExpertWeights,
     apply_experts,
@@ -189,24 +189,26 @@ def test_imbalance_is_one_where_all_experts_are_used_alike(used):
     # All tokens on `used` of five experts in turn, k = 1, with a router that is sure of it.
     indices = (torch.arange(20) % used).view(2, 10, 1)
     scores = F.one_hot(indices[..., 0], 5).double()
-    assert_close(imbalance(scores, indices), torch.tensor(5 / used, dtype=torch.float64))
+    found = imbalance(scores, measure_share(indices, scores))
+    assert_close(found, torch.tensor(5 / used, dtype=torch.float64))
 
 
 def test_imbalance_does_not_grow_with_k():
     scores = torch.full((2, 10, 5), 0.2, dtype=torch.float64)
     for k in (1, 3, 5):
         indices = torch.randint(5, (2, 10, k), generator=torch.Generator().manual_seed(k))
-        assert_close(imbalance(scores, indices), torch.tensor(1.0, dtype=torch.float64))
+        found = imbalance(scores, measure_share(indices, scores))
+        assert_close(found, torch.tensor(1.0, dtype=torch.float64))
 
 
 def test_balance_losses_are_collected_and_nothing_is_kept():
     last = small(balance_weight=0.5)
     layers = torch.nn.Sequential(small(), last, MLP(8).double())
     seen = []
+    names = ["1.hook_router_scores", "1.hook_expert_share"]
     with (
         collect_balance_losses(layers) as losses,
-        hooks(layers, [("1.hook_expert_indices", lambda tensor, _: seen.append(tensor))]),
-        hooks(layers, [("1.hook_router_scores", lambda tensor, _: seen.append(tensor))]),
+        hooks(layers, [(names, lambda tensor, _: seen.append(tensor))]),
     ):
         layers(draw_x())
     assert len(losses) == 2
@@ -270,6 +272,8 @@ def test_hook_points():
     assert_close(seen["hook_expert_indices"], best.indices)
     assert_close(seen["hook_expert_weights"], best.values)
     assert seen["hook_balance_loss"].shape == ()
+    chosen = F.one_hot(seen["hook_expert_indices"], 5).double()
+    assert_close(seen["hook_expert_share"], chosen.mean((0, 1, 2)))
 
 
 def test_replaced_scores_choose_the_experts():
