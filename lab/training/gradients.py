@@ -36,7 +36,7 @@ class StepResult(NamedTuple):
     scored: int
 
 
-class Part(NamedTuple):
+class StepShare(NamedTuple):
     """What share a batch has of the rows of a step, and of their scored positions, in (0, 1]."""
 
     rows: float = 1.0
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 def differentiate(
-    model: LanguageModel, batch: Batch, precision: str, part: Part | None = None
+    model: LanguageModel, batch: Batch, precision: str, part: StepShare | None = None
 ) -> StepResult:
     """Add the gradient of the loss on a batch to a model's parameters.
 

@@ -25,7 +25,7 @@ from lab.machine.device import choose_device
 from lab.machine.launch import Launch, forget_launch
 from lab.models import LanguageModel
 from lab.training.fit import LostProcessError, TrainingState
-from lab.training.gradients import Part, StepResult, differentiate
+from lab.training.gradients import StepResult, StepShare, differentiate
 from lab.training.runs import Run
 from lab.training.signals import catch_interrupts
 from tasks.base import IGNORE, Batch
@@ -272,7 +272,7 @@ def _compute(
 ) -> StepResult:
     """Set the gradients of this process's share, weighted so that all add up to the step's."""
     scored = int((batch.targets != IGNORE).sum())
-    part = Part(len(batch.inputs) / rows, scored / order.scored)
+    part = StepShare(len(batch.inputs) / rows, scored / order.scored)
 
     def average(share: Tensor, _: object) -> Tensor:
         total = part.rows * share
