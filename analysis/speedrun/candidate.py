@@ -81,4 +81,4 @@ class Candidate:
 
 def _refuse(file: Path, option: str) -> str:
     advice = suggest(option, FREE)
-    return f"{file}: options.{option}: is set by the track or is no option. {advice}"
+    return f"{file}: options.{option}: is set by the track or is not an option. {advice}"

@@ -116,7 +116,7 @@ def _find_file(what: str | None) -> Path:
     if what.endswith(".toml"):
         return Path(what)
     if what not in known:
-        raise ValueError(f"claim={what!r}: is no claim of the lab. {suggest(what, known)}")
+        raise ValueError(f"claim={what!r}: is not a claim of the lab. {suggest(what, known)}")
     return HOME / f"{what}.toml"
 
 

@@ -71,7 +71,7 @@ def record(
     home = records or HOME
     with report_usage_errors():
         if track is not None and track not in TRACKS:
-            raise ValueError(f"track={track!r}: is no track. {suggest(track, TRACKS)}")
+            raise ValueError(f"track={track!r}: is not a track. {suggest(track, TRACKS)}")
         if figure is not None:
             if track is None:
                 raise ValueError(f"figure={figure}: shows one track; name it")

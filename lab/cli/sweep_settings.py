@@ -57,7 +57,7 @@ class SweepSettings:
                 named.
         """
         if self.task not in TASKS:
-            raise ValueError(f"task={self.task!r}: is no task. {suggest(self.task, TASKS)}")
+            raise ValueError(f"task={self.task!r}: is not a task. {suggest(self.task, TASKS)}")
         if not self.seeds:
             raise ValueError("seeds is empty: must hold at least one")
         hints = list_options(self.task)
@@ -83,7 +83,7 @@ def _check_name(where: str, option: str, known: Mapping[str, Any]) -> None:
     if option in OTHER_WAYS:
         raise ValueError(f"{where}={option}: use {OTHER_WAYS[option]} instead")
     if "." not in option and option not in known:
-        raise ValueError(f"{where}={option}: is no option. {suggest(option, known)}")
+        raise ValueError(f"{where}={option}: is not an option. {suggest(option, known)}")
 
 
 def _read_axis(name: str, values: Any, known: Mapping[str, Any]) -> Axis:
@@ -184,7 +184,7 @@ def read_grid(task: str, texts: Sequence[str]) -> dict[str, list[Any]]:
             another type.
     """
     if task not in TASKS:
-        raise ValueError(f"task={task!r}: is no task. {suggest(task, TASKS)}")
+        raise ValueError(f"task={task!r}: is not a task. {suggest(task, TASKS)}")
     if not texts:
         raise ValueError(
             f"grid is empty: give at least one, such as d_model=32,64; `lab {task} --seeds N` "

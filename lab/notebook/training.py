@@ -50,7 +50,7 @@ def train(
         raise ValueError("steps and max_steps are the same setting: give one of them")
     name = task if isinstance(task, str) else task.name
     if name not in TASKS:
-        raise ValueError(f"task={name!r}: is no task. {suggest(name, TASKS)}")
+        raise ValueError(f"task={name!r}: is not a task. {suggest(name, TASKS)}")
     given = {"stack": stack, "max_steps": steps, **settings}
     given = {option: value for option, value in given.items() if value is not None}
     of_task = {f.name for f in fields(TASKS[name]) if f.init}

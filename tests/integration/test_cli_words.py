@@ -46,7 +46,7 @@ def test_the_version_has_one_home():
         ("mqar --seqlen 64", "No such option: --seqlen. Did you mean --seq-len"),
         ("mqar --run-dir a", "No such option: --run-dir. Did you mean --out?"),
         ("mqar --dtype fp32", "No such option: --dtype. Did you mean --precision?"),
-        ("sweep mqar --grid lr=1e-3", "lr: is no option. Did you mean learning_rate?"),
+        ("sweep mqar --grid lr=1e-3", "lr: is not an option. Did you mean learning_rate?"),
         ("trian mqar", "To train a model, name its task: `lab mqar`; `lab tasks` lists them"),
         ("--verison", "No such option: --verison. Did you mean --version?"),
         ("mqar --optimizer sgd", "'--optimizer': 'sgd' is not one of 'muon', 'adamw'"),

@@ -93,7 +93,7 @@ def test_what_cannot_be_opened_is_answered_with_what_can(given, words):
 @pytest.mark.parametrize(
     ("task", "settings", "words"),
     [
-        ("mqr", {}, "task='mqr': is no task. Did you mean mqar"),
+        ("mqr", {}, "task='mqr': is not a task. Did you mean mqar"),
         ("mqar", {"d_modell": 8}, "d_modell: is no setting. Did you mean d_model"),
         ("mqar", {"batch_size": "8"}, "batch_size='8': must be a whole number"),
         ("mqar", {"seq_len": 3}, "seq_len=3"),

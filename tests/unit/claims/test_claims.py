@@ -203,7 +203,7 @@ def test_the_lab_lists_its_claims():
         ("spread = 0.01", "spread = 0", "power.spread=0.0: must be in (0, 1)"),
         ("effect = 0.99", 'effect = "big"', "power.effect: must be a number"),
         ("d_model = 8 }", "d_model = 9 }", "d_model=9 is no value of the sweep tiny-smoke"),
-        ("d_model = [8]", "d_modl = [8]", "grid=d_modl: is no option"),
+        ("d_model = [8]", "d_modl = [8]", "grid=d_modl: is not an option"),
         ("[smoke]", "[smke]", "unknown part smke"),
         ("[power]", "[equal]\ntotal = 2\n[power]", "equal.total=2.0: must be in [0, 1)"),
         ("[power]", "[equal]\nheads = 0\n[power]", "unknown part equal.heads"),

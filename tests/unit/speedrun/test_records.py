@@ -227,7 +227,7 @@ FOREIGN = TINY.replace('stack = "AN"', 'stack = "UN"\nmodel = "no_such_module:Mi
 @pytest.mark.parametrize(
     ("words", "content", "said"),
     [
-        ("rows-265 tiny.toml", TINY, "is no track. Did you mean rows-256"),
+        ("rows-265 tiny.toml", TINY, "is not a track. Did you mean rows-256"),
         ("rows-8 tiny.toml --seeds 1", TINY, "seeds=1: must be in 2 … 1,000"),
         ("rows-8 tiny.toml --records nowhere", TINY, "records=nowhere: does not exist"),
         ("rows-8 none.toml", TINY, "none.toml: cannot be read"),

@@ -147,7 +147,7 @@ def test_merged_options_of_layers_are_merged_one_by_one():
     ("words", "said"),
     [
         ("mqar", "grid is empty"),
-        ("mqar --grid colour=blue", "grid=colour: is no option"),
+        ("mqar --grid colour=blue", "grid=colour: is not an option"),
         ("mqar --grid d_model=", "must look like d_model=32,64"),
         ("mqar --grid d_model=8,8", "is given twice"),
         ("mqar --grid d_model=8 --grid d_model=16", "is given twice"),
@@ -184,7 +184,7 @@ def test_wrong_sweeps_are_refused_before_anything_starts(words, said, tmp_path):
         ({"task": "mqar", "grid": {"d_model": []}}, "grid=d_model: has no values"),
         ({"task": "mqar", "grid": {"d_model": 8}}, "must be a list of values"),
         ({"task": "mqar", "grid": {"d_model": [[8]]}}, "must be a number, text"),
-        ({"task": "mqar", "grid": {"m": {"a": {"stak": "AM"}}}}, "grid.m.a=stak: is no option"),
+        ({"task": "mqar", "grid": {"m": {"a": {"stak": "AM"}}}}, "grid.m.a=stak: is not an option"),
         ({"task": "mqar", "grid": {"accuracy": {"a": {"stack": "AM"}}}}, "is a column"),
     ],
 )
