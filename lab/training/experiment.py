@@ -1,7 +1,7 @@
 """Running an experiment: claim the folder, resume or begin, train, checkpoint, conclude."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,17 +167,14 @@ def plan_training(
     )
 
 
-@contextmanager
-def _lead(launch: "Launch | None", session: Session) -> "Iterator[Leader | None]":
+def _lead(launch: "Launch | None", session: Session) -> "AbstractContextManager[Leader | None]":
     """Have other processes help, if there are any, for a `with` block."""
     if launch is None:
-        yield None
-        return
+        return nullcontext()
     # Which imports what a process alone does not need.
     from lab.training.parallel import lead
 
-    with lead(launch, session.run, session.state) as leader:
-        yield leader
+    return lead(launch, session.run, session.state)
 
 
 def _train(session: Session, leader: "Leader | None") -> Ending:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.hooks import hook_points, hooks
+from lab.laws.seeding import fix_seed
 from lab.layers.routed import SHARE_HOOK
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
@@ -144,20 +145,17 @@ class Leader:
 
 
 @contextmanager
-def lead(launch: Launch | None, run: Run, state: TrainingState) -> Iterator[Leader | None]:
+def lead(launch: Launch, run: Run, state: TrainingState) -> Iterator[Leader]:
     """Have the other processes help to train a run, for a `with` block; at its end they end.
 
     Args:
-        launch: the place of this process, which is 0; None: it is alone, and there is no leader.
+        launch: the place of this process, which is 0.
         run: what is trained.
         state: of its training.
 
     Raises:
         LostProcessError: when another process has ended.
     """
-    if launch is None:
-        yield None
-        return
     device = next(state.model.parameters()).device.type
     assignment = Assignment(run, state.precision, device, state.threads)
     with _join():
@@ -206,11 +204,11 @@ def follow(launch: Launch) -> None:
                 seed=run.train.seed,
                 device=device,
             ).take(slice(None), order.seq_len)
-            # Or dropout would leave out the same places of every share.
-            torch.manual_seed((order.seed + (launch.rank << 32)) % 2**63)
             model.zero_grad(set_to_none=True)
             _share_weights(model)
-            outcome = _compute(model, batch, stage.batch_size, order, assignment.precision)
+            # Its own, or dropout would leave out the same places of every share.
+            with fix_seed((order.seed + (launch.rank << 32)) % 2**63, device):
+                outcome = _compute(model, batch, stage.batch_size, order, assignment.precision)
             _add_up(model, outcome, order, find_interrupt())
 
 
