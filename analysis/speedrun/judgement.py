@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from analysis.speedrun.entry import Entry, RecordTrial
 from analysis.speedrun.track import WORDS, Measure
 from analysis.statistics.survival import estimate_median, log_rank_p
+from lab.config import RECORD_SEEDS
 from lab.files import RunError
 
 LEVEL = 0.01
 """A record needs a p below this."""
-FEWEST = 10
-"""Seeds of a candidate."""
 CLOSE = 1e-6
 """Share by which a p may differ between machines: it is exact for ten runs against ten."""
 
@@ -97,7 +96,7 @@ def verify_history(history: Sequence[Entry], measure: Measure) -> None:
     for entry in history:
         known = None if holder is None else entry.rerun or holder.trials
         found = judge(entry.trials, known, measure)
-        if not found.is_record or not _agree(found.p, entry.p) or len(entry.trials) < FEWEST:
+        if not found.is_record or not _agree(found.p, entry.p) or len(entry.trials) < RECORD_SEEDS:
             raise RunError(
                 f"{entry.track}: entry {entry.number}, {entry.candidate.name}, is no record by "
                 f"its own numbers: p={entry.p}; {found.because}"

@@ -11,13 +11,14 @@ from lab.cli.figures import check_figure, save_figure
 from lab.cli.output import Force
 from lab.cli.sweep_options import SweepOptions
 from lab.cli.trust_option import Trust
+from lab.config import RECORD_SEEDS
 
 if TYPE_CHECKING:
     from analysis.speedrun.candidate import Candidate
     from analysis.speedrun.entry import Entry
     from analysis.speedrun.track import Track
 
-SEEDS, MOST_SEEDS = 10, 1_000
+MOST_SEEDS = 1_000
 
 
 def record(
@@ -28,7 +29,9 @@ def record(
         Path | None,
         typer.Argument(metavar="FILE", help="A candidate, as a .toml file: says and [options]."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of the candidate; at least 10.")] = SEEDS,
+    seeds: Annotated[
+        int, typer.Option(help=f"Runs of the candidate; at least {RECORD_SEEDS}.")
+    ] = RECORD_SEEDS,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -78,8 +81,8 @@ def record(
             check_figure(figure, force)
         if not home.is_dir():
             raise ValueError(f"records={home}: does not exist; use a checkout, or --records DIR")
-        if not SEEDS <= seeds <= MOST_SEEDS:
-            raise ValueError(f"seeds={seeds}: must be in {SEEDS} … {MOST_SEEDS:,}")
+        if not RECORD_SEEDS <= seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds={seeds}: must be in {RECORD_SEEDS} … {MOST_SEEDS:,}")
         candidate = None if file is None else Candidate.read(file)
     with report_failures():
         histories = read_histories(home)

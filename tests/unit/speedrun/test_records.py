@@ -68,7 +68,7 @@ def make_entry(number: int, trials, before: str | None, p: float | None, **chang
 
 @pytest.fixture
 def history(monkeypatch):
-    monkeypatch.setattr(judgement, "FEWEST", COUNT)
+    monkeypatch.setattr(judgement, "RECORD_SEEDS", COUNT)
     rng = np.random.default_rng(0)
     first, second = run_trials(1000, rng, COUNT), run_trials(800, rng, COUNT)
     p = judge(second, first, "rows").p
@@ -150,8 +150,8 @@ def tiny(monkeypatch, tmp_path):
         monkeypatch.setitem(TRACKS, each.name, each)
     monkeypatch.setattr(track, "SOLVED_AT", 1e-6)
     monkeypatch.setattr(track, "TEST_ROWS", 64)
-    monkeypatch.setattr(command, "SEEDS", 2)
-    monkeypatch.setattr(judgement, "FEWEST", 2)
+    monkeypatch.setattr(command, "RECORD_SEEDS", 2)
+    monkeypatch.setattr(judgement, "RECORD_SEEDS", 2)
     answer = {"laws": LAWFUL}
     monkeypatch.setattr(process, "certify_in_child", lambda *args: answer)
     monkeypatch.chdir(tmp_path)
