@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,9 +15,7 @@ import lab
 import tasks
 from analysis.claims.claim import Claim
 from analysis.claims.verdict import ClaimVerdict
-from analysis.pages.page import fill_template
-from analysis.pages.sweep import show_figures
-from analysis.sweeps.results import SweepResults
+from analysis.pages.page import Shown, fill_template
 from analysis.words import percents
 from lab.files import explain_write_errors
 from lab.folder import write, write_json
@@ -36,15 +34,16 @@ class Card:
         claim: as its file states it.
         scale: at which it was run.
         verdict: what the sweep says.
-        power: how often such a sweep says "holds" if the assumed effect is true.
-        seeds: of each setting.
+        power: how often such a sweep says "holds" if the assumed effect is true; None for a claim
+            about costs.
+        seeds: of each setting, or rounds in which costs were taken.
         digests: of data, code and configuration.
     """
 
     claim: Claim
     scale: str
     verdict: ClaimVerdict
-    power: float
+    power: float | None
     seeds: int
     digests: dict[str, str]
 
@@ -67,6 +66,7 @@ class Card:
             "because": self.verdict.because,
             "failure": "operational" if self.verdict.operational else None,
             "statistic": statistic.kind,
+            "cost": statistic.cost or None,
             statistic.side: statistic.threshold,
             **numbers,
             "where": found.where,
@@ -75,7 +75,7 @@ class Card:
             "runs": self.verdict.runs,
             "unended": self.verdict.unended,
             "power": self.power,
-            "assumed": vars(self.claim.power),
+            "assumed": vars(self.claim.power) if self.claim.power else None,
             "digests": self.digests,
             "versions": {name: version(name) for name in ("torch", "numpy", "wonderful-lab")},
             "machine": describe_machine(),
@@ -89,38 +89,57 @@ class Card:
         line = f"{self.verdict.outcome}{kind}: {self.verdict.because}"
         if math.isnan(found.value):
             return f"{line}."
-        shown = f"{statistic.kind} {_sign(found.value, statistic.kind)}"
+        kind = f"{statistic.kind} of {statistic.cost}" if statistic.cost else statistic.kind
+        shown = f"{kind} {_sign(found.value, statistic.kind)}"
         if math.isfinite(found.low):
             shown += f", 95 %: {_sign(found.low, statistic.kind)} … "
             shown += _sign(found.high, statistic.kind)
+        if statistic.cost:
+            rounds = f"n = {found.seeds} round{'s' * (found.seeds > 1)}"
+            return f"{line}. {shown}, {rounds}, {self.verdict.runs} settings."
         seeds = f"n = {found.seeds} seed{'s' * (found.seeds > 1)} of each setting"
         return f"{line}. {shown}, {seeds}, {self.verdict.runs} runs."
 
-    def write(self, folder: Path, results: SweepResults) -> Path:
+    def write(
+        self,
+        folder: Path,
+        figures: Sequence[tuple[str, Shown]],
+        errors: Mapping[str, Sequence[str]],
+    ) -> Path:
         """Write claim.json and claim.html into a folder, and return the page's path.
 
         Args:
             folder: of the claim's sweep.
-            results: of the sweep.
+            figures: of the page, each after its identifier.
+            errors: the runs that failed, by their error.
 
         Raises:
             RunError: when they cannot be written.
         """
         content = self.to_dict()
-        low_high = [content["low"], content["high"]]
         page = fill_template(
             "claim.html.j2",
             card=content,
             says=self.summarize(),
-            ends=percents(*low_high) if None not in low_high else None,
-            errors=results.errors,
-            figures=show_figures(results, self.claim.name),
+            ends=self._show_ends(),
+            errors=errors,
+            figures=figures,
         )
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "claim.json", content)
             write(folder / "claim.html", page)
         return folder / "claim.html"
+
+    def _show_ends(self) -> list[str] | None:
+        low, high = self.verdict.estimate.low, self.verdict.estimate.high
+        if not math.isfinite(high - low):
+            return None
+        return (
+            [f"{end:.4g} ×" for end in (low, high)]
+            if self.claim.statistic.cost
+            else percents(low, high)
+        )
 
 
 def _sign(value: float, kind: str) -> str:

@@ -48,7 +48,7 @@ class Claim:
         statistic: what decides.
         equal: by how large a share the settings compared may differ in total and in active
             parameters; what is not named may differ freely.
-        power: what is assumed to compute its power.
+        power: what is assumed to compute its power; None for a claim about costs.
         sweeps: the sweep of each scale, as a sweep's file describes it.
         digest: of the file's content.
     """
@@ -60,7 +60,7 @@ class Claim:
     stands_for: str
     statistic: Statistic
     equal: Mapping[str, float]
-    power: Power
+    power: Power | None
     sweeps: Mapping[str, Mapping[str, Any]]
     digest: str
 
@@ -89,7 +89,7 @@ class Claim:
             if not isinstance(text, str) or (not text and part != "stands_for"):
                 raise ValueError(f"{part}: must be a text, is {text!r}")
         given = _get_table(content, "statistic")
-        _check_names("statistic.", given, ("kind", "of", "than", "above", "below", "at"))
+        _check_names("statistic.", given, ("kind", "of", "than", "above", "below", "at", "cost"))
         sides = [side for side in ("above", "below") if side in given]
         if len(sides) != 1:
             raise ValueError("statistic: must have a threshold, either above or below")
@@ -100,6 +100,7 @@ class Claim:
             side=sides[0],  # type: ignore[arg-type]
             threshold=_get_number(given, sides[0], "statistic."),
             at=_get_table(given, "at", "statistic."),
+            cost=given.get("cost", ""),
         )
         equal = _get_table(content, "equal")
         _check_names("equal.", equal, COUNTS)
@@ -108,8 +109,12 @@ class Claim:
             if not 0 <= share < 1:
                 raise ValueError(f"equal.{count}={share}: must be in [0, 1)")
         assumed = _get_table(content, "power")
+        if statistic.cost and assumed:
+            raise ValueError("power: is of accuracies; a claim about costs has none")
         _check_names("power.", assumed, ("effect", "spread"))
-        power = Power(*(_get_number(assumed, key, "power.") for key in ("effect", "spread")))
+        power = None
+        if not statistic.cost:
+            power = Power(*(_get_number(assumed, key, "power.") for key in ("effect", "spread")))
         sweeps = {scale: _get_table(content, scale) for scale in SCALES if scale in content}
         if not sweeps:
             raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")

@@ -1,5 +1,7 @@
 """The statistic of a claim, with its interval: a difference of two settings, or the least of many.
 
+A ratio of costs is computed by `analysis.claims.costs`; all else is of accuracies.
+
 Seeds are the replicates: runs of one seed at several places, such as widths, are averaged first.
 Each setting is taken at the learning rate that is best on validation rows.
 """
@@ -7,7 +9,7 @@ Each setting is taken at the learning rate that is best on validation rows.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -15,11 +17,13 @@ from jaxtyping import Float
 
 from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.settings import RATE, choose_rates, name_values
+from lab.bench.costs import Cost
 
 CONFIDENCE = 0.95
 FEWEST = 2
 """Fewest seeds of a setting of which a difference has an interval."""
 Side = Literal["above", "below"]
+KINDS = ("difference", "least", "greatest", "ratio")
 
 
 @dataclass(frozen=True)
@@ -28,28 +32,42 @@ class Statistic:
 
     Attributes:
         kind: "difference": mean accuracy of one setting minus that of another; "least": the lowest
-            mean accuracy over all places; "greatest": the highest.
+            mean accuracy over all places; "greatest": the highest; "ratio": how many times as much
+            one setting costs as another.
         of: the factors' values of the setting.
         than: those of the setting that it is compared with; empty for least and greatest.
         side: whether the claim is that the statistic lies above or below the threshold.
-        threshold: in the unit of accuracy.
+        threshold: in the unit of accuracy; of a ratio, a number > 0.
         at: values of further factors, to which the claim is restricted.
+        cost: of a ratio, what is measured; otherwise empty.
     """
 
-    kind: Literal["difference", "least", "greatest"]
+    kind: Literal["difference", "least", "greatest", "ratio"]
     of: Mapping[str, Any]
     than: Mapping[str, Any]
     side: Side
     threshold: float
     at: Mapping[str, Any]
+    cost: Cost | Literal[""] = ""
 
     def __post_init__(self):
-        if self.kind not in ("difference", "least", "greatest"):
-            raise ValueError(f"kind={self.kind}: must be difference, least or greatest")
-        if (self.kind == "difference") != bool(self.than):
-            raise ValueError(f"than: must be given for a difference, and only there ({self.kind})")
-        if not -1 <= self.threshold <= 1:
-            raise ValueError(f"{self.side}={self.threshold}: must be in -1 … 1")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind}: must be one of {', '.join(KINDS)}")
+        compares = self.kind in ("difference", "ratio")
+        if compares != bool(self.than):
+            raise ValueError(
+                f"than: must be given for a difference or a ratio, and only there ({self.kind})"
+            )
+        if self.kind != "ratio":
+            if self.cost:
+                raise ValueError(f"cost={self.cost}: must be given for a ratio only ({self.kind})")
+            if not -1 <= self.threshold <= 1:
+                raise ValueError(f"{self.side}={self.threshold}: must be in -1 … 1")
+            return
+        if self.cost not in get_args(Cost):
+            raise ValueError(f"cost={self.cost!r}: must be one of {', '.join(get_args(Cost))}")
+        if not 0 < self.threshold < math.inf:
+            raise ValueError(f"{self.side}={self.threshold}: must be > 0 and finite for a ratio")
 
 
 @dataclass(frozen=True)
@@ -57,10 +75,10 @@ class StatisticValue:
     """The value of a statistic.
 
     Attributes:
-        value: in the unit of accuracy; NaN where runs are missing.
+        value: in the unit of accuracy, or a ratio; NaN where runs are missing.
         low: lower end of its 95 % interval.
         high: upper end.
-        seeds: replicates of each setting, the fewest.
+        seeds: replicates of each setting, the fewest; of a ratio, rounds.
         places: how many combinations of the other factors it was computed over.
         where: the place of the least or greatest; empty for a difference.
         most: the largest value that a difference can have, if the first setting is always right.

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Power
 from analysis.claims.statistic import (
     Statistic,
     StatisticValue,
@@ -72,14 +72,15 @@ def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) ->
         why = f"not all runs have ended: {counts} of {runs}"
         return ClaimVerdict("undecided", why, True, nothing, runs, len(missing))
     found = estimate(table, statistic, places)
-    outcome, because = _judge(found, statistic)
+    outcome, because = judge(found, statistic)
     change = _find_change(score(relevant), statistic, places)
     if outcome != "undecided" and change:
         outcome, because = "undecided", change
     return ClaimVerdict(outcome, because, False, found, runs, 0)
 
 
-def _judge(found: StatisticValue, statistic: Statistic) -> tuple[ClaimOutcome, str]:
+def judge(found: StatisticValue, statistic: Statistic) -> tuple[ClaimOutcome, str]:
+    """Return on which side of its threshold a statistic lies with its whole interval, and why."""
     line, above = statistic.threshold, statistic.side == "above"
     if not math.isfinite(found.value):
         return "undecided", "the table has no run of a setting that the claim names"
@@ -125,13 +126,13 @@ def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -
     )
 
 
-def compute_power(claim: Claim, seeds: int) -> float:
+def compute_power(statistic: Statistic, power: Power, seeds: int) -> float:
     """Return how often the verdict is "holds" if the effect is the assumed one.
 
     Sweeps are planted: the accuracies of `seeds` runs of each setting are normal about means that
     differ by the effect, or about the effect itself, and cut to [0, 1].
     """
-    statistic, power, rng = claim.statistic, claim.power, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     held, high, low = 0, 0.5 + power.effect / 2, 0.5 - power.effect / 2
     for _ in range(DRAWS):
         if statistic.kind == "difference":
@@ -142,7 +143,7 @@ def compute_power(claim: Claim, seeds: int) -> float:
         else:
             rows = np.clip(rng.normal(power.effect, power.spread, seeds), 0, 1)
             found = _bound_planted(rows)
-        held += _judge(found, statistic)[0] == "holds"
+        held += judge(found, statistic)[0] == "holds"
     return held / DRAWS
 
 

@@ -13,7 +13,7 @@ from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import MaxMinutes, RayAddress, SweepOptions, Workers
 
 if TYPE_CHECKING:
-    from analysis.claims.claim import Claim
+    from analysis.claims.claim import Claim, Power
     from lab.sweeps import Sweep
 
 HOME = Path(__file__).parents[1] / "claims"
@@ -61,6 +61,8 @@ def claim(
     from analysis.claims.card import Card
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import compute_power, decide
+    from analysis.pages.sweep import show_figures
+    from lab.cli.claim_costs import judge_costs
     from lab.cli.console import open_table_console
     from lab.cli.tables.claims import build_claims_list
 
@@ -84,20 +86,27 @@ def claim(
     typer.echo(f"{stated.says} {stated.source}", err=True)
     for line in counted:
         typer.echo(line, err=True)
-    seeds = len({cell.factors["seed"] for cell in built.cells})
-    power = compute_power(stated, seeds)
-    _say_power(stated, seeds, power)
-    table, results = run_sweep(built, options)
+    seeds, power = len({cell.factors["seed"] for cell in built.cells}), None
+    if stated.power is None:
+        verdict, shown, errors = judge_costs(built, stated.statistic, options)
+        seeds = verdict.estimate.seeds
+    else:
+        power = compute_power(stated.statistic, stated.power, seeds)
+        _say_power(stated.power, seeds, power)
+        table, results = run_sweep(built, options)
+        with report_failures():
+            verdict = decide(table, stated.statistic, built.factors)
+            shown, errors = show_figures(results, stated.name), results.errors
     with report_failures():
         card = Card(
             claim=stated,
             scale=scale,
-            verdict=decide(table, stated.statistic, built.factors),
+            verdict=verdict,
             power=power,
             seeds=seeds,
             digests=_compute_digests(stated, scale, built),
         )
-        page = card.write(out, results)
+        page = card.write(out, shown, errors)
     typer.echo(json.dumps(card.to_dict()) if as_json else card.summarize())
     typer.echo(f"card: {page}", err=True)
 
@@ -147,10 +156,10 @@ def build_sweep(stated: "Claim", scale: str) -> "Sweep":
     return replace(built, question=stated.says)
 
 
-def _say_power(stated: "Claim", seeds: int, power: float) -> None:
+def _say_power(assumed: "Power", seeds: int, power: float) -> None:
     typer.echo(
-        f"power: {power:.2f}, with {seeds} seeds, a true effect of {stated.power.effect:g} and a "
-        f"spread of {stated.power.spread:g} between seeds"
+        f"power: {power:.2f}, with {seeds} seeds, a true effect of {assumed.effect:g} and a "
+        f"spread of {assumed.spread:g} between seeds"
         + ("; more seeds would decide more often" if power < ENOUGH else ""),
         err=True,
     )

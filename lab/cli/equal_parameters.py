@@ -46,10 +46,13 @@ def check_parameters(
 
 
 def _count(cell: "Cell") -> dict[str, int]:
+    import torch
+
     from lab.cli.run_settings import read_settings
     from lab.models.anatomy import dissect
 
-    found = dissect(read_settings(cell.task, cell.options)[0].build())
+    with torch.device("meta"):  # no weights are drawn
+        found = dissect(read_settings(cell.task, cell.options)[0].build())
     return {"total": found.total, "active": found.active}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.capacity import Capacity
+from analysis.claims.costs import SettingCosts
 from analysis.errors.examples import Example, Examples
 from analysis.errors.ledger import Ledger
 from analysis.experts.co_activation import CoActivation
@@ -267,6 +268,22 @@ CASES = [
         AccuracyCosts((setting(8, 0.5), setting(16, 0.9))),
         "than: d_model=16 (90.0 % in 5 s).",
         "d_model=8",
+    ),
+    Case(
+        "planted",
+        SettingCosts("training", {"a": {64: [0.002], 256: [0.009]}, "b": {256: [0.003]}}),
+        "At 256 tokens a row, time forward and backward, least first: b 3 ms, a 9 ms.",
+    ),
+    Case(
+        "null",
+        SettingCosts("memory", {"a": {64: [2**20]}, "b": {64: [2**20]}}),
+        "least first: a 1 MiB, b 1 MiB.",
+    ),
+    Case(
+        "boundary",
+        SettingCosts("parameters", {"a": {64: [2e6]}, "b": {256: [3e6]}}),
+        "At 256 tokens a row, parameters, least first: b 3 million.",
+        "a 2 million",
     ),
     Case("planted", rates(0.1, 0.9, 0.2), "AM: 0.003 (window 0.003)", "at the end"),
     Case("null", rates(0, 0, 0), "AM: none of those that were tried works.", "0.001"),
