@@ -164,7 +164,7 @@ def _list_fields(usual: Any) -> Iterator[tuple[str, Any]]:
 
 def _list_layer_kinds(usual: Any) -> Iterator[tuple[str, Any]]:
     """Yield the fields that name the kind of each layer, with few layers but every kind."""
-    layers = getattr(usual, "num_hidden_layers", None)
+    layers: Any = getattr(usual, "num_hidden_layers", None)
     for name, kinds in vars(usual).items():
         if isinstance(kinds, list) and len(kinds) == layers and isinstance(kinds[0], str):
             each = list(dict.fromkeys(kinds))

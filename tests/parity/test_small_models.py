@@ -36,7 +36,8 @@ def test_a_small_model_reads_tokens(name: str):
 
 def test_a_small_model_has_a_layer_of_each_kind():
     config = load_peer("transformers.models.inkling.configuration_inkling").InklingTextConfig
-    assert set(SmallModel(config)().config.layer_types) == {"hybrid", "hybrid_sliding"}
+    model: Any = SmallModel(config)()
+    assert set(model.config.layer_types) == {"hybrid", "hybrid_sliding"}
 
 
 @pytest.mark.parametrize("name", ["BertConfig", "XLMConfig"])
