@@ -69,12 +69,17 @@ SIZES: dict[int, tuple[str, ...]] = {
 FIELDS = {name: size for size, names in SIZES.items() for name in names}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OTHERS: dict[str, dict[str, Any]] = {
+    "BambaConfig": {"attn_layer_indices": [1, 3]},
     "DeepseekV2Config": {"num_experts_per_tok": 2},
     "Dots1Config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HunYuanDenseV1Config": {"head_dim": 8},
     "HunYuanMoEV1Config": {"head_dim": 8},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "Lfm2Config": {"layer_types": ["conv", "full_attention"] * 2},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
     "Mamba2Config": {"num_heads": 8},
     "MinistralConfig": {"head_dim": 8},
     "NemotronConfig": {"num_key_value_heads": 2},
