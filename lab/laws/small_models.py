@@ -25,7 +25,10 @@ SIZES: dict[int, tuple[str, ...]] = {
         *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
         *("original_max_position_embeddings", "max_length"),
     ),
-    12: ("sliding_window", "attention_window_size", "window_size", "attention_chunk_size"),
+    12: (
+        *("sliding_window", "sliding_window_size", "attention_window_size", "window_size"),
+        "attention_chunk_size",
+    ),
     16: (
         *("q_lora_rank", "kv_lora_rank", "mamba_dt_rank", "time_step_rank", "o_lora_rank"),
         *("hidden_size_per_layer_input", "index_head_dim", "index_topk", "num_buckets"),
@@ -43,7 +46,7 @@ SIZES: dict[int, tuple[str, ...]] = {
         *("decoder_attention_heads", "num_experts", "num_local_experts", "n_routed_experts"),
         *("moe_num_experts", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         *("encoder_layers", "decoder_layers", "linear_num_key_heads", "linear_num_value_heads"),
-        *("index_n_heads", "swa_num_attention_heads", "decoder_num_layers", "num_blocks"),
+        *("swa_num_attention_heads", "decoder_num_layers", "num_blocks"),
         *("linear_num_heads",),
     ),
     2: (
@@ -66,17 +69,22 @@ SIZES: dict[int, tuple[str, ...]] = {
 FIELDS = {name: size for size, names in SIZES.items() for name in names}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OTHERS: dict[str, dict[str, Any]] = {
+    "BambaConfig": {"attn_layer_indices": [1, 3]},
     "DeepseekV2Config": {"num_experts_per_tok": 2},
     "Dots1Config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HunYuanDenseV1Config": {"head_dim": 8},
     "HunYuanMoEV1Config": {"head_dim": 8},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "Lfm2Config": {"layer_types": ["conv", "full_attention"] * 2},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
     "Mamba2Config": {"num_heads": 8},
     "MinistralConfig": {"head_dim": 8},
     "NemotronConfig": {"num_key_value_heads": 2},
-    "ReformerConfig": {"is_decoder": True, "axial_pos_embds": False},
-    "RoCBertConfig": {"is_decoder": True},
+    "ReformerConfig": {"axial_pos_embds": False},
+    "XLMConfig": {"causal": True},
     "XmodConfig": {"default_language": "en_XX"},
 }
 """Fields of configurations for which the sizes alone are not enough."""
@@ -140,7 +148,10 @@ def find_small_fields(config_class: Any) -> dict[str, Any]:
         for name, part in vars(usual).items()
         if is_config_class(type(part))
     }
-    found = dict(_list_fields(usual)) | inner | OTHERS.get(config_class.__name__, {})
+    found = {**dict(_list_fields(usual)), **dict(_list_layer_kinds(usual)), **inner}
+    found |= OTHERS.get(config_class.__name__, {})
+    if vars(usual).get("is_decoder") is False and not usual.is_encoder_decoder:
+        found["is_decoder"] = True  # BERT and its kin attend to later tokens without it
     if "kv_lora_rank" in found:  # latent attention has as many key heads as query heads
         found["num_key_value_heads"] = found["num_attention_heads"]
     return found
@@ -154,3 +165,14 @@ def _list_fields(usual: Any) -> Iterator[tuple[str, Any]]:
             yield name, STD
         elif name in FIELDS and type(value) is int and value > FIELDS[name]:
             yield name, FIELDS[name]
+
+
+def _list_layer_kinds(usual: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that name the kind of each layer, with few layers but every kind."""
+    layers: Any = getattr(usual, "num_hidden_layers", None)
+    for name, kinds in vars(usual).items():
+        if isinstance(kinds, list) and len(kinds) == layers and isinstance(kinds[0], str):
+            each = list(dict.fromkeys(kinds))
+            few = min(layers, FIELDS["num_hidden_layers"])
+            if 1 < len(each) <= few:
+                yield name, [each[i % len(each)] for i in range(few)]

@@ -34,6 +34,17 @@ def test_a_small_model_reads_tokens(name: str):
     assert logits.isfinite().all()
 
 
+def test_a_small_model_has_a_layer_of_each_kind():
+    config = load_peer("transformers.models.inkling.configuration_inkling").InklingTextConfig
+    model: Any = SmallModel(config)()
+    assert set(model.config.layer_types) == {"hybrid", "hybrid_sliding"}
+
+
+@pytest.mark.parametrize("name", ["BertConfig", "XLMConfig"])
+def test_an_encoder_is_built_as_a_decoder(name: str):
+    assert_lawful(name, laws=["causal"], lengths=SHORT, options={"num_hidden_layers": 1})
+
+
 def test_options_take_precedence_over_the_small_sizes():
     assert build("LlamaConfig", num_hidden_layers=1, vocab_size=96).config.vocab_size == 96
 
