@@ -120,9 +120,10 @@ def count_fitting_lanes(run: Run, most: int, free: int | None = None) -> int:
 def estimate(run: Run, model: LanguageModel) -> Footprint:
     """Estimate what training a run takes; the model's weights are changed."""
     fixed, per_row = _measure_rows(run.task, model, run.train.batch_size)
+    optimizers = start(model, run.train).optimizers  # kept, as their moments go with them
     with Allocations() as update:
         # A step has left gradients.
-        for optimizer in start(model, run.train).optimizers.values():
+        for optimizer in optimizers.values():
             optimizer.step()
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.nbytes for p in trained if p.grad is not None)
