@@ -90,22 +90,33 @@ class Folder:
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file under a random name, flush it to the disk, and rename it."""
         data = content.encode() if isinstance(content, str) else content
+        with self.write_file(name) as (_, file), open(file, "wb", closefd=False) as stream:
+            stream.write(data)
+
+    @contextlib.contextmanager
+    def write_file(self, name: str) -> Iterator[tuple[Path, int]]:
+        """Yield a new, empty file under a random name, which others write in a `with` block.
+
+        When the block ends well, what was written is flushed to the disk, and the file renamed.
+
+        Yields:
+            Its path, and a descriptor for writing, which stays open until the block ends.
+        """
         with self._open_parent(name) as (parent, last):
             temporary = _draw_name("writing")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN
+            file = os.open(temporary, flags, 0o666, dir_fd=parent)
             try:
-                file = os.open(
-                    temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN, 0o666, dir_fd=parent
-                )
-                with open(file, "wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fsync(file)
+                yield self.path / Path(name).with_name(temporary), file
+                os.fsync(file)
                 os.replace(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
                 os.fsync(parent)
-            except OSError:
+            except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary, dir_fd=parent)
                 raise
+            finally:
+                os.close(file)
 
     def write_json(
         self,
@@ -143,17 +154,27 @@ class Folder:
     @contextlib.contextmanager
     def write_folder(self, name: str) -> Iterator[str]:
         """Yield the name of a new folder, which is renamed when the `with` block ends well."""
-        home = Path(name).parent.as_posix()
-        temporary = f"{home}/{_draw_name('writing')}"
+        home = Path(name).parent
+        temporary = (home / _draw_name("writing")).as_posix()
         try:
-            self.make(home)
+            if home.name:
+                self.make(home.as_posix())
             self.make(temporary)
             yield temporary
             self.move(temporary, name)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError, RunError):
                 self.remove(temporary)
             raise
+
+    def flush(self, name: str) -> None:
+        """Flush the files in a folder to the disk, and the folder itself."""
+        with self._open(name) as folder:
+            for each in os.listdir(folder):
+                file = self._open_plain(f"{name}/{each}", each, os.O_RDONLY, folder)
+                os.fsync(file)
+                os.close(file)
+            os.fsync(folder)
 
     def clear_leftovers(self, name: str = "") -> None:
         """Remove what a killed process left behind in a folder, as far as the system allows."""

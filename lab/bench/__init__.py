@@ -12,6 +12,7 @@ BENCHMARKS = (
     "attention",
     "ssd",
     "lanes",
+    "memory",
     "scaling",
     "analyze",
     "certify",

@@ -142,6 +142,8 @@ def certify(
 
     Exit code 0: no law fails. 1: a law fails. 2: no law could be decided.
     """
+    from lab.files import explain_write_errors
+
     with _report_refusals(target, as_json):
         base, limit = _choose_base(quick, thorough)
         limit = limit if seconds is None else _check_seconds(seconds)
@@ -165,9 +167,9 @@ def certify(
         )
         request = Request(target, settings, only, choose_memory(memory), limit)
         _check_figure(figure, force)
-    if snippets is not None:
-        with _writing(snippets):
-            snippets.mkdir(parents=True, exist_ok=True)
+        if snippets is not None:
+            with explain_write_errors(snippets):
+                snippets.mkdir(parents=True, exist_ok=True)
     found = _certify(request, as_json)
     failing = [law for law in found["laws"] if law["verdict"] == "fails"]
     programs = {_name_file(law): law["snippet"] for law in failing if law["snippet"]}
@@ -190,9 +192,11 @@ def certify(
 @contextmanager
 def _report_refusals(target: str, as_json: bool) -> Iterator[None]:
     """Report a bad value in one line, and as JSON if that was asked for."""
+    from lab.files import RunError
+
     try:
         yield
-    except ValueError as error:
+    except (ValueError, RunError) as error:
         raise _refuse(error, target, as_json) from error
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from lab.files import RunError, explain_write_errors
-from lab.folder import write
+from lab.folder import Folder
 from lab.huggingface.configuration import LabConfig
 from lab.huggingface.model import LabForCausalLM
 from lab.huggingface.tokenizer import build_byte_tokenizer
@@ -56,6 +56,8 @@ def convert(run: Run, step: int | None = None) -> LabForCausalLM:
 def save_run(run: Run, folder: Path, step: int | None = None) -> None:
     """Write a run's model, a card, and for the task `bytes` a tokenizer, into a new folder.
 
+    The folder appears when all of it is on the disk.
+
     Raises:
         RunError: when there are no such weights, or the folder is not empty or cannot be written.
         ValueError: for a model with a mixer of your own.
@@ -63,11 +65,16 @@ def save_run(run: Run, folder: Path, step: int | None = None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"folder={folder}: must be new or empty")
     model = convert(run, step)
+    whole = folder.absolute()
+    home = Folder(whole.parent)
     with explain_write_errors(folder):
-        model.save_pretrained(folder)
-        if isinstance(run.task, Bytes):
-            build_byte_tokenizer().save_pretrained(folder)
-        write(folder / "README.md", _describe(run, folder, step))
+        home.path.mkdir(parents=True, exist_ok=True)
+        with home.write_folder(whole.name) as temporary:
+            model.save_pretrained(home.path / temporary)
+            if isinstance(run.task, Bytes):
+                build_byte_tokenizer().save_pretrained(home.path / temporary)
+            home.write(f"{temporary}/README.md", _describe(run, folder, step))
+            home.flush(temporary)
 
 
 def _describe(run: Run, folder: Path, step: int | None) -> str:

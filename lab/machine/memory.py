@@ -81,8 +81,9 @@ def _read(file: Path) -> str:
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
-MOST_KEPT = 2**30
-"""Bytes: what is larger goes back to the system when it is freed."""
+MOST_KEPT, MOST_FREE = 2**25, 2**31 - 1
+"""Bytes: a larger tensor goes back to the system when it is freed, as does what is free beyond.
+Kept, large tensors leave gaps that no other fits into (LOG.md)."""
 
 
 def keep_freed_memory() -> None:
@@ -96,4 +97,4 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError):
         return
     mallopt(M_MMAP_THRESHOLD, MOST_KEPT)
-    mallopt(M_TRIM_THRESHOLD, 2 * MOST_KEPT - 1)
+    mallopt(M_TRIM_THRESHOLD, MOST_FREE)

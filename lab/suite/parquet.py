@@ -1,7 +1,6 @@
 """Rows of a task as a Parquet file, with the recipe that makes them again."""
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from lab.files import shorten_message
+from lab.folder import Folder
 from lab.trust import ask_for_trust, list_named
 from tasks import restore
 from tasks.base import MAX_ROWS, Batch, Task, count_rows
@@ -73,7 +73,7 @@ class Recipe:
 
 
 def export(recipe: Recipe, path: Path) -> None:
-    """Write a recipe's rows to a file: under a temporary name first, which is then renamed.
+    """Write a recipe's rows to a file, which is whole or absent.
 
     Columns: row (int64); inputs, targets, roles (lists of int64, as long as a row); and each of
     the task's links (lists, nested where a link has more axes). Memory use does not depend on the
@@ -89,14 +89,12 @@ def export(recipe: Recipe, path: Path) -> None:
         raise ValueError(f"export={path}: already exists; choose another")
     if not path.parent.is_dir():
         raise ValueError(f"export={path}: the folder {path.parent} does not exist")
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        # In another thread, so that Ctrl-C is raised here, and only once; it also ends the writing.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(_write, recipe, temporary).result()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    # In another thread, so that Ctrl-C is raised here, and only once; it also ends the writing.
+    with (
+        Folder(path.parent).write_file(path.name) as (temporary, _),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(_write, recipe, temporary).result()
 
 
 def read_recipe(path: Path, *, trust: bool = False) -> Recipe:
@@ -168,7 +166,6 @@ def _write(recipe: Recipe, path: Path) -> None:
             # By default Polars would hold a hundred thousand rows at once.
             row_group_size=recipe.rows_a_part,
             metadata={KEY: json.dumps(stored, ensure_ascii=False)},
-            sync_on_close="all",
         )
     except pl.exceptions.ComputeError as error:
         # Before what the disk said, the message has a line about Polars itself.

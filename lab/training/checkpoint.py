@@ -58,12 +58,12 @@ def save(run: Path, state: TrainingState) -> None:
     folder.clear_leftovers(HOME)
     with folder.write_folder(f"{HOME}/step-{state.step:08d}") as temporary:
         digests = {}
-        for name, tensors in zip(
-            FILES, (state.model.weights(), _flatten_moments(state)), strict=True
-        ):
-            data = safetensors.torch.save(tensors)
+        # One after the other, so that memory does not hold both.
+        for name, collect in zip(FILES, (_copy_weights, _flatten_moments), strict=True):
+            data = safetensors.torch.save(collect(state))
             folder.write(f"{temporary}/{name}.safetensors", data)
             digests[name] = hashlib.sha256(data).hexdigest()
+            del data
         content = {
             "format": FORMAT,
             **{name: getattr(state, name) for name in COUNTERS},
@@ -152,6 +152,10 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
             f"checkpoint {home} does not fit its run: {shorten_message(error)}"
         ) from error
     return state
+
+
+def _copy_weights(state: TrainingState) -> dict[str, Tensor]:
+    return state.model.weights()
 
 
 def _flatten_moments(state: TrainingState) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """How much memory a run takes: estimated from small steps, refused where it is not free.
 
-    weights + moments of the optimiser + the largest of
-        a step's gradients and activations, in proportion to the rows
+    weights + moments of the optimiser + the larger of
+        a step's gradients and activations, in proportion to the rows, and a checkpoint on its way
+            to the disk, which seldom fits into what the step has freed
         gradients and the optimiser's own tensors
-        a checkpoint on its way to the disk
 
 The activations are measured on a step of about a thousand tokens and one of twice as many, so the
 estimate holds for mixers of the user, too. What Python and torch take themselves is not included.
@@ -72,11 +72,12 @@ class Footprint:
         stacked = lanes * self.weights if lanes > 1 else 0
         step = lanes * FRAGMENTS * (self.fixed + self.rows * self.per_row) + stacked
         update = lanes * self.gradients + self.update
-        return lanes * self.kept + int(max(step, update, self.others))
+        return lanes * self.kept + int(max(step + self.others, update))
 
     def count_fitting_rows(self, limit: int) -> int:
         """Return how many rows a step may have within a number of bytes."""
-        return int(((limit - self.kept) / FRAGMENTS - self.fixed) / max(self.per_row, 1))
+        left = (limit - self.kept - self.others) / FRAGMENTS
+        return int((left - self.fixed) / max(self.per_row, 1))
 
 
 def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
@@ -120,9 +121,10 @@ def count_fitting_lanes(run: Run, most: int, free: int | None = None) -> int:
 def estimate(run: Run, model: LanguageModel) -> Footprint:
     """Estimate what training a run takes; the model's weights are changed."""
     fixed, per_row = _measure_rows(run.task, model, run.train.batch_size)
+    optimizers = start(model, run.train).optimizers  # kept, as their moments go with them
     with Allocations() as update:
         # A step has left gradients.
-        for optimizer in start(model, run.train).optimizers.values():
+        for optimizer in optimizers.values():
             optimizer.step()
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.nbytes for p in trained if p.grad is not None)
@@ -137,7 +139,7 @@ def estimate(run: Run, model: LanguageModel) -> Footprint:
         gradients=gradients,
         update=update.peak - moments,
         rows=run.train.batch_size,
-        others=max(3 * weights, weights + 2 * moments, PREDICTORS * tokens),
+        others=max(3 * weights, 2 * moments, PREDICTORS * tokens),
     )
 
 

@@ -66,6 +66,14 @@ def test_a_target_that_spins_is_ended_with_all_its_processes(notes):
     assert wait_until(lambda: not list_living(notes))
 
 
+def test_a_folder_that_cannot_be_written_is_refused_as_json():
+    words = ("--snippets", "/proc/no_folder", "--json")
+    outcome = attempt(run_command("certify", "torch.nn:Identity", *words))
+    assert outcome.code == 2, outcome.text
+    said = json.loads(outcome.text.splitlines()[0])
+    assert said["refused"].startswith("/proc/no_folder: cannot be written")
+
+
 def test_verdicts_cannot_be_written_by_the_target(notes):
     outcome = attempt(certify("Forging"), memory=8, seconds=PATIENCE)
     assert outcome.code == 2, outcome.text

@@ -1,6 +1,8 @@
-"""A run, its extension and its analysis, killed before any of their changes to the disk."""
+"""Runs, their extensions, analyses and exports, killed before any of their changes to the disk."""
 
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -8,23 +10,30 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import polars as pl
 import torch
 
 from analysis.base import Subject
 from analysis.examination import examine
+from analysis.pages.comparison import write_comparison
 from analysis.pages.report import write_both
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.suite import parquet
+from lab.sweeps.table import save_table
 from lab.training.experiment import carry_out
 from lab.training.extension import extend
 from lab.training.lanes import train_lanes
 from lab.training.runs import Run
 from tasks import TASKS
-from tests.faults.attempt import attempt, report
+from tasks.base import Batch
+from tests.faults.attempt import SECONDS, attempt, report
 from tests.faults.numbered import draw_cases
 from tests.faults.planted import STEPS, copy, describe
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 """Audit events of what changes a folder; opening a file to write is another."""
+PART = "tests.part"
+"""Audit event of this file: a part of an export is about to be written."""
 LONGER = STEPS + 4
 RUNTIME = Runtime(device="cpu", checkpoint_every=2, threads=1)
 
@@ -74,7 +83,7 @@ def _watch(call: Callable[[], object], last: int | None) -> int:
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
         opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-        if event in CHANGES or opens:
+        if event in CHANGES or event == PART or opens:
             seen += 1
             if seen == last:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -134,6 +143,93 @@ def test_lanes_killed_before_any_change_end_with_the_same_bits(tmp_path):
         if differ or left:
             failed.append(f"{where}: {differ} end otherwise than the whole; left {left}")
     report("lanes", tried, failed)
+
+
+def export_rows(folder: Path) -> None:
+    """Export rows, in several parts; each part is a change, which Polars makes unseen."""
+    build = parquet._build_frame
+
+    def note(start: int, batch: Batch) -> pl.DataFrame:
+        sys.audit(PART)
+        return build(start, batch)
+
+    parquet._build_frame, parquet.TOKENS_A_PART = note, 64
+    task = TASKS["induction"](seq_len=16)
+    parquet.export(parquet.Recipe(task, "train", seed=0, rows=40), folder / "out.parquet")
+
+
+def save_pretrained(folder: Path) -> None:
+    """Save the model of the run for transformers."""
+    from lab.huggingface.saving import save_run
+
+    save_run(Run.open(folder / "run"), folder / "out")
+
+
+def compare(folder: Path) -> None:
+    """Write the page that compares the run with a copy of it."""
+    runs = [Run.open(folder / name) for name in ("run", "other")]
+    write_comparison(runs, folder / "out.html", rows=4)
+
+
+def tabulate(folder: Path) -> None:
+    """Write a table of runs."""
+    save_table(pl.DataFrame({"a": range(100)}), folder / "out.parquet")
+
+
+def kill_elsewhere(call: Callable[[Path], None], folder: Path, last: int | None) -> int:
+    """Carry out a call in a process that has never used Polars, whose threads do not survive a
+    fork; return its exit code.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__, "lab.huggingface.saving"])
+    process = server.Process(target=_write_and_count, args=(call, folder, last))
+    process.start()
+    process.join(SECONDS)
+    process.kill()  # if it still runs
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _write_and_count(call: Callable[[Path], None], folder: Path, last: int | None) -> None:
+    seen = _watch(partial(call, folder), last)
+    (folder / "seen").write_text(str(seen))
+
+
+def test_exports_killed_before_any_change_are_whole_or_absent(tmp_path):
+    calls = (export_rows, save_pretrained, compare, tabulate)
+    counts, wholes = {}, {}
+    for call in calls:
+        folder = tmp_path / call.__name__
+        shutil.copytree(copy(folder), folder / "other")
+        assert kill_elsewhere(call, folder, None) == 0
+        counts[call], wholes[call] = int((folder / "seen").read_text()), _take_output(folder)
+        assert wholes[call]
+    failed, tried = [], 0
+    for number, random in draw_cases(default=4):
+        call = calls[number % len(calls)]
+        last = random.randint(1, counts[call])
+        folder = tmp_path / call.__name__
+        code, found = kill_elsewhere(call, folder, last), _take_output(folder)
+        again, ended = kill_elsewhere(call, folder, None), _take_output(folder)
+        tried += 1
+        where = f"case {number}: {call.__name__}, before change {last} of {counts[call]}"
+        if code != -signal.SIGKILL:
+            failed.append(f"{where}: was not killed: {code}")
+        elif found not in ({}, wholes[call]):
+            failed.append(f"{where}: is there in part: {sorted(found)}")
+        elif again or ended != wholes[call]:
+            failed.append(f"{where}: the same again ends otherwise: {again}")
+    report("exports", tried, failed)
+
+
+def _take_output(folder: Path) -> dict[str, bytes]:
+    """Return the files that a call has written under the name that it was given; remove them."""
+    found = [file for file in folder.rglob("*") if "out" in file.relative_to(folder).parts[0]]
+    content = {str(file): file.read_bytes() for file in found if file.is_file()}
+    for path in folder.glob("out*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return content
 
 
 def _read(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor], bool]:

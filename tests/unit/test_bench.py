@@ -1,10 +1,13 @@
 """The benchmarks compare like with like: both sides do the same work."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from lab.bench import rows
+from lab.bench import memory, rows
 from lab.bench.generator import TASK, draw_usual_rows
 from lab.bench.peak import measure_peak_mib
 from lab.bench.ratio import Ratio, time_in_turns, time_median
@@ -72,3 +75,19 @@ def test_a_missed_promise_says_so(ratio, target, reached):
     line = Ratio("thing", 2.0, 1.0, "rows/s", ratio, target)
     assert line.reached == reached
     assert ("MISSED" in str(line)) == (not reached)
+
+
+@pytest.mark.parametrize("peak", [2 / 3, 2.0])
+def test_too_much_and_too_little_memory_are_both_missed(monkeypatch, peak):
+    foretold = SimpleNamespace(total=100 * memory.MIB)
+    monkeypatch.setattr(memory, "estimate", lambda run, model: foretold)
+    monkeypatch.setattr(memory, "measure_peak_mib", lambda work: 100 * peak)
+    (found,) = memory.measure((memory.SETTINGS[0].shrink(),))
+    assert (found.ours, found.ratio) == (100, pytest.approx(0.5))
+    assert not found.reached
+
+
+@pytest.mark.parametrize("setting", memory.SETTINGS, ids=str)
+def test_every_setting_of_the_memory_benchmark_has_a_tiny_one(setting):
+    whole, tiny = (each.describe(Path("not written")) for each in (setting, setting.shrink()))
+    assert tiny.build().parameter_count() < whole.build().parameter_count()

@@ -96,14 +96,27 @@ def test_paths_that_cannot_be_are_named_and_nothing_is_written(tmp_path, name, w
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        (tmp_path / ".rows.parquet.writing").write_bytes(b"PAR1")
+    def full(frame, path, **kwargs):
+        path.write_bytes(b"PAR1")
         raise pl.exceptions.ComputeError("parquet: underlying IO error: No space left on device")
 
     monkeypatch.setattr(pl.LazyFrame, "sink_parquet", full)
     with pytest.raises(OSError, match=r"^No space left on device$"):
         export(Recipe(TASKS["induction"](), "train", seed=0, rows=2), tmp_path / "rows.parquet")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_that_was_planted_is_not_written_through(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name in ("rows.parquet", ".rows.parquet.writing"):
+        (folder / name).symlink_to(mine if name.startswith(".") else tmp_path / "nowhere")
+    export(Recipe(TASKS["induction"](), "train", seed=0, rows=2), folder / "rows.parquet")
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+    assert read_recipe(folder / "rows.parquet").rows == 2
 
 
 @pytest.mark.parametrize("rows", [0, -1, 2**36 + 1])

@@ -9,8 +9,9 @@ from lab.config import ModelConfig, TrainConfig
 from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models.room import count_bytes, refuse_weights
+from lab.training.fit import start
 from lab.training.footprint import check_step, count_fitting_lanes, estimate
-from lab.training.gradients import differentiate_lanes
+from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run
 from tasks import TASKS
 from tasks.schedule import LARGEST, Schedule
@@ -51,6 +52,19 @@ def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, siz
         linear_cross_entropy(hidden, weight, targets)[0].backward()
 
     assert found.fixed + 256 * found.per_row == pytest.approx(measure_peak(step), rel=0.25)
+
+
+def test_the_moments_of_every_optimizer_count(tmp_path):
+    run = make(tmp_path, batch_size=8, vocab_size=2048)
+    model = run.build()
+    found, state = estimate(run, model), start(model, run.train)
+    differentiate(model, run.task.batch(size=8), "fp32")
+    for optimizer in state.optimizers.values():
+        optimizer.step()
+    each = [opt.state.values() for opt in state.optimizers.values()]
+    moments = sum(t.nbytes for states in each for held in states for t in held.values())
+    assert len(each) == 2  # AdamW and Muon
+    assert found.kept == found.weights + moments
 
 
 @pytest.mark.parametrize("stack", ["AM*2", "SM*2"])
