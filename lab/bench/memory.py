@@ -28,7 +28,7 @@ TARGET = 0.75
 
 
 @dataclass(frozen=True)
-class Setting:
+class MemorySetting:
     """A run whose memory is estimated and measured; `options` are the task's."""
 
     stack: str
@@ -56,21 +56,21 @@ class Setting:
         model = ModelConfig(stack=self.stack, d_model=self.d_model, options=dict(self.layers))
         return Run(folder, TASKS[self.task](**self.options), model, train)
 
-    def shrink(self) -> "Setting":
+    def shrink(self) -> "MemorySetting":
         """Return a tiny run that imports and calls the same."""
         small = {"seq_len": 64, "vocab_size": 128, "n_pairs": 4}
         return replace(self, d_model=16, rows=4, options={n: small[n] for n in self.options})
 
 
 SETTINGS = (
-    Setting("AM*2", 64, 128, "mqar", {"seq_len": 256, "vocab_size": 1024}),
-    Setting("AM*2", 64, 1024, "mqar", {"seq_len": 64, "vocab_size": 256}),
-    Setting("AM*2", 128, 8, "mqar", {"seq_len": 2048, "vocab_size": 8192}),
-    Setting("AM*2", 512, 4, "mqar", {"seq_len": 64, "vocab_size": 32768}),
-    Setting("SM*2", 64, 128, "mqar", {"seq_len": 256, "vocab_size": 1024}),
-    Setting("SE IE", 64, 64, "mqar", {"seq_len": 256, "vocab_size": 1024}),
-    Setting("IM*2", 64, 64, "copy", {"seq_len": 256}),
-    Setting(
+    MemorySetting("AM*2", 64, 128, "mqar", {"seq_len": 256, "vocab_size": 1024}),
+    MemorySetting("AM*2", 64, 1024, "mqar", {"seq_len": 64, "vocab_size": 256}),
+    MemorySetting("AM*2", 128, 8, "mqar", {"seq_len": 2048, "vocab_size": 8192}),
+    MemorySetting("AM*2", 512, 4, "mqar", {"seq_len": 64, "vocab_size": 32768}),
+    MemorySetting("SM*2", 64, 128, "mqar", {"seq_len": 256, "vocab_size": 1024}),
+    MemorySetting("SE IE", 64, 64, "mqar", {"seq_len": 256, "vocab_size": 1024}),
+    MemorySetting("IM*2", 64, 64, "copy", {"seq_len": 256}),
+    MemorySetting(
         "AM*2",
         64,
         128,
@@ -78,17 +78,17 @@ SETTINGS = (
         {"seq_len": 256, "vocab_size": 256, "n_pairs": 16},
         {"A.mask": "soft"},
     ),
-    Setting("SM AM", 64, 128, "hops", {"seq_len": 256, "vocab_size": 256, "n_pairs": 60}),
-    Setting("AE*2", 64, 128, "flip_flop", {"seq_len": 256}),
+    MemorySetting("SM AM", 64, 128, "hops", {"seq_len": 256, "vocab_size": 256, "n_pairs": 60}),
+    MemorySetting("AE*2", 64, 128, "flip_flop", {"seq_len": 256}),
 )
 
 
-def measure(settings: tuple[Setting, ...] = SETTINGS) -> list[Ratio]:
+def measure(settings: tuple[MemorySetting, ...] = SETTINGS) -> list[Ratio]:
     """Estimate each setting, and measure it (Linux)."""
     return [_compare(setting) for setting in settings]
 
 
-def _compare(setting: Setting) -> Ratio:
+def _compare(setting: MemorySetting) -> Ratio:
     run = setting.describe(Path("not written"))
     with use_threads(1):
         ours = estimate(run, run.build()).total / MIB
@@ -104,7 +104,7 @@ def _compare(setting: Setting) -> Ratio:
     )
 
 
-def _prepare(setting: Setting) -> Callable[[], object]:
+def _prepare(setting: MemorySetting) -> Callable[[], object]:
     """Train a tiny run, and return a call that trains the whole one."""
     keep_freed_memory()
     folder = Path(tempfile.mkdtemp(prefix="lab-bench-"))

@@ -145,6 +145,11 @@ def check_prefill_position(module: Any, x: Tensor, cut: int) -> tuple[Tensor, Te
 
 
 def compare_position(state: State, position: int) -> tuple[Tensor, Tensor]:
-    """Return by how many tokens a state's position differs from what it should be, and ones."""
+    """Return by how many tokens a state's position differs from what it should be, and ones.
+
+    A state that has no attribute `position` tells none, and is right.
+    """
+    if not hasattr(state, "position"):
+        return torch.zeros(1, 1), torch.ones(1, 1)
     difference = (state.position - position).double()[:, None]
     return difference, torch.ones_like(difference)

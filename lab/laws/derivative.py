@@ -39,7 +39,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     began, worst, tried = read_clock(), 0.0, []
     for length in probes.lengths:
         late = read_clock() - began > probes.settings.seconds
-        if length > LONGEST or (len(tried) >= LEAST and late):
+        if (tried and length > LONGEST) or (len(tried) >= LEAST and late):
             break
         x = probes.input(length)
         if not module(x.clone().requires_grad_()).requires_grad:

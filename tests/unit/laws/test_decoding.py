@@ -3,7 +3,7 @@
 `test_calibration` has the planted faults of these laws.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -115,3 +115,42 @@ def test_other_laws_refer_a_leak_to_causal():
     for name in ("prefill = step", "padding"):
         assert found[name].verdict == "not decided"
         assert found[name].evidence.startswith("outputs depend on later tokens, which causal")
+
+
+class Unpositioned(DecodedGRU):
+    """A decoder whose state is a tuple without a position; its steps may change it in place."""
+
+    relative = False
+
+    def __init__(self, in_place: bool):
+        super().__init__()
+        self.in_place = in_place
+
+    def start(self, batch: int, position: int = 0) -> Any:
+        return tuple(super().start(batch, position))
+
+    def prefill(self, x: Tensor, state: Any = None, keep: Tensor | None = None) -> Any:
+        y, after = super().prefill(x, Hidden(*(state or self.start(len(x)))), keep)
+        return y, tuple(after)
+
+    def step(self, x: Tensor, state: Any) -> Any:
+        y, after = super().step(x, state)
+        if self.in_place:
+            state[0].copy_(after[0])
+        return y, after
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_state_need_not_tell_its_position(in_place):
+    settings = CertifySettings(16, (2, 5))
+    found = Certification(Unpositioned(in_place), settings).judge("prefill = step")
+    assert found.verdict == ("fails" if in_place else "holds"), found
+    if in_place:
+        assert "a second time" in (found.counterexample or "")
+
+
+def test_the_gradient_is_judged_at_long_lengths_too_where_no_other_is_asked_for():
+    found = Certification(nn.Linear(4, 4), CertifySettings(4, (66,))).judge(
+        "gradient is the derivative"
+    )
+    assert (found.verdict, "lengths 66;" in found.evidence) == ("holds", True)
