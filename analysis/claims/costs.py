@@ -81,13 +81,13 @@ class SettingCosts(Finding):
     settings: Mapping[str, Mapping[int, Sequence[float]]]
 
     def describe(self) -> Words:
-        """Name the settings from the cheapest to the dearest at the longest rows."""
+        """Give the median of each setting at the longest rows, the least first."""
         unit, size, what = UNITS[self.cost]
         longest = max(length for costs in self.settings.values() for length in costs)
         last = {n: median(c[longest]) / size for n, c in self.settings.items() if longest in c}
         order = sorted(last, key=lambda name: last[name])
-        parts = ", ".join(f"{name} {last[name]:,.3g} {unit}" for name in order)
-        says = f"At {longest:,} tokens a row, {what}, least first: {parts}."
+        parts = ", ".join(f"{last[name]:,.4g} {unit} ({name})" for name in order)
+        says = f"At {longest:,} tokens a row, the medians of {what} are {parts}."
         return Words(
             f"Costs of a step: {what}",
             says,
@@ -123,14 +123,21 @@ class SettingCosts(Finding):
 
 
 def collect_costs(table: pl.DataFrame, cost: str) -> SettingCosts:
-    """Return the costs of a table's settings, all factors but the row length told apart.
+    """Return the costs of a table's settings by row length, and by what else tells them apart.
+
+    A factor that follows from the row length, such as the rows of a batch, is not named.
 
     Raises:
         NotApplicableError: for an empty table.
     """
     if not len(table):
         raise NotApplicableError("nothing was measured")
-    factors = [name for name in table.columns if name not in {*MEASURED_COST, "seq_len"}]
+    factors = [
+        name
+        for name in table.columns
+        if name not in {*MEASURED_COST, "seq_len"}
+        and table.group_by("seq_len").agg(pl.col(name).n_unique())[name].max() != 1
+    ]
     found: dict[str, dict[int, list[float]]] = {}
     for row in table.sort("seq_len", maintain_order=True).iter_rows(named=True):
         values: dict[str, Any] = {name: row[name] for name in factors}

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.claims.claim import Claim
-from analysis.claims.costs import decide_costs, estimate_ratio
+from analysis.claims.costs import collect_costs, decide_costs, estimate_ratio
 from analysis.claims.statistic import Statistic
 from lab.bench import costs
 from lab.cli import app
@@ -89,6 +89,15 @@ def run(file: Path, text: str, *words: str):
     return CliRunner().invoke(
         app, ["claim", str(file), "--scale", "smoke", "--out", str(out), *words]
     )
+
+
+def test_lines_are_of_settings_and_not_of_row_lengths():
+    table = plant(2.0, np.random.default_rng(0), rounds=2, noise=0).with_columns(
+        tokens=pl.when(pl.col("seq_len") == 64).then(pl.lit("short")).otherwise(pl.lit("long"))
+    )
+    found = collect_costs(table, "training").settings
+    assert {name: list(costs) for name, costs in found.items()} == {"a": [64, 256], "b": [64, 256]}
+    assert found["a"][256] == [512, 512]
 
 
 def test_a_claim_about_sizes_is_exact(tmp_path):

@@ -272,18 +272,18 @@ CASES = [
     Case(
         "planted",
         SettingCosts("training", {"a": {64: [0.002], 256: [0.009]}, "b": {256: [0.003]}}),
-        "At 256 tokens a row, time forward and backward, least first: b 3 ms, a 9 ms.",
+        "At 256 tokens a row, the medians of time forward and backward are 3 ms (b), 9 ms (a).",
     ),
     Case(
         "null",
         SettingCosts("memory", {"a": {64: [2**20]}, "b": {64: [2**20]}}),
-        "least first: a 1 MiB, b 1 MiB.",
+        "are 1 MiB (a), 1 MiB (b).",
     ),
     Case(
         "boundary",
         SettingCosts("parameters", {"a": {64: [2e6]}, "b": {256: [3e6]}}),
-        "At 256 tokens a row, parameters, least first: b 3 million.",
-        "a 2 million",
+        "At 256 tokens a row, the medians of parameters are 3 million (b).",
+        "(a)",
     ),
     Case("planted", rates(0.1, 0.9, 0.2), "AM: 0.003 (window 0.003)", "at the end"),
     Case("null", rates(0, 0, 0), "AM: none of those that were tried works.", "0.001"),
