@@ -14,6 +14,7 @@ import torch
 from lab.bench.ratio import take_turns
 from lab.machine.allocation import measure_peak
 from lab.machine.device import choose_device
+from lab.models import LanguageModel
 from lab.models.anatomy import dissect
 from lab.models.evaluation import score
 from lab.training.gradients import differentiate
@@ -54,7 +55,9 @@ def measure_costs(runs: Sequence[Run], cost: Cost, device: str = "auto") -> list
         return take_turns(calls, ROUNDS, _choose_clock(where))
 
 
-def _prepare(run: Run, model, device: torch.device, *, backward: bool) -> Callable[[], object]:
+def _prepare(
+    run: Run, model: LanguageModel, device: torch.device, *, backward: bool
+) -> Callable[[], object]:
     batch = run.task.batch(size=run.train.batch_size, seed=run.train.seed, device=device)
     precision = run.train.precision
 
