@@ -26,7 +26,8 @@ def describe_processor() -> str:
 
 def describe_machine() -> str:
     """Return all that the speed of training on this CPU depends on, apart from the run."""
-    return f"{describe_processor()}, {count_cores()} cores, torch {version('torch')}"
+    cores = count_cores()
+    return f"{describe_processor()}, {cores} core{'s' * (cores > 1)}, torch {version('torch')}"
 
 
 def count_cores() -> int:
