@@ -16,9 +16,10 @@ import plotly.graph_objects as go
 import polars as pl
 
 from analysis.base import Finding, NotApplicableError, Words
-from analysis.claims.statistic import CONFIDENCE, FEWEST, Statistic, StatisticValue, select
+from analysis.claims.statistic import CONFIDENCE, Statistic, StatisticValue, select
 from analysis.claims.verdict import ClaimVerdict, judge
 from analysis.plots.style import new_figure
+from analysis.statistics.seeds import bound_by_student
 from analysis.sweeps.lines import HEIGHT, add_line, put_legend_below
 from analysis.sweeps.settings import name_values
 
@@ -55,16 +56,10 @@ def estimate_ratio(table: pl.DataFrame, statistic: Statistic) -> StatisticValue:
     if not len(pairs):
         return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
     ratio = (pl.col("cost") / pl.col("cost_than")).log()
-    rounds = pairs.group_by("round").agg(ratio.mean().alias("ratio"))["ratio"].to_numpy()
-    value = float(rounds.mean())
-    low, high = value, value  # exact, if there is one round
-    if len(rounds) >= FEWEST and rounds.std() > 0:
-        from scipy import stats
-
-        error = stats.sem(rounds)
-        low, high = map(float, stats.t.interval(CONFIDENCE, len(rounds) - 1, value, error))
+    rounds = pairs.group_by("round").agg(ratio.mean().alias("ratio"))["ratio"].to_list()
+    low, high = bound_by_student(rounds, CONFIDENCE)  # exact, if there is one round
     count = pairs.select(places).n_unique() if places else 1
-    value, low, high = math.exp(value), math.exp(low), math.exp(high)
+    value, low, high = math.exp(sum(rounds) / len(rounds)), math.exp(low), math.exp(high)
     return StatisticValue(value, low, high, len(rounds), count, most=math.inf)
 
 

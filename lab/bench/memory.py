@@ -92,7 +92,8 @@ def _compare(setting: MemorySetting) -> Ratio:
     run = setting.describe(Path("not written"))
     with use_threads(1):
         ours = estimate(run, run.build()).total / MIB
-    theirs = measure_peak_mib(partial(_prepare, setting))
+    with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
+        theirs = measure_peak_mib(partial(_prepare, setting, Path(folder)))
     return Ratio(
         f"memory: {setting}, estimated against measured",
         ours,
@@ -104,10 +105,9 @@ def _compare(setting: MemorySetting) -> Ratio:
     )
 
 
-def _prepare(setting: MemorySetting) -> Callable[[], object]:
-    """Train a tiny run, and return a call that trains the whole one."""
+def _prepare(setting: MemorySetting, folder: Path) -> Callable[[], object]:
+    """Train a tiny run in a folder, and return a call that trains the whole one there."""
     keep_freed_memory()
-    folder = Path(tempfile.mkdtemp(prefix="lab-bench-"))
     runtime = Runtime(device="cpu", threads=1)
     carry_out(setting.shrink().describe(folder / "tiny"), runtime)
     return partial(carry_out, setting.describe(folder / "run"), runtime)

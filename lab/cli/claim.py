@@ -86,9 +86,9 @@ def claim(
     typer.echo(f"{stated.says} {stated.source}", err=True)
     for line in counted:
         typer.echo(line, err=True)
-    seeds, power = len({cell.factors["seed"] for cell in built.cells}), None
+    seeds, power, errors = len({cell.factors["seed"] for cell in built.cells}), None, {}
     if stated.power is None:
-        verdict, shown, errors = judge_costs(built, stated.statistic, options)
+        verdict, shown = judge_costs(built, stated.statistic, options)
         seeds = verdict.estimate.seeds
     else:
         power = compute_power(stated.statistic, stated.power, seeds)

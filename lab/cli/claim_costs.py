@@ -1,6 +1,5 @@
 """Measuring the settings of a claim about costs, and judging it by them."""
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 def judge_costs(
     sweep: "Sweep", statistic: "Statistic", options: SweepOptions
-) -> tuple["ClaimVerdict", list[tuple[str, "Shown"]], Mapping[str, Sequence[str]]]:
+) -> tuple["ClaimVerdict", list[tuple[str, "Shown"]]]:
     """Measure the cells of a sweep, unless earlier costs are only shown, and judge them.
 
     Returns:
-        the verdict, the figures of its page, and no errors, as no run can fail.
+        the verdict, and the figures of its page.
 
     Errors of usage and of files are reported in one line, as commands do.
     """
@@ -41,7 +40,7 @@ def judge_costs(
         save_table(table, file)
         found = collect_costs(table, statistic.cost)
         figure = show_figure(found.describe(), found.draw(), sweep.name)
-        return decide_costs(table, statistic), [("costs", figure)], {}
+        return decide_costs(table, statistic), [("costs", figure)]
 
 
 def _check(sweep: "Sweep", options: SweepOptions) -> None:
