@@ -11,7 +11,7 @@ from analysis.claims.statistic import Statistic
 
 SCALES = ("smoke", "small", "paper")
 TEXTS = ("claim", "source", "refuted_by", "stands_for")
-PARTS = (*TEXTS, "statistic", "equal", "power", *SCALES)
+PARTS = (*TEXTS, "statistic", "equal", "power", "sweeps_of", *SCALES)
 COUNTS = ("total", "active")
 """Parameters that settings can be held equal in: all, or those that one token uses."""
 
@@ -50,7 +50,7 @@ class Claim:
             parameters; what is not named may differ freely.
         power: what is assumed to compute its power; None for a claim about costs.
         sweeps: the sweep of each scale, as a sweep's file describes it.
-        digest: of the file's content.
+        digest: of the file's content, and of that of the file whose sweeps it has.
     """
 
     name: str
@@ -71,12 +71,11 @@ class Claim:
         Raises:
             ValueError: for a file that cannot be read, or has unknown, missing or wrong parts.
         """
+        data, content = _load(file)
         try:
-            data = file.read_bytes()
-            content = tomllib.loads(data.decode())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file}: cannot be read: {error}") from error
-        try:
+            if "sweeps_of" in content:
+                shared, sweeps = _load_sweeps(content, file)
+                data, content = data + shared, content | sweeps
             return cls._parse(content, file.stem, hashlib.sha256(data).hexdigest())
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
@@ -130,6 +129,26 @@ class Claim:
             sweeps=sweeps,
             digest=digest,
         )
+
+
+def _load(file: Path) -> tuple[bytes, dict[str, Any]]:
+    try:
+        data = file.read_bytes()
+        return data, tomllib.loads(data.decode())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from error
+
+
+def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of the claim beside a file whose sweeps it has, and these sweeps."""
+    name = content["sweeps_of"]
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ValueError(f"sweeps_of={name!r}: must be the name of a claim in the same folder")
+    own = [scale for scale in SCALES if scale in content]
+    if own:
+        raise ValueError(f"sweeps_of={name}: has [{own[0]}] too: must have one of them")
+    data, other = _load(file.with_name(f"{name}.toml"))
+    return data, {scale: other[scale] for scale in SCALES if scale in other}
 
 
 def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:

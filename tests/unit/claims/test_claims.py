@@ -217,3 +217,25 @@ def test_a_wrong_claim_names_the_field(old, new, said, tmp_path):
     answer = CliRunner().invoke(app, ["claim", str(file), "--scale", "smoke"])
     assert answer.exit_code == 2
     assert said in " ".join(answer.stderr.split())
+
+
+def test_a_claim_may_have_the_sweeps_of_another(tmp_path):
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text(TINY)
+    head = TINY[: TINY.index("[smoke]")]
+    second.write_text(f'sweeps_of = "first"{head}')
+    found = Claim.read(second)
+    assert found.sweeps == Claim.read(first).sweeps
+    first.write_text(TINY.replace("max_steps = 2", "max_steps = 3"))
+    assert Claim.read(second).digest != found.digest
+    for line, said in (
+        ("sweeps_of = 1", "sweeps_of=1: must be the name of a claim in the same folder"),
+        ('sweeps_of = "../first"', "must be the name of a claim in the same folder"),
+        ('sweeps_of = "third"', "third.toml: cannot be read"),
+    ):
+        second.write_text(line + head)
+        with pytest.raises(ValueError, match=said):
+            Claim.read(second)
+    second.write_text(f'sweeps_of = "first"{TINY}')
+    with pytest.raises(ValueError, match=r"sweeps_of=first: has \[smoke\] too"):
+        Claim.read(second)
