@@ -20,6 +20,8 @@ RECORD_SEEDS = 10
 """Least number of seeds that a record (`lab record`) rests on."""
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
+LAB_SHORTEST_LEN = 16
+"""Rows of 8 tokens, two pairs of mqar, teach some mixers what longer rows then contradict."""
 LAB_TEST_TOKENS = 2**21
 """Most tokens of the test split, so that an evaluation on long rows does not take minutes."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
@@ -144,7 +146,10 @@ class TrainConfig(_Config):
     start_len: int | None = option(
         None,
         "length of the first rows; seq_len divided by a power of two",
-        "seq_len halved while at least 8",
+        "seq_len halved while at least --shortest-len",
+    )
+    shortest_len: int = option(
+        8, "fewest tokens of the first rows when --start-len is not given", f"{LAB_SHORTEST_LEN}"
     )
     lengthen_at: float = option(0.99, "validation accuracy at which rows are lengthened")
     stage_steps: int = option(5_000, "stop after this many steps at one row length below seq_len")
@@ -168,7 +173,14 @@ class TrainConfig(_Config):
     def __post_init__(self):
         _check_types(self)
         _require(0 <= self.seed < 2**63, "seed", self.seed, "in 0 … 2⁶³ − 1")
-        for name in ("max_steps", "stage_steps", "batch_size", "test_rows", "eval_every"):
+        for name in (
+            "max_steps",
+            "stage_steps",
+            "shortest_len",
+            "batch_size",
+            "test_rows",
+            "eval_every",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
         for name in ("learning_rate", "table_learning_rate", "clip_norm"):
             value = getattr(self, name)
@@ -251,6 +263,7 @@ def get_protocol_defaults(
             "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
             "schedule": "error",
             "lengthen": True,
+            "shortest_len": LAB_SHORTEST_LEN,
             "test_rows": max(64, min(TrainConfig.test_rows, LAB_TEST_TOKENS // seq_len)),
             "eval_every": LAB_EVAL_EVERY,
         }

@@ -1,7 +1,7 @@
 """Lengthening: training starts with short rows and goes on to longer ones, up to those asked for.
 
 On rows of 2,048 tokens, the paper's hardest recall, the loss stays on a plateau for hours. On rows
-of a few tokens the same model leaves it in minutes, and what it learns there carries over: each
+of 16 tokens the same model leaves it in minutes, and what it learns there carries over: each
 longer row takes a few dozen steps (LOG.md has the measurements).
 """
 
@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from lab.config import TrainConfig
 from tasks.base import Task
-
-SHORTEST = 8
-"""Tokens of the shortest row that training starts with, unless the user gives another."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,10 @@ def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
 def explain_start_length(task: Task, config: TrainConfig) -> str:
     """Return why the first rows of a run that lengthens them are not half as long.
 
-    The text is empty if they have about `SHORTEST` tokens, or the length that the user gave.
+    The text is empty if they have about `shortest_len` tokens, or the length that the user gave.
     """
     first = _list_lengths(task, config)[0]
-    if not config.lengthen or config.start_len is not None or first < 2 * SHORTEST:
+    if not config.lengthen or config.start_len is not None or first < 2 * config.shortest_len:
         return ""
     if config.init != "random":
         return f"init={config.init}"
@@ -75,7 +72,8 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
     """Return the row lengths of the stages, in order."""
     full, first = task.seq_len, config.start_len
     if first is None:
-        first = _find_default_start(task) if config.lengthen and config.init == "random" else full
+        grows = config.lengthen and config.init == "random"
+        first = _find_default_start(task, config.shortest_len) if grows else full
     elif not config.lengthen:
         raise ValueError(f"start_len={first}: needs --lengthen, which is off")
     elif first > full or full % first:
@@ -92,10 +90,10 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
     return [*lengths, full]
 
 
-def _find_default_start(task: Task) -> int:
-    """Halve the row length as long as it is at least `SHORTEST` and the task has such rows."""
+def _find_default_start(task: Task, shortest: int) -> int:
+    """Halve the row length as long as it is at least `shortest` and the task has such rows."""
     length = task.seq_len
-    while length % 2 == 0 and length // 2 >= SHORTEST:
+    while length % 2 == 0 and length // 2 >= shortest:
         try:
             task.resize(length // 2)
         except ValueError:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from lab.config import TrainConfig
+from lab.config import LAB_SHORTEST_LEN, TrainConfig
 from lab.lengthening import list_stages
 from tasks import TASKS
 from tasks.base import IGNORE, Task
@@ -13,6 +13,8 @@ from tasks.base import IGNORE, Task
 ROWS = 64
 """Rows of each batch that is timed."""
 BATCHES = 5
+GROWING = TrainConfig(lengthen=True, shortest_len=LAB_SHORTEST_LEN)
+"""What the lab's protocol says of row lengths."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def survey_tasks() -> Iterator[TaskSummary]:
                 name: _measure_size(kind(**preset.options)) for name, preset in kind.presets.items()
             },
             grows=task.grows,
-            grows_from=list_stages(task, TrainConfig(lengthen=True))[0].task.seq_len,
+            grows_from=list_stages(task, GROWING)[0].task.seq_len,
             why_fixed=task.why_fixed,
         )
 

@@ -102,7 +102,14 @@ def test_perplexity_and_bits_go_with_the_loss(tmp_path):
     assert result["perplexity"] == pytest.approx(2 ** result["bits_per_token"])
 
 
-LATER = ("table_learning_rate", "lengthen", "start_len", "lengthen_at", "stage_steps")
+LATER = (
+    "table_learning_rate",
+    "lengthen",
+    "start_len",
+    "shortest_len",
+    "lengthen_at",
+    "stage_steps",
+)
 """Fields that the training configuration did not have at first."""
 
 
@@ -122,6 +129,19 @@ def test_a_run_of_an_older_protocol_is_resumed_by_the_same_command(tmp_path, abs
     assert result_of(out)["steps"] == 4
     text = run(*SMALL, "--logit-scale", "0.5", "--out", out, code=2)
     assert "holds a run with model.logit_scale=1.0, this one has model.logit_scale=0.5" in text
+
+
+def test_a_run_that_began_before_rows_of_16_goes_on_with_rows_of_8(tmp_path):
+    out = tmp_path / "run"
+    run(*SMALL, "--shortest-len", "8", "--max-minutes", "1e-9", "--out", out)
+    content = json.loads((out / "config.json").read_text())
+    assert content["train"].pop("shortest_len") == 8
+    (out / "config.json").write_text(json.dumps(content))
+    assert "row length: 8 → 16 tokens" in run(*SMALL, "--out", out)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["seq_len"] for row in rows] == [8] * 4
+    run(*SMALL, "--out", out / "new")
+    assert Run.open(out / "new").train.shortest_len == 16
 
 
 def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):

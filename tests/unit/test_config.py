@@ -77,6 +77,7 @@ def test_a_larger_table_learns_faster_in_the_labs_protocol(vocab_size, rate):
     assert values["table_learning_rate"] == pytest.approx(rate, rel=1e-3)
     assert values["logit_scale"] == 1 / 8
     assert values["lengthen"]
+    assert values["shortest_len"] == 16
     assert values["test_rows"] == 1024
     assert get_protocol_defaults("lab", 8192, vocab_size, 64)["test_rows"] == 256
     ModelConfig(logit_scale=values.pop("logit_scale"))

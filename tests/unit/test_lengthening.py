@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.lengthening import SHORTEST, explain_start_length, list_stages
+from lab.lengthening import explain_start_length, list_stages
 from lab.models import build
 from lab.training.experiment import carry_out
 from lab.training.fit import fit, start
@@ -33,6 +33,10 @@ def lengths(task, **options) -> list[int]:
 def test_rows_double_up_to_the_length_asked_for():
     assert lengths(MQAR(seq_len=256)) == [8, 16, 32, 64, 128, 256]
     assert lengths(MQAR(seq_len=256), start_len=64) == [64, 128, 256]
+    assert lengths(MQAR(seq_len=256), shortest_len=16) == [16, 32, 64, 128, 256]
+    assert lengths(MQAR(seq_len=256), shortest_len=24) == [32, 64, 128, 256]
+    assert lengths(MQAR(seq_len=256), shortest_len=512) == [256]
+    assert lengths(MQAR(seq_len=256), shortest_len=32, start_len=8)[0] == 8
     assert lengths(MQAR(seq_len=96), start_len=16) == [16, 32, 64, 96]
     assert lengths(MQAR(seq_len=256), lengthen=False) == [256]
     assert lengths(MQAR(seq_len=256), start_len=256) == [256]
@@ -55,7 +59,7 @@ def test_tokens_a_step_stay_the_same(name: str):
 def test_a_task_that_grows_starts_with_short_rows_of_its_own(name: str):
     task = TASKS[name]()
     parts = list_stages(task, TrainConfig(lengthen=True))
-    assert SHORTEST <= parts[0].task.seq_len <= 32
+    assert TrainConfig.shortest_len <= parts[0].task.seq_len <= 32
     for part in parts:
         batch = part.task.batch(split="validation", size=4)
         assert batch.inputs.shape == (4, part.task.seq_len)
@@ -116,6 +120,7 @@ def test_what_is_refused(options, message):
     [
         ({"lengthen_at": 1.5}, r"lengthen_at=1.5: must be in \(0, 1\]"),
         ({"start_len": 0}, "start_len=0: must be ≥ 1"),
+        ({"shortest_len": 0}, "shortest_len=0: must be ≥ 1"),
         ({"stage_steps": 0}, "stage_steps=0: must be ≥ 1"),
     ],
 )

@@ -52,22 +52,22 @@ def test_a_step_slows_with_the_rows():
 
 def test_the_usual_time_and_the_limits_are_told_apart():
     forecast = Forecast(describe("mqar", **PAPER), max_minutes=None, slowing=1.0)
-    text = forecast.describe(13, 8, 0.1)
-    assert "usually solved after 875 steps: about 1 min 26 s." in text
+    text = forecast.describe(13, 16, 0.1)
+    assert "usually solved after 725 steps: about 1 min 11 s." in text
     assert "Going on to the limit of 20,000 steps would take up to 33 min 18 s." in text
     assert "--max-minutes" not in text
-    assert forecast.describe_rest(800, 2048, 0.1) == "about 8 s left"
-    assert forecast.describe_rest(875, 2048, 0.1) == "at most 31 min 52 s left"
-    assert (forecast.find_total(875), forecast.find_total(876)) == (875, 20_000)
+    assert forecast.describe_rest(650, 2048, 0.1) == "about 8 s left"
+    assert forecast.describe_rest(725, 2048, 0.1) == "at most 32 min 7 s left"
+    assert (forecast.find_total(725), forecast.find_total(726)) == (725, 20_000)
     hurried = Forecast(describe("mqar", **PAPER), max_minutes=0.5, slowing=1.0)
-    assert "--max-minutes stops training after 30 s." in hurried.describe(13, 8, 0.1)
-    assert hurried.describe_rest(14, 8, 0.1) in ("at most 30 s left", "at most 29 s left")
+    assert "--max-minutes stops training after 30 s." in hurried.describe(13, 16, 0.1)
+    assert hurried.describe_rest(14, 16, 0.1) in ("at most 30 s left", "at most 29 s left")
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 100}, {"early_stop": False}, {"n_heads": 2}])
 def test_without_a_record_nothing_is_called_usual(changes):
     forecast = Forecast(describe("mqar", **PAPER, **changes), max_minutes=None, slowing=2.0)
-    text = forecast.describe(13, 8, 0.1)
+    text = forecast.describe(13, 16, 0.1)
     assert "usually" not in text
     assert "A step takes 100 ms here, 200 ms at the end. Going on to the limit of" in text
 
@@ -78,7 +78,7 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
     monkeypatch.setattr(progress, "open_console", lambda stderr: console)
     run = describe("mqar", **PAPER)
     with progress.show_progress(run, 60) as shown:
-        lengths = tuple(2**k for k in range(3, 12))
+        lengths = tuple(2**k for k in range(4, 12))
         shown.on_plan(Plan(torch.device("cpu"), BEST, OTHERS, 623_808, 0, lengths, 2.0))
         for step in range(1, 15):
             validation = 0.123 if step == 14 else None
@@ -90,13 +90,13 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
     lines = [line for part in text.split("\n") for line in part.split("\r")]
     assert max(map(len, map(strip, lines))) <= 80
     for words in (
-        "8 → 16 → 32 → 64 → 128 → 256 → 512 → 1,024 → 2,048 tokens,",
+        "16 → 32 → 64 → 128 → 256 → 512 → 1,024 → 2,048 tokens,",
         "2,048 tokens  loss 12.345  accuracy 0.123  validation 0.123  1,234 ms",
         "evaluating 1,024 test rows …",
     ):
         assert words in text, words
     sentence = " ".join(text.replace("\n", " ").split())
-    assert "usually solved after 875 steps" in sentence
+    assert "usually solved after 725 steps" in sentence
     assert (
         "on cpu in fp32, 2 threads (times as long a step: fp32, 1 thread: 1.30; bf16, 2 threads: "
         "2.00)" in sentence
