@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.bench.peak import measure_peak_mib
+from lab.bench.products import count_flops, record_products, time_products
 from lab.bench.ratio import Ratio, time_in_turns
 from lab.ops.ssd import ssd as lab_ssd
 from lab.ops.ssd_forms import repeat_groups
@@ -52,7 +53,20 @@ def measure() -> list[Ratio]:
             target = MEMORY_TARGET if promised else None
             memory = f"{what}, memory"
             ratios.append(Ratio.of_costs(memory, ours_peak, peak, "MiB", target, note))
+        ratios.append(_compare_products(where, g, *times[fastest]))
     return ratios
+
+
+def _compare_products(where: str, g: int, ours: float, fastest: float) -> Ratio:
+    """Compare the lab's seconds with those of its matrix products alone, which bound them."""
+    products = record_products(_prepare("lab", 256, g))
+    alone = time_products(products)
+    note = (
+        f"{count_flops(products) / alone / 1e9:.0f} GFLOP/s; "
+        f"{fastest / alone:.3g} × would be reached if all else were free"
+    )
+    name = f"{where}: the lab's, against its matrix products alone"
+    return Ratio.of_costs(name, 1e3 * ours, 1e3 * alone, "ms", None, note)
 
 
 def _lab(x, dt, A, B, C, chunk_len):

@@ -10,6 +10,7 @@ import torch
 from lab.bench import memory, rows
 from lab.bench.generator import TASK, draw_usual_rows
 from lab.bench.peak import measure_peak_mib
+from lab.bench.products import Product, count_flops, record_products, time_products
 from lab.bench.ratio import Ratio, time_in_turns, time_median
 from lab.bench.step import compute_usual_logits
 from lab.models import build
@@ -50,6 +51,25 @@ def test_rows_of_every_task_are_timed_at_both_sizes(monkeypatch):
     assert {line.name.split(",")[0] for line in found} == set(TASKS)
     # Twice the time for four times the tokens, and for sixteen times the vocabulary.
     assert {line.ratio for line in found} == {2.0, 0.5}
+
+
+def test_products_of_forward_and_backward_are_counted():
+    x, y = torch.ones(3, 4, 5, requires_grad=True), torch.ones(3, 5, 6, requires_grad=True)
+    products = record_products(lambda: (x @ y).sum().backward())
+    assert products == {Product(3, 4, 5, 6): 1, Product(3, 4, 6, 5): 1, Product(3, 5, 4, 6): 1}
+    assert count_flops(products) == 3 * 2 * 3 * 4 * 5 * 6
+    linear = torch.nn.Linear(5, 7)
+    assert record_products(lambda: linear(torch.ones(4, 5))) == {Product(1, 4, 5, 7): 1}
+    assert time_products({Product(2, 256, 256, 256): 8}) > time_products({Product(1, 8, 8, 8): 1})
+
+
+def test_products_of_causal_attention_are_half_of_all():
+    q, k, v = (torch.randn(2, 3, 8, 4, requires_grad=True) for _ in range(3))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    forward = record_products(lambda: attend(q, k, v, is_causal=True))
+    both = record_products(lambda: attend(q, k, v, is_causal=True).sum().backward())
+    assert count_flops(forward) == 2 * (2 * 6 * 8 * 8 * 4) / 2
+    assert count_flops(both) == 3.5 * count_flops(forward)
 
 
 def allocate_64_mib():
