@@ -62,7 +62,7 @@ for name, rule in rules.items():
 # %% [markdown]
 # ## Train
 #
-# `AM*2` is attention, then an MLP, twice. Rows begin with 8 tokens and grow to 32. The line trains
+# `AM*2` is attention, then an MLP, twice. Rows begin with 16 tokens and grow to 32. The line trains
 # a run and keeps it in a folder. Call the cell again, and it finds the finished run.
 
 # %%
