@@ -15,15 +15,13 @@ from lab.laws.own_precision import OwnPrecision
 from lab.laws.probes import Probes, draw, name_precision
 from lab.laws.refusal import REFUSALS, IncomparableError, describe_error
 from lab.laws.reproduction import write_program
-from lab.laws.timing import LEAST, read_clock
+from lab.laws.timing import LEAST, Timer, read_clock
 from lab.laws.trial import Trial, Trials
 from lab.laws.verdict import Verdict
 
 ROUNDINGS = 64
 NOISY = 1e-2
 MOST_LENGTHS = 64
-LONGER_SHARE = 0.15
-"""Share of a law's time that longer lengths may take beside it."""
 
 
 @dataclass
@@ -95,7 +93,7 @@ def run_trials(
     tried: list[int] = []
     undecided = Undecided()
     further = () if longer is None else probes.longer
-    timer = _Timer(probes.settings.seconds * LONGER_SHARE)
+    timer = Timer(probes.settings.seconds)
     for length in (*probes.lengths, *further):
         extra = length not in probes.lengths
         if extra:
@@ -150,23 +148,6 @@ def run_trials(
         note=note,
         tokens=max(tried),
     )
-
-
-class _Timer:
-    """Decides whether there is time for a further, longer input."""
-
-    def __init__(self, seconds: float):
-        self._seconds, self._length = seconds, 0
-        self._began = self._last = 0.0
-
-    def allows(self, length: int) -> bool:
-        """Whether an input of a length should end in time, from what the one before took."""
-        now = read_clock()
-        if not self._length:
-            self._began = self._last = now
-        expected = (now - self._last) * (length / max(self._length, 1)) ** 2
-        self._last, self._length = now, length
-        return now + expected - self._began <= self._seconds
 
 
 def _explain_noise(module: nn.Module, x: Tensor, floor: float) -> str:

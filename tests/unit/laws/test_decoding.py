@@ -147,10 +147,3 @@ def test_a_state_need_not_tell_its_position(in_place):
     assert found.verdict == ("fails" if in_place else "holds"), found
     if in_place:
         assert "a second time" in (found.counterexample or "")
-
-
-def test_the_gradient_is_judged_at_long_lengths_too_where_no_other_is_asked_for():
-    found = Certification(nn.Linear(4, 4), CertifySettings(4, (66,))).judge(
-        "gradient is the derivative"
-    )
-    assert (found.verdict, "lengths 66;" in found.evidence) == ("holds", True)
