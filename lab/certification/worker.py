@@ -45,7 +45,7 @@ def main(channel: int) -> None:
             events.write(f"{sign_frame(key, next(numbers), content)} {content}\n")
             events.flush()
 
-        send({})
+        send({"worker": os.getpid()})
         try:
             laws = select_laws(request.only)
             device = choose_device(request.settings.device)
