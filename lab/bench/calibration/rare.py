@@ -106,12 +106,13 @@ class _PositionsInShort(CachedAttention):
 class TokenModel(nn.Module):
     """Attention between an embedding table and a head."""
 
+    vocabulary = VOCABULARY
     padding: int | None = None
 
     def __init__(self):
         super().__init__()
-        self.table, self.mixer = nn.Embedding(VOCABULARY, D_MODEL), RightAttention()
-        self.head = nn.Linear(D_MODEL, VOCABULARY)
+        self.table, self.mixer = nn.Embedding(self.vocabulary, D_MODEL), RightAttention()
+        self.head = nn.Linear(D_MODEL, self.vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [b t] to logits [b t v]."""
@@ -144,6 +145,29 @@ class _NamedEnd(TokenModel):
         self.eos_token_id = 17
 
 
+class _SeparatorsAhead(TokenModel):
+    """Logits are scaled by the number of separators from their position to the end of the row."""
+
+    vocabulary = 3000
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ends = (tokens == self._get_separator()).long()
+        ahead = ends.flip(1).cumsum(1).flip(1)
+        return super().forward(tokens) * (1 + ahead)[..., None]
+
+    def _get_separator(self) -> int:
+        return 2017
+
+
+class _NamedSeparatorAhead(_SeparatorsAhead):
+    """The same with a separator that the module names."""
+
+    separator_id = 1234
+
+    def _get_separator(self) -> int:
+        return self.separator_id
+
+
 class SilentZeros(RightAttention):
     """A vector of zeros has no output of its own, as padding might; that is causal."""
 
@@ -160,6 +184,10 @@ RARE = (
     Fault("zeros counted as padding", "causal", _CountsZeros, notes="vectors of zeros"),
     Fault("token 0 as padding", "causal", _ZeroIsPadding, notes="token 0"),
     Fault("last token as padding", "causal", _LastIsPadding, notes="the last token"),
+    Fault(
+        "separators counted from the end", "causal", _SeparatorsAhead, notes="one token of 3,000"
+    ),
+    Fault("named separators so", "causal", _NamedSeparatorAhead, notes="one token of 3,000"),
     Fault("end token as padding", "causal", _NamedEnd, notes="a token that the module names"),
     Fault("blocks of 24 rows", "batch-invariant", _BlockOfRows, notes="more than 24 rows"),
     Fault(
