@@ -1,4 +1,4 @@
-"""Tokens that a module treats apart are found: those that it names, and any other by search."""
+"""Rare inputs: tokens that a module treats apart, named or not, and rows that are alike."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import nn
 
 from lab.bench.calibration import FAULTS
 from lab.bench.calibration.rare import TokenModel
+from lab.bench.calibration.routing import RightExperts
 from lab.laws import CONDITIONS, Certification, CertifySettings
 from lab.laws.adapters.tokens import encode_token, encode_tokens, to_token_ids
 from lab.laws.special import find_token_suspect, list_special
@@ -29,6 +30,19 @@ def test_a_separator_that_moves_earlier_outputs_is_found(name: str, token: int):
     if name == "separators counted from the end":
         words = f"length 2: token {token} at position 1 in place of another moves output 0 of row 0"
     assert found.counterexample == words
+
+
+def test_experts_that_similar_rows_fill_are_found():
+    settings = CertifySettings(16, (2,), conditions=CONDITIONS[:1], seconds=0.3)
+    found = Certification(build("capacity that similar rows exceed"), settings).judge(
+        "batch-invariant"
+    )
+    assert found.verdict == "fails"
+    words = "length 2: in a batch of 65 similar rows, output 0 of a row moves"
+    assert found.counterexample == words
+    torch.manual_seed(0)
+    right = Certification(RightExperts(), settings).judge("batch-invariant")
+    assert right.verdict == "holds"
 
 
 @torch.no_grad()
