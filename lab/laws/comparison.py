@@ -22,6 +22,8 @@ from lab.laws.verdict import Verdict
 ROUNDINGS = 64
 NOISY = 1e-2
 MOST_LENGTHS = 64
+MOST_NOISY = 3
+"""Lengths with too much noise at which outputs that are not finite are still looked for."""
 
 
 @dataclass
@@ -55,6 +57,7 @@ class _Result:
     allowed: float
     row: int
     position: int
+    finite: bool
 
     @property
     def words(self) -> str:
@@ -112,9 +115,13 @@ def run_trials(
             raise
         bound = roundings * floor(memoized, x)
         # Above NOISY the bound could hide a fault, e.g. a leak or a dependence on summation order.
-        if not bound < NOISY or not memoized.repeats():
+        if not (repeats := memoized.repeats()) or not bound < NOISY:
             if not extra:
                 undecided.noisy[length] = _explain_noise(module, x, bound / roundings)
+            if repeats and math.isfinite(bound) and len(undecided.noisy) <= MOST_NOISY:
+                lost = _find_not_finite(memoized, x, trials(module, x), bound, own)
+                if lost is not None:
+                    return _report_failure(law, lost, probes, own)
             continue
         try:
             for trial in trials(module, x):
@@ -200,7 +207,22 @@ def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:
         difference, reference = torch.zeros_like(x), x
     error = relative_error(difference.detach(), reference.detach())
     row, position = (0, 0) if error == 0 else locate_largest(difference)
-    return _Result(trial, x, error, allowed, row, position)
+    finite = bool(difference.isfinite().all())
+    return _Result(trial, x, error, allowed, row, position, finite)
+
+
+def _find_not_finite(
+    module: nn.Module, x: Tensor, trials: Iterable[Trial], allowed: float, own: OwnPrecision
+) -> _Result | None:
+    """Return the first trial whose difference is not finite, which no rounding explains."""
+    try:
+        for trial in trials:
+            result = _run(module, x, trial, allowed)
+            if not result.finite and not own.refutes(trial, x, result.error):
+                return result
+    except REFUSALS:
+        return None
+    return None
 
 
 def locate_largest(difference: Tensor) -> tuple[int, int]:

@@ -93,6 +93,20 @@ class _PositionsInHalf(CachedAttention):
         return rotate(k, positions.half())
 
 
+class _AnglesInHalf(CachedAttention):
+    """Angles are computed in fp16, in which positions above 65,504 are infinite."""
+
+    def _rotate_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        rates = 100.0 ** -torch.arange(q.shape[-1] // 2, device=q.device)
+        angles = (positions.half()[..., None] * rates.half()).to(q)[:, None]
+        return torch.view_as_real(
+            torch.view_as_complex(q.unflatten(-1, (-1, 2))) * torch.polar(angles * 0 + 1, angles)
+        ).flatten(-2)
+
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return self._rotate_query(k, positions)
+
+
 class _PositionsInShort(CachedAttention):
     """Positions are int16, which ends at 32,767."""
 
@@ -194,6 +208,7 @@ RARE = (
         "cache of 200", "prefill = step", _CacheOf200, ("padding",), notes="more than 200 tokens"
     ),
     Fault("positions in fp16", "relative", _PositionsInHalf, notes="positions above 2,048"),
+    Fault("angles in fp16", "relative", _AnglesInHalf, ("precision",), "positions above 65,504"),
     Fault("positions in int16", "relative", _PositionsInShort, notes="positions above 32,767"),
     Fault(
         "division by the norm of zeros", "stable", _DividedByNorm, ("causal",), "vectors of zeros"
