@@ -122,7 +122,7 @@ QUICK = CertifySettings(
     rounding_len=256,
     seconds=0.3,
 )
-"""Settings for a certificate in about five seconds."""
+"""Settings for a certificate in about five seconds: no larger weights and no training mode."""
 
 BEFORE_TRAINING = CertifySettings(
     lengths=(2, 7, 33),

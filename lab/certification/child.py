@@ -6,12 +6,12 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from hmac import compare_digest
 from secrets import token_hex
 from typing import Any
 
+from lab.certification.deadline import Deadline
 from lab.certification.guard import TOO_MUCH
 from lab.certification.request import KEY, Request, sign_frame
 from lab.files import clean_all, escape_controls
@@ -62,6 +62,7 @@ class Child:
         self._selector.register(self._events, selectors.EVENT_READ)
         self._selector.register(self._error, selectors.EVENT_READ)
         self.runs = True
+        self._worker = 0
         self._key, self._count = token_hex(32), 0
         # The pipe stays open: the child ends when it closes, however this process ends.
         with suppress(BrokenPipeError):
@@ -89,6 +90,7 @@ class Child:
             if "refused" in message:
                 self.kill()
                 raise RefusedError(message["refused"])
+            self._worker = message.get("worker", self._worker)
         return message
 
     def receive(self, seconds: int | float) -> Message:
@@ -97,9 +99,9 @@ class Child:
         Raises:
             StoppedError: when the child ends before, or takes longer than this.
         """
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds, self._worker)
         while b"\n" not in self._received:
-            left = deadline - time.monotonic()
+            left = deadline.count_left()
             # After a fork the pipe stays open although the child has ended.
             if self._process.poll() is not None and left <= 0:
                 raise StoppedError(self._describe_end())

@@ -21,7 +21,7 @@ from lab.certification.request import KEY, Request, sign_frame
 from lab.certify_settings import read_value
 from lab.files import shorten_message
 from lab.laws.certification import Certification
-from lab.laws.laws import LAWS
+from lab.laws.laws import select_laws
 from lab.laws.loading import load
 from lab.laws.verdict import Verdict
 from lab.machine.device import choose_device
@@ -45,7 +45,7 @@ def main(channel: int) -> None:
             events.write(f"{sign_frame(key, next(numbers), content)} {content}\n")
             events.flush()
 
-        send({})
+        send({"worker": os.getpid()})
         try:
             laws = select_laws(request.only)
             device = choose_device(request.settings.device)
@@ -74,18 +74,6 @@ def main(channel: int) -> None:
         )
         for law in laws:
             send(asdict(_judge(certification, law, request.memory)))
-
-
-def select_laws(only: list[str] | None) -> list[str]:
-    """Return the laws asked for, in the order in which they are tried.
-
-    Raises:
-        ValueError: for an unknown one.
-    """
-    unknown = [law for law in only or () if law not in LAWS]
-    if unknown:
-        raise ValueError(f"only={unknown[0]}: must be among {', '.join(LAWS)}")
-    return [law for law in LAWS if only is None or law in only]
 
 
 def _judge(certification: Certification, law: str, memory: int | float) -> Verdict:

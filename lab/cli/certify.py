@@ -116,7 +116,7 @@ def certify(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="Stop a law after this many seconds.",
+            help="Stop a law after this many seconds, not counting waits for a processor.",
             show_default=(
                 f"{SECONDS:g}; {QUICK_SECONDS:g} with --quick, {THOROUGH_SECONDS:g} with --thorough"
             ),

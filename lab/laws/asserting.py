@@ -8,7 +8,7 @@ from torch import nn
 
 from lab.certify_settings import QUICK
 from lab.laws.certification import Certification
-from lab.laws.laws import LAWS
+from lab.laws.laws import select_laws
 
 
 def assert_lawful(
@@ -35,22 +35,18 @@ def assert_lawful(
         laws: laws that must hold; "not applicable" and "not decided" fail the test too. None
             requires that no law fails and that at least one holds.
         settings: other fields of `CertifySettings`; the defaults are those of
-            `lab.certify_settings.QUICK`, which take a few seconds.
+            `lab.certify_settings.QUICK`, which take a few seconds and do not try training mode.
 
     Raises:
         AssertionError: names each law that is broken, its evidence and its counter-example, and
             ends with the program that shows the first.
         ValueError: as `Certification`; for an unknown law, lists the known ones.
     """
-    if isinstance(laws, str) or (laws is not None and not laws):
-        raise ValueError(f"{laws=}: must be a list of one law or more, or None for all")
-    unknown = [law for law in laws or () if law not in LAWS]
-    if unknown:
-        raise ValueError(f"laws={unknown}: must be among {', '.join(LAWS)}")
+    selected = select_laws(laws, "laws")
     certification = Certification(
         target, replace(QUICK, d_model=d_model, lengths=lengths, **settings)
     )
-    found = [certification.judge(law) for law in (LAWS if laws is None else laws)]
+    found = [certification.judge(law) for law in selected]
     broken = [v for v in found if v.verdict != "holds" and (laws or v.verdict == "fails")]
     lines = [f"{v.law} {v.verdict}: {v.counterexample or v.evidence}" for v in broken]
     lines += [f"  ({v.evidence})" for v in broken[:1] if v.counterexample]

@@ -16,6 +16,8 @@ from lab.laws.verdict import Verdict
 MOST_ROWS = 32
 MANY_ROWS = (32, 65, 130, 520)
 """Batches of short rows: sizes that exceed blocks of rows."""
+NEAR = 0.01
+"""Distance of similar tokens, which are routed alike, so that experts overflow."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
@@ -64,13 +66,23 @@ def _list_trials(x: Tensor, same_shape: bool) -> Iterator[Trial]:
 def _list_many_rows(most: int) -> Iterator[Trial]:
     for rows in (n for n in MANY_ROWS if n <= most):
         words = f"in a batch of {rows}, output {{position}} of a row moves"
-        yield Trial(compare_many_rows, {"rows": rows}, words, refusable=True)
+        yield Trial(compare_many_rows, {"rows": rows, "spread": 1.0}, words, refusable=True)
+    rows = max(n for n in MANY_ROWS if n <= most)
+    words = f"in a batch of {rows} similar rows, output {{position}} of a row moves"
+    yield Trial(compare_many_rows, {"rows": rows, "spread": NEAR}, words, refusable=True)
 
 
 @torch.no_grad()
-def compare_many_rows(module: nn.Module, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return how the first, middle and last outputs of a large batch move in a batch of three."""
-    many = draw((rows, *x.shape[1:]), seed=rows).to(x)
+def compare_many_rows(
+    module: nn.Module, x: Tensor, rows: int, spread: float
+) -> tuple[Tensor, Tensor]:
+    """Return how the first, middle and last outputs of a large batch move in a batch of three.
+
+    A spread below 1 is the distance of all tokens from the first token of x.
+    """
+    many = spread * draw((rows, *x.shape[1:]), seed=rows).to(x)
+    if spread < 1:
+        many += x[0, 0]
     y = module(many)
     few = [0, rows // 2, rows - 1]
     return module(many[few]) - y[few], y

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
-from lab.laws.special import compare_special, list_special, name_special
+from lab.laws.special import compare_special, find_token_suspect, list_special, name_special
 from lab.laws.trial import Trial
 from lab.laws.verdict import Verdict
 
@@ -17,6 +17,10 @@ TOKENS = 2**12
 FEW = 8
 SHORT = (2, 7, 8, 33)
 """Lengths at which special inputs are tried."""
+SEARCHED = 2
+"""Length of the inputs whose last token is each of the vocabulary."""
+SHARE = 0.1
+"""Share of the law's time for that search."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
@@ -29,6 +33,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 
     def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
         yield from _list_trials(module, x, cuts=not probes.same_shape)
+        if x.shape[1] == SEARCHED:
+            yield from _list_token_trials(module, x, probes.settings.seconds)
 
     # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
@@ -60,6 +66,16 @@ def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
     for s in {*_find_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
         words = f"output {s} of row {{row}} has a gradient at position {{position}}"
         yield Trial(measure_gradient_ahead, {"s": s}, words)
+
+
+def _list_token_trials(module: nn.Module, x: Tensor, seconds: float) -> Iterator[Trial]:
+    """Yield the trial of the token that a search of the vocabulary suspects."""
+    special, t = find_token_suspect(module, x, SHARE * seconds), x.shape[1]
+    if special is not None:
+        words = f"{name_special(special)} at position {t - 1} in place of another"
+        words += " moves output {position} of row {row}"
+        given = {"s": t - 1, "end": t, "special": special}
+        yield Trial(compare_special, given, words)
 
 
 def _list_longer_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:

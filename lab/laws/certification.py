@@ -1,7 +1,7 @@
 """Certifying a module: bring it to each condition and let every law judge it."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,7 +13,7 @@ from lab.certify_settings import CertifySettings, Condition
 from lab.laws.adapters import Adapted, adapt, find_lengths_taken
 from lab.laws.conditions import Seeded, apply_condition
 from lab.laws.copying import copy_module
-from lab.laws.laws import LAWS
+from lab.laws.laws import LAWS, select_laws
 from lab.laws.lengths import LENGTHS, find_lengths_around_chunks, find_longer_lengths
 from lab.laws.loading import build, is_target, load
 from lab.laws.noise import find_own_precision, find_precisions, in_double
@@ -29,26 +29,32 @@ HALVES = (torch.float16, torch.bfloat16)
 ADAPTERS = "lab.laws.adapters"
 
 
-def certify(target: Target, *args: Any, **settings: Any) -> list[Verdict]:
-    """Try every law on a module, the lab's or foreign, and return the verdicts.
+def certify(
+    target: Target, *args: Any, only: Collection[str] | None = None, **settings: Any
+) -> list[Verdict]:
+    """Try the laws on a module, the lab's or foreign, and return the verdicts.
 
     >>> centred = lambda x: x - x.mean(1, keepdim=True)  # subtracts a mean that later inputs enter
-    >>> verdicts = certify(centred, d_model=8, lengths=(7, 33))
-    >>> [verdict.law for verdict in verdicts if verdict.verdict == "fails"]
-    ['causal']
+    >>> verdicts = certify(centred, d_model=8, lengths=(7, 33), only=["deterministic", "causal"])
+    >>> {verdict.law: verdict.verdict for verdict in verdicts}
+    {'deterministic': 'holds', 'causal': 'fails'}
 
     Args:
         target: a module or function from [b t d] or tokens [b t], which is left unchanged; or
             "package.module:factory", which is imported and called anew for every seed.
         args: the fields `d_model`, `lengths`, `batch` and `seed` of `CertifySettings`.
+        only: names of the laws to try; None tries all.
         settings: any fields of `CertifySettings`; `device` may be a `torch.device`.
 
     Raises:
-        ValueError: as `CertifySettings` and `Certification`.
+        ValueError: as `CertifySettings` and `Certification`; for an unknown law, lists the known
+            ones.
     """
+    selected = select_laws(only)
     if "device" in settings:
         settings["device"] = str(settings["device"])
-    return list(Certification(target, CertifySettings(*args, **settings)))
+    certification = Certification(target, CertifySettings(*args, **settings))
+    return [certification.judge(law) for law in selected]
 
 
 class Certification:

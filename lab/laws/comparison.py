@@ -15,15 +15,15 @@ from lab.laws.own_precision import OwnPrecision
 from lab.laws.probes import Probes, draw, name_precision
 from lab.laws.refusal import REFUSALS, IncomparableError, describe_error
 from lab.laws.reproduction import write_program
-from lab.laws.timing import LEAST, read_clock
+from lab.laws.timing import LEAST, Timer, read_clock
 from lab.laws.trial import Trial, Trials
 from lab.laws.verdict import Verdict
 
 ROUNDINGS = 64
 NOISY = 1e-2
 MOST_LENGTHS = 64
-LONGER_SHARE = 0.15
-"""Share of a law's time that longer lengths may take beside it."""
+MOST_NOISY = 3
+"""Lengths with too much noise at which outputs that are not finite are still looked for."""
 
 
 @dataclass
@@ -57,6 +57,7 @@ class _Result:
     allowed: float
     row: int
     position: int
+    finite: bool
 
     @property
     def words(self) -> str:
@@ -95,7 +96,7 @@ def run_trials(
     tried: list[int] = []
     undecided = Undecided()
     further = () if longer is None else probes.longer
-    timer = _Timer(probes.settings.seconds * LONGER_SHARE)
+    timer = Timer(probes.settings.seconds)
     for length in (*probes.lengths, *further):
         extra = length not in probes.lengths
         if extra:
@@ -114,9 +115,13 @@ def run_trials(
             raise
         bound = roundings * floor(memoized, x)
         # Above NOISY the bound could hide a fault, e.g. a leak or a dependence on summation order.
-        if not bound < NOISY or not memoized.repeats():
+        if not (repeats := memoized.repeats()) or not bound < NOISY:
             if not extra:
                 undecided.noisy[length] = _explain_noise(module, x, bound / roundings)
+            if repeats and math.isfinite(bound) and len(undecided.noisy) <= MOST_NOISY:
+                lost = _find_not_finite(memoized, x, trials(module, x), bound, own)
+                if lost is not None:
+                    return _report_failure(law, lost, probes, own)
             continue
         try:
             for trial in trials(module, x):
@@ -150,23 +155,6 @@ def run_trials(
         note=note,
         tokens=max(tried),
     )
-
-
-class _Timer:
-    """Decides whether there is time for a further, longer input."""
-
-    def __init__(self, seconds: float):
-        self._seconds, self._length = seconds, 0
-        self._began = self._last = 0.0
-
-    def allows(self, length: int) -> bool:
-        """Whether an input of a length should end in time, from what the one before took."""
-        now = read_clock()
-        if not self._length:
-            self._began = self._last = now
-        expected = (now - self._last) * (length / max(self._length, 1)) ** 2
-        self._last, self._length = now, length
-        return now + expected - self._began <= self._seconds
 
 
 def _explain_noise(module: nn.Module, x: Tensor, floor: float) -> str:
@@ -219,7 +207,22 @@ def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:
         difference, reference = torch.zeros_like(x), x
     error = relative_error(difference.detach(), reference.detach())
     row, position = (0, 0) if error == 0 else locate_largest(difference)
-    return _Result(trial, x, error, allowed, row, position)
+    finite = bool(difference.isfinite().all())
+    return _Result(trial, x, error, allowed, row, position, finite)
+
+
+def _find_not_finite(
+    module: nn.Module, x: Tensor, trials: Iterable[Trial], allowed: float, own: OwnPrecision
+) -> _Result | None:
+    """Return the first trial whose difference is not finite, which no rounding explains."""
+    try:
+        for trial in trials:
+            result = _run(module, x, trial, allowed)
+            if not result.finite and not own.refutes(trial, x, result.error):
+                return result
+    except REFUSALS:
+        return None
+    return None
 
 
 def locate_largest(difference: Tensor) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.probes import draw
+from lab.laws.seeding import fix_seed
 from lab.laws.trace import CHECKPOINT, Operation, Trace
 
 TO_PYTHON = {
@@ -22,6 +23,9 @@ PRODUCTS = {
     *("lerp", "div", "conv1d", "conv2d"),
 }
 
+UNREACHED = ", but its result does not reach the output"
+UNSEEN = " and moves the output, but a trace does not show where its gradient is cut"
+
 
 def explain_cuts(
     module: nn.Module, x: Tensor, none: Iterable[str], zero: Iterable[str]
@@ -29,18 +33,22 @@ def explain_cuts(
     """Say what cuts parameters off the output, for those where a trace shows it.
 
     Args:
-        module: as it is; it runs forward once, and backward once for each parameter of `zero`.
+        module: as it is; it runs forward once, backward once for each parameter of `zero`, and
+            forward once more for each of `none` whose path to the output the trace does not show.
         x: the input.
         none: names of parameters that autograd finds no path to.
         zero: names of parameters whose gradient is zero.
     """
-    parameters = dict(module.named_parameters())
+    parameters, before = dict(module.named_parameters()), x.detach().clone()
     trace, found = Trace(id(sys._getframe())), {}
     try:
-        with trace:
+        with fix_seed(0, x.device), trace:
             y = module(x)
         for name in none:
-            found[name] = _explain_missing(trace.operations, parameters[name], x, y)
+            words = _explain_missing(trace.operations, parameters[name], x, y)
+            if words.endswith(UNREACHED) and _moves(module, parameters[name], before, y):
+                words = words.removesuffix(UNREACHED) + UNSEEN
+            found[name] = words
         for name in zero:
             found[name] = _explain_zero(trace.operations, parameters[name], y)
     except Exception:
@@ -64,7 +72,19 @@ def _explain_missing(operations: list[Operation], parameter: Tensor, x: Tensor, 
         return "" if by.guard == CHECKPOINT else f"cut by {_describe(by)}"
     if not taken:
         return "never used"
-    return f"used{_describe_place(taken[0])}, but its result does not reach the output"
+    return f"used{_describe_place(taken[0])}{UNREACHED}"
+
+
+@torch.no_grad()
+def _moves(module: nn.Module, parameter: Tensor, x: Tensor, y: Tensor) -> bool:
+    """Whether changing the parameter changes the output y of x."""
+    was = parameter.clone()
+    try:
+        parameter.add_(draw(was.shape, seed=1).to(was))
+        with fix_seed(0, x.device):
+            return not torch.equal(module(x), y)
+    finally:
+        parameter.copy_(was)
 
 
 def _explain_zero(operations: list[Operation], parameter: Tensor, y: Tensor) -> str:
@@ -117,7 +137,9 @@ def _find_carriers(
     for o in operations:
         if _contains_any(o.inputs, carries):
             inside = through_functions and o.guard not in ("", "no_grad")
-            carries |= {id(t) for t in o.outputs if t.requires_grad or inside}
+            # What a custom function returns requires a gradient, but not along this operation.
+            visible = o.guard in ("", CHECKPOINT)
+            carries |= {id(t) for t in o.outputs if (visible and t.requires_grad) or inside}
     return carries
 
 

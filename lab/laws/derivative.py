@@ -7,9 +7,10 @@ from torch.autograd import Function
 from lab.laws.backward import BackwardError, find_functions, judge_functions
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
+from lab.laws.refusal import REFUSALS
 from lab.laws.reproduction import write_program
 from lab.laws.seeding import fix_seed
-from lab.laws.timing import LEAST, read_clock
+from lab.laws.timing import LEAST, Timer, read_clock
 from lab.laws.verdict import Verdict
 
 STEPS = (1e-4, 1e-5, 1e-6)
@@ -17,7 +18,8 @@ STEPS = (1e-4, 1e-5, 1e-6)
 DIRECTIONS = 2
 ALLOWED = 1e-5
 """Relative difference that truncation and rounding explain in fp64."""
-LONGEST = 33
+SHORT = 33
+"""Longest input on which modules without custom functions are tried."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
@@ -29,7 +31,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     gradient's norm, which is what a random direction is expected to show.
 
     torch's own derivatives are right, so the law fails only where a custom `autograd.Function` of
-    the module is wrong by itself (`lab.laws.backward`), in its backward or its forward mode. Where
+    the module is wrong by itself (`lab.laws.backward`), in its backward or its forward mode. Such a
+    function may work in chunks, so while there is time it is tried on longer inputs too. Where
     gradients differ by design, by a detached branch or a surrogate gradient, it is not decided, nor
     where calls are not repeatable.
     """
@@ -37,20 +40,32 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         words = "the module does not compute in fp64, so differences are too coarse"
         return Verdict(LAW.name, "not decided", words)
     began, worst, tried = read_clock(), 0.0, []
-    for length in probes.lengths:
-        late = read_clock() - began > probes.settings.seconds
-        if (tried and length > LONGEST) or (len(tried) >= LEAST and late):
+    timer = Timer(probes.settings.seconds)
+    for length in (*probes.lengths, *probes.longer):
+        further = bool(tried) and length > SHORT
+        late = not further and read_clock() - began > probes.settings.seconds
+        if (further and not timer.allows(length)) or (len(tried) >= LEAST and late):
             break
         x = probes.input(length)
-        if not module(x.clone().requires_grad_()).requires_grad:
-            words = "the output has no gradient"
-            return Verdict(LAW.name, "not applicable", words)
-        error = max(measure_derivative(module, x, seed) for seed in range(DIRECTIONS))
+        try:
+            if not module(x.clone().requires_grad_()).requires_grad:
+                words = "the output has no gradient"
+                return Verdict(LAW.name, "not applicable", words)
+            if further and not find_functions(module, x):
+                continue
+            error = max(measure_derivative(module, x, seed) for seed in range(DIRECTIONS))
+        except REFUSALS:
+            if length in probes.lengths:
+                raise
+            break  # e.g. longer than a table of positions
         if not error <= ALLOWED:
-            return _explain(module, probes, x, error)
+            found = _explain(module, probes, x, error)
+            if not further or found.verdict == "fails":
+                return found
+            break  # e.g. too steep for central differences
         tried.append(length)
         worst = max(worst, error)
-    x = probes.input(tried[-1])
+    x = probes.input(max(tried))
     functions = sorted(find_functions(module, x), key=lambda function: function.__name__)
     if any(function.jvp is not Function.jvp for function in functions):
         wrong, _ = judge_functions(module, x)
@@ -58,8 +73,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             return _report(probes, x, f"length {x.shape[1]}", wrong[0])
     own = ", ".join(function.__name__ for function in functions)
     evidence = f"largest relative error {worst:.2g} ({ALLOWED:g} allowed), lengths "
-    evidence += f"{', '.join(map(str, tried))}; custom functions: {own or 'none'}"
-    return Verdict(LAW.name, "holds", evidence, measured=worst, allowed=ALLOWED)
+    evidence += f"{', '.join(map(str, sorted(tried)))}; custom functions: {own or 'none'}"
+    return Verdict(LAW.name, "holds", evidence, measured=worst, allowed=ALLOWED, tokens=max(tried))
 
 
 LAW = Law("gradient is the derivative", judge, conditions="evaluating")

@@ -23,7 +23,6 @@ from lab.laws.reach import (
     reach,
 )
 from lab.laws.reproduction import write_program
-from lab.laws.seeding import fix_seed
 from lab.laws.verdict import Verdict
 
 Moves = dict[str, Tensor]
@@ -197,8 +196,7 @@ def _explain(
 ) -> Iterator[str]:
     """Yield each dead parameter with what cuts it, where a trace shows it."""
     none, zero = ([n for n, how in dead.items() if how == cut] for cut in ("none", "zero"))
-    with fix_seed(0, like.device):
-        reasons = explain_cuts(module, draw_input(like, 0), none, zero)
+    reasons = explain_cuts(module, draw_input(like, 0), none, zero)
     for name, how in dead.items():
         words = reasons.get(name)
         if how == "tie-only":

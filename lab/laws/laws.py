@@ -1,5 +1,7 @@
 """The list of laws. A new law is a file that defines `LAW`, and its line here."""
 
+from collections.abc import Collection
+
 from lab.laws import (
     batch,
     causal,
@@ -36,3 +38,18 @@ LAWS: dict[str, Law] = {
     )
 }
 """Every law by name, in the order in which they are tried."""
+
+
+def select_laws(names: Collection[str] | None, field: str = "only") -> list[str]:
+    """Return the laws asked for, in the order in which they are tried; None asks for all.
+
+    Raises:
+        ValueError: for an unknown law, lists the known ones; for text or an empty list. `field` is
+            what the message calls the names.
+    """
+    if isinstance(names, str) or (names is not None and not names):
+        raise ValueError(f"{field}={names!r}: must be a list of one law or more, or None for all")
+    unknown = [law for law in names or () if law not in LAWS]
+    if unknown:
+        raise ValueError(f"{field}={unknown[0]}: must be among {', '.join(LAWS)}")
+    return [law for law in LAWS if names is None or law in names]

@@ -57,9 +57,14 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     tokens = sizes[-1].tokens if sizes else 0
     for size in sizes:
         if not math.isfinite(size.output + sum(size.state)):
-            evidence = f"output {size.output:.2g}, state {max(size.state, default=0):.2g}"
+            evidence = f"output {size.output:.2g}"
+            if size.state:
+                # A plain maximum would pass over NaN.
+                largest = max(size.state, key=lambda each: math.inf if each != each else each)
+                evidence += f", state {largest:.2g}"
             words = f"not finite within {size.tokens} tokens"
-            snippet = _write_snippet(probes, decodes, size.tokens, words)
+            write = _write_state_snippet if math.isfinite(size.output) else _write_snippet
+            snippet = write(probes, decodes, size.tokens, words)
             return Verdict(LAW.name, "fails", evidence, words, math.inf, GROWS, snippet)
     early = [size for size in sizes if tokens / 8 < size.tokens <= tokens / 4]
     late = [size for size in sizes if tokens / 2 < size.tokens]
@@ -137,7 +142,8 @@ def _write_state_snippet(probes: Probes, decodes: bool, tokens: int, words: str)
             with torch.no_grad():
                 _, state = module.prefill(x[:, :length])
             leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-            sizes.append([root_mean_square(leaf) for leaf in leaves if leaf.is_floating_point()])
+            kept = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
+            sizes.append([root_mean_square(leaf) for leaf in kept])
         print("sizes of the state after a quarter of {tokens} tokens, and after all", sizes)
         sys.exit(any(not late <= {GROWS} * early for early, late in zip(*sizes)))
     """
@@ -167,11 +173,12 @@ def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_Block
         except REFUSALS:
             return sizes
         leaves = [x for x in tree_leaves(state) if isinstance(x, Tensor)]
-        tensors = [x for x in leaves if x.is_floating_point()]
+        tensors = [x for x in leaves if x.is_floating_point() or x.is_complex()]
         state_sizes = tuple(root_mean_square(x) for x in tensors)
-        sizes.append(_BlockSize(end, root_mean_square(y), state_sizes))
+        y_size = root_mean_square(y)
+        sizes.append(_BlockSize(end, y_size, state_sizes))
         late = read_clock() - began > probes.settings.seconds
-        if not math.isfinite(sizes[-1].output) or late:
+        if not math.isfinite(y_size + sum(state_sizes)) or late:
             break
     return sizes
 
@@ -195,8 +202,8 @@ def _read_at_once(module: nn.Module, probes: Probes) -> list[_BlockSize]:
 
 
 def root_mean_square(x: Tensor) -> float:
-    """Return the root mean square of all entries; 0 for an empty tensor."""
-    return x.double().square().mean().sqrt().item() if x.numel() else 0.0
+    """Return the root mean square of all entries' sizes; 0 for an empty tensor."""
+    return x.abs().double().square().mean().sqrt().item() if x.numel() else 0.0
 
 
 def _average(sizes: Iterable[float]) -> float:

@@ -14,11 +14,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.certification import child, process
-from lab.certification.worker import select_laws
 from lab.cli import app
 from lab.cli.certify import _write_programs
 from lab.cli.output import is_marked
 from lab.cli.tables.certify import build_law_table
+from lab.laws.laws import select_laws
 
 HERE = Path(__file__).parent
 BROKEN = "tests.integration.certified:"

@@ -70,3 +70,14 @@ def test_its_program_builds_the_same_model():
     with pytest.raises(SystemExit) as ended:
         exec(compile(found.snippet, "program", "exec"), {"__name__": "__main__"})
     assert ended.value.code is True
+
+
+def test_a_model_that_does_not_name_its_table_is_judged():
+    def name_none() -> None:
+        raise NotImplementedError("not auto-handled")
+
+    model = build("LlamaConfig", num_hidden_layers=1)
+    model.get_input_embeddings = name_none
+    certification = Certification(model, replace(QUICK, lengths=SHORT))
+    assert "embedded by model.embed_tokens" in certification.notes[0]
+    assert certification.judge("causal").verdict == "holds"

@@ -58,6 +58,15 @@ class _SharedCapacity(RightExperts):
         return gates * (place <= 6)
 
 
+class _AmpleCapacity(RightExperts):
+    """An expert takes five eighths of the batch's tokens, at least 64, in the order of the rows."""
+
+    def _compute_gates(self, logits: Tensor) -> Tensor:
+        gates = super()._compute_gates(logits)
+        place = (gates > 0).flatten(0, 1).cumsum(0).view_as(gates)
+        return gates * (place <= max(64, 5 * gates[..., 0].numel() // 8))
+
+
 class _FirstAxis(RightExperts):
     """The router's softmax runs along the first axis, the batch."""
 
@@ -129,6 +138,9 @@ BATCHES = (
     Fault("layout guessed where b = t", "batch-invariant", _GuessedLayout, ("causal",), "b = t"),
     Fault("running sum goes on into the next row", "batch-invariant", _RowsInOneSum, ("causal",)),
     Fault("capacity in the order of rows", "batch-invariant", _SharedCapacity, ("causal",)),
+    Fault(
+        "capacity that similar rows exceed", "batch-invariant", _AmpleCapacity, notes="similar rows"
+    ),
     Fault("softmax over rows", "batch-invariant", _FirstAxis),
     Fault("keys tiled against queries", "batch-invariant", _TiledKeys),
     Fault("row number as position", "batch-invariant", _RowNumber),

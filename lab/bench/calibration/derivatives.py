@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -47,6 +48,16 @@ class _FromOutput(_Swish):
         (x,) = ctx.saved_tensors
         grad = grads[0] * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))
         return grad * (1 + 1e-3 * (x > 1))
+
+
+class _FirstOfChunk(_Swish):
+    """The backward pass works in chunks of 64 and loses the first token of all but the first."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad = _Swish.backward(ctx, *grads)
+        place = torch.arange(grad.shape[-1], device=grad.device)
+        return grad * ((place % 64 > 0) | (place == 0))
 
 
 class _HalfTangent(_Swish):
@@ -105,6 +116,12 @@ class _SlightlyWrongBackward(CustomBackward):
     function = _FromOutput
 
 
+class _WrongAtChunks(CustomBackward):
+    """Gradients at the borders of chunks are lost."""
+
+    function = _FirstOfChunk
+
+
 class _WrongForwardMode(CustomBackward):
     """The product rule's second term is missing in forward mode."""
 
@@ -126,5 +143,6 @@ class ReversedGradient(CustomBackward):
 DERIVATIVES = (
     Fault("backward without the product rule", "gradient is the derivative", _WrongBackward),
     Fault("forward mode without the product rule", "gradient is the derivative", _WrongForwardMode),
+    Fault("backward loses the borders of chunks", "gradient is the derivative", _WrongAtChunks),
     Fault("backward a thousandth too large", "gradient is the derivative", _SlightlyWrongBackward),
 )

@@ -93,6 +93,20 @@ class _PositionsInHalf(CachedAttention):
         return rotate(k, positions.half())
 
 
+class _AnglesInHalf(CachedAttention):
+    """Angles are computed in fp16, in which positions above 65,504 are infinite."""
+
+    def _rotate_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        rates = 100.0 ** -torch.arange(q.shape[-1] // 2, device=q.device)
+        angles = (positions.half()[..., None] * rates.half()).to(q)[:, None]
+        return torch.view_as_real(
+            torch.view_as_complex(q.unflatten(-1, (-1, 2))) * torch.polar(angles * 0 + 1, angles)
+        ).flatten(-2)
+
+    def _rotate_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return self._rotate_query(k, positions)
+
+
 class _PositionsInShort(CachedAttention):
     """Positions are int16, which ends at 32,767."""
 
@@ -106,12 +120,13 @@ class _PositionsInShort(CachedAttention):
 class TokenModel(nn.Module):
     """Attention between an embedding table and a head."""
 
+    vocabulary = VOCABULARY
     padding: int | None = None
 
     def __init__(self):
         super().__init__()
-        self.table, self.mixer = nn.Embedding(VOCABULARY, D_MODEL), RightAttention()
-        self.head = nn.Linear(D_MODEL, VOCABULARY)
+        self.table, self.mixer = nn.Embedding(self.vocabulary, D_MODEL), RightAttention()
+        self.head = nn.Linear(D_MODEL, self.vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [b t] to logits [b t v]."""
@@ -144,6 +159,29 @@ class _NamedEnd(TokenModel):
         self.eos_token_id = 17
 
 
+class _SeparatorsAhead(TokenModel):
+    """Logits are scaled by the number of separators from their position to the end of the row."""
+
+    vocabulary = 3000
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ends = (tokens == self._get_separator()).long()
+        ahead = ends.flip(1).cumsum(1).flip(1)
+        return super().forward(tokens) * (1 + ahead)[..., None]
+
+    def _get_separator(self) -> int:
+        return 2017
+
+
+class _NamedSeparatorAhead(_SeparatorsAhead):
+    """The same with a separator that the module names."""
+
+    separator_id = 1234
+
+    def _get_separator(self) -> int:
+        return self.separator_id
+
+
 class SilentZeros(RightAttention):
     """A vector of zeros has no output of its own, as padding might; that is causal."""
 
@@ -160,12 +198,17 @@ RARE = (
     Fault("zeros counted as padding", "causal", _CountsZeros, notes="vectors of zeros"),
     Fault("token 0 as padding", "causal", _ZeroIsPadding, notes="token 0"),
     Fault("last token as padding", "causal", _LastIsPadding, notes="the last token"),
+    Fault(
+        "separators counted from the end", "causal", _SeparatorsAhead, notes="one token of 3,000"
+    ),
+    Fault("named separators so", "causal", _NamedSeparatorAhead, notes="one token of 3,000"),
     Fault("end token as padding", "causal", _NamedEnd, notes="a token that the module names"),
     Fault("blocks of 24 rows", "batch-invariant", _BlockOfRows, notes="more than 24 rows"),
     Fault(
         "cache of 200", "prefill = step", _CacheOf200, ("padding",), notes="more than 200 tokens"
     ),
     Fault("positions in fp16", "relative", _PositionsInHalf, notes="positions above 2,048"),
+    Fault("angles in fp16", "relative", _AnglesInHalf, ("precision",), "positions above 65,504"),
     Fault("positions in int16", "relative", _PositionsInShort, notes="positions above 32,767"),
     Fault(
         "division by the norm of zeros", "stable", _DividedByNorm, ("causal",), "vectors of zeros"

@@ -1,4 +1,4 @@
-"""The state of a foreign module, kept so that using it leaves it unchanged."""
+"""The state of a foreign module, and what a call is given of it."""
 
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -41,6 +41,22 @@ def extend_state(state: Carried, kept: Tensor, held: Any) -> Carried:
 def copy_state(held: Any) -> Any:
     """Return a copy whose tensors are clones, through which gradients reach the originals."""
     return deepcopy(held, {id(x): x.clone() for x in list_tensors(held)})
+
+
+def lend_state(held: Any, name: str = "state") -> Any:
+    """Return what a call is given of a state: a cache's copy, and any other state itself.
+
+    A call must leave a state as it is: tensors, or tuples and lists of them. By design a call may
+    write into a cache: a dict, an object of another class, or what the parameter's name calls so.
+    """
+    return copy_state(held) if "cache" in name or not _is_plain(held) else held
+
+
+def _is_plain(held: Any) -> bool:
+    """Whether a state is made of tensors and numbers, at any depth of tuples and lists."""
+    if isinstance(held, tuple | list):
+        return all(map(_is_plain, held))
+    return held is None or isinstance(held, Tensor | int | float)
 
 
 def list_tensors(held: Any) -> list[Tensor]:

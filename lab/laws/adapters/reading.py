@@ -20,7 +20,7 @@ from lab.laws.adapters.options import AdapterOptions
 from lab.laws.adapters.sizes import ANY_WIDTH, choose_vocabulary, list_vocabularies, list_widths
 from lab.laws.adapters.tokens import BITS, DecodingTokens, Tokens
 from lab.laws.probes import draw
-from lab.laws.refusal import RefusalError
+from lab.laws.refusal import REFUSALS, RefusalError
 from lab.layers.state import Decoder
 
 
@@ -148,10 +148,17 @@ def _find_table(fit: Fit, tried: Any, ids: Tensor) -> tuple[str, nn.Embedding] |
     fit.build(tried)(ids)
     for handle in handles:
         handle.remove()
-    # Where several tables read the same tokens, transformers knows which one embeds them.
-    own: Any = getattr(tried, "get_input_embeddings", None) if is_hugging_face(tried) else None
-    fits = (m for m in seen if own is None or m is own())
+    own = _get_own_table(tried)
+    fits = (m for m in seen if own is None or m is own)
     return next(((name, m) for m in fits for name, it in tables.items() if it is m), None)
+
+
+def _get_own_table(tried: Any) -> nn.Module | None:
+    """Return the table that embeds tokens, where several read them and transformers knows which."""
+    try:
+        return tried.get_input_embeddings() if is_hugging_face(tried) else None
+    except REFUSALS:  # research code often does not define it
+        return None
 
 
 def match_module(module: Any, x: Tensor) -> Tensor:

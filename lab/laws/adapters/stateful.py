@@ -11,6 +11,7 @@ from lab.laws.adapters.carried import (
     Carried,
     copy_state,
     extend_state,
+    lend_state,
     make_start_state,
     refuse_padding,
 )
@@ -54,14 +55,17 @@ class Stateful(PlainAdapter):
         """Return the outputs of further tokens, and the state after them."""
         kept = refuse_padding(x, keep)
         before = self.start(len(x)) if state is None else state
-        # A module may write into its state, so it is given a copy.
-        y, held = self.advance(x, copy_state(before.held))
+        y, held = self.advance(x, self.lend(before.held))
         return y, extend_state(before, kept, held)
 
     def step(self, x: Tensor, state: Carried) -> tuple[Tensor, Carried]:
         """Return the output of one further token, and the state after it."""
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
+
+    def lend(self, held: Any) -> Any:
+        """Return what a call is given of a state."""
+        return lend_state(held)
 
     def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the module's state; `held` is None at first."""
@@ -96,6 +100,10 @@ class Returned(Stateful):
     def call(self, x: Tensor) -> Any:
         """Return what the module returns without an earlier state."""
         return self.module(lay_out(x, self.layout), **self.make_state_argument(len(x)))
+
+    def lend(self, held: Any) -> Any:
+        """Return what a call is given of a state, as the parameter's name says."""
+        return lend_state(held, self.name)
 
     def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the state returned with them."""
@@ -151,6 +159,10 @@ class Allocated(Stateful):
 
     Source: state-spaces/mamba, mamba_ssm/modules and mamba_ssm/utils/generation.py.
     """
+
+    def lend(self, held: Any) -> Any:
+        """Return a copy of a state, into which mamba-ssm's step writes by design."""
+        return copy_state(held)
 
     def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of further tokens, and the state, which is written in place."""

@@ -120,11 +120,17 @@ class EmbeddingShift:
 
 def encode_token(d_model: int, token: int, vocab_size: int, skip: int = -1) -> Tensor:
     """Return a vector [d] that encodes a token and does not shift its embedding; skip -1: none."""
+    return encode_tokens(d_model, torch.tensor([token]), vocab_size, skip)[0]
+
+
+def encode_tokens(d_model: int, tokens: Tensor, vocab_size: int, skip: int = -1) -> Tensor:
+    """Return the vectors [n d] of tokens [n], each as `encode_token` returns it."""
     n_read = vocab_size - (skip >= 0)
-    spelt = -(-(token - (0 <= skip < token)) * 2**BITS // n_read)
-    vector = torch.zeros(d_model, dtype=torch.float64)
-    vector[-BITS:] = 2.0 * (spelt >> torch.arange(BITS) & 1) - 1
-    return vector
+    numbers = tokens - ((tokens > skip) & (skip >= 0)).long()
+    spelt = -(-numbers * 2**BITS // n_read)
+    vectors = torch.zeros(len(tokens), d_model, dtype=torch.float64)
+    vectors[:, -BITS:] = 2.0 * (spelt[:, None] >> torch.arange(BITS) & 1) - 1
+    return vectors
 
 
 def to_token_ids(x: Tensor, vocab_size: int, skip: int | None = None) -> Tensor:

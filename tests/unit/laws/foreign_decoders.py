@@ -24,6 +24,46 @@ class Going(nn.Module):
         return y.tanh(), None, cache
 
 
+class _Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def overwrite(self, x: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the running sums, and their last, which replaces the total before."""
+        total = x.new_zeros(len(x), 6) if total is None else total
+        y = self.linear(x).cumsum(1) + total[:, None]
+        return y.tanh(), total.copy_(y[:, -1])
+
+
+class Overwriting(_Sum):
+    """Writes into the tensor that it is given as its state."""
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.overwrite(x, state)
+
+
+class OverwritingCache(_Sum):
+    """The same, of a tensor that is called a cache."""
+
+    def forward(self, x: Tensor, kv_cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.overwrite(x, kv_cache)
+
+
+class OverwritingStep(_Sum):
+    """The same, by a method for one token."""
+
+    def init_state(self, batch: int) -> tuple[Tensor]:
+        return (self.linear.bias.new_zeros(batch, 6),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.overwrite(x, None)[0]
+
+    def step(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        y, total = self.overwrite(x[:, None], state[0])
+        return y[:, 0], (total,)
+
+
 class Cell(nn.Module):
     def __init__(self):
         super().__init__()

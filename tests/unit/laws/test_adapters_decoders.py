@@ -1,6 +1,7 @@
 """An adapter decodes from any state that the foreign module can continue from."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from lab.laws.adapters import adapt
 from lab.laws.adapters.tokens import BITS
 from lab.laws.probes import draw
 from lab.layers.state import Decoder
-from tests.unit.laws.foreign_decoders import DECODERS, Going
+from tests.unit.laws.foreign_decoders import (
+    DECODERS,
+    Cached,
+    Going,
+    Overwriting,
+    OverwritingCache,
+    OverwritingStep,
+)
 from tests.unit.laws.foreign_modules import relative_difference
 
 
@@ -43,6 +51,21 @@ def test_a_decoder_goes_on_from_any_state_any_number_of_times(name: str):
             assert end.position.tolist() == [9] * 3
     for mine, theirs in zip(list_tensors(state), list_tensors(before), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("made", [Overwriting, OverwritingStep])
+def test_a_call_must_not_change_the_state_that_it_is_given(made: type[nn.Module]):
+    found = Certification(made(), CertifySettings(8, (2, 5))).judge("prefill = step")
+    assert found.verdict == "fails"
+    assert found.counterexample == (
+        "length 2: using the state after 1 tokens a second time moves output 1 of row 0"
+    )
+
+
+@pytest.mark.parametrize("make", [OverwritingCache, Going, lambda: Cached(0)])
+def test_a_call_may_write_into_a_cache(make: Callable[[], nn.Module]):
+    found = Certification(make(), CertifySettings(8, (2, 5))).judge("prefill = step")
+    assert found.verdict == "holds"
 
 
 def list_tensors(state: object) -> list[Tensor]:

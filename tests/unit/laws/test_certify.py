@@ -213,10 +213,34 @@ def test_unlawful_ones_say_why():
 def test_laws_that_are_asked_for_must_be_decided():
     with pytest.raises(AssertionError, match="padding not applicable: the module has no start"):
         assert_lawful(nn.Linear(8, 8), laws=["padding"])
-    with pytest.raises(
-        ValueError, match=r"laws=.'causality'.: must be among deterministic, causal"
-    ):
+    with pytest.raises(ValueError, match=r"laws=causality: must be among deterministic, causal"):
         assert_lawful(nn.Linear(8, 8), laws=["causality"])
+
+
+def test_only_the_laws_asked_for_are_tried():
+    found = certify(nn.Linear(8, 8), 8, (1, 2), only=["causal", "deterministic"])
+    assert [verdict.law for verdict in found] == ["deterministic", "causal"]
+    with pytest.raises(ValueError, match=r"only=causality: must be among deterministic, causal"):
+        certify(nn.Linear(8, 8), 8, only=["causality"])
+    with pytest.raises(ValueError, match=r"only='causal': must be a list of one law or more"):
+        certify(nn.Linear(8, 8), 8, only="causal")
+
+
+def test_training_mode_is_left_out_of_a_quick_certificate():
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.mT).mT
+
+    quick, usual = (
+        Certification(Averaging(), replace(settings, lengths=(2, 5))).judge("batch-invariant")
+        for settings in (QUICK, CertifySettings())
+    )
+    assert (quick.verdict, usual.verdict) == ("holds", "fails")
+    assert "training" in (usual.counterexample or "")
 
 
 def test_long_lengths_alone_are_tried_under_every_condition():

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from lab.bench.calibration import FAULTS
 from lab.bench.calibration.cached import CachedAttention, LeastMask
-from lab.laws import LAWS, Certification, CertifySettings, Probes, Verdict, certify
+from lab.laws import (
+    LAWS,
+    Certification,
+    CertifySettings,
+    Probes,
+    Verdict,
+    certify,
+    relative_positions,
+)
 from lab.layers.state import next_position
 
 
@@ -149,8 +157,18 @@ def test_a_state_need_not_tell_its_position(in_place):
         assert "a second time" in (found.counterexample or "")
 
 
-def test_the_gradient_is_judged_at_long_lengths_too_where_no_other_is_asked_for():
-    found = Certification(nn.Linear(4, 4), CertifySettings(4, (66,))).judge(
-        "gradient is the derivative"
-    )
-    assert (found.verdict, "lengths 66;" in found.evidence) == ("holds", True)
+def test_noise_hides_no_output_that_is_not_finite():
+    settings = CertifySettings(16, (1, 2, 9))
+    found = Certification(build_fault("angles in fp16"), settings).judge("relative")
+    assert found.verdict == "fails"
+    words = "length 1: starting at position 100000 moves output 0 of row 0"
+    assert (found.counterexample or "").startswith(words)
+    assert "relative error nan" in found.evidence
+
+
+def test_noise_without_a_fault_stays_undecided(monkeypatch):
+    monkeypatch.setattr(relative_positions, "SHIFTS", (1_000,))
+    settings = CertifySettings(16, (1, 2, 9))
+    found = Certification(build_fault("angles in fp16"), settings).judge("relative")
+    assert found.verdict == "not decided"
+    assert "rounding the input moves the output by" in found.evidence

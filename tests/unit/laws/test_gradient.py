@@ -36,6 +36,18 @@ class SilencesOne(ForgetsOne):
         return grads[0], torch.zeros(8, dtype=grads[0].dtype)
 
 
+class HidesOne(torch.autograd.Function):
+    """A function of one argument that reads a parameter beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, beside: list[Tensor]) -> Tensor:
+        return a * beside[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
 def multiply_without_grad(m: Any, h: Tensor) -> Tensor:
     with torch.no_grad():
         weight = m.p * 2
@@ -60,6 +72,9 @@ NONE = {
     "cut by Tensor.gt": lambda m, h: h * (m.p > h),
     "cut by ForgetsOne, an autograd.Function, around Tensor.mul": lambda m, h: ForgetsOne.apply(
         h, m.p
+    ),
+    "cut by HidesOne, an autograd.Function, around Tensor.mul": lambda m, h: HidesOne.apply(
+        h, [m.p]
     ),
     "cut by Tensor.detach  ": lambda m, h: checkpoint(
         lambda z: z * m.p.detach(), h, use_reentrant=False
@@ -96,6 +111,21 @@ def test_what_cuts_a_parameter_is_named_with_its_line(how: str, words: str, func
     end = ", but its result does not reach the output" if words == "used" else ""
     expected = f"p: {how}, {re.escape(words.rstrip())}{place}{end}"
     assert re.fullmatch(expected, found.counterexample or ""), found.counterexample
+
+
+def write_into_view(m: Any, h: Tensor) -> Tensor:
+    buffer = torch.zeros_like(h)
+    with torch.no_grad():
+        buffer[..., :4].copy_((h * m.p)[..., :4])
+    return h + buffer
+
+
+def test_what_moves_the_output_is_not_said_to_miss_it():
+    found = judge(Planted(write_into_view, p=torch.ones(8)))
+    words = (
+        r"p: none, used at test_gradient\.py:\d+ and moves the output, but a trace does not show "
+    )
+    assert re.fullmatch(f"{words}where its gradient is cut", found.counterexample or "")
 
 
 def test_the_line_is_where_it_was_cut():

@@ -179,6 +179,33 @@ def test_growth_is_found(module: nn.Module, outcome: str):
     assert bool(found.counterexample) == (outcome == "fails")
 
 
+class Turning(Recurrence):
+    """A complex total that turns, of which the output is what a bounded function leaves."""
+
+    def prefill(
+        self, x: Tensor, state: Sum | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Sum]:
+        total, position = self.start(len(x)) if state is None else state
+        outputs = []
+        for token in x.unbind(1):
+            total = 1j * self.rate * total + token
+            outputs.append(total.real.tanh())
+        return torch.stack(outputs, 1), Sum(total, position + x.shape[1])
+
+
+def test_a_complex_state_is_measured():
+    assert judge("stable", Turning(0.9)).verdict == "holds"
+    grown = judge("stable", Turning(1.003))
+    assert (grown.verdict, "state 1.0 " in grown.evidence) == ("fails", False), grown
+    overflown = judge("stable", Turning(3.0))
+    assert overflown.evidence == "output 1, state inf"
+    assert "sizes of the state" in (overflown.snippet or "")
+
+
+def test_a_module_without_a_state_is_not_said_to_have_one():
+    assert judge("stable", Mixing(lambda x: x / (x - x))).evidence == "output inf"
+
+
 def test_a_slower_explosion_shows_in_a_longer_sequence():
     slow = Recurrence(1.00005)
     assert judge("stable", slow, max_len=1024).verdict != "fails"

@@ -1,0 +1,74 @@
+"""The lengths that laws go on to: by cost, whatever else the machine does."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lab.bench.calibration import FAULTS, RIGHT
+from lab.laws import Certification, CertifySettings, timing
+from lab.laws.timing import Timer
+
+DERIVATIVE = "gradient is the derivative"
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return next(one for one in (*FAULTS, *RIGHT) if one.name == name).build()
+
+
+def test_the_gradient_is_judged_at_long_lengths_too_where_no_other_is_asked_for():
+    found = Certification(nn.Linear(4, 4), CertifySettings(4, (66,))).judge(DERIVATIVE)
+    assert (found.verdict, "lengths 66;" in found.evidence) == ("holds", True)
+
+
+def test_a_backward_pass_that_works_in_chunks_is_judged_past_them():
+    settings = CertifySettings(16, (2,), longer=(65,))
+    found = Certification(build("backward loses the borders of chunks"), settings).judge(DERIVATIVE)
+    assert found.verdict == "fails"
+    assert (found.counterexample or "").startswith("length 65: the gradient differs")
+    assert "_FirstOfChunk.backward is wrong" in (found.counterexample or "")
+
+
+@pytest.mark.parametrize(
+    ("module", "outcome", "lengths"),
+    [
+        ("straight-through", "not decided", ""),
+        ("convolution", "holds", "lengths 2;"),  # torch's own derivatives need no long inputs
+    ],
+)
+def test_longer_derivatives_of_right_modules_are_no_fault(module, outcome, lengths):
+    settings = CertifySettings(16, (2,), longer=(65, 130))
+    found = Certification(build(module), settings).judge(DERIVATIVE)
+    assert (found.verdict, lengths in found.evidence) == (outcome, True)
+
+
+def test_what_only_longer_inputs_bend_too_much_is_no_fault():
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return grads[0] * 2
+
+    class Jumping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = Doubling.apply(x)
+            assert isinstance(y, torch.Tensor)
+            return y + (y.detach() if x.shape[1] > 64 else 0)
+
+    found = Certification(Jumping(), CertifySettings(16, (2,), longer=(33, 65))).judge(DERIVATIVE)
+    assert (found.verdict, "lengths 2, 33;" in found.evidence) == ("holds", True)
+
+
+def test_common_lengths_are_reached_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, 0.3, 0.3, 0.8])
+    monkeypatch.setattr(timing, "read_clock", lambda: next(clock))
+    timer = Timer(5.0)
+    assert timer.allows(128)
+    assert timer.allows(257)  # a quarter of the time for longer lengths would not be enough
+    assert timer.allows(513)
+    assert not timer.allows(1025)
