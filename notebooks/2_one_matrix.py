@@ -188,4 +188,4 @@ print(
 # softmax, or C·B faded by decay and signed. And in what may fill it: below the diagonal SSD's rank
 # stops at `d_state`, where attention's, on the same random inputs, is as high as the block allows.
 # In the tiny model trained here the SSD layer does what one knows from attention: it looks at
-# what followed the same token earlier, twice as much as by chance.
+# what followed the same token earlier, four times as much as by chance.

@@ -200,7 +200,7 @@ for past in zero_pasts:
 # ## Answer
 #
 # All four, in both layers, and hardly by role: of the 1.3 nats that a role could tell it tells a
-# hundredth in layer 0 and about an eighth in layer 1. The token decides, wholly in layer 0,
+# hundredth in layer 0 and a twenty-fifth in layer 1. The token decides, wholly in layer 0,
 # which sees nothing else, and for about nine in ten in layer 1. The choice matters only at the
 # tokens that recall reads: another value costs most answers at the keys in layer 0 and at the
 # values in layer 1, and next to none elsewhere. From zero keys every token takes value 0 until
