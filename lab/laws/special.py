@@ -39,7 +39,7 @@ def list_special(module: nn.Module) -> list[Special]:
 
 def _list_named(owner: Any) -> Iterator[int]:
     """Yield the tokens that the attributes of an object or of its class name."""
-    for name in {**vars(owner), **vars(type(owner))}:
+    for name in {**getattr(owner, "__dict__", {}), **vars(type(owner))}:
         token = getattr(owner, name, None) if NAMED.search(name) else None
         if type(token) is int:
             yield token

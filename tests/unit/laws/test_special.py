@@ -62,6 +62,7 @@ def test_tokens_are_named_by_modules_classes_and_configurations():
 
     model = TokenModel()
     model.eot_id, model.layer_idx, model.config = 7, 8, Config()  # type: ignore[assignment]
+    model.mixer.config = {"a configuration": "without attributes"}  # type: ignore[assignment]
     module, _ = Certification(model, CertifySettings())._bring_to(CONDITIONS[0], True)
     assert [special and special["token"] for special in list_special(module)] == [0, 1, 7, 9, 39]
 
