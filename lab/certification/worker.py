@@ -25,6 +25,7 @@ from lab.laws.laws import LAWS
 from lab.laws.loading import load
 from lab.laws.verdict import Verdict
 from lab.machine.device import choose_device
+from tasks.bounds import check_choice
 
 GIBIBYTE = 2**30
 NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "Cannot allocate memory")
@@ -82,9 +83,8 @@ def select_laws(only: list[str] | None) -> list[str]:
     Raises:
         ValueError: for an unknown one.
     """
-    unknown = [law for law in only or () if law not in LAWS]
-    if unknown:
-        raise ValueError(f"only={unknown[0]}: must be among {', '.join(LAWS)}")
+    for law in only or ():
+        check_choice("only", law, LAWS)
     return [law for law in LAWS if only is None or law in only]
 
 

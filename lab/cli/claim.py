@@ -117,7 +117,7 @@ def _find_file(what: str | None) -> Path:
     Raises:
         ValueError: for none, or an unknown name.
     """
-    from lab.near_names import suggest
+    from tasks.near_names import suggest
 
     known = [file.stem for file in sorted(HOME.glob("*.toml"))]
     if what is None:

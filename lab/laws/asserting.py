@@ -9,6 +9,7 @@ from torch import nn
 from lab.certify_settings import QUICK
 from lab.laws.certification import Certification
 from lab.laws.laws import LAWS
+from tasks.bounds import check_choice
 
 
 def assert_lawful(
@@ -44,9 +45,8 @@ def assert_lawful(
     """
     if isinstance(laws, str) or (laws is not None and not laws):
         raise ValueError(f"{laws=}: must be a list of one law or more, or None for all")
-    unknown = [law for law in laws or () if law not in LAWS]
-    if unknown:
-        raise ValueError(f"laws={unknown}: must be among {', '.join(LAWS)}")
+    for law in laws or ():
+        check_choice("laws", law, LAWS)
     certification = Certification(
         target, replace(QUICK, d_model=d_model, lengths=lengths, **settings)
     )
