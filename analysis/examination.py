@@ -8,7 +8,7 @@ from typing import Any
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.record import collect_provenance, to_plain
-from lab.near_names import suggest
+from tasks.near_names import suggest
 
 FORMAT = 1
 """Version of the format of analysis.json."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from tasks.bounds import check_kind, option
+from tasks.bounds import check_choice, check_kind, option
+from tasks.near_names import suggest
 
 PAPER_LEARNING_RATES = {32: 4e-4, 64: 3e-4, 128: 2e-4, 256: 1e-4}
 """Learning rate by d_model (tab:multi_query_associative_recall:model)."""
@@ -37,12 +38,12 @@ class _Config:
         """Build the configuration from a mapping of field names.
 
         Raises:
-            ValueError: for a name that is no field; the known ones are listed.
+            ValueError: for a name that is no field; names near ones, or lists the known.
         """
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         for name in values:
             if name not in known:
-                raise ValueError(f"unknown option {name!r}; known: {', '.join(known)}")
+                raise ValueError(f"unknown option {name!r}. {suggest(name, known)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,8 +56,8 @@ def _check_types(config: object) -> None:
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         check_kind(name, value, hint)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise ValueError(f"{name}={value}: must be one of {', '.join(get_args(hint))}")
+        if get_origin(hint) is Literal:
+            check_choice(name, value, get_args(hint))
         if isinstance(value, int) and abs(value) >= 2**63 and name != "seed":
             raise ValueError(f"{name}: must be below 2⁶³")
         if get_origin(hint) is dict and not isinstance(value, dict):

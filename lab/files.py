@@ -18,6 +18,9 @@ SEAL = "seal"
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
 )
+MARK = b"wonderful-lab"
+"""What each page, figure and program of the lab holds, near its beginning or its end."""
+NEAR = 2**12
 FORMAT = 1
 """Format of the run folder; a newer one is refused."""
 
@@ -104,6 +107,17 @@ def clean_all(value: Any) -> Any:
     if isinstance(value, dict):
         return {escape_controls(name): clean_all(each) for name, each in value.items()}
     return value
+
+
+def is_marked(path: Path) -> bool:
+    """Whether a file has the mark of the lab's pages, figures and programs."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            start = file.read(NEAR)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - NEAR))
+            return MARK in start or MARK in file.read()
+    except OSError:
+        return False
 
 
 def shorten_message(error: Exception, most: int = 300) -> str:

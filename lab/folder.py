@@ -276,3 +276,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path, otherwise: str) -> dict[str, Any]:
     """Read a JSON object as `Folder.read_json` does."""
     return Folder(path.parent).read_json(path.name, otherwise)
+
+
+def has_entries(path: Path, *names: str) -> bool:
+    """Whether a plain file holds a JSON object with these entries, as the lab's own files do."""
+    try:
+        return {*names} <= read_json(path, "").keys()
+    except RunError:
+        return False

@@ -8,7 +8,7 @@ from typing import Protocol, cast, runtime_checkable
 from torch import Tensor, nn
 
 from lab.compilation import keep_eager
-from lab.near_names import find_near
+from tasks.near_names import find_near
 
 
 @runtime_checkable

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
+from tasks.bounds import check_choice
+
 PEERS = {
     "mamba_ssm": "mamba-ssm",
     "fla": "flash-linear-attention",
@@ -68,8 +70,7 @@ def explain_missing(package: str) -> str | None:
     Raises:
         ValueError: for a package that is not in `PEERS`; lists the known.
     """
-    if package not in PEERS:
-        raise ValueError(f"{package=} must be one of {', '.join(PEERS)}")
+    check_choice("package", package, PEERS)
     if importlib.util.find_spec(package) is not None:
         return None
     name = PEERS[package]

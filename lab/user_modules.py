@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from tasks.near_names import ask, find_near
 
 
 class _UserFinder:
@@ -70,3 +73,20 @@ def import_module(name: str) -> ModuleType:
                 f"{file} is hidden by {module.__file__ or name}; rename it or set PYTHONPATH=."
             )
     return module
+
+
+def import_object(module: str, name: str) -> Any:
+    """Import a module and return what it calls by a name, which may have dots.
+
+    Raises:
+        AttributeError: for an unknown name; asks whether a near one was meant.
+        Exception: as `import_module`.
+    """
+    found: Any = import_module(module)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            near = ask(find_near(part, dir(found)))
+            raise AttributeError(f"{error}. {near}" if near else str(error)) from error
+    return found

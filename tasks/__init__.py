@@ -5,6 +5,9 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
+from tasks.bounds import check_choice
+from tasks.near_names import suggest
+
 _HOMES = {
     "mqar": "tasks.mqar:MQAR",
     "overwrite": "tasks.overwrite:Overwrite",
@@ -27,7 +30,7 @@ class _Tasks(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in _HOMES:
-            raise KeyError(f"unknown task {name!r}; known: {', '.join(_HOMES)}")
+            raise KeyError(f"unknown task {name!r}. {suggest(str(name), _HOMES)}")
         module, _, attribute = _HOMES[name].partition(":")
         return getattr(import_module(module), attribute)
 
@@ -58,8 +61,7 @@ def restore(description: Mapping[str, Any]) -> Any:
     from tasks.schedule import Schedule
 
     name = str(description.get("name"))
-    if name not in TASKS:
-        raise ValueError(f"task={name!r}: must be one of {', '.join(TASKS)}")
+    check_choice("task", name, TASKS)
     known = [f.name for f in fields(TASKS[name]) if f.init]
 
     options = {
@@ -69,7 +71,7 @@ def restore(description: Mapping[str, Any]) -> Any:
     }
     for option in options:
         if option not in known:
-            raise ValueError(f"unknown option {option!r} of {name}; known: {', '.join(known)}")
+            raise ValueError(f"unknown option {option!r} of {name}. {suggest(option, known)}")
     return TASKS[name](**options)
 
 

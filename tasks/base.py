@@ -8,8 +8,9 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from tasks import counter
 from tasks.batch import IGNORE, Batch, Links, Predictor, accuracy, count_rows
-from tasks.bounds import check_kind
+from tasks.bounds import check_choice, check_kind
 from tasks.lazy import Tensor, torch
+from tasks.near_names import suggest
 from tasks.schedule import Schedule
 
 MAX_ROWS = 2**36
@@ -166,7 +167,7 @@ class Task(ABC):
         known = self.options
         for name in options:
             if name not in known:
-                raise ValueError(f"unknown option {name!r}; {self.name} has {', '.join(known)}")
+                raise ValueError(f"unknown option {name!r} of {self.name}. {suggest(name, known)}")
         return type(self)(**{**known, **options})
 
     def resize(self, seq_len: int) -> "Task":
@@ -204,8 +205,7 @@ class Task(ABC):
             ValueError: for an unknown split, a negative start, a size below 1, or rows past the
                 end of the split.
         """
-        if split not in self.splits:
-            raise ValueError(f"split={split!r}: {self.name} has {', '.join(self.splits)}")
+        check_choice("split", split, self.splits)
         if start < 0:
             raise ValueError(f"start={start}: must be ≥ 0")
         if size < 1:

@@ -1,9 +1,11 @@
 """Options: fields with a help text, and checks whose errors name field, value and bound."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
+
+from tasks.near_names import list_choices
 
 KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 MAX_SEQ_LEN = 2**20
@@ -28,14 +30,15 @@ def check_range(
         raise ValueError(f"{name}={value}: must be in {low} … {high}{reason}")
 
 
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Check that a text is one of the known ones.
+def check_choice(name: str, value: Any, known: Collection[Any]) -> None:
+    """Check that a value is one of the known ones.
 
     Raises:
-        ValueError: if it is none of them.
+        ValueError: if it is none of them; lists them, and asks whether a near one was meant.
     """
     if value not in known:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
+        choices = list_choices(str(value), map(str, known))
+        raise ValueError(f"{name}={value!r}: {choices}")
 
 
 def check_kind(name: str, value: Any, hint: Any) -> None:

@@ -81,7 +81,7 @@ def no_report(monkeypatch):
     from analysis.pages.kept import ReportFiles
 
     monkeypatch.setattr(
-        "analysis.pages.report.write_quick", lambda run, on_begin: ReportFiles(run.path)
+        "analysis.pages.report.write_quick", lambda run, *calls: ReportFiles(run.path)
     )
 
 

@@ -22,6 +22,7 @@ from lab.folder import write, write_json
 from lab.machine.processor import describe_machine
 from tasks.base import Task
 
+CARD, PAGE = "claim.json", "claim.html"
 ROWS = 4
 """Rows of each split that the digest of the data covers; a row is a function of its number."""
 
@@ -127,9 +128,9 @@ class Card:
         )
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "claim.json", content)
-            write(folder / "claim.html", page)
-        return folder / "claim.html"
+            write_json(folder / CARD, content)
+            write(folder / PAGE, page)
+        return folder / PAGE
 
     def _show_ends(self) -> list[str] | None:
         low, high = self.verdict.estimate.low, self.verdict.estimate.high

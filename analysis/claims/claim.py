@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.claims.statistic import Statistic
+from tasks.near_names import suggest
 
 SCALES = ("smoke", "small", "paper")
 TEXTS = ("claim", "source", "refuted_by", "stands_for")
@@ -154,7 +155,7 @@ def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[st
 def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in found:
         if name not in known:
-            raise ValueError(f"unknown part {where}{name}; known: {', '.join(known)}")
+            raise ValueError(f"unknown part {where}{name}. {suggest(name, known)}")
 
 
 def _get_table(content: Mapping[str, Any], name: str, where: str = "") -> dict[str, Any]:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.settings import RATE, choose_rates, name_values
 from lab.bench.costs import Cost
+from tasks.bounds import check_choice
 
 CONFIDENCE = 0.95
 FEWEST = 2
@@ -51,8 +52,7 @@ class Statistic:
     cost: Cost | Literal[""] = ""
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind}: must be one of {', '.join(KINDS)}")
+        check_choice("kind", self.kind, KINDS)
         compares = self.kind in ("difference", "ratio")
         if compares != bool(self.than):
             raise ValueError(
@@ -64,8 +64,7 @@ class Statistic:
             if not -1 <= self.threshold <= 1:
                 raise ValueError(f"{self.side}={self.threshold}: must be in -1 … 1")
             return
-        if self.cost not in get_args(Cost):
-            raise ValueError(f"cost={self.cost!r}: must be one of {', '.join(get_args(Cost))}")
+        check_choice("cost", self.cost, get_args(Cost))
         if not 0 < self.threshold < math.inf:
             raise ValueError(f"{self.side}={self.threshold}: must be > 0 and finite for a ratio")
 

@@ -19,8 +19,8 @@ from analysis.interventions.places import (
     to_indices,
 )
 from lab.hooks import HookPoint, NamesFilter, find_points, hooks
-from lab.layers.choices import require_one_of
 from lab.layers.mixer import BiasedMixer
+from tasks.bounds import check_choice
 
 Ablation = Literal["zero", "mean", "resample"]
 
@@ -137,7 +137,7 @@ def ablate(
         ValueError: as `patch`, and for an unknown `how`; while it runs, for a batch of one row with
             mean or resample, and for zeros or means of indices.
     """
-    require_one_of("how", how, get_args(Ablation))
+    check_choice("how", how, get_args(Ablation))
     place = _Place.of(rows, positions, heads)
     place.check(model, name)
 

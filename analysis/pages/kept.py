@@ -20,8 +20,8 @@ from analysis.base import Passage, Words, count_default_rows
 from analysis.examination import FORMAT, Examination, record
 from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
 from analysis.record import DATA, to_plain
-from lab.files import RunError
-from lab.folder import Folder
+from lab.files import RunError, is_marked
+from lab.folder import Folder, has_entries
 from lab.training.report_coverage import PAGE, read_coverage
 from lab.training.runs import Run
 from lab.training.schema import STRICT, validate
@@ -156,6 +156,28 @@ class ReportFiles:
         """The page's sections, from which it is put together again: report.json."""
         return self.folder / f"report{self.suffix}.json"
 
+    def __iter__(self) -> Iterator[Path]:
+        """Yield all files; the numbers come last, as they say that there is a report."""
+        yield from (self.sections, self.page, self.numbers)
+
+    def keep_others(self, on_note: Callable[[str], None]) -> None:
+        """Rename a page or sections that the lab did not make, which a report would replace.
+
+        Args:
+            on_note: called with a sentence for each.
+        """
+        folder = Folder(self.folder)
+        for file in (self.sections, self.page):
+            is_own = is_marked(file) or has_entries(file, "sections")
+            if folder.exists(file.name) and not file.is_dir() and not is_own:
+                free = next(
+                    name
+                    for number in count(1)
+                    if not folder.exists(name := f"{file.stem}-other{number}{file.suffix}")
+                )
+                folder.move(file.name, free)
+                on_note(f"{file} was not made by the lab; it is now {file.with_name(free)}")
+
     def read(self) -> Report | None:
         """Return the report; None if there is none.
 
@@ -199,13 +221,11 @@ class ReportFiles:
         """Rename the files, to a free name that begins with a suffix."""
         folder = Folder(self.folder)
         free = next(
-            files for files in self.list_names(suffix) if not folder.exists(files.numbers.name)
+            files
+            for files in self.list_names(suffix)
+            if not any(folder.exists(file.name) for file in files)
         )
-        for file, name in (
-            (self.sections, free.sections),
-            (self.page, free.page),
-            (self.numbers, free.numbers),
-        ):
+        for file, name in zip(self, free, strict=True):
             if folder.exists(file.name):
                 folder.move(file.name, name.name)
         return free

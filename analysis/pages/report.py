@@ -23,18 +23,24 @@ from lab.training.certificate import describe_certificate, read_certificate
 from lab.training.runs import Run
 
 
-def write_quick(run: Run, on_begin: Callable[[str], None] = lambda name: None) -> ReportFiles:
+def write_quick(
+    run: Run,
+    on_begin: Callable[[str], None] = lambda name: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> ReportFiles:
     """Run the quick analyses, add them to the report that the run folder has, and return its files.
 
     Args:
         run: which run.
         on_begin: called with the name of each analysis before it begins.
+        on_note: as for `write_both`.
 
     Raises:
         RunError: when a checkpoint or a report cannot be read, or the folder cannot be written.
     """
     only, rows = choose_work(run, QUICK, None, None)
-    return write_both(run, examine(Subject.of(run, rows=rows), only, on_begin, lenient=True))
+    found = examine(Subject.of(run, rows=rows), only, on_begin, lenient=True)
+    return write_both(run, found, on_note)
 
 
 def write_both(
@@ -42,7 +48,8 @@ def write_both(
 ) -> ReportFiles:
     """Write numbers and page into the run folder, and return their files.
 
-    They merge with a report of the same weights and rows. Others keep their files, or are moved.
+    They merge with a report of the same weights and rows. Others keep their files, or are moved, as
+    are a page and sections that the lab did not make.
 
     Args:
         run: in whose folder they go.
@@ -60,6 +67,7 @@ def write_both(
         page = render(run, examination, report)
         if files.page.is_dir():
             raise RunError(f"{files.page}: is a folder, must be a file")
+        files.keep_others(on_note)
         files.write(report, page)
     return files
 

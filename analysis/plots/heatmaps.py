@@ -234,6 +234,7 @@ def _mark(
             "color": style.GREEN if shown.signed else style.VERMILLION,
             "line": {"width": 1.3},
         },
+        cliponaxis=False,  # a ring on the last row or column is whole
         name="the value asked for",
         legendgroup="values",
         showlegend=place == (1, 1),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import ModelConfig, TrainConfig
-from lab.near_names import suggest
+from tasks.near_names import suggest
 
 PARTS = ("says", "options")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -59,7 +59,7 @@ class Candidate:
             raise ValueError(f"{file}: cannot be read: {error}") from error
         for part in content:
             if part not in PARTS:
-                raise ValueError(f"{file}: unknown part {part!r}; known: {', '.join(PARTS)}")
+                raise ValueError(f"{file}: unknown part {part!r}. {suggest(part, PARTS)}")
         if not NAME.fullmatch(file.stem):
             raise ValueError(
                 f"{file}: the file's name is the entry's; must be at most 40 of a-z, 0-9 and -"

@@ -12,6 +12,7 @@ from lab.bench import BENCHMARKS
 from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.figures import check_figure, save_figure
 from lab.cli.output import AsJsonLines, Force
+from tasks.bounds import check_choice
 
 DRAWN = "scaling"
 """The benchmark that has a figure."""
@@ -41,8 +42,8 @@ def bench(
 
     names: list[str] = [*BENCHMARKS] if only is None else [only]
     with report_failures(), report_usage_errors():
-        if only is not None and only not in BENCHMARKS:
-            raise ValueError(f"only={only}: must be one of {', '.join(BENCHMARKS)}")
+        if only is not None:
+            check_choice("only", only, BENCHMARKS)
         if figure is not None:
             if DRAWN not in names:
                 raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")

@@ -9,6 +9,7 @@ import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.equal_parameters import check_parameters
+from lab.cli.output import Force, check_output
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import MaxMinutes, RayAddress, SweepOptions, Workers
 
@@ -50,6 +51,7 @@ def claim(
     show: Annotated[
         bool, typer.Option("--show", help="Judge the results so far and run nothing.")
     ] = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON.")] = False,
 ) -> None:
     """Run or complete the sweep of a claim, and print whether the claim holds.
@@ -58,13 +60,14 @@ def claim(
     that fails or is missing leaves the claim undecided. The card, claim.json and claim.html, has
     digests of data, code and configuration.
     """
-    from analysis.claims.card import Card
+    from analysis.claims.card import CARD, PAGE, Card
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import compute_power, decide
     from analysis.pages.sweep import show_figures
     from lab.cli.claim_costs import judge_costs
     from lab.cli.console import open_table_console
     from lab.cli.tables.claims import build_claims_list
+    from lab.folder import has_entries
 
     if listing:
         known = [Claim.read(file) for file in sorted(HOME.glob("*.toml"))]
@@ -74,13 +77,16 @@ def claim(
         stated = Claim.read(_find_file(what))
         built = build_sweep(stated, scale)
         counted = check_parameters(stated.equal, stated.statistic, built)
-    out = out or Path("runs") / "claims" / built.name
+        out = out or Path("runs") / "claims" / built.name
+        check_output("out", out / CARD, force, lambda file: has_entries(file, "verdict", "digests"))
+        check_output("out", out / PAGE, force)
     options = SweepOptions(
         out=out,
         workers=workers,
         ray=ray,
         max_minutes=max_minutes,
         table=out / "table.parquet",
+        force=force,
         show=show,
     )
     typer.echo(f"{stated.says} {stated.source}", err=True)
@@ -117,7 +123,7 @@ def _find_file(what: str | None) -> Path:
     Raises:
         ValueError: for none, or an unknown name.
     """
-    from lab.near_names import suggest
+    from tasks.near_names import suggest
 
     known = [file.stem for file in sorted(HOME.glob("*.toml"))]
     if what is None:

@@ -1,11 +1,13 @@
 """Measuring the settings of a claim about costs, and judging it by them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.output import check_output
 from lab.cli.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
@@ -27,7 +29,10 @@ def judge_costs(
     """
     from analysis.claims.costs import collect_costs, decide_costs
     from analysis.pages.page import show_figure
-    from lab.sweeps.table import save_table
+    from lab.sweeps.table import is_table, save_table
+
+    def is_costs(file: Path) -> bool:
+        return is_table(file, ("seq_len", "round", "cost"))
 
     file = options.table
     assert file is not None
@@ -35,6 +40,7 @@ def judge_costs(
         _check(sweep, options)
         if options.show and not file.exists():
             raise ValueError(f"show: nothing was measured yet: there is no {file}")
+        check_output("out", file, options.force, is_costs)
     with report_failures():
         table = pl.read_parquet(file) if options.show else _measure(sweep, statistic)
         save_table(table, file)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lab.cli.answers import refuse
-from lab.near_names import ask, find_near, suggest
+from tasks.near_names import ask, find_near, suggest
 
 HOME = Path(__file__).parents[2]
 """The folder of the packages."""
+NONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.$")
+"""What typer says of a value that is none of an option's choices."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
@@ -102,7 +105,10 @@ def _report_in_one_line(params: Sequence[Any]) -> Iterator[None]:
             options = [name for name in known if name.startswith("--")]
             near = ask(find_near(asked, options))
             raise refuse(f"{error.message}. {near}".removesuffix(" "), 2) from error
-        raise refuse(error.format_message().replace("Value error, ", ""), 2) from error
+        message = error.format_message().replace("Value error, ", "")
+        none_of = NONE_OF.search(message)
+        near = none_of and ask(find_near(none_of[1], none_of[2].strip("'").split("', '")))
+        raise refuse(f"{message} {near or ''}".rstrip(), 2) from error
 
 
 class Command(TyperCommand):

@@ -8,6 +8,7 @@ from typing import Any, get_origin, get_type_hints
 from lab.config import ModelConfig, TrainConfig
 from lab.trust import ask_for_trust, is_own, list_named
 from tasks import TASKS
+from tasks.near_names import suggest
 
 
 def read_config(
@@ -68,7 +69,7 @@ def read_config(
 def _check_names(where: str, found: Mapping[str, Any], known: Any) -> None:
     for name in found:
         if name not in known:
-            raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known)}")
+            raise ValueError(f"{where}: unknown name {name!r}. {suggest(name, known)}")
 
 
 def _read_varying(value: Any) -> Any:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from tasks.near_names import suggest
+
 if TYPE_CHECKING:
     from tasks.schedule import Schedule
 
@@ -89,7 +91,7 @@ def read_settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...
             raise ValueError(f"eval={text}: must look like seq_len=512,1024")
         if name not in known:
             raise ValueError(
-                f"eval={text}: unknown option {name!r}; {task.name} has {', '.join(known)}"
+                f"eval={text}: {name} is no option of {task.name}. {suggest(name, known)}"
             )
         value = read(name, values, hints[name])
         if isinstance(value, Span):

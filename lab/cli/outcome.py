@@ -62,11 +62,14 @@ def train_and_report(
     from analysis.pages.kept import find_page, is_complete
     from analysis.pages.report import write_quick
 
+    notes: list[str] = []
     with report_failures():
         report = find_page(run) if result == before else None
         if report is None:
             with show_count(QUICK, "writing the report") as on_begin:
-                report = write_quick(run, on_begin).page
+                report = write_quick(run, on_begin, notes.append).page
+    for note in notes:
+        typer.echo(note, err=True)
     _show_report(run.path, report, is_complete(run), as_json)
 
 

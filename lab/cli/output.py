@@ -1,6 +1,5 @@
 """Files that a user names for output: nothing that the lab did not make is overwritten."""
 
-import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-MARK = b"wonderful-lab"
-"""What each page, figure and program of the lab holds, near its beginning or its end."""
-NEAR = 2**12
+from lab.files import is_marked
 
 Force = Annotated[
     bool,
@@ -18,17 +15,6 @@ Force = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-
-
-def is_marked(path: Path) -> bool:
-    """Whether a file has the mark of the lab's pages, figures and programs."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            start = file.read(NEAR)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - NEAR))
-            return MARK in start or MARK in file.read()
-    except OSError:
-        return False
 
 
 def check_output(

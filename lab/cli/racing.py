@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.cli.output import check_output
 from lab.files import RunError, explain_write_errors
-from lab.folder import read_json, write_json
+from lab.folder import has_entries, read_json, write_json
 
 if TYPE_CHECKING:
     from analysis.speedrun.candidate import Candidate
@@ -128,6 +129,7 @@ def certify_model(run: "Run", source: str | None, out: Path) -> str:
     identity = [run.model.to_dict(), source, digest_code()]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     file = out / CERTIFICATE
+    check_output("out", file, force=False, is_own=lambda file: has_entries(file, "key"))
     known = read_json(file, f"{file}: cannot be read; remove it") if file.exists() else {}
     if known.get("key") == key:
         return known["outcomes"]
@@ -172,6 +174,7 @@ def note_machine(out: Path, measures_time: bool) -> str:
     from lab.machine.processor import describe_machine
 
     file, here = out / MACHINE, describe_machine()
+    check_output("out", file, force=False, is_own=lambda file: has_entries(file, "machine"))
     known = read_json(file, f"{file}: cannot be read")["machine"] if file.exists() else here
     if known != here and measures_time:
         raise RunError(

@@ -69,7 +69,7 @@ def record(
     from analysis.speedrun.entry import HOME
     from analysis.speedrun.history import read_histories
     from analysis.speedrun.track import TRACKS
-    from lab.near_names import suggest
+    from tasks.near_names import suggest
 
     home = records or HOME
     with report_usage_errors():

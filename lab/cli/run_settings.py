@@ -10,6 +10,7 @@ from lab.cli.older_runs import read_older_defaults
 from lab.cli.options import keep_ends, read, resolve_spans
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
+from tasks.bounds import check_choice
 
 if TYPE_CHECKING:
     from lab.training.run_folder import RunFolder
@@ -112,6 +113,8 @@ def configure(
     """
     task_class = TASKS[name]
     hints = get_type_hints(task_class)
+    if "preset" in given:
+        check_choice("preset", given["preset"], task_class.presets)
     preset = task_class.presets[given["preset"]] if "preset" in given else None
     typed = {f.name: given[f.name] for f in fields(task_class) if f.init and f.name in given}
     options = {

@@ -50,7 +50,7 @@ def runs(
 ) -> None:
     """List the runs below a folder: what was trained, when, and how it ended."""
     from lab.cli.console import open_console, open_table_console
-    from lab.training.catalog import find_runs, select_runs, tabulate
+    from lab.training.catalog import explain_none, find_runs, select_runs, tabulate
 
     with report_failures(), report_usage_errors():
         if root != HOME and not root.is_dir():
@@ -64,6 +64,9 @@ def runs(
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
         typer.echo(f"no runs below {root}/" + (f" with {' '.join(only)}" if only and every else ""))
+        known = explain_none(every, only or []) if every else ""
+        if known:
+            typer.echo(f"There, {known}", err=True)
     else:
         from lab.cli.tables.runs import build_runs_list
 

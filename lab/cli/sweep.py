@@ -150,6 +150,7 @@ def run_sweep(
     with report_usage_errors():
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
+        check_output("out", out / PAGE, options.force)
         job = SweepJob(
             sweep,
             out,

@@ -11,11 +11,11 @@ from typing import Any, get_type_hints
 
 from lab.cli.options import Span, read
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.near_names import suggest
 from lab.sweeps.grid import Axis, combine, make_axis, merge, read_number
 from lab.sweeps.sweep import Cell, Sweep
 from lab.sweeps.table import MEASURED
 from tasks import TASKS
+from tasks.near_names import suggest
 
 SEEDS, MOST_SEEDS = 3, 1_000
 PRECISION = "fp32"

@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 
 from lab.errata.erratum import Erratum
+from tasks.bounds import check_choice
 
 FILES: dict[str, tuple[str, ...]] = {
     "rotation": ("R1", "R2", "R3", "R4", "R5", "R6", "R7"),
@@ -47,6 +48,5 @@ def run(rows: Iterable[str] | None = None) -> Iterator[Erratum]:
     """
     chosen = list(ERRATA) if rows is None else list(rows)
     for row in chosen:
-        if row not in ERRATA:
-            raise ValueError(f"row={row!r} must be one of {', '.join(ERRATA)}")
+        check_choice("row", row, ERRATA)
     return (ERRATA[row]() for row in chosen)

@@ -20,6 +20,7 @@ from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
 from lab.foreign.reference_forms import use_reference_forms
 from lab.laws.adapters.kinds import CACHES, is_hugging_face
 from lab.layers.mixer import MatrixMixer
+from tasks.bounds import check_choice
 
 KINDS = {"hf": "transformers", "fla": "flash-linear-attention, whose models are transformers' too"}
 """What `open_model` opens."""
@@ -56,8 +57,7 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
             the lab would not reproduce.
         MissingPeerError: where the library is not installed.
     """
-    if kind not in KINDS:
-        raise ValueError(f"{kind=}: must be one of {', '.join(KINDS)}")
+    check_choice("kind", kind, KINDS)
     peers.load("fla" if kind == "fla" else "transformers")
     name = type(model).__name__
     _check_model(model, name)

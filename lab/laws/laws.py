@@ -18,6 +18,7 @@ from lab.laws import (
     tables,
 )
 from lab.laws.law import Law
+from tasks.bounds import check_choice
 
 LAWS: dict[str, Law] = {
     law.name: law
@@ -49,7 +50,6 @@ def select_laws(names: Collection[str] | None, field: str = "only") -> list[str]
     """
     if isinstance(names, str) or (names is not None and not names):
         raise ValueError(f"{field}={names!r}: must be a list of one law or more, or None for all")
-    unknown = [law for law in names or () if law not in LAWS]
-    if unknown:
-        raise ValueError(f"{field}={unknown[0]}: must be among {', '.join(LAWS)}")
+    for law in names or ():
+        check_choice(field, law, LAWS)
     return [law for law in LAWS if names is None or law in names]

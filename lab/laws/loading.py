@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from lab.laws.small_models import SmallModel, is_config_class
-from lab.user_modules import import_module
+from lab.user_modules import import_object
+from tasks.near_names import suggest
 
 
 def load(path: str) -> Any:
@@ -26,9 +27,7 @@ def load(path: str) -> Any:
     if not (module and colon and name) or module.startswith("."):
         raise ValueError(f"target={path}: must look like package.module:factory")
     try:
-        found = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = import_object(module, name)
     # A user's module may raise anything when it is imported.
     except Exception as error:
         raise ValueError(f"target={path}: {type(error).__name__}: {error}") from error
@@ -56,6 +55,10 @@ def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) ->
     if missing:
         given = " ".join(f"--option {argument}=…" for argument in missing)
         raise ValueError(f"{name} needs {', '.join(missing)}: give {given}")
+    known = _list_known(factory)
+    for argument in options:
+        if known is not None and argument not in known:
+            raise ValueError(f"{name} has no argument {argument}. {suggest(argument, known)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -65,6 +68,16 @@ def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) ->
     if not callable(made):
         raise ValueError(f"{name} returned {made!r:.100}, must return a module or a function")
     return made
+
+
+def _list_known(function: Callable[..., Any]) -> list[str] | None:
+    """Return the arguments that a function names; None if it takes others too."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of some built-in classes
+        return None
+    others = inspect.Parameter.VAR_KEYWORD
+    return None if any(p.kind is others for p in parameters) else [p.name for p in parameters]
 
 
 def _list_required(function: Callable[..., Any]) -> list[str]:

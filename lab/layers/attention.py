@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.attention_state import AttentionState
-from lab.layers.choices import require_one_of
 from lab.layers.mask import MASKS, Positions
 from lab.layers.mixer import RotaryPairs, take_positions
 from lab.layers.state import check_decoding, next_position, token_positions
@@ -24,6 +23,7 @@ from lab.ops.attention import (
 from lab.ops.attention_kernels import repeat_heads
 from lab.ops.rope import Layout, Table, apply_rotary, rotary_table
 from lab.ops.top_keys import top_keys, top_keys_at
+from tasks.bounds import check_choice
 
 Position = Literal["rope", "none"]
 Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]
@@ -89,10 +89,10 @@ class Attention(nn.Module):
         if n_kv_heads < 1 or n_heads % n_kv_heads:
             raise ValueError(f"{n_kv_heads=} must divide {n_heads=}")
         d_head = d_model // n_heads
-        require_one_of("position", position, get_args(Position))
-        require_one_of("rope_layout", rope_layout, get_args(Layout))
-        require_one_of("mask", mask, get_args(Mask))
-        require_one_of("backend", backend, get_args(Backend))
+        check_choice("position", position, get_args(Position))
+        check_choice("rope_layout", rope_layout, get_args(Layout))
+        check_choice("mask", mask, get_args(Mask))
+        check_choice("backend", backend, get_args(Backend))
         if position == "rope" and d_head % 2:
             raise ValueError(f"d_model / n_heads = {d_head} must be even for position='rope'")
         if window is not None and mask == "none":

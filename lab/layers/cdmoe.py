@@ -6,10 +6,10 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.layers.choices import require_one_of
 from lab.layers.mlp import ACTIVATIONS, MLP, Activation
 from lab.layers.retrieval import KeyInit, RetrievedExperts
 from lab.ops.experts import Backend
+from tasks.bounds import check_choice
 
 Form = Literal["one", "two"]
 Score = Literal["inside", "outside", "raw"]
@@ -81,8 +81,8 @@ class CDMoE(RetrievedExperts):
         gated: bool = False,
         backend: Backend = "auto",
     ):
-        require_one_of("form", form, get_args(Form))
-        require_one_of("score", score, get_args(Score))
+        check_choice("form", form, get_args(Form))
+        check_choice("score", score, get_args(Score))
         super().__init__(
             d_model,
             n_experts=n_experts,

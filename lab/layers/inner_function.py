@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention, Mask, Position
-from lab.layers.choices import require_one_of
 from lab.ops.attention import Backend
 from lab.ops.rope import Layout
+from tasks.bounds import check_choice
 
 Retrieval = Literal["literal", "softmax", "sigmoid", "straight-through"]
 ValueMap = Literal["diagonal", "linear"]
@@ -76,9 +76,9 @@ class InnerFunctionAttention(Attention):
         n_kv_heads: int | None = None,
         backend: Backend = "auto",
     ):
-        require_one_of("retrieval", retrieval, get_args(Retrieval))
-        require_one_of("value_map", value_map, get_args(ValueMap))
-        require_one_of("key_init", key_init, get_args(KeyInit))
+        check_choice("retrieval", retrieval, get_args(Retrieval))
+        check_choice("value_map", value_map, get_args(ValueMap))
+        check_choice("key_init", key_init, get_args(KeyInit))
         if value_map == "diagonal" and d_value not in (None, d_model):
             raise ValueError(f"{d_value=} must be {d_model=} for value_map='diagonal'")
         if value_map == "diagonal" and n_kv_heads not in (None, n_heads):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import require_one_of
+from tasks.bounds import check_choice
 
 Activation = Literal["silu", "gelu", "relu"]
 
@@ -53,7 +53,7 @@ class MLP(nn.Module):
         for field, width in (("d_model", d_model), ("d_ff", d_ff)):
             if width < 1:
                 raise ValueError(f"{field}={width}: must be ≥ 1")
-        require_one_of("activation", activation, tuple(ACTIVATIONS))
+        check_choice("activation", activation, tuple(ACTIVATIONS))
         self.activation = ACTIVATIONS[activation]
         self.gate = nn.Linear(d_model, d_ff, bias=False) if gated else None
         self.up = nn.Linear(d_model, d_ff, bias=False)

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.layers.choices import require_one_of
 from lab.layers.mlp import ACTIVATIONS, Activation
 from lab.layers.retrieval import QueryNorm, RetrievedExperts
 from lab.ops.experts import Backend
+from tasks.bounds import check_choice
 
 ScoreActivation = Literal["softmax", "relu", "sigmoid"]
 
@@ -71,8 +71,8 @@ class PEER(RetrievedExperts):
         query_norm: QueryNorm = "none",
         backend: Backend = "auto",
     ):
-        require_one_of("activation", activation, tuple(ACTIVATIONS))
-        require_one_of("score_activation", score_activation, get_args(ScoreActivation))
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        check_choice("score_activation", score_activation, get_args(ScoreActivation))
         super().__init__(
             d_model,
             n_experts=n_experts,

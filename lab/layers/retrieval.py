@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import require_one_of
 from lab.ops.experts import Backend, expert_scores, expert_sum, resolve_experts_backend
 from lab.ops.product_keys import factor, product_topk
+from tasks.bounds import check_choice
 
 KeyInit = Literal["normal", "zeros"]
 QueryNorm = Literal["none", "batch"]
@@ -65,8 +65,8 @@ class RetrievedExperts(nn.Module, ABC):
     ):
         super().__init__()
         d_retrieval = 2 * max(1, d_model // 4) if d_retrieval is None else d_retrieval
-        require_one_of("key_init", key_init, get_args(KeyInit))
-        require_one_of("query_norm", query_norm, get_args(QueryNorm))
+        check_choice("key_init", key_init, get_args(KeyInit))
+        check_choice("query_norm", query_norm, get_args(QueryNorm))
         for field, size in (("d_model", d_model), ("n_retrieval_heads", n_retrieval_heads)):
             if size < 1:
                 raise ValueError(f"{field}={size}: must be ≥ 1")

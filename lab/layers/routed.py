@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint, hook_points, hooks
-from lab.layers.choices import require_one_of
 from lab.layers.mlp import ACTIVATIONS, Activation
 from lab.ops.grouped import Backend, ExpertWeights, apply_experts, resolve_grouped_backend
+from tasks.bounds import check_choice
 
 BALANCE_HOOK, SHARE_HOOK = "hook_balance_loss", "hook_expert_share"
 
@@ -80,8 +80,8 @@ class RoutedMoE(nn.Module):
             raise ValueError(f"k={k}: must be in 1 … n_experts={n_experts}")
         if not 0 <= balance_weight < float("inf"):
             raise ValueError(f"balance_weight={balance_weight}: must be ≥ 0 and finite")
-        require_one_of("activation", activation, tuple(ACTIVATIONS))
-        require_one_of("backend", backend, get_args(Backend))
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        check_choice("backend", backend, get_args(Backend))
         if backend == "grouped_mm":
             resolve_grouped_backend(
                 backend, dtype=torch.get_default_dtype(), widths=(d_model, d_ff)

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.choices import require_one_of
 from lab.layers.convolution import CausalConvolution
 from lab.layers.mixer import take_positions
 from lab.layers.state import token_positions
@@ -18,6 +17,7 @@ from lab.ops.precision import promote
 from lab.ops.rope import Layout, apply_rotary, rotary_table
 from lab.ops.ssd_backends import BACKENDS
 from lab.peers import PEERS, explain_missing
+from tasks.bounds import check_choice
 
 Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
@@ -73,12 +73,12 @@ class SSDParameters(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        require_one_of("position", position, get_args(Position))
-        require_one_of("rope_layout", rope_layout, get_args(Layout))
-        require_one_of("dt_init", dt_init, get_args(DtInit))
-        require_one_of("groups", groups, get_args(Groups))
-        require_one_of("gate", gate, get_args(Gate))
-        require_one_of("backend", backend, ("auto", *BACKENDS))
+        check_choice("position", position, get_args(Position))
+        check_choice("rope_layout", rope_layout, get_args(Layout))
+        check_choice("dt_init", dt_init, get_args(DtInit))
+        check_choice("groups", groups, get_args(Groups))
+        check_choice("gate", gate, get_args(Gate))
+        check_choice("backend", backend, ("auto", *BACKENDS))
         missing = explain_missing(backend) if backend in PEERS else None
         if missing is not None:
             raise ValueError(f"{backend=}: {missing}")

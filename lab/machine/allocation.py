@@ -108,8 +108,12 @@ def refuse_more_than_free(what: str) -> Iterator[None]:
         ) from error
 
 
-def measure_peak(call: Callable[[], object]) -> int:
-    """Return the most bytes that the tensors of a call take at a time."""
-    with Allocations() as allocations:
+def measure_peak(call: Callable[[], object], limit: float = float("inf")) -> int:
+    """Return the most bytes that the tensors of a call take at a time.
+
+    Raises:
+        OverLimitError: as soon as they take more than the limit.
+    """
+    with Allocations(limit) as allocations:
         call()
     return allocations.peak

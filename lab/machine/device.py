@@ -2,6 +2,8 @@
 
 import torch
 
+from tasks.near_names import list_choices
+
 
 def choose_device(name: str) -> torch.device:
     """Return the device that a user names; "auto" means CUDA if there is any, else the CPU.
@@ -14,9 +16,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device={name}: must be auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={name}: must be auto, cpu, cuda or cuda:N")
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name}: {list_choices(name, ('auto', 'cpu', 'cuda', 'cuda:N'))}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name}: this machine has no CUDA device; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -19,6 +19,7 @@ from lab.models.language_model import LanguageModel
 from lab.models.stack import MAX_BLOCKS, make_layer, parse_stack, split_options
 from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
 from tasks.bounds import check_kind
+from tasks.near_names import ask, find_near
 
 MIXERS: dict[str, type[nn.Module] | None] = {
     "A": Attention,
@@ -103,7 +104,7 @@ def build(
     if stack.islower():
         raise ValueError(
             f"stack={stack!r}: must be pairs such as 'AM' or 'SE*7', or a name without model=: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(ARCHITECTURES)}. {ask(find_near(stack, ARCHITECTURES))}".rstrip(". ")
         )
     if model is None and any(word.startswith(USER_MIXER) for word in stack.split()):
         raise ValueError(

@@ -19,6 +19,7 @@ import torch
 from lab.config import ModelConfig
 from lab.models import ARCHITECTURES, build
 from lab.models.language_model import LanguageModel
+from tasks.bounds import check_choice
 
 VOCAB_SIZE = 50_280
 """The NeoX tokenizer's 50,277 tokens, made a multiple of eight."""
@@ -98,10 +99,8 @@ def build_at_paper_size(
     Raises:
         ValueError: for a name or a size that the paper does not have; the known are listed.
     """
-    if name not in ARCHITECTURES:
-        raise ValueError(f"{name=} must be one of {', '.join(ARCHITECTURES)}")
-    if size not in SIZES:
-        raise ValueError(f"{size=} must be one of {', '.join(SIZES)}")
+    check_choice("name", name, ARCHITECTURES)
+    check_choice("size", size, SIZES)
     return ARCHITECTURES[name](
         vocab_size=vocab_size, options=options, **SIZES[size], **OWN[name][size]
     )

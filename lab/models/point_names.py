@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from lab.hooks import to_own_name
-from lab.near_names import find_near
+from tasks.near_names import find_near
 
 Key = str | tuple[Any, ...]
 """A point's name, or (name, layer) or (name, layer, part): "pattern", 1 or "scale", 0, "ln1"."""

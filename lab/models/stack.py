@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from lab.near_names import suggest
+from tasks.bounds import check_choice
+from tasks.near_names import suggest
 
 PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
 LARGEST = 2**40
@@ -121,10 +122,8 @@ def read_as(annotation: Any, value: Any, name: str) -> Any:
             return None
         return read_as(next(m for m in members if m is not NoneType), value, name)
     if origin is Literal:
-        choices = get_args(annotation)
-        if value in choices:
-            return value
-        raise ValueError(f"{name}={value}: must be one of {', '.join(map(str, choices))}")
+        check_choice(name, value, get_args(annotation))
+        return value
     if annotation is bool and isinstance(value, str):
         if value.lower() in ("true", "yes", "1"):
             return True

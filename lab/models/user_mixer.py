@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lab.layers.mixer import offers_positions, take_positions
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
-from lab.user_modules import import_module
+from lab.user_modules import import_object
 
 ROUNDING = 0.02
 """Share of the largest output by which rounding may move an output, also in bf16."""
@@ -111,7 +111,7 @@ def load_class(path: str) -> type[nn.Module]:
     if not (module and colon and name) or module.startswith("."):
         raise ValueError(f"model={path}: must look like package.module:Class")
     try:
-        cls = getattr(import_module(module), name)
+        cls = import_object(module, name)
     # A user's module may raise anything while it is imported.
     except (Exception, SystemExit) as error:
         raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error

@@ -15,6 +15,7 @@ from lab.ops.attention_kernels import cpu_flash, flex, fold, repeat_heads
 from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import disable_autocast
 from lab.ops.top_keys import causal_keep, causal_keep_at, ranks_and_floors, top_keys, top_keys_at
+from tasks.bounds import check_choice
 
 MASKED = -1024.0
 """The bias of a masked key.
@@ -47,8 +48,7 @@ def resolve_attention_backend(backend: str, device: torch.device, keep_bytes: in
     Raises:
         ValueError: for an unknown name; lists the known. For flex on a device it does not serve.
     """
-    if backend not in get_args(Backend):
-        raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
+    check_choice("backend", backend, get_args(Backend))
     if backend == "auto":
         return "flex" if device.type == "cuda" and keep_bytes > LARGEST_KEEP else "sdpa"
     if backend == "flex" and device.type not in ("cpu", "cuda"):

@@ -33,6 +33,7 @@ from torch.func import vjp
 
 from lab.ops.experts_dense import dense_scores, dense_sum
 from lab.ops.lanes import over_lanes, take_turns
+from tasks.bounds import check_choice
 
 Backend = Literal["auto", "gather", "dense"]
 
@@ -50,8 +51,7 @@ def resolve_experts_backend(backend: str, *, n_experts: int, n_chosen: int, widt
     Raises:
         ValueError: for an unknown backend.
     """
-    if backend not in get_args(Backend):
-        raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
+    check_choice("backend", backend, get_args(Backend))
     if backend != "auto":
         return backend
     gather, dense = (

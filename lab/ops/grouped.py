@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.ops.lanes import over_lanes, take_turns
+from tasks.bounds import check_choice
 
 Backend = Literal["auto", "loop", "grouped_mm"]
 Activation = Callable[[Tensor], Tensor]
@@ -85,8 +86,7 @@ def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[i
     Raises:
         ValueError: for an unknown backend, or grouped_mm where it cannot run.
     """
-    if backend not in get_args(Backend):
-        raise ValueError(f"{backend=} must be one of {', '.join(get_args(Backend))}")
+    check_choice("backend", backend, get_args(Backend))
     if backend == "loop":
         return backend
     obstacle = _find_obstacle(dtype, widths)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.ops.lanes import fold_rows, over_lanes
+from tasks.bounds import check_choice
 
 Layout = Literal["half", "interleaved"]
 """Which channels make pair m: (m, m + n/2), or (2m, 2m + 1)."""
@@ -83,8 +84,7 @@ def apply_rotary(
     Raises:
         ValueError: for a table of another shape than x's, or an unknown layout.
     """
-    if layout not in get_args(Layout):
-        raise ValueError(f"{layout=} must be one of {', '.join(get_args(Layout))}")
+    check_choice("layout", layout, get_args(Layout))
     b, t, _, n = x.shape
     if cos.shape not in {(t, n // 2), (b, t, n // 2)}:
         raise ValueError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from lab.ops.ssd_chunked import ssd_torch
 from lab.ops.ssd_inputs import SSDInputs
 from lab.ops.ssd_peers import explain_missing_kernels, run_fla, run_mamba_ssm
+from tasks.bounds import check_choice
 
 
 class Backend(NamedTuple):
@@ -49,8 +50,7 @@ def resolve_backend(backend: str, device: torch.device, dtype: torch.dtype = tor
         if device.type != "cuda" or dtype == torch.float64:
             return "torch"
         return next(name for name in FASTEST_ON_CUDA if BACKENDS[name].missing(device) is None)
-    if backend not in BACKENDS:
-        raise ValueError(f"{backend=} must be one of auto, {', '.join(BACKENDS)}")
+    check_choice("backend", backend, ("auto", *BACKENDS))
     missing = BACKENDS[backend].missing(device)
     if missing is not None:
         raise ValueError(f"{backend=} cannot run on {device}: {missing}")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.near_names import list_choices
+
 Factor = str | int | float
 
 
@@ -93,13 +95,12 @@ class Sweep:
         for text in chosen:
             factor, equals, value = text.partition("=")
             if not equals or factor not in known:
-                names = ", ".join(known)
                 raise ValueError(
-                    f"only={text}: must be FACTOR=VALUE, with one of these factors: {names}"
+                    f"only={text}: must be FACTOR=VALUE; FACTOR {list_choices(factor, known)}"
                 )
             if value not in known[factor]:
-                values = "; ".join(known[factor])
-                raise ValueError(f"only={text}: {factor} must be one of: {values}")
+                values = list_choices(value, known[factor])
+                raise ValueError(f"only={text}: {factor} {values}")
             wanted.setdefault(factor, set()).add(value)
         cells = tuple(
             cell

@@ -1,7 +1,7 @@
 """A sweep as one tidy table, read from its folders: one row for each cell and row length."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,14 +176,14 @@ def check_file(file: Path) -> None:
         raise ValueError(f"table={file}: must end in {' or '.join(FILES)}")
 
 
-def is_table(file: Path) -> bool:
-    """Whether a file is a table of runs, of a sweep or of others."""
+def is_table(file: Path, columns: Iterable[str] = MEASURED) -> bool:
+    """Whether a file is a table with these columns, those of runs if none are given."""
     try:
         parquet = file.suffix == ".parquet"
         found = pl.read_parquet_schema(file) if parquet else pl.read_csv(file, n_rows=0).columns
     except (OSError, pl.exceptions.PolarsError):
         return False
-    return {*MEASURED} <= {*found}
+    return {*columns} <= {*found}
 
 
 def save_table(table: pl.DataFrame, file: Path) -> None:

@@ -5,16 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError, escape_controls
-from lab.training.endings import find_ending
+from lab.training.endings import ENDINGS, find_ending
 from lab.training.run_folder import RunFolder
 from tasks import TASKS
 from tasks.base import Schedule
+from tasks.near_names import list_choices, suggest
 
 COLUMNS = {
     "path": pl.String,
@@ -32,6 +33,10 @@ COLUMNS = {
     "stopped": pl.String,
 }
 """`options` are those that differ from the defaults. `date` is the local time of the last step."""
+
+
+MOST_VALUES = 10
+"""Values of an option that a message lists."""
 
 
 def find_runs(
@@ -59,7 +64,8 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
     option of `lab TASK`, including options of layers such as S.d_state.
 
     Raises:
-        ValueError: for text of another form, or a name that is neither.
+        ValueError: for text of another form, a name that is neither, or a value that no run can
+            have because it is none of the name's choices.
     """
     values = {run.path: _list_values(run) for run in runs}
     known = dict.fromkeys(name for found in values.values() for name in found)
@@ -71,8 +77,13 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
         name, equals, value = text.partition("=")
         name = name if name in known else name.replace("-", "_")
         of_layer = not runs and "." in name  # the runs would know which options layers have
-        if not equals or not (name in known or of_layer):
-            raise ValueError(f"only={text}: must be NAME=VALUE with one of {', '.join(known)}")
+        if not equals:
+            raise ValueError(f"only={text}: must be NAME=VALUE, such as stopped=solved")
+        if not (name in known or of_layer):
+            raise ValueError(f"only={text}: {name} is no option or column. {suggest(name, known)}")
+        choices = _list_choices(name, runs)
+        if choices and value not in choices:
+            raise ValueError(f"only={text}: {name} {list_choices(value, choices)}")
         wanted.setdefault(name, []).append(value)
     return [
         run
@@ -82,6 +93,25 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
             for name, texts in wanted.items()
         )
     ]
+
+
+def explain_none(runs: Sequence[RunFolder], chosen: Sequence[str]) -> str:
+    """Say which values runs have, for each "NAME=VALUE" that none of them has; "" if there is none.
+
+    Raises:
+        ValueError: as `select_runs`.
+    """
+    said = []
+    for text in chosen:
+        if not select_runs(runs, [text]):
+            name = text.partition("=")[0].replace("-", "_")
+            values = (_list_values(run).get(name) for run in runs)
+            found = list(
+                dict.fromkeys(format_value(value) for value in values if value is not None)
+            )
+            more = ", …" if len(found) > MOST_VALUES else ""
+            said.append(f"{name} is {', '.join(found[:MOST_VALUES])}{more}")
+    return "; ".join(said)
 
 
 def tabulate(runs: Sequence[RunFolder]) -> pl.DataFrame:
@@ -163,6 +193,23 @@ def _find_date(run: RunFolder) -> datetime:
 def _list_values(run: RunFolder) -> dict[str, Any]:
     settings = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
     return {**settings, **settings.pop("options"), **_describe_run(run)}
+
+
+def _list_choices(name: str, runs: Sequence[RunFolder]) -> list[str]:
+    """Return all values that an option or a column may have; empty where they are not named ones.
+
+    A mixture of named ones may be the value of a task's option; those of the runs are returned too.
+    """
+    if name == "stopped":
+        return [*ENDINGS, "unfinished", "unreadable"]
+    if name == "task":
+        return [*TASKS]
+    kinds = [ModelConfig, TrainConfig, *{TASKS[run.task.name] for run in runs}]
+    hints = [get_type_hints(kind).get(name) for kind in kinds]
+    named = [value for hint in hints if get_origin(hint) is Literal for value in get_args(hint)]
+    if not named:
+        return []
+    return list(dict.fromkeys([*named, *(format_value(_list_values(r).get(name)) for r in runs)]))
 
 
 def _equals(value: Any, text: str) -> bool:

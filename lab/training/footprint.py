@@ -1,20 +1,26 @@
 """How much memory a run takes: estimated from small steps, refused where it is not free.
 
-    weights + moments of the optimiser + the larger of
+    weights + moments of the optimiser + the largest of
         a step's gradients and activations, in proportion to the rows, and a checkpoint on its way
             to the disk, which seldom fits into what the step has freed
         gradients and the optimiser's own tensors
+        what scores shortcuts, after training
 
 The activations are measured on a step of about a thousand tokens and one of twice as many, so the
-estimate holds for mixers of the user, too. What Python and torch take themselves is not included.
+estimate holds for mixers of the user, too. From several thousand tokens on, the loss and state
+spaces work block by block, and take less for each token. So where memory seems too small, steps of
+eight and of sixteen thousand tokens are measured. What Python and torch take themselves is not
+included.
 """
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from lab.layers.mask import has_oracle_mask
-from lab.machine.allocation import Allocations, measure_peak
+from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
@@ -23,11 +29,11 @@ from lab.training.fit import start
 from lab.training.runs import Run
 from tasks.base import Batch, Task, count_rows
 
-TOKENS = 1024
-"""Tokens of the smaller of two measured steps."""
+TOKENS, MANY_TOKENS = 2**10, 2**13
+"""Tokens of the smaller of two measured steps: at first, and where memory seems too small."""
 FRAGMENTS = 1.35
 """Bytes a process takes for each byte of activations: freed pieces do not fit what comes next.
-Five measurements were between 1.1 and 1.5 (LOG.md)."""
+Ten measurements were between 1.1 and 1.7 (LOG.md)."""
 PREDICTORS = 200
 """Bytes per token that scoring shortcuts takes, after training."""
 COPIES = 4
@@ -46,7 +52,8 @@ class Footprint:
         gradients: of all parameters.
         update: what the optimiser makes.
         rows: of a step.
-        others: the most that is taken between steps: by a checkpoint, or by shortcuts.
+        checkpoint: what a checkpoint takes on its way to the disk.
+        shortcuts: what scores them, after training, in memory that the steps have freed.
     """
 
     weights: int
@@ -56,7 +63,8 @@ class Footprint:
     gradients: int
     update: int
     rows: int
-    others: int
+    checkpoint: int
+    shortcuts: int
 
     @property
     def total(self) -> int:
@@ -72,11 +80,13 @@ class Footprint:
         stacked = lanes * self.weights if lanes > 1 else 0
         step = lanes * FRAGMENTS * (self.fixed + self.rows * self.per_row) + stacked
         update = lanes * self.gradients + self.update
-        return lanes * self.kept + int(max(step + self.others, update))
+        return lanes * self.kept + int(max(step + self.checkpoint, update, self.shortcuts))
 
     def count_fitting_rows(self, limit: int) -> int:
         """Return how many rows a step may have within a number of bytes."""
-        left = (limit - self.kept - self.others) / FRAGMENTS
+        if self.kept + self.shortcuts > limit:
+            return 0
+        left = (limit - self.kept - self.checkpoint) / FRAGMENTS
         return int((left - self.fixed) / max(self.per_row, 1))
 
 
@@ -91,9 +101,12 @@ def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
     Raises:
         DoesNotFitError: naming the rows of a step, the bytes, and the most rows that fit.
     """
-    found = estimate(run, model)
     weights = sum(p.nbytes for p in model.parameters())
     bound = weights + (measure_free_memory() if free is None else free)
+    found = estimate(run, model, TOKENS)
+    if found.total > bound:
+        with suppress(OverLimitError):
+            found = estimate(run, model, limit=bound)
     if found.total <= bound:
         return
     rows = found.count_fitting_rows(bound)
@@ -113,14 +126,26 @@ def count_fitting_lanes(run: Run, most: int, free: int | None = None) -> int:
         most: the answer is at most this.
         free: bytes that they may take; None: what is free.
     """
-    found = estimate(run, run.build())
+    found = estimate(run, run.build(), TOKENS)
     bound = measure_free_memory() if free is None else free
     return max((n for n in range(1, most + 1) if found.count_lanes(n) <= bound), default=1)
 
 
-def estimate(run: Run, model: LanguageModel) -> Footprint:
-    """Estimate what training a run takes; the model's weights are changed."""
-    fixed, per_row = _measure_rows(run.task, model, run.train.batch_size)
+def estimate(
+    run: Run, model: LanguageModel, tokens: int = MANY_TOKENS, limit: float = math.inf
+) -> Footprint:
+    """Estimate what training a run takes; the model's weights are changed.
+
+    Args:
+        run: what will be trained.
+        model: its model.
+        tokens: of the smaller of two measured steps.
+        limit: bytes that a measured step may take.
+
+    Raises:
+        OverLimitError: when a measured step takes more.
+    """
+    fixed, per_row = _measure_rows(run.task, model, run.train.batch_size, tokens, limit)
     optimizers = start(model, run.train).optimizers  # kept, as their moments go with them
     with Allocations() as update:
         # A step has left gradients.
@@ -130,7 +155,7 @@ def estimate(run: Run, model: LanguageModel) -> Footprint:
     gradients = sum(p.nbytes for p in trained if p.grad is not None)
     model.zero_grad(set_to_none=True)
     weights, moments = sum(p.nbytes for p in model.parameters()), update.live
-    tokens = count_rows(2**19, run.task.seq_len, most=256) * run.task.seq_len
+    scored = count_rows(2**19, run.task.seq_len, most=256) * run.task.seq_len
     return Footprint(
         weights=weights,
         kept=weights + moments,
@@ -139,25 +164,28 @@ def estimate(run: Run, model: LanguageModel) -> Footprint:
         gradients=gradients,
         update=update.peak - moments,
         rows=run.train.batch_size,
-        others=max(3 * weights, 2 * moments, PREDICTORS * tokens),
+        checkpoint=max(3 * weights, 2 * moments),
+        shortcuts=PREDICTORS * scored,
     )
 
 
-def _measure_rows(task: Task, model: LanguageModel, rows: int) -> tuple[float, float]:
+def _measure_rows(
+    task: Task, model: LanguageModel, rows: int, tokens: int, limit: float
+) -> tuple[float, float]:
     """Return the bytes of a training step that are fixed, and those of each row."""
     if task.seq_len <= 2 * TOKENS:
-        some = count_rows(TOKENS, task.seq_len, most=rows)
+        some = count_rows(tokens, task.seq_len, most=rows)
         if rows <= 2 * some:
-            return 0.0, measure_peak(lambda: _step(model, task.batch(size=rows))) / rows
+            return 0.0, measure_peak(lambda: _step(model, task.batch(size=rows)), limit) / rows
         sizes = (some, 2 * some)
-        found = [measure_peak(lambda n=n: _step(model, task.batch(size=n))) for n in sizes]
+        found = [measure_peak(lambda n=n: _step(model, task.batch(size=n)), limit) for n in sizes]
         per_row = max(0.0, (found[1] - found[0]) / some)
         return max(0.0, found[0] - some * per_row), per_row
     if has_oracle_mask(model):  # it is told where pairs are, so its rows cannot be cut
         return 0.0, measure_peak(lambda: _step(model, task.batch(size=1)))
     whole = task.batch(size=1)
     lengths = (TOKENS // 2, TOKENS, 2 * TOKENS)
-    found = [measure_peak(lambda n=n: _step(model, _cut(whole, n))) for n in lengths]
+    found = [measure_peak(lambda n=n: _step(model, _cut(whole, n)), limit) for n in lengths]
     square, line, fixed = np.polyfit(lengths, found, 2)
     length = task.seq_len
     return max(0.0, fixed), max(0.0, square) * length**2 + max(0.0, line) * length

@@ -179,6 +179,21 @@ def test_sections_fold_and_links_unfold_them(run, short, visit):
     assert page.locator("#matrices .gist").is_visible()
 
 
+def test_what_the_window_shows_is_drawn_first(run, short, visit):
+    page = visit(short.path)
+    order = page.evaluate("""async () => {
+      const order = [];
+      draw = async ({ place }) => { order.push(place.id); };
+      for (const figure of figures) figure.drawn = false;
+      figures.at(-1).place.scrollIntoView();
+      await queueDrawing();
+      return order;
+    }""")
+    shown = page.evaluate("figures.map(({ place }) => place.id)")
+    assert order[0] == shown[-1] != shown[0] == order[-1]
+    assert sorted(order) == sorted(shown)
+
+
 def test_a_model_that_has_learned_nothing_has_a_short_page(visit, tmp_path):
     run = trained(tmp_path / "run", MQAR(seq_len=16, vocab_size=32))
     run.write_result({**(run.read_result() or {}), "accuracy": 0.05})

@@ -223,7 +223,7 @@ def edited(name: str, was: str | bytes, now: str | bytes):
         (metrics_folder, "metrics.jsonl: cannot be read"),
         (configured("model", stack=3), "stack=3: must be text"),
         (configured("task", name="mqr"), "task='mqr': must be one of mqar"),
-        (configured("task", lag=3), "unknown option 'lag' of mqar; known: seq_len"),
+        (configured("task", lag=3), "unknown option 'lag' of mqar. Known: seq_len"),
         (halved("state.json"), "is incomplete"),
         (halved("step-00000004.safetensors"), "truncated, or no weights"),
     ],

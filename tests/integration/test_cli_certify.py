@@ -163,7 +163,7 @@ def test_a_bad_option_is_one_line_before_anything_runs(words, said, monkeypatch)
 
 
 def test_an_unknown_law_lists_the_known():
-    with pytest.raises(ValueError, match=r"only=casual: must be among deterministic, causal, "):
+    with pytest.raises(ValueError, match=r"only='casual': must be one of deterministic, causal, "):
         select_laws(["causal", "casual"])
     assert select_laws(["stable", "causal"]) == ["causal", "stable"]
 

@@ -114,5 +114,5 @@ def test_every_erratum_prints_its_evidence():
 def test_an_unknown_row():
     result = lab("errata", "R1", "Q9")
     assert result.exit_code == 2
-    assert "'Q9' must be one of R1" in result.stderr
+    assert "'Q9': must be one of R1" in result.stderr
     assert result.stdout == ""

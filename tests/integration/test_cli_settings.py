@@ -156,7 +156,7 @@ def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):
     [
         ("--eval seq_len=15", "seq_len=15: must be even"),
         ("--eval vocab_size=128", "eval vocab_size=128: has 128 tokens, the model 64"),
-        ("--eval depth=3", "eval=depth=3: unknown option 'depth'; mqar has seq_len"),
+        ("--eval depth=3", "depth is no option of mqar. Known: seq_len"),
         ("--n-pairs 1:4@5", "n_pairs=1:4@5: steps must be in 1 … 4"),
         ("--n-pairs 1:5", "n_pairs=5: must be in 1 … 4"),
         ("--fillers any,none", "fillers='none'"),

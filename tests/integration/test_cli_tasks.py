@@ -249,7 +249,7 @@ def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
         ("--whole", "--whole: works only with --show"),
         ("--audit --figure x.html", "--figure: works only with --show"),
         ("--split test", "--split: works only with --show, --audit or --export"),
-        ("--show 1 --split probe", "split='probe': induction has train, test"),
+        ("--show 1 --split probe", "split='probe': must be one of train, test"),
         ("--show 1 --seq-len 2", "seq_len=2: must be in 3"),
         ("--show 1 --figure x.gif", "x.gif: must end in .png, .svg or .html"),
         ("--export x.parquet", "--export: needs --rows N"),

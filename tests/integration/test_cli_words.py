@@ -49,7 +49,29 @@ def test_the_version_has_one_home():
         ("sweep mqar --grid lr=1e-3", "lr: is not an option. Did you mean learning_rate?"),
         ("trian mqar", "To train a model, name its task: `lab mqar`; `lab tasks` lists them"),
         ("--verison", "No such option: --verison. Did you mean --version?"),
-        ("mqar --optimizer sgd", "'--optimizer': 'sgd' is not one of 'muon', 'adamw'"),
+        ("mqar --optimizer sgd", "'--optimizer': 'sgd' is not one of 'muon', 'adamw'."),
+        ("mqar --optimizer adam", "'adam' is not one of 'muon', 'adamw'. Did you mean adamw?"),
+        ("mqar --device cdua", "device=cdua: must be one of auto, cpu, cuda, cuda:N. Did you mean"),
+        (
+            "mqar --option A.mask=sof",
+            "literal, straight-through, soft, value, oracle. Did you mean",
+        ),
+        ("mqar --eval seqlen=32", "seqlen is no option of mqar. Did you mean seq_len?"),
+        ("mqar --show 1 --split tset", "train, test, probe, validation. Did you mean test?"),
+        (
+            "mqar --model torch.nn:Lniear --stack UM",
+            "has no attribute 'Lniear'. Did you mean Linear",
+        ),
+        ("model chems", "cheems, doge, llama, mamba2, jamba. Did you mean cheems?"),
+        ("model --size 320 cheems", "Did you mean 320M?"),
+        ("bench --only memroy", "Did you mean memory?"),
+        ("study capcity", "Did you mean capacity?"),
+        ("sweep mqar --grid preset=smal", "must be one of small, published. Did you mean small?"),
+        ("sweep mqar --grid d_model=8 --only dmodel=8", "of d_model, seed. Did you mean d_model?"),
+        ("runs --only stoped=solved", "stoped is no option or column. Did you mean stopped"),
+        ("runs --only stopped=solvd", "stopped must be one of solved, budget, out of time,"),
+        ("runs --only optimizer=adam", "must be one of muon, adamw. Did you mean adamw?"),
+        ("certify torch.nn:GRUU", "Did you mean GRU?"),
         ("analyze", "Missing argument 'path'"),
     ],
 )
@@ -142,12 +164,12 @@ def test_options_take_precedence_over_a_file(config, tmp_path):
     ("part", "values", "message"),
     [
         ("task", {"name": "copy"}, "is of the task copy; use `lab copy --config"),
-        ("task", {"depth": 3}, "task: unknown name 'depth'; known: seq_len, vocab_size"),
-        ("train", {"max_step": 3}, "train: unknown name 'max_step'; known: protocol"),
+        ("task", {"depth": 3}, "task: unknown name 'depth'. Known: seq_len, vocab_size"),
+        ("train", {"max_step": 3}, "train: unknown name 'max_step'. Did you mean max_steps"),
         ("train", {"seed": "x"}, "seed='x': must be a whole number"),
         ("model", {"options": 3}, "options=3: must be an object"),
         ("task", {"n_pairs": {"from": 1}}, "a schedule has first, last and rows"),
-        ("trian", {}, "unknown name 'trian'; known: task, model, train"),
+        ("trian", {}, "unknown name 'trian'. Did you mean train"),
     ],
 )
 def test_a_bad_file_is_one_clear_line(config, part, values, message):
@@ -170,7 +192,9 @@ def test_a_folder_of_runs_must_exist_unless_it_is_the_default(tmp_path, monkeypa
         assert found.stdout == "no runs below runs/\n"
     unknown = CliRunner().invoke(app, ["runs", "--only", "x=1"])
     assert unknown.exit_code == 2
-    assert unknown.stderr.startswith("Error: only=x=1: must be NAME=VALUE with one of path, task,")
+    assert unknown.stderr.startswith(
+        "Error: only=x=1: x is no option or column. Known: path, task,"
+    )
     missing = CliRunner().invoke(app, ["runs", "nope"])
     assert missing.exit_code == 2
     assert missing.stderr == "Error: root=nope: there is no such folder\n"
@@ -189,10 +213,13 @@ def test_runs_are_sorted_and_filtered(tmp_path):
     assert list_seeds("--only d-model=16") == [1]
     assert list_seeds("--only seed=1 --only seed=2 --only learning_rate=3e-3") == [1, 2]
     assert list_seeds("--only stopped=solved") == []
+    assert lab(f"runs {tmp_path} --only d_model=17 --only seed=2").endswith(
+        "with d_model=17 seed=2 There, d_model is 16, 8"
+    )
     found = CliRunner().invoke(app, f"runs {tmp_path} --json --only seed=2".split())
     (row,) = found.stdout.splitlines()
     assert "seq_len=16 vocab_size=64 d_model=8 seed=2 batch_size=4" in json.loads(row)["options"]
     assert json.loads(row)["chance"] == 1 / 32
-    assert "only=colour=red: must be NAME=VALUE" in lab(
+    assert "only=colour=red: colour is no option or column. Known: " in lab(
         f"runs {tmp_path} --only colour=red", code=2
     )

@@ -48,7 +48,7 @@ def test_printed_fails_and_meant_holds(row: str, erratum: Run):
 
 def test_run_chooses_rows_and_refuses_unknown_ones():
     assert [found.row for found in run(["T1", "R2"])] == ["T1", "R2"]
-    with pytest.raises(ValueError, match="row='Z9' must be one of R1, R2"):
+    with pytest.raises(ValueError, match="row='Z9': must be one of R1, R2"):
         run(["R2", "Z9"])
 
 

@@ -45,7 +45,7 @@ def test_a_package_that_is_not_installed(monkeypatch):
 
 
 def test_a_package_that_nobody_knows():
-    with pytest.raises(ValueError, match="package='flash_attn' must be one of mamba_ssm, fla, "):
+    with pytest.raises(ValueError, match="package='flash_attn': must be one of mamba_ssm, fla, "):
         peers.load("flash_attn.bert")
 
 

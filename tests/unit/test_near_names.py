@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.near_names import SYNONYMS, find_near, suggest
 from tasks.mqar import MQAR
+from tasks.near_names import SYNONYMS, find_near, suggest
 
 OPTIONS = ["--out", "--seq-len", "--precision", "--learning-rate", "--max-steps"]
 

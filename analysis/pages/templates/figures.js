@@ -43,9 +43,18 @@ const isSeen = ({ place }) => place.getClientRects().length > 0;
 const marks = document.documentElement.dataset;
 let drawing = Promise.resolve();
 
+/* How far a figure is from what the window shows. */
+function distance({ place }) {
+  const { top, bottom } = place.getBoundingClientRect();
+  return Math.max(top - innerHeight, -bottom, 0);
+}
+
 async function drawSeen(again = false) {
-  for (const figure of figures) {
-    if (!isSeen(figure) || (figure.drawn && !again)) continue;
+  let waiting = figures.filter((figure) => isSeen(figure) && (again || !figure.drawn));
+  while (waiting.length) {
+    // The reader may have scrolled or folded a section.
+    const [figure, ...others] = waiting.sort((one, two) => distance(one) - distance(two));
+    waiting = others.filter(isSeen);
     await unpack(figure);
     await draw(figure);
     if (!figure.heard) listen(figure);

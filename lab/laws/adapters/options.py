@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tasks.bounds import check_choice
+
 INPUTS = ("hidden", "tokens")
 LAYOUTS = ("btd", "tbd", "bdt")
 
@@ -33,8 +35,8 @@ class AdapterOptions:
     def __post_init__(self) -> None:
         for name, known in (("input", INPUTS), ("layout", LAYOUTS)):
             value = getattr(self, name)
-            if value not in (None, *known):
-                raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+            if value is not None:
+                check_choice(name, value, known)
         for name in ("d_model", "vocab_size"):
             size = getattr(self, name)
             if size is not None and size < 1:

@@ -200,7 +200,7 @@ def test_the_lab_lists_its_claims():
         ('source = "A test."', 'source = ""', "source: must be a text"),
         ("above = 0.9", "", "must have a threshold, either above or below"),
         ("above = 0.9", "above = 2", "above=2.0: must be in -1 … 1"),
-        ('"least"', '"mean"', "kind=mean: must be one of difference, least, greatest, ratio"),
+        ('"least"', '"mean"', "kind='mean': must be one of difference, least, greatest, ratio"),
         ("spread = 0.01", "spread = 0", "power.spread=0.0: must be in (0, 1)"),
         ("effect = 0.99", 'effect = "big"', "power.effect: must be a number"),
         ("d_model = 8 }", "d_model = 9 }", "d_model=9 is no value of the sweep tiny-smoke"),

@@ -163,6 +163,19 @@ def test_options_of_training_are_refused(words, said, tmp_path):
     assert said in " ".join(answer.stderr.split())
 
 
+@pytest.mark.parametrize("name", ["claim.json", "claim.html", "table.parquet"])
+def test_files_that_the_lab_did_not_make_are_not_overwritten(name, tmp_path):
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir()
+    mine.write_text("{}")
+    answer = run(tmp_path / "tiny.toml", TINY)
+    assert answer.exit_code == 2
+    assert f"out={mine}: is there, and the lab did not make it" in " ".join(answer.stderr.split())
+    assert mine.read_text() == "{}"
+    assert run(tmp_path / "tiny.toml", TINY, "--force").exit_code == 0
+    assert run(tmp_path / "tiny.toml", TINY).exit_code == 0
+
+
 def test_a_claim_about_costs_has_no_power(tmp_path):
     file = tmp_path / "tiny.toml"
     file.write_text(TINY)

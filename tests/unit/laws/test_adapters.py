@@ -97,7 +97,7 @@ def test_lengths():
         (Model(), {"input": "hidden"}, "with hidden inputs, .*indices"),
         (Model(), {"d_model": 5}, "d_model=5 must be 8, the width of embed"),
         (nn.Linear(8, 8), {"input": "tokens"}, "give it as vocab_size"),
-        (nn.Linear(8, 8), {"input": "words"}, "input='words' must be one of"),
+        (nn.Linear(8, 8), {"input": "words"}, "input='words': must be one of"),
         (nn.Linear(8, 8), {"d_model": 0}, "d_model=0 must be at least 1"),
     ],
 )

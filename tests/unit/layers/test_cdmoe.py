@@ -275,10 +275,10 @@ def test_default_sizes_fit(d_model):
         ({"d_retrieval": 0}, "d_retrieval=0: must be ≥ 2 and even"),
         ({"n_retrieval_heads": 0}, "n_retrieval_heads=0: must be ≥ 1"),
         ({"d_ff": 0}, "d_ff=0: must be ≥ 1"),
-        ({"form": "three"}, "form='three' must be one of one, two"),
-        ({"score": "within"}, "score='within' must be one of inside, outside, raw"),
-        ({"key_init": "ones"}, "key_init='ones' must be one of normal, zeros"),
-        ({"activation": "swish"}, "activation='swish' must be one of silu, gelu, relu"),
+        ({"form": "three"}, "form='three': must be one of one, two"),
+        ({"score": "within"}, "score='within': must be one of inside, outside, raw"),
+        ({"key_init": "ones"}, "key_init='ones': must be one of normal, zeros"),
+        ({"activation": "swish"}, "activation='swish': must be one of silu, gelu, relu"),
     ],
 )
 def test_errors(unchecked, options, words):

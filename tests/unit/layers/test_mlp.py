@@ -42,7 +42,7 @@ def test_every_parameter_gets_gradient(gated):
         ({"d_model": 8, "d_ff": 0}, "d_ff=0: must be ≥ 1"),
         (
             {"d_model": 8, "activation": "swish"},
-            "activation='swish' must be one of silu, gelu, relu",
+            "activation='swish': must be one of silu, gelu, relu",
         ),
     ],
 )

@@ -161,10 +161,10 @@ def test_default_sizes_fit(d_model):
         ({"k": 0}, "k=0: must be in 1 … n_experts=12"),
         ({"d_retrieval": 5}, "d_retrieval=5: must be ≥ 2 and even"),
         ({"n_retrieval_heads": 0}, "n_retrieval_heads=0: must be ≥ 1"),
-        ({"activation": "swish"}, "activation='swish' must be one of silu, gelu, relu"),
-        ({"score_activation": "tanh"}, "score_activation='tanh' must be one of softmax, relu"),
-        ({"query_norm": "layer"}, "query_norm='layer' must be one of none, batch"),
-        ({"backend": "sparse"}, "backend='sparse' must be one of auto, gather, dense"),
+        ({"activation": "swish"}, "activation='swish': must be one of silu, gelu, relu"),
+        ({"score_activation": "tanh"}, "score_activation='tanh': must be one of softmax, relu"),
+        ({"query_norm": "layer"}, "query_norm='layer': must be one of none, batch"),
+        ({"backend": "sparse"}, "backend='sparse': must be one of auto, gather, dense"),
     ],
 )
 def test_errors(unchecked, options, words):

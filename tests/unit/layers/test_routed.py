@@ -66,7 +66,7 @@ def test_auto_takes_grouped_mm_where_it_runs():
 @pytest.mark.parametrize(
     ("backend", "dtype", "words"),
     [
-        ("sorted", torch.float32, "backend='sorted' must be one of auto, loop, grouped_mm"),
+        ("sorted", torch.float32, "backend='sorted': must be one of auto, loop, grouped_mm"),
         ("grouped_mm", torch.float64, "backend='grouped_mm' takes float32, .* not float64"),
         ("grouped_mm", torch.bfloat16, "rows of a multiple of 16 bytes, not the 8 of width 4"),
     ],
@@ -305,8 +305,8 @@ def test_default_sizes_fit(d_model):
         ({"d_ff": 0}, "d_ff=0: must be ≥ 1"),
         ({"balance_weight": -0.1}, "balance_weight=-0.1: must be ≥ 0"),
         ({"balance_weight": float("nan")}, "balance_weight=nan: must be ≥ 0"),
-        ({"activation": "swish"}, "activation='swish' must be one of silu, gelu, relu"),
-        ({"backend": "sorted"}, "backend='sorted' must be one of auto, loop, grouped_mm"),
+        ({"activation": "swish"}, "activation='swish': must be one of silu, gelu, relu"),
+        ({"backend": "sorted"}, "backend='sorted': must be one of auto, loop, grouped_mm"),
         ({"backend": "grouped_mm"}, "16 bytes, not the 24 of width 6"),
     ],
 )

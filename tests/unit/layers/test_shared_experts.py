@@ -65,7 +65,7 @@ def test_hooks_and_balance_loss_are_the_routed_halfs():
         ({"k": 6}, "k=6: must be in 1 … n_experts=5"),
         ({"d_ff": 0}, "d_ff=0: must be ≥ 1"),
         ({"balance_weight": -1.0}, "balance_weight=-1.0: must be ≥ 0"),
-        ({"backend": "sorted"}, "backend='sorted' must be one of auto, loop, grouped_mm"),
+        ({"backend": "sorted"}, "backend='sorted': must be one of auto, loop, grouped_mm"),
     ],
 )
 def test_errors(unchecked, options, words):

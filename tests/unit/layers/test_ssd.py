@@ -224,12 +224,12 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
         ({"chunk_len": 0}, "chunk_len=0 must be at least 1"),
         ({"conv_width": 4}, "conv_width=4 needs position='conv', not position='rope'"),
         ({"position": "conv", "conv_width": 0}, "conv_width=0 must be at least 1"),
-        ({"position": "alibi"}, "position='alibi' must be one of rope, conv, decay, none"),
-        ({"gate": "swish"}, "gate='swish' must be one of none, silu, norm"),
-        ({"backend": "cuda"}, "backend='cuda' must be one of auto, torch"),
-        ({"rope_layout": "halves"}, "rope_layout='halves' must be one of half, interleaved"),
-        ({"dt_init": "zero"}, "dt_init='zero' must be one of mamba2, paper"),
-        ({"groups": "mixed"}, "groups='mixed' must be one of interleaved, tiled"),
+        ({"position": "alibi"}, "position='alibi': must be one of rope, conv, decay, none"),
+        ({"gate": "swish"}, "gate='swish': must be one of none, silu, norm"),
+        ({"backend": "cuda"}, "backend='cuda': must be one of auto, torch"),
+        ({"rope_layout": "halves"}, "rope_layout='halves': must be one of half, interleaved"),
+        ({"dt_init": "zero"}, "dt_init='zero': must be one of mamba2, paper"),
+        ({"groups": "mixed"}, "groups='mixed': must be one of interleaved, tiled"),
     ],
 )
 def test_layer_refuses(unchecked, options, message):

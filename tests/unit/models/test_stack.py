@@ -121,7 +121,7 @@ def test_options_reach_the_layers():
     ("options", "message"),
     [
         ({"A.masc": "soft"}, "unknown option A.masc. Did you mean mask?"),
-        ({"A.mask": "hard"}, "A.mask=hard: must be one of none, literal"),
+        ({"A.mask": "hard"}, "A.mask='hard': must be one of none, literal"),
         ({"A.rope_base": "x"}, "A.rope_base=x: must be a number"),
     ],
 )

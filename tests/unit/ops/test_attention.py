@@ -151,7 +151,7 @@ def test_the_backend_that_is_chosen(backend: str, device: str, keep_bytes: int, 
 @pytest.mark.parametrize(
     ("backend", "device", "message"),
     [
-        ("flash", "cpu", "backend='flash' must be one of auto, sdpa, flex"),
+        ("flash", "cpu", "backend='flash': must be one of auto, sdpa, flex"),
         ("flex", "meta", "backend='flex' needs CUDA or a CPU, not meta"),
     ],
 )

@@ -179,7 +179,9 @@ def test_auto_is_the_cheaper_one_as_measured(n_experts, n_chosen, width, expecte
 def test_an_unknown_backend():
     x, weights, table, indices = draw(SHAPES[1])
     for form, left in ((expert_scores, x), (expert_sum, weights)):
-        with pytest.raises(ValueError, match="backend='sparse' must be one of auto, gather, dense"):
+        with pytest.raises(
+            ValueError, match="backend='sparse': must be one of auto, gather, dense"
+        ):
             form(left, table, indices, "sparse")
 
 

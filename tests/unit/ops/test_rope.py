@@ -72,7 +72,7 @@ def test_bf16_is_as_exact_as_its_result_can_be():
         (4, torch.arange(1), {}, r"positions are \[1\]"),
         (4, torch.zeros(3, 3, dtype=torch.int64), {}, r"positions are \[3, 3\]"),
         (4, torch.arange(3), {"base": 0.0}, "base=0.0 must be positive"),
-        (4, torch.arange(3), {"layout": "halves"}, "layout='halves' must be one of half, inter"),
+        (4, torch.arange(3), {"layout": "halves"}, "layout='halves': must be one of half, inter"),
     ],
 )
 def test_refuses(unchecked, n, positions, options, message):

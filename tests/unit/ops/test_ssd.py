@@ -57,7 +57,7 @@ def test_neighbouring_heads_share_a_group():
 def test_backends():
     inputs = problem()
     assert torch.equal(ssd(*inputs)[0], ssd(*inputs, backend="torch")[0])
-    with pytest.raises(ValueError, match="backend='triton' must be one of auto, torch"):
+    with pytest.raises(ValueError, match="backend='triton': must be one of auto, torch"):
         ssd(*inputs, backend="triton")
 
 

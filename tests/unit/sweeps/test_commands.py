@@ -51,6 +51,12 @@ def test_a_sweep_trains_skips_and_extends(tmp_path):
     first = invoke(f"{words} --grid d_model=8", "--out", out, "--table", table)
     assert first.exit_code == 0, first.output
     assert "1 of 1 runs to do" in first.stderr
+    page = (out / "sweep.html").read_text()
+    (out / "sweep.html").write_text("mine")
+    refused = invoke(f"{words} --grid d_model=8", "--out", out)
+    assert "sweep.html: is there, and the lab did not make it" in refused.stderr
+    assert (out / "sweep.html").read_text() == "mine"
+    (out / "sweep.html").write_text(page)
     config = out / "d_model=8,seed=0" / "run" / "config.json"
     before = config.stat().st_mtime_ns
     more = invoke(f"{words} --grid d_model=8,16", "--out", out)

@@ -101,7 +101,7 @@ def test_torchs_loader_with_workers_gives_the_same_batches(name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"split": "probe"}, "split='probe': induction has train, test"),
+        ({"split": "probe"}, "split='probe': must be one of train, test"),
         ({"batch_size": 0}, "batch_size=0: must be ≥ 1"),
         ({"start": -1}, "start=-1: must be in 0 …"),
         ({"start": 9, "stop": 8}, "start=9: must be in 0 … 8"),

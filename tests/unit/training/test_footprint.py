@@ -10,7 +10,7 @@ from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models.room import count_bytes, refuse_weights
 from lab.training.fit import start
-from lab.training.footprint import check_step, count_fitting_lanes, estimate
+from lab.training.footprint import TOKENS, check_step, count_fitting_lanes, estimate
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run
 from tasks import TASKS
@@ -38,7 +38,7 @@ def test_tensors_are_counted_while_they_live():
 @pytest.mark.parametrize(("stack", "sizes"), [("AM*2", {}), ("SE IE", {"vocab_size": 1024})])
 def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, sizes):
     run = make(tmp_path, batch_size=256, stack=stack, **sizes)
-    found = estimate(run, run.build())
+    found = estimate(run, run.build(), TOKENS)
     many = make(tmp_path, batch_size=8, stack=stack, **sizes)
     exact = estimate(many, many.build())
     assert exact.fixed == 0
@@ -51,7 +51,20 @@ def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, siz
         hidden, weight, targets = score(model, run.task.batch(size=256), "fp32")
         linear_cross_entropy(hidden, weight, targets)[0].backward()
 
-    assert found.fixed + 256 * found.per_row == pytest.approx(measure_peak(step), rel=0.25)
+    taken = measure_peak(step)
+    assert found.fixed + 256 * found.per_row == pytest.approx(taken, rel=0.25)
+    # Where a step is small enough, it is measured whole.
+    whole = estimate(run, run.build())
+    assert whole.fixed + 256 * whole.per_row == pytest.approx(taken, rel=0.01)
+
+
+def test_a_run_that_small_steps_would_refuse_is_measured_on_larger_ones(tmp_path):
+    run = make(tmp_path, batch_size=512, stack="SM", seq_len=64, vocab_size=1024)
+    weights = sum(p.nbytes for p in run.build().parameters())
+    coarse = estimate(run, run.build(), TOKENS).total - weights
+    fine = estimate(run, run.build()).total - weights
+    assert fine < 0.95 * coarse
+    check_step(run, run.build(), fine)
 
 
 def test_the_moments_of_every_optimizer_count(tmp_path):

@@ -85,7 +85,7 @@ REFUSALS = {
     ),
     "unknown ablation": (
         lambda: ablate(stack(attention()), "hook_embed", "noise"),  # type: ignore[arg-type]
-        "how='noise' must be one of zero, mean, resample",
+        "how='noise': must be one of zero, mean, resample",
     ),
     "no place for a mask": (
         lambda: override_mask(stack(ssd_moved()), 0, torch.zeros(9)),

@@ -110,6 +110,15 @@ def test_colours_are_symmetric_where_anything_is_negative():
     assert colors["cmin"] == -colors["cmax"]
 
 
+def test_a_ring_at_the_edge_of_a_matrix_is_whole():
+    last = AnswerLinks(np.array([7]), np.array([6]), np.array([7]))
+    fig = layer_matrix(lower(np.full((1, 8, 8), 0.5)), last).draw()
+    assert fig is not None
+    (rings,) = fig.select_traces({"mode": "markers"})
+    assert (*rings.x, *rings.y) == (7, 7)
+    assert rings.cliponaxis is False
+
+
 def test_words_say_what_the_layer_does():
     links = AnswerLinks(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
     uniform = lower(np.tri(8)[None] / np.arange(1, 9)[None, :, None])

@@ -180,3 +180,25 @@ def test_an_analysis_that_this_version_lacks_keeps_its_numbers(run, monkeypatch)
     analyze(run, "rows")
     numbers = json.loads((run.path / "analysis.json").read_text())
     assert list(numbers["analyses"]) == ["rows", "heads", "older"]
+
+
+def test_no_file_that_the_lab_did_not_make_is_lost(run):
+    mine = {name: run.path / name for name in ("report.html", "report.json", "report-step4.html")}
+    for name, file in mine.items():
+        file.write_text(f"mine: {name}")
+    notes = analyze(run, "rows")
+    assert notes == [
+        f"{mine[name]} was not made by the lab; it is now {run.path}/{kept}"
+        for name, kept in (
+            ("report.json", "report-other1.json"),
+            ("report.html", "report-other1.html"),
+        )
+    ]
+    assert (run.path / "report-other1.json").read_text() == "mine: report.json"
+    assert (run.path / "report-other1.html").read_text() == "mine: report.html"
+    assert analyze(run, "heads") == []
+    # The name to which a report would be moved is taken too.
+    reach(run, 8)
+    assert analyze(run, "rows") == [f"the report of step 4 is now {run.path}/report-step4-2.html"]
+    assert mine["report-step4.html"].read_text() == "mine: report-step4.html"
+    assert names(run) == {"analysis": ["rows"], "analysis-step4-2": ["rows", "heads"]}

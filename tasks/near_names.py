@@ -49,6 +49,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return ask(find_near(name, known)) or f"Known: {', '.join(known)}"
 
 
+def list_choices(name: str, known: Iterable[str]) -> str:
+    """Say what a name must be, and ask whether a near one was meant."""
+    known = list(known)
+    question = ask(find_near(name, known))
+    return f"must be one of {', '.join(known)}" + (f". {question}" if question else "")
+
+
 def ask(near: Iterable[str]) -> str:
     """Ask whether one of some names was meant; "" if there is none."""
     names = " or ".join(near)
