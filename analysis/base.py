@@ -90,7 +90,7 @@ class Subject:
         if rows is None:
             rows = count_default_rows(run.task)
         model = run.load_model(step)
-        check_memory(model, rows, run.task.seq_len, memory)
+        check_memory(model, run.task, rows, memory)
         return cls(
             task=run.task,
             model=model,

@@ -81,6 +81,11 @@ class Batch:
             _map_links(self.links, lambda link: link[rows]),
         )
 
+    def cut(self, seq_len: int) -> "Batch":
+        """Return the last positions of the rows, without links; a long row is scored at its end."""
+        parts = (part[:, -seq_len:] for part in (self.inputs, self.targets, self.roles))
+        return Batch(*parts, links={})
+
     def trim(self) -> "Batch":
         """Return the batch without the columns after the last scored position of any row."""
         scored = (self.targets != IGNORE).any(0).nonzero()

@@ -185,17 +185,10 @@ def _measure_rows(
         return 0.0, measure_peak(lambda: _step(model, task.batch(size=1)))
     whole = task.batch(size=1)
     lengths = (TOKENS // 2, TOKENS, 2 * TOKENS)
-    found = [measure_peak(lambda n=n: _step(model, _cut(whole, n)), limit) for n in lengths]
+    found = [measure_peak(lambda n=n: _step(model, whole.cut(n)), limit) for n in lengths]
     square, line, fixed = np.polyfit(lengths, found, 2)
     length = task.seq_len
     return max(0.0, fixed), max(0.0, square) * length**2 + max(0.0, line) * length
-
-
-def _cut(batch: Batch, length: int) -> Batch:
-    """Return the last positions of rows: where a row is long, its end is what is scored."""
-    return Batch(
-        batch.inputs[:, -length:], batch.targets[:, -length:], batch.roles[:, -length:], {}
-    )
 
 
 def _step(model: LanguageModel, batch: Batch) -> None:

@@ -18,7 +18,6 @@ from analysis import ANALYSES
 from analysis.base import Finding, Subject, Words, describe, draw
 from analysis.examination import examine, record
 from analysis.interventions import block_edges, edit_matrix, swap_values
-from analysis.memory import estimate_memory
 from analysis.mixing import collect_mixers
 from analysis.pages.report import render
 from analysis.run.quantities import choose_stretches
@@ -98,7 +97,6 @@ def test_a_mixer_is_met_by_rows_of_its_matrix(monkeypatch):
     assert isinstance(mixer.module, LinearAttention)
     assert None not in mixer.module.asked
     torch.testing.assert_close(torch.cat([b for _, b in blocks], 1), mixer.matrix(0))
-    assert estimate_memory(given.model, 1, 2**14) < 4 * 2**28
     assert len(choose_stretches(mixer, 2**14)) > 1
 
 

@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.memory import check_memory, estimate_memory
-from lab.models import build
+from analysis import positions
+from analysis.base import Subject
+from analysis.memory import COPIES, FLOAT, FRAGMENTS, check_memory, estimate_memory
+from lab.machine.allocation import measure_peak
+from lab.models import LanguageModel, build
+from tasks.mqar import MQAR
 
 
 class Whole(nn.Module):
@@ -30,28 +34,42 @@ class Whole(nn.Module):
 @pytest.fixture
 def foreign(monkeypatch):
     monkeypatch.setattr("lab.models.architectures.load_class", lambda path: Whole)
-    return build("UM", vocab_size=32, d_model=16, model="tests:Whole")
+    return make("UM", model="tests:Whole")
+
+
+def make(stack: str, d_model: int = 16, **more) -> LanguageModel:
+    return build(stack, vocab_size=2**17, d_model=d_model, **more).eval()
+
+
+def describe(seq_len: int) -> MQAR:
+    return MQAR(seq_len=seq_len, vocab_size=2**17)
 
 
 def test_rows_and_width_cost_in_proportion():
-    small = build("AM", vocab_size=32, d_model=16)
-    wide = build("AM", vocab_size=32, d_model=64)
-    base = estimate_memory(small, 1, 1)
-    assert estimate_memory(small, 9, 4096) - base == pytest.approx(
-        9 * (estimate_memory(small, 1, 4096) - base), rel=1e-3
-    )
-    assert estimate_memory(wide, 9, 4096) > 3 * estimate_memory(small, 9, 4096) - 3 * base
+    small, wide, task = make("AM"), make("AM", d_model=64), describe(4096)
+    base, one, nine = (estimate_memory(small, task, rows) for rows in (0, 1, 9))
+    assert nine - base == pytest.approx(9 * (one - base), rel=1e-3)
+    assert estimate_memory(wide, task, 9) - base > 3 * (nine - base)
+
+
+@pytest.mark.parametrize("stack", ["AM*2", "SE IE"])
+def test_an_analysis_of_many_rows_takes_what_few_foretell(stack):
+    task, model = MQAR(seq_len=64, vocab_size=128), build(stack, vocab_size=128, d_model=32).eval()
+    subject = Subject(task, model, task.batch(split="test", size=128))
+    taken = measure_peak(lambda: positions.measure(subject))
+    foretold = (estimate_memory(model, task, 128) - estimate_memory(model, task, 0)) / FRAGMENTS
+    assert 0.9 * taken < foretold < 1.5 * taken
 
 
 def test_a_whole_matrix_is_counted_only_where_a_mixer_has_nothing_else(foreign):
-    own = build("AM", vocab_size=32, d_model=16)
-    assert estimate_memory(foreign, 1, 65_536) > 65_536**2 * 4
-    assert estimate_memory(own, 1, 65_536) < 65_536**2
+    task = describe(65_536)
+    assert estimate_memory(foreign, task, 1) > COPIES * FLOAT * 65_536**2
+    assert estimate_memory(make("AM"), task, 1) < 65_536**2
 
 
 def test_how_many_rows_would_fit():
-    model = build("AM", vocab_size=32, d_model=16)
-    limit = estimate_memory(model, 5, 4096)
-    check_memory(model, 5, 4096, limit)
+    model, task = make("AM"), describe(4096)
+    limit = estimate_memory(model, task, 5)
+    check_memory(model, task, 5, limit)
     with pytest.raises(ValueError, match=r"rows=6 of 4,096 tokens .* 5 rows would fit"):
-        check_memory(model, 6, 4096, limit)
+        check_memory(model, task, 6, limit)
