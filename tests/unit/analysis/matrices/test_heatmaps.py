@@ -114,9 +114,9 @@ def test_a_ring_at_the_edge_of_a_matrix_is_whole():
     last = AnswerLinks(np.array([7]), np.array([6]), np.array([7]))
     fig = layer_matrix(lower(np.full((1, 8, 8), 0.5)), last).draw()
     assert fig is not None
-    (rings,) = fig.select_traces({"mode": "markers"})
-    assert (*rings.x, *rings.y) == (7, 7)
-    assert rings.cliponaxis is False
+    (rings,) = (trace for trace in fig.to_dict()["data"] if trace.get("mode") == "markers")
+    assert rings["name"] == "the value asked for"
+    assert rings["cliponaxis"] is False
 
 
 def test_words_say_what_the_layer_does():
