@@ -10,67 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, NotRequired
-
-from pydantic import with_config
-from typing_extensions import TypedDict
+from typing import Any
 
 from analysis import ANALYSES
 from analysis.base import Passage, Words, count_default_rows
 from analysis.examination import FORMAT, Examination, record
 from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
+from analysis.pages.schema import NumbersFile, SectionsFile
 from analysis.record import DATA, to_plain
 from lab.files import RunError, is_marked
 from lab.folder import Folder, has_entries
 from lab.training.report_coverage import PAGE, read_coverage
 from lab.training.runs import Run
-from lab.training.schema import STRICT, validate
-
-
-@with_config(STRICT)
-class WordsEntry(TypedDict):
-    """The words of a finding, as `analysis.base.Words`."""
-
-    title: str
-    says: str
-    reading: str
-    alt: str
-    passages: list[dict[str, Any]]
-    gist: NotRequired[str]
-    tokens: NotRequired[dict[str, Any] | None]
-
-
-@with_config(STRICT)
-class ShownEntry(TypedDict):
-    """A finding on a page, as `analysis.pages.page.Shown`."""
-
-    words: WordsEntry
-    spec: dict[str, Any] | None
-    ratio: str
-    least: NotRequired[int | None]
-
-
-@with_config(STRICT)
-class SectionsFile(TypedDict):
-    """The content of report.json."""
-
-    sections: dict[str, list[ShownEntry]]
-
-
-@with_config(STRICT)
-class NumbersFile(TypedDict):
-    """The content of analysis.json."""
-
-    step: int
-    seed: int
-    rows: int
-    seq_len: int
-    provenance: dict[str, str] | None
-    analyses: dict[str, list[dict[str, Any]]]
-    seconds: dict[str, float]
-    not_applicable: dict[str, str]
-    earlier: NotRequired[dict[str, dict[str, str] | None]]
-
+from lab.training.schema import validate
 
 SAME = ("format", "step", "seed", "rows", "seq_len")
 """Entries of analysis.json that merged analyses must share."""
