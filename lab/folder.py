@@ -83,7 +83,8 @@ class Folder:
         try:
             return parse_json(self.read(name), last, otherwise)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise RunError(f"{otherwise}: {last} is missing") from error
+            missing = f"{last} is missing" if self.path.exists() else "it does not exist"
+            raise RunError(f"{otherwise}: {missing}") from error
         except OSError as error:
             raise RunError(f"{otherwise}: {error.strerror or error}") from error
 

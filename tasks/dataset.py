@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tasks.base import MAX_ROWS, Task
+from tasks.bounds import check_choice
 
 
 class Rows(IterableDataset[dict[str, Any]]):
@@ -59,8 +60,7 @@ class Rows(IterableDataset[dict[str, Any]]):
         world_size: int = 1,
         links: bool = False,
     ):
-        if split not in task.splits:
-            raise ValueError(f"split={split!r}: {task.name} has {', '.join(task.splits)}")
+        check_choice("split", split, task.splits)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be ≥ 1")
         end = MAX_ROWS if stop is None else stop

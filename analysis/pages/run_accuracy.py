@@ -47,8 +47,9 @@ class RunAccuracies(Finding):
             text = "chance" if rival == "chance" else f"the best shortcut, “{rival}”"
             whose = "of all runs lie" if above else "of no run lie"
             if 0 < len(above) < len(self.runs):
-                whose = f"of {join_names(above)} alone lie"
-            says += f" The intervals {whose} above {text}, {percent(rivals[rival])}."
+                whose = f"of {join_names(above)} alone {'lie' if len(above) > 1 else 'lies'}"
+            what = "interval" if whose.endswith("lies") else "intervals"
+            says += f" The {what} {whose} above {text}, {percent(rivals[rival])}."
             reading += DOTTED
         return Words(title, says, reading, f"Dots of test accuracy. {says}")
 

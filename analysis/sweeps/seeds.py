@@ -88,8 +88,10 @@ class SeedSummary:
             text += f"; steps until solved: median {middle}, from {steps[0]:,} to {most}"
         if others:
             kinds = Counter(name_ending(run.status) for run in others)
-            how = ", ".join(f"{kind}: {count}" for kind, count in kinds.items())
-            text += f". Those that are not ({how}) count as taking longer than they ran"
+            how = ", ".join(
+                f"{kind.removeprefix('not solved: ')}: {count}" for kind, count in kinds.items()
+            )
+            text += f". Those that are not solved ({how}) count as taking longer than they ran"
         if self.mean is None or self.interval is None:
             return f"{text}."
         low, high = self.interval

@@ -121,7 +121,8 @@ def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float
     if memory is not None and not 0 < memory <= MOST_MEMORY:
         raise ValueError(f"memory={memory}: must be > 0 and ≤ {MOST_MEMORY:,} GiB")
     if step is not None and step not in run.list_steps():
-        raise ValueError(f"step={step}: must be one of {', '.join(map(str, run.list_steps()))}")
+        known = ", ".join(map(str, run.list_steps()))
+        raise ValueError(f"step={step}: must be one of {known}, whose weights are kept")
 
 
 def _examine(

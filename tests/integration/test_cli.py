@@ -84,8 +84,8 @@ def test_train_resume_and_list(tmp_path):
         *("rows_per_second", "parameters", "stopped"),
     }
     assert result["cpu_seconds"] > 0
-    assert (result["task"], result["steps"], result["rows"]) == ("mqar", 8, 64)
-    assert [stage["seq_len"] for stage in result["stages"]] == [8]
+    assert (result["task"], result["steps"], result["rows"]) == ("mqar", 8, 32)
+    assert [stage["seq_len"] for stage in result["stages"]] == [16]
     assert result["stopped"] == "budget"
     assert result["baselines"]["oracle"] == 1.0
     assert {p.name for p in out.iterdir()} == {
@@ -171,7 +171,7 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, N")),
         ("--stack UM", ("U is your own mixer", "--model")),
         ("--option A.masc=soft", ("A.masc", "mean mask?")),
-        ("--option A.mask=hard", ("A.mask=hard", "soft")),
+        ("--option A.mask=hard", ("A.mask='hard'", "soft")),
         ("--option mask", ("option=mask", "must look like")),
         ("--device cuda", ("device=cuda", "use --device cpu")),
         ("--device tpu", ("device=tpu", "cuda:N")),

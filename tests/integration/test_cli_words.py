@@ -181,7 +181,9 @@ def test_a_bad_file_is_one_clear_line(config, part, values, message):
 def test_a_file_and_what_stands_for_many_settings_exclude_each_other(config):
     text = lab(f"mqar --config {config} --protocol paper", code=2)
     assert "--config and --protocol: both choose many settings; choose one" in text
-    assert "config.json is missing" in lab("mqar --config nowhere/config.json", code=2)
+    assert "nowhere/config.json: it does not exist" in lab(
+        "mqar --config nowhere/config.json", code=2
+    )
 
 
 def test_a_folder_of_runs_must_exist_unless_it_is_the_default(tmp_path, monkeypatch):

@@ -63,10 +63,11 @@ class TrainingDisplay:
     def on_plan(self, plan: Plan) -> None:
         """Print what training is about to do."""
         run, write = self.run, self.console.print
+        tokens = run.train.batch_size * run.task.seq_len
         self.forecast = Forecast(run, self.max_minutes, plan.slowing)
         write(
             f"{run.task.name}: {run.model.model or run.model.stack}, {plan.parameters:,} "
-            f"parameters, {run.train.optimizer}, {run.train.batch_size} rows per step"
+            f"parameters, {run.train.optimizer}, {tokens:,} tokens per step"
         )
         write(f"on {plan.device} in {describe_choice(plan)}")
         if plan.processes > 1:

@@ -5,13 +5,13 @@ from typing import Any
 import polars as pl
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from lab.cli.tables.durations import format_duration
 from lab.training.endings import name_ending
 
 LINE = "{:>8}  {:>7}  {:>7}  {:>11}  {:16}  {}"
+COMPARED = "{:>8}  {:>7}  {:>7}  {:>12}  {:10}  {}"
 
 
 def build_runs_list(runs: pl.DataFrame) -> Group:
@@ -35,12 +35,14 @@ def _cell(value: object, form: str = "") -> str:
     return f"{value:{form or '.4g'}}" if form or isinstance(value, float) else str(value)
 
 
-def build_comparison_table(runs: list[dict[str, Any]]) -> Table:
-    """Return a table of compared runs, with numbers that the page of `lab compare` also has."""
-    names = ("name", "model", "accuracy", "mechanism", "steps", "rows_per_second", "parameters")
-    table = Table(box=None)
-    for name in names:
-        table.add_column(name.replace("_", " "), overflow="fold")
+def build_comparison_table(runs: list[dict[str, Any]]) -> Group:
+    """Return a line for each compared run, with numbers that the page of `lab compare` also has."""
+    forms = {"accuracy": ".4f", "steps": ",", "rows_per_second": ",.0f", "parameters": ","}
+    header = COMPARED.format("accuracy", "steps", "rows/s", "parameters", "mechanism", "run")
+    lines = [Text(header, "bold")]
     for run in runs:
-        table.add_row(*(_cell(run[name], ".4f" if name == "accuracy" else "") for name in names))
-    return table
+        cells = [_cell(run[name], form) for name, form in forms.items()]
+        named = f"{run['name']} ({run['model']})"
+        line = COMPARED.format(*cells, _cell(run["mechanism"]), named)
+        lines.append(Text(line, no_wrap=True, overflow="ignore"))
+    return Group(*lines)

@@ -74,19 +74,17 @@ def comparison(*runs: RunColumn) -> Comparison:
 @pytest.mark.parametrize(
     ("accuracies", "whose"),
     [
-        ((0.998, 0.991), "of all runs lie above"),
-        ((0.4, None), "of a alone lie above"),
-        ((0.06, 0.4), "of b alone lie above"),
-        ((0.05, 0.06), "of no run lie above"),
+        ((0.998, 0.991), "The intervals of all runs lie above"),
+        ((0.4, None), "The interval of a alone lies above"),
+        ((0.06, 0.4), "The interval of b alone lies above"),
+        ((0.05, 0.06), "The intervals of no run lie above"),
     ],
 )
 def test_accuracies_are_compared_with_the_best_shortcut_and_not_with_each_other(accuracies, whose):
     runs = [compared(name, value) for name, value in zip("ab", accuracies, strict=True)]
     found = comparison(*runs)
     accuracy = RunAccuracies(found.runs, found.references)
-    assert accuracy.describe().says.endswith(
-        f" The intervals {whose} the best shortcut, “last value”, 6.0 %."
-    )
+    assert accuracy.describe().says.endswith(f" {whose} the best shortcut, “last value”, 6.0 %.")
     labels = [note.text for note in accuracy.draw().layout.annotations]
     assert "last value 6.0 %" in labels
     assert found.ranking.describe().says == "One seed: no ranking."

@@ -232,7 +232,7 @@ CASES = [
     Case("boundary", reach(0.5, 0.45), "no fall is certain as far as was tried", "holds"),
     Case("planted", accuracies(0.9, 0.8), "The intervals of all runs lie above chance"),
     Case("null", accuracies(0.1, 0.12), "The intervals of no run lie above chance"),
-    Case("boundary", accuracies(0.9, None), "The intervals of a alone lie above", "all runs"),
+    Case("boundary", accuracies(0.9, None), "The interval of a alone lies above", "all runs"),
     Case("planted", RunCurves((run("a", 0.6),), {}), "full row length: a by step 1."),
     Case("null", RunCurves((run("a", 0.1),), {}), "full row length: a not by step 9."),
     Case("boundary", RunCurves((run("a", 0.1, ()),), {}), "a not evaluated by step 9."),
