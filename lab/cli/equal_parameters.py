@@ -30,6 +30,7 @@ def check_parameters(
 
     compared = {*statistic.of, *statistic.than}
     counts: dict[str, dict[str, dict[str, int]]] = {}
+    models: dict[str, dict[str, int]] = {}
     for cell in sweep.cells:
         if cell.factors["seed"] != sweep.cells[0].factors["seed"]:
             continue
@@ -37,7 +38,7 @@ def check_parameters(
         setting = name_values({n: v for n, v in cell.factors.items() if n in compared})
         found = counts.setdefault(name_values(place) if place else "", {})
         if setting not in found:  # the learning rate changes nothing
-            found[setting] = _count(cell)
+            found[setting] = _count(cell, models)
     return [
         _compare(kind, share, {name: found[kind] for name, found in settings.items()}, place)
         for place, settings in counts.items()
@@ -45,15 +46,20 @@ def check_parameters(
     ]
 
 
-def _count(cell: "Cell") -> dict[str, int]:
+def _count(cell: "Cell", models: dict[str, dict[str, int]]) -> dict[str, int]:
+    """Return the parameters of a cell's model; `models` keeps them, as many cells have the same."""
     import torch
 
     from lab.cli.run_settings import read_settings
     from lab.models.anatomy import dissect
 
-    with torch.device("meta"):  # no weights are drawn
-        found = dissect(read_settings(cell.task, cell.options)[0].build())
-    return {"total": found.total, "active": found.active}
+    run, _ = read_settings(cell.task, cell.options)
+    model = f"{run.model}, {run.task.vocab_size} tokens"
+    if model not in models:
+        with torch.device("meta"):  # no weights are drawn
+            found = dissect(run.build())
+        models[model] = {"total": found.total, "active": found.active}
+    return models[model]
 
 
 def _compare(kind: str, share: float, counts: Mapping[str, int], place: str) -> str:
