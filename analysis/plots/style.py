@@ -52,6 +52,7 @@ def _template(
         "title": {"standoff": 8, "font": {"size": 11}},
         "automargin": False,
     }
+    label = {"font": {"size": 11, "color": soft}, "showarrow": False}
     # A curve below a label can still be made out.
     ground = "rgba({}, {}, {}, 0.85)".format(*hex_to_rgb(paper))
     steps = [[i / (len(diverging) - 1), color] for i, color in enumerate(diverging)]
@@ -89,8 +90,9 @@ def _template(
             },
             "xaxis": axis,
             "yaxis": axis,
-            "annotationdefaults": {"font": {"size": 11, "color": soft}, "showarrow": False},
-            "annotations": [{"name": "label", "visible": False, "bgcolor": ground}],
+            "annotationdefaults": label,
+            # The defaults do not reach annotations that are given by their name.
+            "annotations": [{**label, "name": "label", "visible": False, "bgcolor": ground}],
             "legend": {
                 "orientation": "h",
                 "x": 0,
