@@ -93,7 +93,7 @@ def import_object(module: str, name: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            near = ask(find_near(part, dir(found)))
+            near = ask(find_near(part, [name for name in dir(found) if name[0] != "_"]))
             raise AttributeError(f"{error}. {near}" if near else str(error)) from error
     return found
 

@@ -205,6 +205,7 @@ class Curve(Finding):
                     xanchor="right",
                     y=math.log10(level),
                     yanchor="bottom",
+                    yshift=2,
                     **LABEL,
                 )
             # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
