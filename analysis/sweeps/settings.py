@@ -71,8 +71,9 @@ def list_factors(table: pl.DataFrame) -> list[str]:
 def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """Return the rows at the best learning rate of each setting.
 
-    The best rate has the highest mean accuracy on validation rows. Rates at which all runs were
-    solved count as equal, and of them the best took the fewest steps.
+    The best rate has the highest mean accuracy on validation rows, of which a run that diverged has
+    none right. Rates at which all runs were solved count as equal, and of them the best took the
+    fewest steps.
 
     Args:
         table: of runs, with a column of learning rates or without.
@@ -81,7 +82,8 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     if RATE not in table.columns:
         return table
     solved = pl.col("solved").fill_null(False).all()
-    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(pl.mean("validation"))
+    right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
+    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(right.mean())
     by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(score.alias("_score"))
     ranked = by_rate.sort("_score", descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)

@@ -62,6 +62,21 @@ def test_the_learning_rate_is_chosen_on_validation_rows_and_among_solving_ones_b
     assert chosen == {"AM*2": 0.001, "SM*2": 0.003}
 
 
+def test_a_rate_at_which_most_runs_diverge_is_not_chosen_for_the_one_that_did_not():
+    lucky = (pl.col("learning_rate") == 0.03) & (pl.col("seed") == 0)
+    lost = (pl.col("learning_rate") == 0.03) & (pl.col("seed") > 0)
+    solved = pl.col("status") == "solved"
+    table = plant().with_columns(
+        status=pl.when(lost).then(pl.lit("diverged")).otherwise("status"),
+        accuracy=pl.when(lost).then(None).otherwise("accuracy"),
+        validation=pl.when(lost).then(None).otherwise(pl.col("validation") + 0.1 * lucky),
+        solved=pl.when(lost).then(None).otherwise(solved),
+    )
+    assert {s.factors["learning_rate"] for s in collect_settings(table)} == {0.003}
+    (found,) = rates.measure(table)
+    assert {curve.chosen for curve in found.curves} == {0.003}
+
+
 def test_a_setting_without_a_result_is_there_and_has_no_number():
     table = plant().with_columns(
         accuracy=pl.when(pl.col("d_model") == 32).then(None).otherwise("accuracy"),
