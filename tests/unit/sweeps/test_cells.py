@@ -249,6 +249,25 @@ def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
     assert 0 < step < 4000
 
 
+def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypatch):
+    def refuse(folder: CellFolder, minutes: float, error: str | None) -> None:
+        raise RunError("cannot be written")
+
+    monkeypatch.setattr(CellFolder, "note", refuse)
+    monkeypatch.setattr("lab.cli.sweeping.COMMAND", ["false"])
+    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1, lanes=False)
+    with pytest.raises(RunError, match=r"2 of 2 runs: exit code 1 \(factor=tiny,seed=0; "):
+        job.run()
+
+
+def test_a_worker_whose_sweep_was_killed_while_it_started_begins_nothing(tmp_path):
+    folder = CellFolder(tmp_path / cell().name)
+    folder.claim(cell())
+    order = {"folders": [str(folder.path)], "max_minutes": None}
+    subprocess.run(COMMAND, input=json.dumps(order).encode() + b"\n", check=True)
+    assert not folder.run_path.exists()
+
+
 def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):
     CellFolder(tmp_path / cell().name).claim(cell())
     other = cell(d_model=16)

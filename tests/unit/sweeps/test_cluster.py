@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from lab.cli import app
 from lab.sweeps.connection import connect
 from lab.training.checkpoint import list_checkpoints
-from lab.training.runs import Run
+from tests.sweep_ends import read_ends
 
 LAB = (sys.executable, "-m", "lab")
 RAY_NODES = Path(__file__).with_name("ray_nodes.py")
@@ -101,18 +101,6 @@ def open_nodes(count: int) -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.close()
-
-
-def read_ends(out: Path) -> dict[str, tuple]:
-    """Return the last weights, losses and accuracies of each run of a sweep."""
-    ends = {}
-    for path in sorted(out.glob("*/run")):
-        run = Run.open(path)
-        (home,) = run.list_checkpoints().values()
-        losses = [row["loss"] for row in run.read_metrics()]
-        lengths = (path.parent / "lengths.json").read_bytes()
-        ends[path.parent.name] = (home / "model.safetensors").read_bytes(), losses, lengths
-    return ends
 
 
 def run_here(out: Path, *options: str) -> dict[str, tuple]:
