@@ -10,8 +10,14 @@ import typer
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.equal_parameters import check_parameters
 from lab.cli.output import Force, check_output
-from lab.cli.sweep import run_sweep
-from lab.cli.sweep_options import MaxMinutes, RayAddress, SweepOptions, Workers
+from lab.cli.sweep import report_failed_runs, run_sweep
+from lab.cli.sweep_options import (
+    MaxMinutes,
+    RayAddress,
+    SweepOptions,
+    Workers,
+    make_runs_option,
+)
 
 if TYPE_CHECKING:
     from analysis.claims.claim import Claim, Power
@@ -38,13 +44,7 @@ def claim(
             "paper needs a cluster."
         ),
     ] = "small",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the runs; the same folder resumes.",
-            show_default="runs/claims/NAME-SCALE",
-        ),
-    ] = None,
+    out: Annotated[Path | None, make_runs_option("runs/claims/NAME-SCALE")] = None,
     workers: Workers = None,
     ray: RayAddress = None,
     max_minutes: MaxMinutes = None,
@@ -115,6 +115,7 @@ def claim(
         page = card.write(out, shown, errors)
     typer.echo(json.dumps(card.to_dict()) if as_json else card.summarize())
     typer.echo(f"card: {page}", err=True)
+    report_failed_runs(errors)
 
 
 def _find_file(what: str | None) -> Path:

@@ -1,5 +1,6 @@
 """`lab sweep`: a grid of runs, and the end that it shares with the lab's studies."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +55,7 @@ def sweep(
     from their checkpoints. A run that fails stops no other.
     """
     from lab.cli.console import open_table_console
-    from lab.cli.sweep_settings import join_some, read_file
+    from lab.cli.sweep_settings import read_file
     from lab.cli.tables.sweeps import build_settings_table
 
     with report_usage_errors():
@@ -68,11 +69,25 @@ def sweep(
         built = _apply(settings, options).build()
     _, found = run_sweep(built, options)
     open_table_console().print(build_settings_table(found.settings))
-    for error, names in found.errors.items():
-        typer.echo(f"failed: {error} ({join_some(names)})", err=True)
     typer.echo(found.summarize())
-    typer.echo(f"page: {(options.out or Path('runs') / built.name) / PAGE}")
-    if found.errors:
+    page = (options.out or Path("runs") / built.name) / PAGE
+    if page.exists():  # not before the first run
+        typer.echo(f"page: {page}")
+    report_failed_runs(found.errors)
+
+
+def report_failed_runs(errors: Mapping[str, Sequence[str]]) -> None:
+    """Print the error of each run that has failed, and exit with code 1 if there is one.
+
+    Args:
+        errors: the names of the runs by their error.
+    """
+    from lab.cli.sweep_settings import join_some
+
+    for error, names in errors.items():
+        typer.echo(f"failed: {error} ({join_some(names)})", err=True)
+    if errors:
+        typer.echo("The same command tries them again.", err=True)
         raise typer.Exit(1)
 
 
@@ -151,6 +166,12 @@ def run_sweep(
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
         check_output("out", out / PAGE, options.force)
+        if (
+            options.figures is not None
+            and options.figures.exists()
+            and not options.figures.is_dir()
+        ):
+            raise ValueError(f"figures={options.figures}: is a file, must be a folder")
         job = SweepJob(
             sweep,
             out,
