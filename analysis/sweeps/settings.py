@@ -32,6 +32,7 @@ class SettingResult:
         seconds: of training, of each run.
         parameters: of the model; None if unknown.
         unended: runs that have no accuracy: diverged, failed or not run.
+        diverged: how many of them diverged.
     """
 
     factors: Mapping[str, Any]
@@ -43,6 +44,7 @@ class SettingResult:
     seconds: tuple[float, ...]
     parameters: int | None
     unended: int = 0
+    diverged: int = 0
     interval: tuple[float, float] = field(init=False)
 
     def __post_init__(self):
@@ -66,6 +68,11 @@ def list_factors(table: pl.DataFrame) -> list[str]:
         for name in table.columns
         if name not in NO_FACTORS and table[name].drop_nulls().n_unique() > 1
     ]
+
+
+def select_results(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of runs from which something was learned: an accuracy, or divergence."""
+    return table.filter(pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged"))
 
 
 def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
@@ -117,6 +124,7 @@ def _collect(factors: Mapping[str, Any], rows: pl.DataFrame) -> SettingResult:
         seconds=tuple(known["seconds"].fill_null(0.0)),
         parameters=sizes[0] if len(sizes) else None,
         unended=len(rows) - len(known),
+        diverged=rows.filter(pl.col("status") == "diverged").height,
     )
 
 

@@ -128,6 +128,19 @@ def test_survival_counts_unsolved_runs_as_censored():
     assert "0 of 3 solved" in found.describe().says
 
 
+def test_a_run_that_diverged_is_not_solved_by_the_end_of_the_others():
+    lost = (pl.col("stack") == "AM*2") & (pl.col("seed") > 0)
+    table = plant().with_columns(
+        status=pl.when(lost).then(pl.lit("diverged")).otherwise("status"),
+        solved=pl.when(lost).then(None).otherwise("solved"),
+        **{n: pl.when(lost).then(None).otherwise(n) for n in ("accuracy", "validation", "steps")},
+    )
+    (found,) = survival.measure(table)
+    curve = next(c for c in found.curves if c.name.startswith("AM*2"))
+    assert (curve.solved, curve.runs, curve.median) == (1, 3, np.inf)
+    assert curve.unsolved[-1] == pytest.approx(2 / 3)
+
+
 def test_every_figure_that_applies_is_drawn_and_others_say_why_not():
     found = collect_results(plant(), FACTORS)
     assert set(found.findings) == set(FIGURES) - {"capacity"}
