@@ -84,6 +84,16 @@ def test_a_study_has_cells_of_the_same_factors_and_names_none_twice():
         study()
 
 
+def test_the_name_of_a_folder_is_never_too_long_and_still_its_own(tmp_path):
+    one, other = (replace(cell(), factors={"stack": "SM ÄM*2 " * 40, "seed": i}) for i in (0, 1))
+    assert one.name != other.name
+    assert one.name.startswith("stack=SM_ÄM_2_SM")
+    assert max(len(each.name.encode()) for each in (one, other)) <= 200
+    assert cell().name == "factor=tiny,seed=0"
+    CellFolder(tmp_path / one.name).claim(one)
+    assert CellFolder(tmp_path / one.name).read_cell() == one
+
+
 def test_only_takes_any_value_of_a_factor_and_all_factors():
     whole = recall.build_study(seeds=2)
     some = whole.select(["mixer=attention", "mixer=soft mask", "d_model=64"])
