@@ -20,7 +20,7 @@ from lab.training.schema import validate
 HOME = Path(__file__).parents[2] / "docs" / "results" / "records"
 """The records of the project, in a checkout."""
 KNOWN = ConfigDict(allow_inf_nan=False, extra="forbid")
-STRICT = ConfigDict(strict=True, **KNOWN)
+STRICT: ConfigDict = {**KNOWN, "strict": True}
 
 
 # In a file, its fields must be of these types. As a whole it is not strict: it would have to be an
