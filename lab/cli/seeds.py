@@ -57,7 +57,7 @@ def train_seeds(
         typer.echo(found.describe())
     typer.echo(f"page: {out / PAGE}", err=as_json)
     typer.echo(f"One run: `lab analyze {out / built.cells[0].name / 'run'}`", err=True)
-    report_failed_runs(results.errors)
+    report_failed_runs(results)
 
 
 def build_sweep(

@@ -1,6 +1,5 @@
 """`lab sweep`: a grid of runs, and the end that it shares with the lab's studies."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,21 +72,20 @@ def sweep(
     page = (options.out or Path("runs") / built.name) / PAGE
     if page.exists():  # not before the first run
         typer.echo(f"page: {page}")
-    report_failed_runs(found.errors)
+    report_failed_runs(found)
 
 
-def report_failed_runs(errors: Mapping[str, Sequence[str]]) -> None:
-    """Print the error of each run that has failed, and exit with code 1 if there is one.
+def report_failed_runs(found: "SweepResults") -> None:
+    """Print the error of each run that has failed or diverged; exit with code 1 if one has failed.
 
-    Args:
-        errors: the names of the runs by their error.
+    A run that diverged has ended: this is a result, and nothing that another try would change.
     """
     from lab.cli.sweep_settings import join_some
 
-    for error, names in errors.items():
-        typer.echo(f"failed: {error} ({join_some(names)})", err=True)
-    if errors:
-        typer.echo("The same command tries them again.", err=True)
+    for error, names in found.errors.items():
+        typer.echo(f"{error} ({join_some(names)})", err=True)
+    if "failed" in found.counts:
+        typer.echo("The same command tries the runs that failed again.", err=True)
         raise typer.Exit(1)
 
 

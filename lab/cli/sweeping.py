@@ -191,7 +191,8 @@ class SweepJob:
         if stopped:
             raise InterruptedSweepError(stopped)
         if lost:
-            raise RunError(f"{len(lost)} of {len(self.sweep.cells)} runs: {list_reasons(lost)}")
+            count = f"{len(lost)} of {len(self.sweep.cells)} runs failed"
+            raise RunError(f"{count}: {list_reasons(lost)}; the same command tries them again")
         return found
 
     @contextmanager

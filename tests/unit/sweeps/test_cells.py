@@ -266,7 +266,7 @@ def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypat
     monkeypatch.setattr(CellFolder, "note", refuse)
     monkeypatch.setattr("lab.cli.sweeping.COMMAND", ["false"])
     job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1, lanes=False)
-    with pytest.raises(RunError, match=r"2 of 2 runs: exit code 1 \(factor=tiny,seed=0; "):
+    with pytest.raises(RunError, match=r"2 of 2 runs failed: exit code 1 \(factor=tiny,seed=0; "):
         job.run()
 
 

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import polars as pl
 import pytest
+import typer
 
 from analysis.base import NotApplicableError
 from analysis.pages.sweep import draw_figures, render
@@ -12,6 +13,7 @@ from analysis.statistics.seeds import bound_mean
 from analysis.sweeps import capacity, rates, survival, widths
 from analysis.sweeps.results import FIGURES, collect_results
 from analysis.sweeps.settings import collect_settings
+from lab.cli.sweep import report_failed_runs
 from lab.sweeps.table import MEASURED
 
 FACTORS = ("stack", "d_model", "seq_len", "learning_rate", "seed")
@@ -86,10 +88,28 @@ def test_a_setting_without_a_result_is_there_and_has_no_number():
     found = collect_results(table, FACTORS)
     without = [s for s in found.settings if not s.seeds]
     assert {s.factors["d_model"] for s in without} == {32}
-    assert found.counts["failed"] == len(found.errors["planted <b>"]) == 36
+    assert found.counts["failed"] == len(found.errors["failed: planted <b>"]) == 36
     page = render(found, "planted")
     assert "none of 3 has a result" in page
     assert "planted &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("diverged", 0)])
+def test_a_failed_run_is_tried_again_and_one_that_diverged_is_a_result(status, code, capsys):
+    ill = (pl.col("stack") == "AM*2") & (pl.col("d_model") == 32) & (pl.col("seed") == 1)
+    table = plant().with_columns(
+        status=pl.when(ill).then(pl.lit(status)).otherwise("status"),
+        error=pl.when(ill).then(pl.lit("loss=nan")).otherwise(None),
+    )
+    try:
+        report_failed_runs(collect_results(table, FACTORS))
+        ended = 0
+    except typer.Exit as stop:
+        ended = stop.exit_code
+    assert ended == code
+    said = capsys.readouterr().err
+    assert f"{status}: loss=nan (stack=AM*2, d_model=32, seq_len=64, " in said
+    assert ("tries the runs that failed again" in said) == bool(code)
 
 
 def test_an_interval_of_the_mean_holds_it_and_that_of_rows_is_its_least_width():
