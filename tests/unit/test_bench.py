@@ -13,6 +13,7 @@ from lab.bench.peak import measure_peak_mib
 from lab.bench.products import Product, count_flops, record_products, time_products
 from lab.bench.ratio import Ratio, time_in_turns, time_median
 from lab.bench.step import compute_usual_logits
+from lab.bench.traffic import record_traffic, time_traffic
 from lab.models import build
 from tasks import TASKS
 from tasks.mqar import MQAR
@@ -70,6 +71,23 @@ def test_products_of_causal_attention_are_half_of_all():
     both = record_products(lambda: attend(q, k, v, is_causal=True).sum().backward())
     assert count_flops(forward) == 2 * (2 * 6 * 8 * 8 * 4) / 2
     assert count_flops(both) == 3.5 * count_flops(forward)
+
+
+def test_traffic_counts_what_is_read_and_written_but_no_views_and_products():
+    x, table = torch.ones(64, 16), torch.ones(1000, 4)
+
+    def call():
+        y = x + x[0]  # 4,096 and 64 bytes in, 4,096 out; the row is a view
+        y.mul_(2)  # 4,096 in, 4,096 out
+        torch.mm(y.T, x)
+        table.index_select(0, torch.tensor([3]))  # 8 bytes of index, 16 of a row
+
+    found = record_traffic(call)
+    assert found[2 * 4096 + 64] == 1
+    assert found[3 * 4096] == 0
+    assert found[2 * 4096] == 1
+    assert found[2 * 8] == 1
+    assert time_traffic({2**24: 4}) > time_traffic({2**10: 1}) > 0
 
 
 def allocate_64_mib():
