@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lab.bench.surveyed import FAMILIES, Case
 from lab.certify_settings import QUICK, CertifySettings
@@ -124,15 +125,24 @@ def survey(
         laws: names of the laws to try.
     """
     done = {line["name"] for line in read(path)} if path.exists() else set()
-    gc.freeze()  # a forked process does not copy what a collection would touch
-    for case in cases:
-        if case.name in done:
-            continue
+    left = [case for case in cases if case.name not in done]
+    if left:
+        _import_all(settings, laws)
+    for case in left:
         tried = replace(settings, options=case.options)
         line = {"name": case.name, **certify_apart(case.target, tried, seconds, laws)}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         on_line(line)
+
+
+def _import_all(settings: CertifySettings, laws: Sequence[str]) -> None:
+    """Import, once for all processes, what the laws import when they are first tried."""
+    certification = Certification(nn.Linear(8, 8), replace(settings, d_model=8, options=None))
+    for name in laws:
+        certification.judge(name)
+    gc.collect()
+    gc.freeze()  # a forked process does not copy what a collection would touch
 
 
 def select_cases(family: str, names: Sequence[str]) -> list[Case]:
@@ -191,7 +201,7 @@ def main() -> None:
     parser.add_argument("--effort", choices=list(EFFORTS), default="quick")
     parser.add_argument("--only", action="append", choices=list(LAWS), help="may be repeated")
     parser.add_argument("--show", action="store_true")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     if asked.show:
         lines = read(asked.file)
         print("\n".join([*map(describe, lines), *summarize(lines)]))

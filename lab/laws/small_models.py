@@ -92,7 +92,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{f"swa_{name}": 8 for name in ("qk_nope_head_dim", "v_head_dim")},
     },
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
-    "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "Gemma3nTextConfig": {"intermediate_size": 64, "num_kv_shared_layers": 0},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HunYuanDenseV1Config": {"head_dim": 8},
     "HunYuanMoEV1Config": {"head_dim": 8},
