@@ -26,6 +26,7 @@ from lab.bench.surveyed import FAMILIES, Case
 from lab.certify_settings import QUICK, CertifySettings
 from lab.laws.certification import Certification
 from lab.laws.laws import LAWS, select_laws
+from tasks.bounds import check_choice
 
 GIBIBYTE = 2**30
 MEMORY = 4 * GIBIBYTE
@@ -145,17 +146,16 @@ def _import_all(settings: CertifySettings, laws: Sequence[str]) -> None:
     gc.freeze()  # a forked process does not copy what a collection would touch
 
 
-def select_cases(family: str, names: Sequence[str]) -> list[Case]:
-    """Return the cases of a family that are named, in that order, or all without names.
+def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
+    """Return the cases that are named, in that order, or all without names.
 
     Raises:
         ValueError: for an unknown name.
     """
-    cases = {case.name: case for case in FAMILIES[family]()}
-    unknown = [name for name in names if name not in cases]
-    if unknown:
-        raise ValueError(f"{', '.join(unknown)}: must be among {', '.join(cases)}")
-    return [cases[name] for name in names or cases]
+    known = {case.name: case for case in cases}
+    for name in names:
+        check_choice("name", name, known)
+    return [known[name] for name in names or known]
 
 
 def read(path: Path) -> list[Line]:
@@ -210,7 +210,7 @@ def main() -> None:
     settings, seconds = EFFORTS[asked.effort]
     survey(
         asked.file,
-        select_cases(asked.of, asked.names),
+        select_cases(FAMILIES[asked.of](), asked.names),
         settings,
         seconds,
         lambda line: print(describe(line), flush=True),
