@@ -129,3 +129,13 @@ def test_too_much_and_too_little_memory_are_both_missed(monkeypatch, peak):
 def test_every_setting_of_the_memory_benchmark_has_a_tiny_one(setting):
     whole, tiny = (each.describe(Path("not written")) for each in (setting, setting.shrink()))
     assert tiny.build().parameter_count() < whole.build().parameter_count()
+
+
+def test_evaluations_and_audits_are_estimated_and_carried_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "AUDITED_LENGTH", 64)
+    monkeypatch.setattr(memory, "AUDITED_FIRST", 2)
+    tiny = memory.EvaluatedModel(memory.SETTINGS[0].shrink())
+    for work in (tiny, memory.AuditedTask("flip_flop")):
+        assert work.estimate() > 0
+        work.prepare(tmp_path)()
+    assert [work.task for work in memory.AUDITS] == list(TASKS)
