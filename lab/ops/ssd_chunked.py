@@ -7,9 +7,11 @@ token's write left at the chunk's end:
     y = M v + f ∘ (C S₀ᵀ) + D x,   S₁ = f_last S₀ + (e ∘ v)ᵀ B
 
 Autograd would keep L, M and every other intermediate of the whole sequence. Here only the states
-are kept. Backward recomputes the rest, as kernels do, a few chunks at a time so that it stays in
-the processor's cache. Axis letter of this file, besides the package's: j head within its group.
-Matrices L, M and CBᵀ are stored source-major, as [s t].
+and C S₀ᵀ are kept. Backward recomputes the rest, as kernels do, a few chunks at a time so that it
+stays in the processor's cache. On a CPU elementwise operations take as long as the products, so
+they write into what is no longer needed, or where their result is wanted. Axis letter of this file,
+besides the package's: j head within its group. Matrices L, M and CBᵀ are stored source-major, as
+[s t].
 """
 
 from collections.abc import Sequence
@@ -102,7 +104,7 @@ class _Chunked(torch.autograd.Function):
             state.copy_(initial_state.reshape(b * g, j * p, n))
         # A tensor for each span: malloc reuses pages of such sizes, where it would have the
         # system clear a larger one anew at each call.
-        states = []
+        states, from_states = [], []
         for span in _list_spans(x, length):
             z = _prepare_chunks(x, dt, log_decay, B, C, span, length)
             c = z.x.shape[0]
@@ -119,12 +121,13 @@ class _Chunked(torch.autograd.Function):
             from_state[: read.start] = 0
             _multiply(z.C[read], starts[read].mT, out=from_state[read])
             states.append(starts)
+            from_states.append(from_state)
             out = z.L.mul_(z.scores).mT @ z.values
             if D is not None:
                 out.addcmul_(z.x, D.to(out.dtype).view(g, j, 1, 1))
             y_z = _view_chunks(y, span, length, g)
             torch.addcmul(out, _split_heads(from_state, z.x), z.left, out=y_z)
-        ctx.save_for_backward(x, dt, log_decay, B, C, D, *states)
+        ctx.save_for_backward(x, dt, log_decay, B, C, D, *states, *from_states)
         ctx.set_materialize_grads(False)
         ctx.length, ctx.given_state = length, None if initial_state is None else initial_state.dtype
         return _cut_padding(y, x), state.view(b, h, p, n)
@@ -138,7 +141,8 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx, dy, d_last):
-        x, dt, log_decay, B, C, D, *states = ctx.saved_tensors
+        x, dt, log_decay, B, C, D, *saved = ctx.saved_tensors
+        states, from_states = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         length, high = ctx.length, states[0].dtype
         b, _, h, p = x.shape
         g, n = B.shape[2:]
@@ -177,13 +181,10 @@ class _Chunked(torch.autograd.Function):
             _multiply(z.writes[later], d_ends[later], out=d_B[later])
 
             read = _find_readers(states[:number], ctx.given_state, c)
-            d_C = z.B.new_empty(c, b * g, j, length, n)
+            d_C = torch.empty_like(z.C)
             d_C[: read.start] = 0
-            reads_h = _split_heads(reads, z.x).flatten(1, 3)
-            starts_h = starts.view(c, b * h, p, n)
-            _multiply(reads_h[read], starts_h[read], out=d_C[read].flatten(1, 2))
-            d_C_group = d_C.sum(2)
-            at_reads = d_C.mul_(z.C[:, :, None]).sum(-1).view(c, b, g, j, length)
+            _multiply(reads[read], starts[read], out=d_C[read])
+            at_reads = _split_heads(reads.mul_(from_states[number]), z.x).sum(-1)
             through = d_ends.mul_(starts).view(c, b, g, j, p * n).sum(-1)
             through *= z.left[..., -1, 0]
 
@@ -191,9 +192,9 @@ class _Chunked(torch.autograd.Function):
             d_scores = P.sum(3).flatten(0, 2)
             P.mul_(z.scores)
             d_B.flatten(0, 1).baddbmm_(d_scores, z.C.flatten(0, 1))
-            d_C_group.flatten(0, 1).baddbmm_(d_scores.mT, z.B.flatten(0, 1))
+            d_C.flatten(0, 1).baddbmm_(d_scores.mT, z.B.flatten(0, 1))
             dB_z.copy_(d_B.view_as(dB_z))
-            dC_z.copy_(d_C_group.view_as(dC_z))
+            dC_z.copy_(d_C.view_as(dC_z))
 
             d_values = z.L.mul_(z.scores) @ dy_z
             d_values.addcmul_(_split_heads(from_end, z.x), z.to_end)
