@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,20 @@ def parse_json(data: bytes, name: str, otherwise: str) -> dict[str, Any]:
     if seal is not None and seal != _digest(content):
         raise RunError(f"{otherwise}: {name} was changed or damaged since it was written")
     return clean_all(content)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return the content of a TOML file that a user has written.
+
+    Raises:
+        ValueError: for a file that cannot be read, or is not valid TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from error
 
 
 def _digest(content: dict[str, Any]) -> str:

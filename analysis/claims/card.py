@@ -112,7 +112,7 @@ class Card:
         Args:
             folder: of the claim's sweep.
             figures: of the page, each after its identifier.
-            errors: the runs that failed, by their error.
+            errors: the runs that failed or diverged, by their error.
 
         Raises:
             RunError: when they cannot be written.

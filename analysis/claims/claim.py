@@ -1,13 +1,13 @@
 """A claim: what it says, where it is made, what would refute it, and the sweep that decides."""
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from analysis.claims.statistic import Statistic
+from lab.files import read_toml
 from tasks.near_names import suggest
 
 SCALES = ("smoke", "small", "paper")
@@ -72,7 +72,8 @@ class Claim:
         Raises:
             ValueError: for a file that cannot be read, or has unknown, missing or wrong parts.
         """
-        data, content = _load(file)
+        content = read_toml(file)
+        data = file.read_bytes()
         try:
             if "sweeps_of" in content:
                 shared, sweeps = _load_sweeps(content, file)
@@ -132,14 +133,6 @@ class Claim:
         )
 
 
-def _load(file: Path) -> tuple[bytes, dict[str, Any]]:
-    try:
-        data = file.read_bytes()
-        return data, tomllib.loads(data.decode())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}") from error
-
-
 def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the content of the claim beside a file whose sweeps it has, and these sweeps."""
     name = content["sweeps_of"]
@@ -148,8 +141,9 @@ def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[st
     own = [scale for scale in SCALES if scale in content]
     if own:
         raise ValueError(f"sweeps_of={name}: has [{own[0]}] too: must have one of them")
-    data, other = _load(file.with_name(f"{name}.toml"))
-    return data, {scale: other[scale] for scale in SCALES if scale in other}
+    home = file.with_name(f"{name}.toml")
+    other = read_toml(home)
+    return home.read_bytes(), {scale: other[scale] for scale in SCALES if scale in other}
 
 
 def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -53,6 +53,10 @@ class Statistic:
 
     def __post_init__(self):
         check_choice("kind", self.kind, KINDS)
+        if not self.of:
+            raise ValueError("of: must name a setting, such as { d_model = 64 }")
+        if self.of == self.than:
+            raise ValueError("than: must be another setting than that of `of`")
         compares = self.kind in ("difference", "ratio")
         if compares != bool(self.than):
             raise ValueError(

@@ -1,13 +1,13 @@
 """A candidate: options of `lab mqar` that are said to need less than the holder of a track."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from lab.config import ModelConfig, TrainConfig
+from lab.files import read_toml
 from tasks.near_names import suggest
 
 PARTS = ("says", "options")
@@ -53,10 +53,7 @@ class Candidate:
         """
         if file.suffix != ".toml":
             raise ValueError(f"{file}: must be a .toml file with {' and '.join(PARTS)}")
-        try:
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file}: cannot be read: {error}") from error
+        content = read_toml(file)
         for part in content:
             if part not in PARTS:
                 raise ValueError(f"{file}: unknown part {part!r}. {suggest(part, PARTS)}")

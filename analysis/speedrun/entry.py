@@ -6,9 +6,9 @@ Each is a file, TRACK/NUMBER-NAME.json, with enough to compute its p again.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Strict, with_config
 from typing_extensions import TypedDict
 
 from analysis.speedrun.candidate import Candidate
@@ -19,9 +19,13 @@ from lab.training.schema import validate
 
 HOME = Path(__file__).parents[2] / "docs" / "results" / "records"
 """The records of the project, in a checkout."""
-STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+KNOWN = ConfigDict(allow_inf_nan=False, extra="forbid")
+STRICT: ConfigDict = {**KNOWN, "strict": True}
 
 
+# In a file, its fields must be of these types. As a whole it is not strict: it would have to be an
+# instance of the class.
+@with_config(KNOWN)
 @dataclass(frozen=True)
 class RecordTrial:
     """A run of a candidate with one seed.
@@ -35,26 +39,16 @@ class RecordTrial:
         accuracy: on test rows; None if it diverged.
     """
 
-    seed: int
-    solved: bool
-    rows: int
-    cpu_seconds: float
-    steps: int
-    accuracy: float | None
+    seed: Annotated[int, Strict()]
+    solved: Annotated[bool, Strict()]
+    rows: Annotated[int, Strict()]
+    cpu_seconds: Annotated[float, Strict()]
+    steps: Annotated[int, Strict()]
+    accuracy: Annotated[float, Strict()] | None
 
     def count(self, measure: Measure) -> float:
         """Return what a track counts."""
         return self.rows if measure == "rows" else self.cpu_seconds
-
-
-@with_config(STRICT)
-class _RecordTrialEntry(TypedDict):
-    seed: int
-    solved: bool
-    rows: int
-    cpu_seconds: float
-    steps: int
-    accuracy: float | None
 
 
 @with_config(STRICT)
@@ -63,9 +57,9 @@ class _EntryFile(TypedDict):
     name: str
     says: str
     options: dict[str, Any]
-    trials: list[_RecordTrialEntry]
+    trials: list[RecordTrial]
     before: str | None
-    rerun: NotRequired[list[_RecordTrialEntry] | None]
+    rerun: NotRequired[list[RecordTrial] | None]
     p: float | None
     certificate: str
     source: NotRequired[str | None]

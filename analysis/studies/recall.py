@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.holm import holm
 from analysis.sweeps.lines import SHARES
-from analysis.sweeps.settings import choose_rates
+from analysis.sweeps.settings import choose_rates, select_results
 from lab.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from lab.studies.published import COUNTERPARTS, PAPER_MIXERS, PUBLISHED, READING_ERROR
 
@@ -82,12 +82,10 @@ def measure(table: pl.DataFrame) -> list[Setting]:
 
     Each row length has its own best rate (`analysis.sweeps.settings.choose_rates`).
     """
-    run = table.filter(pl.col("accuracy").is_not_null())
     keys = ["mixer", "d_model", "seq_len"]
+    best = choose_rates(select_results(table), keys).filter(pl.col("accuracy").is_not_null())
     found = []
-    for (mixer, width, length), chosen in choose_rates(run, keys).group_by(
-        keys, maintain_order=True
-    ):
+    for (mixer, width, length), chosen in best.group_by(keys, maintain_order=True):
         cut = chosen.filter((pl.col("status") == "out of time") & ~pl.col("solved"))
         found.append(
             Setting(

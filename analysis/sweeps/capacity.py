@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
 from analysis.sweeps.lines import HEIGHT, SHARES, choose_look, put_legend_below
-from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values
+from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values, select_results
 
 RESAMPLES, PERCENTILES = 200, (2.5, 97.5)
 FEWEST = 4
@@ -130,12 +130,13 @@ def measure(table: pl.DataFrame) -> Sequence[CapacityCurves]:
     Raises:
         NotApplicableError: when the runs that have ended have one number of pairs.
     """
-    ended = table.filter(pl.col("accuracy").is_not_null())
+    known = pl.col("accuracy").is_not_null()
+    ended = table.filter(known)
     column = next((c for c in PAIRS if c in ended.columns and ended[c].dtype.is_numeric()), None)
     if column is None or ended[column].n_unique() < 2:
         raise NotApplicableError("the runs that have ended have one number of pairs")
     factors = [name for name in list_factors(table) if name not in (RATE, column)]
-    ended = choose_rates(ended, [*factors, column])
+    ended = choose_rates(select_results(table), [*factors, column]).filter(known)
     # Rows of more pairs are longer; where each number has one length, it tells nothing more.
     if ended.group_by(column).agg(pl.n_unique("seq_len"))["seq_len"].max() == 1:
         factors = [name for name in factors if name != "seq_len"]

@@ -10,7 +10,7 @@ from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
 from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.lines import HEIGHT, SHARES, add_line, choose_look, put_legend_below
-from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values
+from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values, select_results
 from analysis.words import percent
 
 CLOSE = 0.05
@@ -123,7 +123,7 @@ def measure(table: pl.DataFrame) -> Sequence[RateCurves]:
     Raises:
         NotApplicableError: when the runs that have ended have one learning rate.
     """
-    ended = table.filter(pl.col("validation").is_not_null() | (pl.col("status") == "diverged"))
+    ended = select_results(table)
     if (
         RATE not in ended.columns
         or ended[RATE].n_unique() < 2

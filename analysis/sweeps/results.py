@@ -31,7 +31,7 @@ class SweepResults:
         findings: by name of the figure.
         missing: why each of the other figures is not there.
         counts: runs by how they ended.
-        errors: the runs that failed, by their error.
+        errors: the runs that failed or diverged, by which of the two and the error.
     """
 
     settings: tuple[SettingResult, ...]
@@ -64,7 +64,8 @@ def collect_results(table: pl.DataFrame, factors: Sequence[str]) -> SweepResults
     errors: dict[str, tuple[str, ...]] = {}
     for row in runs.filter(pl.col("error").is_not_null()).iter_rows(named=True):
         name = ", ".join(f"{factor}={row[factor]}" for factor in factors)
-        errors[row["error"]] = (*errors.get(row["error"], ()), name)
+        error = f"{row['status']}: {row['error']}"
+        errors[error] = (*errors.get(error, ()), name)
     return SweepResults(
         settings=tuple(collect_settings(table)),
         findings=findings,

@@ -32,6 +32,7 @@ class SettingResult:
         seconds: of training, of each run.
         parameters: of the model; None if unknown.
         unended: runs that have no accuracy: diverged, failed or not run.
+        diverged: how many of them diverged.
     """
 
     factors: Mapping[str, Any]
@@ -43,6 +44,7 @@ class SettingResult:
     seconds: tuple[float, ...]
     parameters: int | None
     unended: int = 0
+    diverged: int = 0
     interval: tuple[float, float] = field(init=False)
 
     def __post_init__(self):
@@ -68,11 +70,17 @@ def list_factors(table: pl.DataFrame) -> list[str]:
     ]
 
 
+def select_results(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of runs from which something was learned: an accuracy, or divergence."""
+    return table.filter(pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged"))
+
+
 def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """Return the rows at the best learning rate of each setting.
 
-    The best rate has the highest mean accuracy on validation rows. Rates at which all runs were
-    solved count as equal, and of them the best took the fewest steps.
+    The best rate has the highest mean accuracy on validation rows, of which a run that diverged has
+    none right. Rates at which all runs were solved count as equal, and of them the best took the
+    fewest steps.
 
     Args:
         table: of runs, with a column of learning rates or without.
@@ -81,7 +89,8 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     if RATE not in table.columns:
         return table
     solved = pl.col("solved").fill_null(False).all()
-    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(pl.mean("validation"))
+    right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
+    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(right.mean())
     by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(score.alias("_score"))
     ranked = by_rate.sort("_score", descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)
@@ -115,6 +124,7 @@ def _collect(factors: Mapping[str, Any], rows: pl.DataFrame) -> SettingResult:
         seconds=tuple(known["seconds"].fill_null(0.0)),
         parameters=sizes[0] if len(sizes) else None,
         unended=len(rows) - len(known),
+        diverged=rows.filter(pl.col("status") == "diverged").height,
     )
 
 

@@ -1,5 +1,6 @@
 """Steps until a run is solved: Kaplan–Meier curves, in which unsolved runs are censored."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,8 +57,9 @@ class SolvingCurves(Finding):
             "Steps until solved",
             says,
             "The share of runs that are not solved yet on validation rows, by Kaplan and Meier: "
-            "runs that end unsolved count up to their last step. Each line falls at each run that "
-            "is solved; with few seeds a step is large.",
+            "runs that end unsolved count up to their last step, and those that diverge up to the "
+            "last of any. Each line falls at each run that is solved; with few seeds a step is "
+            "large.",
             f"Falling lines of the share of unsolved runs by steps. {says}",
         )
 
@@ -65,15 +67,15 @@ class SolvingCurves(Finding):
         """Draw a falling line for each setting."""
         fig = new_figure(height=HEIGHT)
         for number, curve in enumerate(self.curves):
-            look = choose_look(number)
+            look, name = choose_look(number), html.escape(curve.name)
             fig.add_scatter(
                 x=curve.steps,
                 y=curve.unsolved,
                 mode="lines+markers",
                 line={"shape": "hv", "color": look["color"], "dash": look["dash"], "width": 2},
                 marker={"symbol": look["symbol"], "size": 5},
-                name=curve.name,
-                hovertemplate=f"{curve.name}: %{{y:.0%}} unsolved after %{{x:,}}<extra></extra>",
+                name=name,
+                hovertemplate=f"{name}: %{{y:.0%}} unsolved after %{{x:,}}<extra></extra>",
             )
         fig.update_xaxes(title_text="training steps", tickformat=",", rangemode="tozero")
         fig.update_yaxes(title_text="share not solved yet", **SHARES)
@@ -95,15 +97,17 @@ def measure(table: pl.DataFrame) -> Sequence[SolvingCurves]:
     check_installed()
     found = []
     for setting in settings:
-        steps, unsolved = estimate_curve(setting.steps, setting.solved)
-        median, interval = estimate_median(setting.steps, setting.solved)
+        taken = [*setting.steps, *[max(setting.steps)] * setting.diverged]
+        solved = [*setting.solved, *[False] * setting.diverged]
+        steps, unsolved = estimate_curve(taken, solved)
+        median, interval = estimate_median(taken, solved)
         found.append(
             SolvingCurve(
                 name=setting.name([RATE]),
                 steps=steps,
                 unsolved=unsolved,
-                runs=len(setting.seeds),
-                solved=sum(setting.solved),
+                runs=len(taken),
+                solved=sum(solved),
                 median=median,
                 interval=interval,
             )

@@ -10,7 +10,7 @@ import typer
 
 from lab.bench import BENCHMARKS
 from lab.cli.answers import refuse, report_failures, report_usage_errors
-from lab.cli.figures import check_figure, save_figure
+from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.output import AsJsonLines, Force
 from tasks.bounds import check_choice
 
@@ -29,10 +29,7 @@ def bench(
             help="Compare each ratio with those of the same machine in this file, and add it."
         ),
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help=f"Save the curves of {DRAWN} as this .html, .png or .svg file."),
-    ] = None,
+    figure: Annotated[Path | None, make_figure_option(f"the curves of {DRAWN}")] = None,
     force: Force = False,
     as_json: AsJsonLines = False,
 ) -> None:

@@ -34,8 +34,8 @@ def serve() -> None:
     """Train the cells that stdin orders until it ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     orders: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    training = threading.Event()
-    threading.Thread(target=_read_orders, args=(orders, training), daemon=True).start()
+    training, over = threading.Event(), threading.Event()
+    threading.Thread(target=_read_orders, args=(orders, training, over), daemon=True).start()
     from lab.machine.memory import keep_freed_memory
     from lab.sweeps.folder import CellFolder
 
@@ -46,6 +46,8 @@ def serve() -> None:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         training.set()
+        if over.is_set():  # looked at after that, since the thread does so in the other order
+            return
         stopped = _train_in_turn(folders, order["max_minutes"], partial(_answer, answers))
         training.clear()
         if stopped:
@@ -56,14 +58,23 @@ def _answer(answers: TextIO, folder: "CellFolder", error: str | None) -> None:
     print(json.dumps({"folder": str(folder.path), "error": error}), file=answers)
 
 
-def _read_orders(orders: "queue.Queue[dict[str, Any] | None]", training: threading.Event) -> None:
-    """Put each order into a queue; at the end of the input, let the cell write a checkpoint."""
+def _read_orders(
+    orders: "queue.Queue[dict[str, Any] | None]", training: threading.Event, over: threading.Event
+) -> None:
+    """Put each order into a queue; at the end of the input, let the cell write a checkpoint.
+
+    Args:
+        orders: the queue.
+        training: set while a cell is trained.
+        over: is set at the end of the input, when no order is to be begun any more.
+    """
     text = b""
     # Not sys.stdin: its lock would be held when the process ends.
     while chunk := os.read(0, CHUNK):
         *lines, text = (text + chunk).split(b"\n")
         for line in lines:
             orders.put(json.loads(line))
+    over.set()
     orders.put(None)
     if training.is_set():
         os.kill(os.getpid(), signal.SIGINT)

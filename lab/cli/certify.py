@@ -13,7 +13,7 @@ import typer
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
 from lab.cli.answers import parse_assignments, refuse, report_usage_errors
-from lab.cli.figures import check_figure
+from lab.cli.figures import check_figure, make_figure_option
 from lab.cli.output import AsJson, Force, check_output
 from lab.machine.memory import measure_free_memory
 
@@ -130,8 +130,7 @@ def certify(
         ),
     ] = None,
     figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw each law's error relative to its bound: .html, .png or .svg."),
+        Path | None, make_figure_option("each law's error relative to its bound")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

@@ -10,8 +10,14 @@ import typer
 from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.equal_parameters import check_parameters
 from lab.cli.output import Force, check_output
-from lab.cli.sweep import run_sweep
-from lab.cli.sweep_options import MaxMinutes, RayAddress, SweepOptions, Workers
+from lab.cli.sweep import report_failed_runs, run_sweep
+from lab.cli.sweep_options import (
+    MaxMinutes,
+    RayAddress,
+    SweepOptions,
+    Workers,
+    make_runs_option,
+)
 
 if TYPE_CHECKING:
     from analysis.claims.claim import Claim, Power
@@ -38,13 +44,7 @@ def claim(
             "paper needs a cluster."
         ),
     ] = "small",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the runs; the same folder resumes.",
-            show_default="runs/claims/NAME-SCALE",
-        ),
-    ] = None,
+    out: Annotated[Path | None, make_runs_option("runs/claims/NAME-SCALE")] = None,
     workers: Workers = None,
     ray: RayAddress = None,
     max_minutes: MaxMinutes = None,
@@ -92,7 +92,7 @@ def claim(
     typer.echo(f"{stated.says} {stated.source}", err=True)
     for line in counted:
         typer.echo(line, err=True)
-    seeds, power, errors = len({cell.factors["seed"] for cell in built.cells}), None, {}
+    seeds, power, results = len({cell.factors["seed"] for cell in built.cells}), None, None
     if stated.power is None:
         verdict, shown = judge_costs(built, stated.statistic, options)
         seeds = verdict.estimate.seeds
@@ -102,7 +102,7 @@ def claim(
         table, results = run_sweep(built, options)
         with report_failures():
             verdict = decide(table, stated.statistic, built.factors)
-            shown, errors = show_figures(results, stated.name), results.errors
+            shown = show_figures(results, stated.name)
     with report_failures():
         card = Card(
             claim=stated,
@@ -112,9 +112,11 @@ def claim(
             seeds=seeds,
             digests=_compute_digests(stated, scale, built),
         )
-        page = card.write(out, shown, errors)
+        page = card.write(out, shown, results.errors if results else {})
     typer.echo(json.dumps(card.to_dict()) if as_json else card.summarize())
     typer.echo(f"card: {page}", err=True)
+    if results is not None:
+        report_failed_runs(results)
 
 
 def _find_file(what: str | None) -> Path:

@@ -1,13 +1,22 @@
 """Figures that a user asks for with --figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.output import check_output
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+def make_figure_option(what: str, panel: str | None = None) -> Any:
+    """Return the option --figure, which saves what it shows as a file."""
+    return typer.Option(
+        help=f"Save {what} as this .html, .png or .svg file.", rich_help_panel=panel
+    )
 
 
 def check_figure(figure: Path, force: bool) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
-from lab.cli.figures import check_figure, save_figure
+from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.output import Force
-from lab.cli.sweep_options import SweepOptions
+from lab.cli.sweep_options import SweepOptions, make_runs_option, make_workers_option
 from lab.cli.trust_option import Trust
 from lab.config import RECORD_SEEDS
 
@@ -33,29 +33,16 @@ def record(
         int, typer.Option(help=f"Runs of the candidate; at least {RECORD_SEEDS}.")
     ] = RECORD_SEEDS,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Runs at the same time.",
-            show_default="one for each core; 1 on tracks of CPU seconds",
-        ),
+        int | None, make_workers_option("one for each core; 1 on tracks of CPU seconds")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the runs; the same folder resumes.",
-            show_default="runs/records/COURSE-NAME",
-        ),
-    ] = None,
+    out: Annotated[Path | None, make_runs_option("runs/records/COURSE-NAME")] = None,
     records: Annotated[
         Path | None,
         typer.Option(
             help="Folder of the records.", show_default="docs/results/records of the checkout"
         ),
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw the track's history as this .html, .png or .svg file."),
-    ] = None,
+    figure: Annotated[Path | None, make_figure_option("a drawing of the track's history")] = None,
     force: Force = False,
     trust: Trust = False,
 ) -> None:
@@ -69,6 +56,7 @@ def record(
     from analysis.speedrun.entry import HOME
     from analysis.speedrun.history import read_histories
     from analysis.speedrun.track import TRACKS
+    from lab.sweeps.runner import check_limits
     from tasks.near_names import suggest
 
     home = records or HOME
@@ -83,6 +71,7 @@ def record(
             raise ValueError(f"records={home}: does not exist; use a checkout, or --records DIR")
         if not RECORD_SEEDS <= seeds <= MOST_SEEDS:
             raise ValueError(f"seeds={seeds}: must be in {RECORD_SEEDS} … {MOST_SEEDS:,}")
+        check_limits(1 if workers is None else workers, None)
         candidate = None if file is None else Candidate.read(file)
     with report_failures():
         histories = read_histories(home)
@@ -165,8 +154,9 @@ def _race(
         certificate = racing.certify_model(run, source, out)
         typer.echo(f"certified: {certificate}", err=True)
         machine = racing.note_machine(out, on_time)
-    workers = options.workers or (1 if on_time else None)
-    run_sweep(sweep, replace(options, out=out, workers=workers), lanes=False)
+    if on_time and options.workers is None:
+        options = replace(options, workers=1)
+    run_sweep(sweep, replace(options, out=out), lanes=False)
     with report_failures():
         trials = read_trials(sweep, out, candidate.name)
         rerun = None if again is None else read_trials(sweep, out, again.name)

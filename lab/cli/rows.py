@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.figures import make_figure_option
 from lab.cli.output import check_output
 from lab.cli.row_actions import audit_rows, export_rows, show_rows
 
@@ -31,9 +32,7 @@ OPTIONS: dict[str, Any] = {
     ],
     "figure": Annotated[
         Path | None,
-        typer.Option(
-            help="Draw the rows that --show prints: .html, .png or .svg.", rich_help_panel=PANEL
-        ),
+        make_figure_option("a drawing of the rows that --show prints", PANEL),
     ],
     "force": Annotated[
         bool | None,

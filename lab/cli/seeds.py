@@ -37,7 +37,7 @@ def train_seeds(
     """
     from analysis.sweeps.seeds import summarize_seeds
     from lab.cli.console import open_table_console
-    from lab.cli.sweep import PAGE, run_sweep
+    from lab.cli.sweep import PAGE, report_failed_runs, run_sweep
     from lab.cli.sweep_options import SweepOptions
     from lab.cli.tables.seeds import build_seeds_table
 
@@ -55,12 +55,9 @@ def train_seeds(
     else:
         open_table_console().print(build_seeds_table(found))
         typer.echo(found.describe())
-    for error, names in results.errors.items():
-        typer.echo(f"failed: {error} ({'; '.join(names)})", err=True)
     typer.echo(f"page: {out / PAGE}", err=as_json)
     typer.echo(f"One run: `lab analyze {out / built.cells[0].name / 'run'}`", err=True)
-    if results.errors:
-        raise typer.Exit(1)
+    report_failed_runs(results)
 
 
 def build_sweep(

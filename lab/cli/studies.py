@@ -8,13 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from lab.cli.answers import refuse, report_failures, report_usage_errors
-from lab.cli.figures import check_figure, save_figure
+from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions, share_options
 
-FigureFile = Annotated[
-    Path | None, typer.Option(help="Save the study's figure as this .html, .png or .svg file.")
-]
+FigureFile = Annotated[Path | None, make_figure_option("the study's figure")]
 
 
 class Figure(StrEnum):

@@ -54,7 +54,7 @@ def sweep(
     from their checkpoints. A run that fails stops no other.
     """
     from lab.cli.console import open_table_console
-    from lab.cli.sweep_settings import join_some, read_file
+    from lab.cli.sweep_settings import read_file
     from lab.cli.tables.sweeps import build_settings_table
 
     with report_usage_errors():
@@ -68,11 +68,24 @@ def sweep(
         built = _apply(settings, options).build()
     _, found = run_sweep(built, options)
     open_table_console().print(build_settings_table(found.settings))
-    for error, names in found.errors.items():
-        typer.echo(f"failed: {error} ({join_some(names)})", err=True)
     typer.echo(found.summarize())
-    typer.echo(f"page: {(options.out or Path('runs') / built.name) / PAGE}")
-    if found.errors:
+    page = (options.out or Path("runs") / built.name) / PAGE
+    if page.exists():  # not before the first run
+        typer.echo(f"page: {page}")
+    report_failed_runs(found)
+
+
+def report_failed_runs(found: "SweepResults") -> None:
+    """Print the error of each run that has failed or diverged; exit with code 1 if one has failed.
+
+    A run that diverged has ended: this is a result, and nothing that another try would change.
+    """
+    from lab.cli.sweep_settings import join_some
+
+    for error, names in found.errors.items():
+        typer.echo(f"{error} ({join_some(names)})", err=True)
+    if "failed" in found.counts:
+        typer.echo("The same command tries the runs that failed again.", err=True)
         raise typer.Exit(1)
 
 
@@ -151,6 +164,12 @@ def run_sweep(
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
         check_output("out", out / PAGE, options.force)
+        if (
+            options.figures is not None
+            and options.figures.exists()
+            and not options.figures.is_dir()
+        ):
+            raise ValueError(f"figures={options.figures}: is a file, must be a folder")
         job = SweepJob(
             sweep,
             out,

@@ -21,13 +21,20 @@ RayAddress = Annotated[
     ),
 ]
 
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of runs at the same time, each with one thread.",
-        show_default="one for each core",
-    ),
-]
+
+def make_workers_option(default: str) -> Any:
+    """Return the option --workers, given its default in words."""
+    return typer.Option(
+        help="Number of runs at the same time, each with one thread.", show_default=default
+    )
+
+
+def make_runs_option(default: str) -> Any:
+    """Return the option --out of a command that trains runs, given its default in words."""
+    return typer.Option(help="Folder of the runs; the same folder resumes.", show_default=default)
+
+
+Workers = Annotated[int | None, make_workers_option("one for each core")]
 MaxMinutes = Annotated[
     float | None,
     typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),
@@ -38,12 +45,7 @@ MaxMinutes = Annotated[
 class SweepOptions:
     """The options of every sweep."""
 
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the runs; the same folder resumes the sweep.", show_default="runs/NAME"
-        ),
-    ] = None
+    out: Annotated[Path | None, make_runs_option("runs/NAME")] = None
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="FACTOR=VALUE", help="Run only these settings; may be repeated."),

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, get_type_hints
 
 from lab.cli.options import Span, read
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.files import read_toml
 from lab.sweeps.grid import Axis, combine, make_axis, merge, read_number
 from lab.sweeps.sweep import Cell, Sweep
 from lab.sweeps.table import MEASURED
@@ -162,12 +162,17 @@ def refuse_cells(errors: Mapping[str, str], total: int) -> None:
     """
     if not errors:
         return
+    opening = f"{len(errors)} of {total} runs cannot be built, so none is started: "
+    raise ValueError(opening + list_reasons(errors))
+
+
+def list_reasons(errors: Mapping[str, str]) -> str:
+    """Return the errors of cells, each with the names of those that have it; several in lines."""
     reasons: dict[str, list[str]] = {}
     for name, error in errors.items():
         reasons.setdefault(error, []).append(name)
     lines = [f"{error} ({join_some(names)})" for error, names in reasons.items()]
-    opening = f"{len(errors)} of {total} runs cannot be built, so none is started: "
-    raise ValueError(opening + (lines[0] if len(lines) == 1 else "\n" + "\n".join(lines)))
+    return lines[0] if len(lines) == 1 else "\n" + "\n".join(lines)
 
 
 def join_some(names: Sequence[str]) -> str:
@@ -217,11 +222,7 @@ def read_file(file: Path) -> SweepSettings:
     Raises:
         ValueError: for a file that cannot be read, or has unknown parts or values of other types.
     """
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}") from error
-    return parse(content, str(file), file.stem)
+    return parse(read_toml(file), str(file), file.stem)
 
 
 def parse(content: Mapping[str, Any], where: str, name: str) -> SweepSettings:
@@ -285,4 +286,4 @@ def parse_lengths(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     values = [read_number(word) for word in text.split(",")]
-    return _read_whole_numbers(values, f"lengths={text}", 1)
+    return _read_whole_numbers(values, "lengths", 1)

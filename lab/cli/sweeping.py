@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lab.cli.cell import COMMAND, claim_run
 from lab.cli.run_settings import read_settings
-from lab.cli.sweep_settings import refuse_cells
-from lab.files import RunError
+from lab.cli.sweep_settings import list_reasons, refuse_cells
+from lab.files import RunError, explain_write_errors
 from lab.machine.device import choose_device
 from lab.machine.processor import count_cores
 from lab.sweeps.cost import RunCost, TimeLeft, find_size, time_run
@@ -156,16 +156,22 @@ class SweepJob:
         Raises:
             ValueError: for cells that cannot be built; they are named, and nothing is started. Or
                 when the cluster is not there or refuses the token.
-            RunError: when a file cannot be read or written.
+            RunError: when a file cannot be read or written, also one in which a cell's error would
+                be kept.
             InterruptedSweepError: when a signal stopped it.
         """
-        earlier = self.read_earlier()
+        earlier, lost = self.read_earlier(), {}
         with self._open_site() as site, display or nullcontext(Display()) as shown:
             plan = self._plan(earlier.has_ended, self.workers or site.cpus, shown.on_note)
             shown.on_plan(plan)
+            if plan.costs:
+                with explain_write_errors(self.out):
+                    self.out.mkdir(parents=True, exist_ok=True)
 
             def end(cell: Cell, folder: CellFolder, error: str | None) -> None:
                 shown.on_end(cell, folder, error)
+                if error is not None and folder.read_error() is None:
+                    lost[cell.name] = error
                 if self.table is not None and cell.name in plan.costs:
                     self.tabulate(earlier)
 
@@ -184,6 +190,9 @@ class SweepJob:
         found = self.tabulate(earlier)
         if stopped:
             raise InterruptedSweepError(stopped)
+        if lost:
+            count = f"{len(lost)} of {len(self.sweep.cells)} runs failed"
+            raise RunError(f"{count}: {list_reasons(lost)}; the same command tries them again")
         return found
 
     @contextmanager

@@ -151,7 +151,7 @@ class ClusterTrainer(Trainer):
             ray.wait([stream.completed()], timeout=PATIENCE)  # it removes its folder
 
     def _check_head(self) -> None:
-        """Check that the head node still answers; Ray would end this process a minute later.
+        """Check that the head node still answers; Ray would end this process soon after.
 
         Raises:
             RunError: when it does not.

@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from lab.files import shorten_message
+from lab.sweeps.afterwards import say_if_killed
 from lab.sweeps.cluster import Cluster, knock
 
 REFUSED = b"InvalidAuthToken"
@@ -22,6 +23,11 @@ SETTINGS = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
 }
 """What Ray is told unless the user's environment says otherwise."""
+LAST_WORDS = (
+    "Error: this process was killed, by Ray if the cluster at {address} is gone; once it runs "
+    "again, the same command goes on"
+)
+"""What is said when this process ends at once, as Ray has it do some time after its head node."""
 HERE = ("local", "auto")
 """Addresses that are none: a cluster of this machine for this sweep alone, and one that runs."""
 
@@ -65,7 +71,8 @@ def connect(address: str) -> Iterator[Cluster]:
             refused = isinstance(error, AuthenticationError) or REFUSED in heard.read()
             raise ValueError(f"ray={address}: {_explain(error, refused)}") from error
     try:
-        yield Cluster(address)
+        with say_if_killed(LAST_WORDS.format(address=address)):
+            yield Cluster(address)
     finally:
         ray.shutdown()
 

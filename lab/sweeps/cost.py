@@ -30,11 +30,12 @@ class RunCost:
 
 
 def find_size(run: Run) -> str:
-    """Return what the time of a run's step depends on; runs of one size are alike in it."""
+    """Return what the time of a run depends on; runs of one size are alike in it."""
     sizes = [
         (stage.task.describe(), stage.batch_size) for stage in list_stages(run.task, run.train)
     ]
-    parts = [sizes, run.model.to_dict(), run.train.precision, run.train.optimizer]
+    train = run.train
+    parts = [sizes, run.model.to_dict(), train.precision, train.optimizer, train.max_steps]
     return json.dumps(parts, sort_keys=True)
 
 

@@ -60,7 +60,7 @@ class CellFolder:
             {"task": c["task"], "lengths": c["lengths"], **c["options"]} for c in (held, given)
         )
         differs = [
-            f"{name}={theirs.get(name)} there and {ours.get(name)} here"
+            f"{name}={theirs.get(name)!r} there and {ours.get(name)!r} here"
             for name in {**theirs, **ours}
             if theirs.get(name) != ours.get(name)
         ]

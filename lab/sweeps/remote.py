@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
+from lab.sweeps.afterwards import remove_if_killed
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.parcels import Delivery, Files, Sender, unpack
 from lab.sweeps.workers import POLL, Worker
@@ -32,7 +33,11 @@ def train_elsewhere(
         OSError: when the process cannot be started, or the disk is full.
     """
     stop, ended = threading.Event(), SimpleQueue[tuple[CellFolder, str | None]]()
-    with TemporaryDirectory(prefix="lab-cells-") as home, ThreadPoolExecutor(1) as pool:
+    with (
+        TemporaryDirectory(prefix="lab-cells-") as home,
+        remove_if_killed(Path(home)),
+        ThreadPoolExecutor(1) as pool,
+    ):
         left = [CellFolder(Path(home, name)) for name in parcels]
         for folder in left:
             unpack(folder, parcels[folder.path.name])

@@ -1,5 +1,6 @@
 """A sweep: cells, each with the options of one run and the factors that distinguish it."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,8 @@ from typing import Any
 from tasks.near_names import list_choices
 
 Factor = str | int | float
+LONGEST_NAME = 200
+"""Most bytes of a folder's name; most systems have room for 255."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of its folder; the end of a long one is a digest of it."""
         text = ",".join(f"{factor}={value}" for factor, value in self.factors.items())
-        return re.sub(r"[^\w=,.+-]+", "_", text)
+        name = re.sub(r"[^\w=,.+-]+", "_", text)
+        if len(name.encode()) <= LONGEST_NAME:
+            return name
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        return f"{name.encode()[: LONGEST_NAME - 13].decode(errors='ignore')}-{digest}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell, ready for JSON."""

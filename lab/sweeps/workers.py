@@ -189,7 +189,8 @@ def _describe_death(code: int, log: Path) -> Death:
         how = f"killed by {signal.Signals(-code).name}" if code else "stopped by a signal"
         return Death(f"its process was {how}", again=True)
     lines = [line for line in log.read_text(errors="replace").splitlines()[-TAIL:] if line.strip()]
-    return Death(f"exit code {code}: {lines[-1] if lines else ''}", again=False)
+    said = f": {lines[-1]}" if lines else ""
+    return Death(f"exit code {code}{said}", again=False)
 
 
 def start_processes(

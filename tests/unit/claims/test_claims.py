@@ -167,6 +167,20 @@ def test_a_claim_through_the_command_line(tmp_path):
     assert json.loads(again.stdout)["digests"] == card["digests"]
 
 
+def test_a_claim_with_a_run_that_fails_names_it_and_exits_with_1(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.cli.sweeping.COMMAND", ["false"])
+    file, out = tmp_path / "tiny.toml", tmp_path / "out"
+    file.write_text(TINY)
+    words = ["claim", str(file), "--scale", "smoke", "--out", str(out), "--workers", "1"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 1
+    assert answer.stdout == (
+        "undecided (operational failure): not all runs have ended: 2 failed of 2.\n"
+    )
+    assert "failed: exit code 1 (d_model=8, seed=0; d_model=8, seed=1)" in answer.stderr
+    assert json.loads((out / "claim.json").read_text())["failure"] == "operational"
+
+
 def test_settings_of_a_claim_must_have_equal_parameters_if_it_says_so(tmp_path):
     file = tmp_path / "tiny.toml"
     sizes = "[equal]\ntotal = 0.5\nactive = 0.5\n[power]"
@@ -203,6 +217,8 @@ def test_the_lab_lists_its_claims():
         ('"least"', '"mean"', "kind='mean': must be one of difference, least, greatest, ratio"),
         ("spread = 0.01", "spread = 0", "power.spread=0.0: must be in (0, 1)"),
         ("effect = 0.99", 'effect = "big"', "power.effect: must be a number"),
+        ("of = { d_model = 8 }", "", "of: must name a setting"),
+        ("above = 0.9", "above = 0.9\nthan = { d_model = 8 }", "than: must be another setting"),
         ("d_model = 8 }", "d_model = 9 }", "d_model=9 is no value of the sweep tiny-smoke"),
         ("d_model = [8]", "d_modl = [8]", "grid=d_modl: is not an option"),
         ("[smoke]", "[smke]", "unknown part smke"),

@@ -112,6 +112,8 @@ def test_an_entry_is_read_as_it_was_written_and_its_p_computed_again(history, tm
     for change, said in (
         ({"p": "small"}, "p="),
         ({"trials": [{"seed": 1}]}, "trials.0.solved is missing"),
+        ({"trials": [held["trials"][0] | {"rows": "8"}]}, "trials.0.rows='8': must be a valid int"),
+        ({"trials": [held["trials"][0] | {"colour": 1}]}, "trials.0.colour=1"),
         ({"colour": 1}, "colour"),
         ({"before": "someone"}, "must be entry 2 and follow entry-1"),
     ):
@@ -242,6 +244,7 @@ FOREIGN = TINY.replace('stack = "AN"', 'stack = "UN"\nmodel = "no_such_module:Mi
         ("rows-8-ssd tiny.toml", TINY, "stack=AN: has Attention"),
         ("rows-8 tiny.toml", FOREIGN, "and would import and run no_such_module:Mixer; --trust"),
         ("rows-8 tiny.toml --trust", FOREIGN, "no_such_module:Mixer: cannot be imported"),
+        ("rows-8 tiny.toml --workers 0", TINY, "workers=0: must be ≥ 1"),
         ("rows-8 --figure f.html", TINY, "has no entry yet"),
         ("--figure f.html", TINY, "shows one track; name it"),
     ],

@@ -84,6 +84,16 @@ def test_a_study_has_cells_of_the_same_factors_and_names_none_twice():
         study()
 
 
+def test_the_name_of_a_folder_is_never_too_long_and_still_its_own(tmp_path):
+    one, other = (replace(cell(), factors={"stack": "SM ÄM*2 " * 40, "seed": i}) for i in (0, 1))
+    assert one.name != other.name
+    assert one.name.startswith("stack=SM_ÄM_2_SM")
+    assert max(len(each.name.encode()) for each in (one, other)) <= 200
+    assert cell().name == "factor=tiny,seed=0"
+    CellFolder(tmp_path / one.name).claim(one)
+    assert CellFolder(tmp_path / one.name).read_cell() == one
+
+
 def test_only_takes_any_value_of_a_factor_and_all_factors():
     whole = recall.build_study(seeds=2)
     some = whole.select(["mixer=attention", "mixer=soft mask", "d_model=64"])
@@ -247,6 +257,25 @@ def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
     assert run is not None
     (step,) = run.list_checkpoints()
     assert 0 < step < 4000
+
+
+def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypatch):
+    def refuse(folder: CellFolder, minutes: float, error: str | None) -> None:
+        raise RunError("cannot be written")
+
+    monkeypatch.setattr(CellFolder, "note", refuse)
+    monkeypatch.setattr("lab.cli.sweeping.COMMAND", ["false"])
+    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1, lanes=False)
+    with pytest.raises(RunError, match=r"2 of 2 runs failed: exit code 1 \(factor=tiny,seed=0; "):
+        job.run()
+
+
+def test_a_worker_whose_sweep_was_killed_while_it_started_begins_nothing(tmp_path):
+    folder = CellFolder(tmp_path / cell().name)
+    folder.claim(cell())
+    order = {"folders": [str(folder.path)], "max_minutes": None}
+    subprocess.run(COMMAND, input=json.dumps(order).encode() + b"\n", check=True)
+    assert not folder.run_path.exists()
 
 
 def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):

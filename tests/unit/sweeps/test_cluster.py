@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from lab.cli import app
 from lab.sweeps.connection import connect
 from lab.training.checkpoint import list_checkpoints
-from lab.training.runs import Run
+from tests.sweep_ends import read_ends
 
 LAB = (sys.executable, "-m", "lab")
 RAY_NODES = Path(__file__).with_name("ray_nodes.py")
@@ -41,7 +42,12 @@ class Nodes:
             self.port = free.getsockname()[1]
         self.address = f"127.0.0.2:{self.port}"
         self.home = tempfile.mkdtemp(prefix="lab-ray-", dir="/tmp")  # names of sockets are short
-        self.environment = {**os.environ, "RAY_AUTH_TOKEN": TOKEN, "RAY_TMPDIR": self.home}
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_TOKEN": TOKEN,
+            "RAY_TMPDIR": self.home,
+            "TMPDIR": self.home,  # of the folders in which tasks train
+        }
         self.process = subprocess.Popen(
             [sys.executable, RAY_NODES, self.home, str(self.port), str(count)],
             env=self.environment,
@@ -103,18 +109,6 @@ def open_nodes(count: int) -> Iterator[Nodes]:
         nodes.close()
 
 
-def read_ends(out: Path) -> dict[str, tuple]:
-    """Return the last weights, losses and accuracies of each run of a sweep."""
-    ends = {}
-    for path in sorted(out.glob("*/run")):
-        run = Run.open(path)
-        (home,) = run.list_checkpoints().values()
-        losses = [row["loss"] for row in run.read_metrics()]
-        lengths = (path.parent / "lengths.json").read_bytes()
-        ends[path.parent.name] = (home / "model.safetensors").read_bytes(), losses, lengths
-    return ends
-
-
 def run_here(out: Path, *options: str) -> dict[str, tuple]:
     """Run the sweep without Ray, and return its ends."""
     subprocess.run([*LAB, *SWEEP, "--out", str(out), *options], check=True)
@@ -132,6 +126,15 @@ def find_steps(out: Path) -> dict[str, int]:
 def wait_for_checkpoints(out: Path, count: int) -> None:
     while sum(step > 0 for step in find_steps(out).values()) < count:
         time.sleep(0.05)
+
+
+def wait_for_no_folder(home: Path) -> None:
+    """Wait until nothing is left of the folders in which tasks have trained."""
+    for _ in range(60):
+        if not list(home.glob("lab-cells-*")):
+            return
+        time.sleep(1)
+    raise AssertionError(f"tasks left {list(home.glob('lab-cells-*'))}")
 
 
 def refuse(nodes: Nodes, out: Path, **environment: str) -> str:
@@ -192,7 +195,9 @@ def test_what_is_killed_changes_no_result(tmp_path):
         wait_for_checkpoints(out, 4)
         nodes.order("kill 0")
         _, said = sweep.communicate()
-        assert sweep.returncode == 1, said  # by the sweep, which names the head, or by Ray
+        assert sweep.returncode == 1, said
+        # By the sweep, which names the head, or in place of a process that Ray has ended.
+        assert re.search("Error: .* the same command goes on$", " ".join(said.split())), said
         steps = find_steps(out)
         nodes.order("add 0")
         nodes.order("add 1")
@@ -200,6 +205,7 @@ def test_what_is_killed_changes_no_result(tmp_path):
         _, said = sweep.communicate()
         assert sweep.returncode == 0, said
         assert all(steps[name] <= step for name, step in find_steps(out).items())
+        wait_for_no_folder(Path(nodes.home))
     assert read_ends(out) == here
 
 

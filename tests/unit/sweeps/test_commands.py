@@ -168,8 +168,10 @@ def test_merged_options_of_layers_are_merged_one_by_one():
         ("mqar --grid d_model=8 --workers 0", "workers=0"),
         ("mqar --grid d_model=8 --table t.xls", "must end in .csv or .parquet"),
         ("mqar --grid d_model=8 --lengths 7", "seq_len"),
+        ("mqar --grid d_model=8 --lengths a", "lengths='a': must be a whole number ≥ 1"),
+        ("mqar --grid d_model=8 --figures /dev/null", "is a file, must be a folder"),
         ("mqra --grid d_model=8", "Did you mean mqar?"),
-        ("none.toml", "none.toml: cannot be read"),
+        ("none.toml", "none.toml: cannot be read: No such file or directory"),
     ],
 )
 def test_wrong_sweeps_are_refused_before_anything_starts(words, said, tmp_path):
@@ -177,6 +179,20 @@ def test_wrong_sweeps_are_refused_before_anything_starts(words, said, tmp_path):
     assert answer.exit_code == 2, answer.output
     assert said in " ".join(answer.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_before_anything_starts():
+    answer = invoke(f"sweep mqar {TINY} --seeds 1 --grid d_model=8 --out /proc/none")
+    assert answer.exit_code == 1
+    assert answer.stderr.splitlines()[-1].startswith("Error: /proc/none: cannot be written: ")
+    assert "started" not in answer.stderr
+
+
+def test_what_has_not_run_has_no_page(tmp_path):
+    answer = invoke("sweep mqar --grid d_model=8 --show", "--out", tmp_path / "out")
+    assert answer.exit_code == 0
+    assert "3 runs: 3 not run." in answer.stdout
+    assert "page:" not in answer.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ def test_runs_that_differ_in_seed_or_rate_alone_have_one_size():
     assert find_size(read_settings("mqar", {**TINY, "seed": 1, "learning_rate": 0.1})[0]) == (
         find_size(base)
     )
-    assert find_size(read_settings("mqar", {**TINY, "d_model": 16})[0]) != find_size(base)
+    for other in ({"d_model": 16}, {"max_steps": 9}):
+        assert find_size(read_settings("mqar", {**TINY, **other})[0]) != find_size(base)
 
 
 def test_a_step_is_timed_and_a_known_setting_has_a_usual_time():

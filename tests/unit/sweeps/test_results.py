@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import polars as pl
 import pytest
+import typer
 
 from analysis.base import NotApplicableError
 from analysis.pages.sweep import draw_figures, render
@@ -12,6 +13,7 @@ from analysis.statistics.seeds import bound_mean
 from analysis.sweeps import capacity, rates, survival, widths
 from analysis.sweeps.results import FIGURES, collect_results
 from analysis.sweeps.settings import collect_settings
+from lab.cli.sweep import report_failed_runs
 from lab.sweeps.table import MEASURED
 
 FACTORS = ("stack", "d_model", "seq_len", "learning_rate", "seed")
@@ -62,6 +64,21 @@ def test_the_learning_rate_is_chosen_on_validation_rows_and_among_solving_ones_b
     assert chosen == {"AM*2": 0.001, "SM*2": 0.003}
 
 
+def test_a_rate_at_which_most_runs_diverge_is_not_chosen_for_the_one_that_did_not():
+    lucky = (pl.col("learning_rate") == 0.03) & (pl.col("seed") == 0)
+    lost = (pl.col("learning_rate") == 0.03) & (pl.col("seed") > 0)
+    solved = pl.col("status") == "solved"
+    table = plant().with_columns(
+        status=pl.when(lost).then(pl.lit("diverged")).otherwise("status"),
+        accuracy=pl.when(lost).then(None).otherwise("accuracy"),
+        validation=pl.when(lost).then(None).otherwise(pl.col("validation") + 0.1 * lucky),
+        solved=pl.when(lost).then(None).otherwise(solved),
+    )
+    assert {s.factors["learning_rate"] for s in collect_settings(table)} == {0.003}
+    (found,) = rates.measure(table)
+    assert {curve.chosen for curve in found.curves} == {0.003}
+
+
 def test_a_setting_without_a_result_is_there_and_has_no_number():
     table = plant().with_columns(
         accuracy=pl.when(pl.col("d_model") == 32).then(None).otherwise("accuracy"),
@@ -71,10 +88,28 @@ def test_a_setting_without_a_result_is_there_and_has_no_number():
     found = collect_results(table, FACTORS)
     without = [s for s in found.settings if not s.seeds]
     assert {s.factors["d_model"] for s in without} == {32}
-    assert found.counts["failed"] == len(found.errors["planted <b>"]) == 36
+    assert found.counts["failed"] == len(found.errors["failed: planted <b>"]) == 36
     page = render(found, "planted")
     assert "none of 3 has a result" in page
     assert "planted &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("diverged", 0)])
+def test_a_failed_run_is_tried_again_and_one_that_diverged_is_a_result(status, code, capsys):
+    ill = (pl.col("stack") == "AM*2") & (pl.col("d_model") == 32) & (pl.col("seed") == 1)
+    table = plant().with_columns(
+        status=pl.when(ill).then(pl.lit(status)).otherwise("status"),
+        error=pl.when(ill).then(pl.lit("loss=nan")).otherwise(None),
+    )
+    try:
+        report_failed_runs(collect_results(table, FACTORS))
+        ended = 0
+    except typer.Exit as stop:
+        ended = stop.exit_code
+    assert ended == code
+    said = capsys.readouterr().err
+    assert f"{status}: loss=nan (stack=AM*2, d_model=32, seq_len=64, " in said
+    assert ("tries the runs that failed again" in said) == bool(code)
 
 
 def test_an_interval_of_the_mean_holds_it_and_that_of_rows_is_its_least_width():
@@ -111,6 +146,19 @@ def test_survival_counts_unsolved_runs_as_censored():
     assert by_stack["SM*2"].median == np.inf
     assert by_stack["SM*2"].unsolved[-1] == 1
     assert "0 of 3 solved" in found.describe().says
+
+
+def test_a_run_that_diverged_is_not_solved_by_the_end_of_the_others():
+    lost = (pl.col("stack") == "AM*2") & (pl.col("seed") > 0)
+    table = plant().with_columns(
+        status=pl.when(lost).then(pl.lit("diverged")).otherwise("status"),
+        solved=pl.when(lost).then(None).otherwise("solved"),
+        **{n: pl.when(lost).then(None).otherwise(n) for n in ("accuracy", "validation", "steps")},
+    )
+    (found,) = survival.measure(table)
+    curve = next(c for c in found.curves if c.name.startswith("AM*2"))
+    assert (curve.solved, curve.runs, curve.median) == (1, 3, np.inf)
+    assert curve.unsolved[-1] == pytest.approx(2 / 3)
 
 
 def test_every_figure_that_applies_is_drawn_and_others_say_why_not():
