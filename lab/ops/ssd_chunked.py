@@ -199,11 +199,11 @@ class _Chunked(torch.autograd.Function):
             d_values = z.L.mul_(z.scores) @ dy_z
             d_values.addcmul_(_split_heads(from_end, z.x), z.to_end)
             d_dt_z.copy_(torch.mul(d_values, z.x, out=z.values).sum(-1))
-            d_values.mul_(z.dt)
             if D is None:
-                dx_z.copy_(d_values)
+                torch.mul(d_values, z.dt, out=dx_z)
             else:
                 dD += (dy_z * z.x).sum((0, 1, 4, 5))
+                d_values.mul_(z.dt)
                 torch.addcmul(d_values, dy_z, D.to(high).view(g, j, 1, 1), out=dx_z)
 
             at_writes = _split_heads(from_end.mul_(z.writes), z.x).sum(-1)
