@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -27,11 +27,13 @@ class Preset:
         options: fields of the task; the rest keep their defaults.
         source: where the size comes from.
         stack: layers that learn it, in stack notation, where the usual ones do not.
+        layers: options of these layers, as `lab.config.ModelConfig.options`.
     """
 
     options: Mapping[str, Any]
     source: str
     stack: str | None = None
+    layers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

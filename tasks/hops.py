@@ -63,7 +63,8 @@ class Hops(Task):
         "small": Preset(
             {"seq_len": 29, "n_pairs": 7, "vocab_size": 24},
             "LOG.md, the suite end to end",
-            stack="AM*3",
+            stack="SM AM*2",
+            layers={"S.position": "conv"},
         ),
         "published": Preset(
             {"seq_len": 100, "n_pairs": 24, "hops": 5, "vocab_size": 30},

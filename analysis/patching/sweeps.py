@@ -185,8 +185,19 @@ def sweep_heads(
             if isinstance(block.mixer, HeadsMixer)
         }
         if not names:
-            raise ValueError("no mixer of the model names its heads (heads_hook); give a point")
+            raise ValueError(f"no mixer of the model names its heads (heads_hook). {_ask(inner)}")
     return _sweep(model, clean, corrupt, metric, point or "heads", names, "head", None)
+
+
+def _ask(model: LanguageModel) -> str:
+    """Ask for a point with an axis of heads; name those that the model has."""
+    points = [
+        name.rpartition(".hook_")[2]
+        for name in hook_points(model)
+        if any("h" in axes for axes in list_axes(name))
+    ]
+    found = ", ".join(dict.fromkeys(points))
+    return f"Give a point: {found}" if found else "It has no point with an axis of heads"
 
 
 def _find_points(model: LanguageModel, point: str) -> dict[int, str]:

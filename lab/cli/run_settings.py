@@ -131,8 +131,10 @@ def configure(
     defaults = get_protocol_defaults(protocol, sizes.seq_len, sizes.vocab_size, d_model)
     if protocol == "lab":
         defaults |= read_older_defaults(out, defaults)
-    stack = {"stack": preset.stack} if preset and preset.stack else {}
-    values = {**stack, **defaults, **given}
+    values = {**defaults, **given}
+    if preset and preset.stack and "stack" not in given:
+        layers = {**preset.layers, **given.get("options", {})}
+        values |= {"stack": preset.stack, "options": layers}
     train = build_config(TrainConfig, values)
     task = task_class(**resolve_spans(options, train.max_steps, train.batch_size))
     return task, train, values

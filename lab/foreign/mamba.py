@@ -152,6 +152,7 @@ class ForeignMamba2(ForeignScan):
     """A Mamba-2 layer: state space duality. [b t d] → [b t d]."""
 
     matrix_form = "M̃ = L∘CBᵀ·dt + D"
+    heads_hook = "hook_ssm_out"
 
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.foreign.mixer import ForeignMixer, Route, map_output
+from lab.foreign.mlp import ForeignMLP, watch_mlp
+from lab.foreign.norm import ForeignNorm, watch_norm
 from lab.foreign.parts import Parts
 from lab.hooks import HookPoint, hook_points
 from lab.laws.adapters import Carried, HuggingFaceDecoder
@@ -24,7 +26,8 @@ class OpenedBlock(Block):
     Its hook points are those of `Block`. `hook_resid_mid` exists where the layer has such a place:
     between a mixer and an MLP that follow each other. In a layer that is a mixer alone, it is the
     same as `hook_resid_post`. `hook_attn_out` and `hook_mlp_out` are what mixer and MLP return,
-    before any norm or factor of the layer.
+    before any norm or factor of the layer. `norm_mixer`, `norm_mlp` and `mlp` have the points of
+    `ForeignNorm` and `ForeignMLP` where the layer's parts are such.
 
     Args:
         parts: of the layer.
@@ -33,9 +36,15 @@ class OpenedBlock(Block):
 
     def __init__(self, parts: Parts, route: Route):
         nn.Module.__init__(self)
-        self.mixer, self.mlp = route.mixer, parts.mlp
-        self.norm_mixer = parts.norm_mixer or nn.Identity()
-        self.norm_mlp = parts.norm_mlp
+        self.mixer = route.mixer
+        self.mlp = None if parts.mlp is None else watch_mlp(parts.mlp, parts.given)
+        self.norm_mixer = nn.Identity()
+        if parts.norm_mixer is not None:
+            self.norm_mixer = watch_norm(parts.norm_mixer)
+        self.norm_mlp = None
+        if parts.norm_mlp is not None:
+            shared = parts.norm_mlp is parts.norm_mixer
+            self.norm_mlp = self.norm_mixer if shared else watch_norm(parts.norm_mlp)
         self.hook_attn_out = route.hook_out
         self.hook_mlp_out = None if parts.mlp is None else HookPoint()
         self.hook_resid_pre = HookPoint()
@@ -117,7 +126,7 @@ class OpenedModel(LanguageModel):
         self.embed.register_forward_pre_hook(_check_tokens)
         self.hook_embed = HookPoint()
         self.blocks = nn.ModuleList(blocks)
-        self.add_module("norm_final", norm_final)
+        self.add_module("norm_final", watch_norm(norm_final))
         self.head = foreign.get_output_embeddings()
         self.decoder = HuggingFaceDecoder(
             backbone, cache, output="last_hidden_state", given="inputs_embeds"
@@ -187,7 +196,7 @@ class OpenedModel(LanguageModel):
             d_head=None if n_heads is None else weight.shape[1] // n_heads,
             d_mlp=getattr(config, "intermediate_size", None),
             attn_only=all(block.mlp is None for block in self.blocks),
-            normalization_type="LN" if isinstance(self.norm_final, nn.LayerNorm) else "RMS",
+            normalization_type="LN" if _is_centered(self.norm_final) else "RMS",
             final_factor=1.0,
             dtype=weight.dtype,
             device=weight.device,
@@ -200,7 +209,13 @@ def _describe_block(block: nn.Module) -> str:
     mixer, mlp = block.mixer, block.mlp
     assert isinstance(mixer, ForeignMixer)
     offered = "with a matrix" if isinstance(mixer, MatrixMixer) else "without a matrix"
-    return f"{type(mixer.module).__name__} {offered}{f', {type(mlp).__name__}' if mlp else ''}"
+    own = mlp.module if isinstance(mlp, ForeignMLP) else mlp
+    return f"{type(mixer.module).__name__} {offered}{f', {type(own).__name__}' if mlp else ''}"
+
+
+def _is_centered(norm: nn.Module) -> bool:
+    """Whether a norm subtracts the mean."""
+    return norm.centered if isinstance(norm, ForeignNorm) else isinstance(norm, nn.LayerNorm)
 
 
 def _check_tokens(embed: nn.Module, args: tuple[Tensor, ...]) -> None:

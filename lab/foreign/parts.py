@@ -76,8 +76,8 @@ class Recorder:
 
     def find_source(self, tensor: Tensor) -> Seen | None:
         """Return the norm that returned a tensor; None if no norm did."""
-        norms = (seen for seen in self.seen if _is_norm(seen.part))
-        return next((seen for seen in norms if _is_same(seen.returned, tensor)), None)
+        norms = (seen for seen in self.seen if is_norm(seen.part))
+        return next((seen for seen in norms if is_same(seen.returned, tensor)), None)
 
 
 def find_layers(backbone: nn.Module, depth: int) -> nn.ModuleList:
@@ -114,7 +114,7 @@ def find_parts(backbone: nn.Module, layers: nn.ModuleList, x: Tensor) -> list[Pa
 
 def find_final_norm(backbone: nn.Module, x: Tensor) -> nn.Module:
     """Return the norm that gives the last hidden state; an identity where there is none."""
-    recorder = Recorder((name, m) for name, m in backbone.named_modules() if _is_norm(m))
+    recorder = Recorder((name, m) for name, m in backbone.named_modules() if is_norm(m))
     try:
         with torch.no_grad():
             last = backbone(inputs_embeds=x, use_cache=False).last_hidden_state
@@ -129,7 +129,7 @@ def _read(layer: nn.Module, recorder: Recorder) -> Parts:
     learned = [
         seen
         for seen in recorder.seen
-        if not _is_norm(seen.part) and next(seen.part.parameters(), None) is not None
+        if not is_norm(seen.part) and next(seen.part.parameters(), None) is not None
     ]
     found = [seen for seen in learned if seen.given.shape == seen.returned.shape]
     if not 1 <= len(found) <= 2:
@@ -152,16 +152,17 @@ def _read(layer: nn.Module, recorder: Recorder) -> Parts:
         before is not None
         and between is not None
         and between.part is not before.part
-        and not _is_same(between.given, stream),
+        and not is_same(between.given, stream),
         len(learned) == 1,
         mixer.given,
     )
 
 
-def _is_norm(part: nn.Module) -> bool:
+def is_norm(part: nn.Module) -> bool:
+    """Whether a part is a norm, by the name of its class."""
     return "norm" in type(part).__name__.lower()
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same numbers in memory, in whatever shape."""
     return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()

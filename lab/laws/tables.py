@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
 from lab.laws.adapters.tokens import Tokens
+from lab.laws.conditions import move_constants
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest
 from lab.laws.reproduction import write_program
@@ -46,7 +48,27 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     them. In that case, or when time is up before, the law is not decided. Two kinds of rows count
     as reached: the row of an embedding's `padding_idx`, which torch keeps from learning, and rows
     beyond the vocabulary.
+
+    A router that is initialised to zero chooses the same experts for every token, until its first
+    step: so a law that fails with the weights as built is tried again with constant ones moved.
+    Whether those learn, "gradient reach" judges.
     """
+    found = _judge_as_is(module, probes)
+    if found.verdict != "fails":
+        return found
+    moved = _judge_as_is(move_constants(module, seed=0), probes)
+    if moved.verdict == "fails":
+        words = f"{found.evidence}; with constant parameters moved, {moved.counterexample}"
+        return replace(found, evidence=words)
+    words = f"{moved.evidence}, once constant parameters have moved; before, {found.evidence}"
+    return replace(moved, evidence=words)
+
+
+LAW = Law("table reach", judge)
+
+
+def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
+    """Judge a module with its present weights."""
     tables = {
         name: p
         for name, p in module.named_parameters()
@@ -90,9 +112,6 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         return Verdict(LAW.name, "fails", evidence, words, _count_missing(found), 0, snippet)
     evidence += f", but {_count_reached(found) - before} more with a longer sequence"
     return Verdict(LAW.name, "not decided" if _list_missing(found) else "holds", evidence)
-
-
-LAW = Law("table reach", judge)
 
 
 def _list_unselectable(module: nn.Module) -> Iterator[tuple[str, int | slice]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.layers.mixer import MatrixMixer
 from lab.layers.norm import HookedRMSNorm
 from lab.models.head_results import split_heads
-from lab.models.point_names import Key, find_name, find_pattern_block
+from lab.models.point_names import Key, find_name, find_pattern_blocks
 from tasks.batch import IGNORE
 
 if TYPE_CHECKING:
@@ -56,17 +56,13 @@ class ActivationCache(dict[str, Tensor]):
 
     def _describe_matrix(self, key: Key) -> str:
         """Return how to get the matrix of a mixer that has one, but no pattern as attention has."""
-        layer = find_pattern_block(key, len(self.model.blocks))
-        if layer is None or not 0 <= layer < len(self.model.blocks):
-            return ""
-        mixer = self.model.blocks[layer].mixer
-        if not isinstance(mixer, MatrixMixer) or hasattr(mixer, "hook_pattern"):
-            return ""
-        block = f"model.blocks[{layer}]"
-        return (
-            f"; block {layer} has a matrix of another kind: "
-            f'{block}.mixer.matrix({block}.norm_mixer(cache["resid_pre", {layer}]))'
-        )
+        blocks = self.model.blocks
+        for layer in find_pattern_blocks(key, len(blocks)):
+            mixer = blocks[layer].mixer if 0 <= layer < len(blocks) else None
+            if isinstance(mixer, MatrixMixer) and not hasattr(mixer, "hook_pattern"):
+                has = f"block {layer} has a matrix of another kind"
+                return f"; {has}: model.matrices(tokens)[{layer}]"
+        return ""
 
     def accumulated_resid(
         self,

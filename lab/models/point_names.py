@@ -46,19 +46,27 @@ def find_name(names: Collection[str], key: Key, n_layers: int) -> str:
     if len(found) > 1:
         raise KeyError(f"{key}: may be {' or '.join(found)}; give the part, such as 'ln1'")
     if not found:
-        near = find_near(last if layer is None else f"blocks.{layer}.{last}", names)
+        inside = [known for known in names if known.startswith("blocks.") and _ends(known, last)]
+        if layer is None and inside:
+            example = last.removeprefix("hook_"), int(inside[0].split(".")[1])
+            raise KeyError(f"{key}: give its block, too, as in {example}")
+        near = find_near(f"blocks.{layer}.{last}", names)
+        if layer is None:
+            near = find_near(last, {known.rpartition(".")[2] for known in names})
         raise KeyError(f"{key}: no such tensor was kept; near names: {', '.join(near) or 'none'}")
     return found[0]
 
 
-def find_pattern_block(key: Key, n_layers: int) -> int | None:
-    """Return the block whose attention pattern a key stands for; None for another key."""
+def find_pattern_blocks(key: Key, n_layers: int) -> list[int]:
+    """Return the blocks whose attention patterns a key may stand for; none for another key."""
     if isinstance(key, str):
         match = re.fullmatch(r"blocks\.(\d+)\.mixer\.hook_pattern", to_own_name(key))
         if match is not None:
-            return int(match[1])
+            return [int(match[1])]
     last, layer, _ = _parse(key, n_layers)
-    return layer if last == "hook_pattern" else None
+    if last != "hook_pattern":
+        return []
+    return list(range(n_layers)) if layer is None else [layer]
 
 
 def _parse(key: Key, n_layers: int) -> tuple[str, int | None, str | None]:
@@ -81,12 +89,21 @@ def _parse(key: Key, n_layers: int) -> tuple[str, int | None, str | None]:
 
 def _matches(known: str, last: str, layer: int | None, part: str | None) -> bool:
     """Whether a point has this last name, in this block (None: in none) and this part of it."""
-    *way, point = known.split(".")
+    way = known.split(".")[:-1]
     blocks = [] if layer is None else ["blocks", str(layer)]
     inside = way[len(blocks) :]
-    if point != last or way[: len(blocks)] != blocks or (layer is None and "blocks" in way):
+    if (
+        not _ends(known, last)
+        or way[: len(blocks)] != blocks
+        or (layer is None and "blocks" in way)
+    ):
         return False
     if part is None:
         return True
     own = to_own_name(PARTS.get(part, part))
     return inside[:1] == [own] if own else not inside
+
+
+def _ends(known: str, last: str) -> bool:
+    """Whether a point has this last name."""
+    return known.rpartition(".")[2] == last

@@ -124,7 +124,7 @@ def attend(
     if width != d_head or d_value != d_head:
         width = max(width, d_value)
         width = width if q.device.type == "cpu" else -(-width // 8) * 8
-    q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    q, k, v = (_widen(x, width) for x in (q, k, v))
     z = F.scaled_dot_product_attention(
         q,
         k,
@@ -135,6 +135,11 @@ def attend(
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return z[..., :d_value]
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    """Return x with zeros up to a width; x itself if it has that, which padding would copy."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def attention_scores(

@@ -135,13 +135,14 @@ class _Turn(torch.autograd.Function):
     def forward(ctx, x, cos, sin, layout):
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
-        shape, axis = ((2, -1), -2) if layout == "half" else ((-1, 2), -1)
-        pairs = x.unflatten(-1, shape)
-        turned = pairs * cos.unsqueeze(axis)
-        (x1, x2), (y1, y2) = pairs.unbind(axis), turned.unbind(axis)
+        half = layout == "half"
+        # A factor for each channel: torch runs through whole rows, not through one half at a time.
+        turned = x * (torch.cat([cos, cos], -1) if half else cos.repeat_interleave(2, -1))
+        shape, axis = ((2, -1), -2) if half else ((-1, 2), -1)
+        (x1, x2), (y1, y2) = (z.unflatten(-1, shape).unbind(axis) for z in (x, turned))
         y1.addcmul_(x2, sin, value=-1)
         y2.addcmul_(x1, sin)
-        return turned.flatten(-2)
+        return turned
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]

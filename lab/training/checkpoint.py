@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lab.files import FORMAT, RunError, shorten_message
 from lab.folder import Folder
+from lab.training.annealing import Annealing
 from lab.training.fit import DivergedError, TrainingState
 from lab.training.schema import StateFile, validate
 from tasks.base import MAX_ROWS
@@ -70,7 +72,7 @@ def save(run: Path, state: TrainingState) -> None:
             "first_loss": state.first_loss,
             "precision": state.precision,
             "threads": state.threads,
-            "wrong": state.wrong,
+            "annealing": asdict(state.annealing),
             "shared": state.shared,
             "sha256": digests,
         }
@@ -126,9 +128,6 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         raise RunError(f"checkpoint {home}: state.json says step {content.get('step')}; {AGAIN}")
     if not isinstance(content.get("first_loss"), float | None):
         raise RunError(f"checkpoint {home}: state.json has no number as first_loss; {AGAIN}")
-    wrong = content.get("wrong", 1.0)
-    if not isinstance(wrong, float) or not 0 <= wrong <= 1:
-        raise RunError(f"checkpoint {home}: state.json has no share as wrong; {AGAIN}")
     if not isinstance(content.get("precision", ""), str):
         raise RunError(f"checkpoint {home}: state.json has no text as precision; {AGAIN}")
     unknown = {"rows": content["step"] * batch_size, "stage": 0, "stage_step": 0, "threads": 0}
@@ -146,12 +145,18 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
         for name in (*COUNTERS, "threads"):
             setattr(state, name, counters[name])
         state.first_loss, state.precision = content["first_loss"], content.get("precision", "")
-        state.wrong, state.shared = wrong, content.get("shared", False)
+        state.annealing, state.shared = _read_annealing(content), content.get("shared", False)
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(
             f"checkpoint {home} does not fit its run: {shorten_message(error)}"
         ) from error
     return state
+
+
+def _read_annealing(content: dict[str, Any]) -> Annealing:
+    """Return what schedule "error" follows; older checkpoints have the last share alone."""
+    wrong = content.get("wrong", 1.0)
+    return Annealing(**content.get("annealing", {"wrong": wrong, "least": wrong}))
 
 
 def _copy_weights(state: TrainingState) -> dict[str, Tensor]:

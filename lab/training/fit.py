@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate
+from lab.training.annealing import Annealing
 from lab.training.gradients import StepResult, differentiate
 from lab.training.optimizers import build_optimizers
 from lab.training.row import Row
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
-ANNEALED_BELOW, LEAST_RATE = 0.1, 0.1
-"""Schedule "error" lowers the rate below this share of wrong answers, to this share of the peak."""
 VALIDATION_STEPS = 4
 """Training steps that have as many rows as a validation; it takes about a twentieth of the time."""
 
@@ -54,7 +53,7 @@ class TrainingState:
         first_loss: of the first step, nats.
         precision: what "auto" chose for this run; empty before.
         threads: of the CPU, likewise; 0 before.
-        wrong: share of wrong answers in the last validation at the full row length; 1 before.
+        annealing: what schedule "error" follows.
         shared: whether it computes gradients together with other runs (`lab.training.lanes`).
     """
 
@@ -67,7 +66,7 @@ class TrainingState:
     first_loss: float | None = None
     precision: str = ""
     threads: int = 0
-    wrong: float = 1.0
+    annealing: Annealing = field(default_factory=Annealing)
     shared: bool = False
 
 
@@ -76,23 +75,21 @@ def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
     return TrainingState(model, build_optimizers(model, config))
 
 
-def compute_learning_rate(config: TrainConfig, step: int, wrong: float = 1.0) -> float:
+def compute_learning_rate(config: TrainConfig, step: int, annealed: float = 1.0) -> float:
     """Return the rate of a step (from 1): a linear warm-up, then the configuration's schedule.
 
-    It is constant, or a cosine down to a tenth of the peak, or "error": in proportion to the root
-    of the share of wrong answers, from the peak at 10 % of them down to a tenth of it. What is left
-    to learn then decides when the noise of large steps is in the way, not the number of steps.
+    It is constant, or a cosine down to a tenth of the peak, or "error" (`Annealing`).
 
     Args:
         config: how to train.
         step: its number.
-        wrong: share of wrong answers in the last validation at the full row length; 1 before.
+        annealed: share of the peak that schedule "error" asks for.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     if step <= warmup:
         return peak * step / warmup
     if config.schedule == "error":
-        return peak * min(1.0, max(LEAST_RATE, math.sqrt(wrong / ANNEALED_BELOW)))
+        return peak * annealed
     if config.schedule == "constant":
         return peak
     progress = (step - warmup) / max(1, config.max_steps - warmup)
@@ -209,7 +206,7 @@ class Stepper:
         """
         state, config, stage = self.state, self.config, self.stage
         last, step = stage is self._stages[-1], state.step + 1
-        rate = compute_learning_rate(config, step, state.wrong)
+        rate = compute_learning_rate(config, step, state.annealing.share)
         norm = nn.utils.clip_grad_norm_(self._parameters, config.clip_norm)
         value, grad_norm = outcome.loss.item(), norm.item()
         _raise_if_diverged(state, step, value, grad_norm, self.task.vocab_size)
@@ -236,7 +233,7 @@ class Stepper:
             row = _evaluate(row, stage, state.model, config, self.on_note, last=last)
             assert row.validation_accuracy is not None
             if last:
-                state.wrong = 1 - row.validation_accuracy
+                state.annealing.observe(1 - row.validation_accuracy)
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
                 enter_next_stage(state, self._stages, config)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
@@ -23,6 +23,7 @@ class Record:
         steps: how many steps it took at each row length, shortest first.
         stack: the model's blocks.
         d_model: its width.
+        layers: options of its layers.
     """
 
     task: str
@@ -30,6 +31,7 @@ class Record:
     steps: Mapping[int, int]
     stack: str = "AM*2"
     d_model: int = 64
+    layers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -43,7 +45,10 @@ class Record:
         task, ours = run.task, {name: getattr(run.train, name) for name in INDIFFERENT}
         defaults = get_protocol_defaults("lab", task.seq_len, task.vocab_size, self.d_model)
         model = ModelConfig(
-            stack=self.stack, d_model=self.d_model, logit_scale=defaults.pop("logit_scale")
+            stack=self.stack,
+            d_model=self.d_model,
+            options=dict(self.layers),
+            logit_scale=defaults.pop("logit_scale"),
         )
         return model == run.model and replace(TrainConfig(**defaults), **ours) == run.train
 
@@ -114,6 +119,13 @@ RECORDS = (
     Record("copy", {"seq_len": 32}, {16: 600, 32: 300}),
     Record("flip_flop", {"seq_len": 64}, {16: 200, 32: 25, 64: 50}),
     Record("selective_copy", {"seq_len": 64, "vocab_size": 10, "n_tokens": 8}, {64: 425}),
+    Record(
+        "hops",
+        {"seq_len": 29, "n_pairs": 7, "vocab_size": 24},
+        {29: 1325},
+        stack="SM AM*2",
+        layers={"S.position": "conv"},
+    ),
     Record("fuzzy", {"seq_len": 64, "vocab_size": 16, "n_pairs": 5}, {16: 275, 32: 400, 64: 200}),
 )
 """Measured on two cores, 2026-11-24 (LOG.md). Steps hardly depend on the machine. Seconds

@@ -17,6 +17,8 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A count that JSON, a table and a float can hold."""
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 @with_config(STRICT)
 class ConfigFile(TypedDict):
@@ -123,6 +125,16 @@ class ResultFile(TypedDict):
 
 
 @with_config(STRICT)
+class AnnealingEntry(TypedDict):
+    """What `lab.training.annealing.Annealing` has seen."""
+
+    wrong: Share
+    least: Share
+    waits: Count
+    halvings: Count
+
+
+@with_config(STRICT)
 class StateFile(TypedDict):
     """The content of a checkpoint's state.json."""
 
@@ -135,7 +147,8 @@ class StateFile(TypedDict):
     stage_step: NotRequired[Count]
     precision: NotRequired[Literal["", "fp32", "bf16"]]
     threads: NotRequired[Count]
-    wrong: NotRequired[float]
+    wrong: NotRequired[Share]
+    annealing: NotRequired[AnnealingEntry]
     shared: NotRequired[bool]
 
 

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
+from lab.cli.run_settings import read_settings
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
@@ -88,6 +89,16 @@ def test_what_a_model_cannot_take_is_said(tmp_path):
     refused, taken = result_of(out)["evaluations"]
     assert "max_seq_len" in refused["error"]
     assert "accuracy" in taken
+
+
+def test_a_preset_brings_layers_with_their_options_unless_a_stack_is_given():
+    def read(**given) -> ModelConfig:
+        return read_settings("hops", {"preset": "small", **given})[0].model
+
+    assert (read().stack, read().options) == ("SM AM*2", {"S.position": "conv"})
+    changed = read(options=["S.position=rope", "S.d_state=32"])
+    assert changed.options == {"S.position": "rope", "S.d_state": "32"}
+    assert read(stack="SM*3").options == {}
 
 
 def test_a_preset_gives_way_to_options(tmp_path):

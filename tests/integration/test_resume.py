@@ -259,7 +259,11 @@ def test_nothing_is_unpickled_on_load(whole, monkeypatch):
         ({"step": "1"}, "state.json says step 1; remove the checkpoint folder"),
         ({"format": 9}, "format 9, this lab reads 1"),
         ({"first_loss": "x"}, "state.json has no number as first_loss"),
-        ({"wrong": 2.0}, "state.json has no share as wrong"),
+        ({"wrong": 2.0}, r"wrong=2.0: must be less than or equal to 1"),
+        (
+            {"annealing": {"wrong": 0.1, "least": 0.1, "waits": -1, "halvings": 0}},
+            r"annealing.waits=-1: must be greater than or equal to 0",
+        ),
         ({"threads": -1}, "state.json has no count as threads"),
     ],
 )

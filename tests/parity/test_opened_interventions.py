@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from analysis.interventions import ablate, block_edges, edit_matrix, patch, swap_values
+from analysis.patching import sweep_heads
 from lab.foreign.mamba import ForeignScan
 from tests.parity.opened import (
     ATTENTIONS,
@@ -201,3 +203,33 @@ def test_a_hook_on_scores_and_states_replaces_them():
         _, cache = mamba.run_with_cache(TOKENS, "blocks.0.hook_attn_out")
     skip = mixer.module.D[:, None, None] * mixer.values(x)
     assert difference(cache["blocks.0.hook_attn_out"], mixer.project(x, skip)) < 1e-6
+
+
+@pytest.mark.parametrize("name", [*ATTENTIONS, "mamba2"])
+@torch.no_grad()
+def test_a_sweep_of_heads_is_each_head_patched_by_hand(name: str):
+    _, opened = pair(name)
+    clean, corrupt = TOKENS[:1], OTHER[:1]
+    found = sweep_heads(opened, clean, corrupt, pick)
+    points = [
+        f"blocks.{i}.mixer.{'hook_ssm_out' if name == 'mamba2' else 'hook_z'}" for i in (0, 1)
+    ]
+    _, cache = opened.run_with_cache(clean, points)
+    assert found.metric.shape == (2, 4)
+    for layer, point in enumerate(points):
+        for head in range(4):
+            with patch(opened, point, cache[point], heads=[head]):
+                by_hand = float(pick(opened(corrupt)))
+            assert found.metric[layer, head] == pytest.approx(by_hand, abs=1e-6)
+    assert np.ptp(found.metric) > 1e-3
+
+
+def pick(logits: Tensor) -> Tensor:
+    return logits[:, -1, 3].mean()
+
+
+def test_channels_of_a_mamba_are_swept_on_demand():
+    _, opened = pair("mamba")
+    with pytest.raises(ValueError, match=r"heads \(heads_hook\)\. Give a point: .*\bssm_out\b"):
+        sweep_heads(opened, TOKENS[:1], OTHER[:1], pick)
+    assert sweep_heads(opened, TOKENS[:1], OTHER[:1], pick, "ssm_out").metric.shape == (2, 32)

@@ -15,6 +15,7 @@ from lab.bench.calibration.forms import FORMS
 from lab.bench.calibration.leaks import LEAKS
 from lab.bench.calibration.leaks_of_scans import LEAKS_OF_SCANS
 from lab.bench.calibration.numerics import NUMERICS
+from lab.bench.calibration.packed import PACKED
 from lab.bench.calibration.padded import PADDED
 from lab.bench.calibration.parameters import PARAMETERS
 from lab.bench.calibration.rare import RARE
@@ -33,5 +34,6 @@ FAULTS: tuple[Fault, ...] = (
     *FORMS,
     *NUMERICS,
     *RARE,
+    *PACKED,
 )
-"""All faults; those that only rare inputs show come last."""
+"""All faults."""

@@ -11,6 +11,7 @@ from lab.bench.calibration import right_mixers as mixers
 from lab.bench.calibration.attention import D_MODEL, RightAttention
 from lab.bench.calibration.entry import Right
 from lab.bench.calibration.forms import ShownAttention
+from lab.bench.calibration.packed import PACKED_RIGHT
 
 
 class _RightBlock(nn.Module):
@@ -307,5 +308,6 @@ RIGHT: tuple[Right, ...] = (
     Right("language model", _TinyLanguageModel, "tokens below 40"),
     Right("padded vocabulary", _PaddedVocabulary, "tokens below 40; row 0 never learns"),
     Right("batch norm", make_batch_norm, "in evaluation; in training rows would rightly meet"),
+    *PACKED_RIGHT,
 )
 """Every right module."""

@@ -38,7 +38,7 @@ NATS, ERRORS = 0.1, 3.0
 def look(failed: FailedRun) -> Look:
     """Look whether the run diverged, or another learning rate is clearly better."""
     run, state = failed.run, failed.state
-    rate = compute_learning_rate(run.train, state.step + 1, state.wrong)
+    rate = compute_learning_rate(run.train, state.step + 1, state.annealing.share)
     if failed.stopped == "diverged":
         says = f"training diverged at step {state.step + 1:,}, at a learning rate of {rate:.3g}"
         return Look(True, says, {"step": state.step + 1, "learning_rate": rate})

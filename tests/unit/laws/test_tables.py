@@ -81,6 +81,37 @@ def test_factored_experts_are_all_reachable():
     assert judge(CDMoE(64, n_experts=3072), d_model=64).verdict == "holds"
 
 
+class Routed(nn.Module):
+    """Adds the output of one expert of four, which a router that begins at zero chooses."""
+
+    def __init__(self, n_chosen_among: int):
+        super().__init__()
+        self.router = nn.Linear(8, 4, bias=False)
+        self.experts = nn.Parameter(torch.randn(4, 8, 8))
+        self.n_chosen_among = n_chosen_among
+        nn.init.zeros_(self.router.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x)[..., : self.n_chosen_among].sigmoid()
+        best, chosen = scores.max(-1, keepdim=True)
+        return x + best * torch.einsum("bti,btij->btj", x, self.experts[chosen[..., 0]])
+
+
+def test_a_router_of_zeros_reaches_every_expert_once_it_has_moved():
+    torch.manual_seed(0)
+    found = judge(Routed(4))
+    assert found.verdict == "holds"
+    assert "once constant parameters have moved; before, 9 of 36 rows" in found.evidence
+
+
+def test_an_expert_that_no_router_chooses_stays_unreached():
+    torch.manual_seed(0)
+    found = judge(Routed(3))
+    assert found.verdict == "fails"
+    assert "with constant parameters moved, none" in found.evidence
+    assert "of 256 tokens reaches 8 of 32 rows of experts: [3, 0]" in found.evidence
+
+
 def test_what_has_no_table_has_none_to_reach():
     assert judge(nn.Identity()).verdict == "not applicable"
 

@@ -50,16 +50,27 @@ def test_a_short_name_finds_its_point(run, key, name):
     assert run[1][key] is run[1][name]
 
 
-@pytest.mark.parametrize("key", [("pattern", 1), "pattern1", "blocks.1.attn.hook_pattern"])
+@pytest.mark.parametrize(
+    "key", [("pattern", 1), "pattern1", "blocks.1.attn.hook_pattern", "pattern"]
+)
 def test_a_pattern_that_a_mixer_lacks_is_answered_with_its_matrix(model, run, key):
     cache = run[1]
     with pytest.raises(KeyError, match="block 1 has a matrix of another kind: ") as raised:
         cache[key]
     expression = raised.value.args[0].partition("another kind: ")[2]
-    found = eval(expression, {"model": model, "cache": cache})
+    found = eval(expression, {"model": model, "tokens": TOKENS})
     mixer = model.blocks[1].mixer
     x = model.blocks[1].norm_mixer(cache["resid_pre", 1])
     assert_close(mixer.project(x, found @ mixer.values(x)), cache["attn_out", 1])
+
+
+def test_a_short_name_without_a_block_is_told_to_have_one(run):
+    with pytest.raises(KeyError, match=r"pattern: give its block, too, as in \('pattern', 0\)"):
+        run[1]["pattern"]
+    with pytest.raises(KeyError, match=r"ssm_state: .*, as in \('ssm_state', 1\)"):
+        run[1]["ssm_state"]
+    with pytest.raises(KeyError, match="patern: no such tensor was kept; near names: hook_pattern"):
+        run[1]["patern"]
 
 
 def test_a_mixer_without_a_matrix_is_not_said_to_have_one(run):

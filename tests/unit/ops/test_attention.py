@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
+from lab.machine.allocation import measure_peak
 from lab.ops.attention import (
     LARGEST_KEEP,
     MASKED,
@@ -305,3 +306,9 @@ def test_heads_that_do_not_divide():
     q, k, v, _ = inputs(5, 4, 4, 4)
     with pytest.raises(ValueError, match="n_queries=5 must be at most n_keys=4"):
         attend(q, k, v)
+
+
+def test_inputs_of_one_width_are_not_copied():
+    q, k, v, _ = inputs(32, 32, 16, 16)
+    values = measure_peak(lambda: attend(q, k, v))
+    assert q.nbytes <= values < 2 * q.nbytes  # the result, and a number for each query

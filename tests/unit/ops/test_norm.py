@@ -30,6 +30,16 @@ def test_values_and_gradients_equal_torchs(shape, eps):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 33, 64, 256])
+def test_a_row_has_the_same_bits_in_any_batch(width, dtype):
+    x, weight, _ = draw((5, 6, width), dtype)
+    whole = rms_norm(x, weight)
+    for rows, columns in ((slice(1, 2), slice(2, 3)), (slice(3, 5), slice(0, 6)), (0, slice(1, 4))):
+        assert torch.equal(rms_norm(x[rows, columns], weight), whole[rows, columns])
+        assert torch.equal(rms_norm(x[rows, columns].contiguous(), weight), whole[rows, columns])
+
+
 def test_zeros_have_a_gradient():
     ours = differentiate(rms_norm, *draw((2, 3, 8), scale=0.0))
     theirs = differentiate(lambda x, w: F.rms_norm(x, w.shape, w), *draw((2, 3, 8), scale=0.0))

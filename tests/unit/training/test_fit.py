@@ -8,6 +8,7 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
+from lab.training.annealing import Annealing
 from lab.training.fit import (
     DivergedError,
     compute_learning_rate,
@@ -32,9 +33,8 @@ def test_the_schedule():
     assert compute_learning_rate(config, 60) == pytest.approx(0.55)
     assert compute_learning_rate(config, 110) == pytest.approx(0.1)
     error = TrainConfig(learning_rate=1.0, warmup_steps=10, schedule="error")
-    shares = {1.0: 1.0, 0.1: 1.0, 0.025: 0.5, 0.0: 0.1}
-    assert {wrong: compute_learning_rate(error, 11, wrong) for wrong in shares} == shares
-    assert compute_learning_rate(error, 1, 0.0) == 0.1
+    assert compute_learning_rate(error, 11, 0.5) == 0.5
+    assert compute_learning_rate(error, 1, 0.5) == 0.1
     constant = TrainConfig(learning_rate=1.0, warmup_steps=0)
     assert compute_learning_rate(constant, 1) == compute_learning_rate(constant, 10**6) == 1.0
 
@@ -149,14 +149,14 @@ def test_the_rate_falls_with_the_share_of_wrong_answers_and_goes_on_with_it(tmp_
     )
     run = Run(tmp_path / "run", TASK, ModelConfig(stack="AM", d_model=16), config)
     state = run.load_state(torch.device("cpu"))
-    state.wrong = 0.025
+    state.annealing = Annealing(wrong=0.025)
     first, second, _ = fit(TASK, state, replace(config, test_rows=4), "fp32")
     assert (first.learning_rate, second.learning_rate) == (pytest.approx(5e-4), pytest.approx(5e-4))
     assert second.validation_accuracy is not None
-    state.wrong = 0.0625
+    state.annealing = Annealing(wrong=0.0625, least=0.05, waits=2, halvings=1)
     run.claim()
     run.save_checkpoint(state)
-    assert run.load_state(torch.device("cpu")).wrong == 0.0625
+    assert run.load_state(torch.device("cpu")).annealing == state.annealing
 
 
 def test_tables_learn_at_a_rate_of_their_own_while_rows_are_shortest():

@@ -92,7 +92,8 @@ def test_refusals(model, unchecked):
         sweep_positions(both, CLEAN, CORRUPT, metric, "normalized")
     with pytest.raises(ValueError, match="has no axis of heads to patch along"):
         sweep_heads(model, CLEAN, CORRUPT, metric, "resid_pre")
-    with pytest.raises(ValueError, match="no mixer of the model names its heads"):
+    words = "no mixer of the model names its heads .* It has no point with an axis of heads"
+    with pytest.raises(ValueError, match=words):
         sweep_heads(stack(UserMixer()), CLEAN, CORRUPT, metric)
     with pytest.raises(ValueError, match="labels has 2 entries, must have 9, a position each"):
         sweep_positions(model, CLEAN, CORRUPT, metric, labels=["a", "b"])

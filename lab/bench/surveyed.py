@@ -1,0 +1,150 @@
+"""What a survey certifies: architectures of transformers, and options of x-transformers."""
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lab.laws.adapters import Stateful
+from lab.peers import load
+
+
+class Case(NamedTuple):
+    """A module to certify: `target` as for `lab certify`, with options of its factory."""
+
+    name: str
+    target: str
+    options: dict[str, Any]
+
+
+def list_transformers() -> list[Case]:
+    """List the causal architectures of transformers, each as a small model.
+
+    Several names may share a configuration's class; each class is listed once. Without a GPU,
+    models with a delta rule would call fla's Triton kernels if it is installed, and raise; it is
+    hidden from transformers for the rest of the process, so that they run their torch form.
+    """
+    if not torch.cuda.is_available():
+        sys.modules["fla"] = None  # type: ignore[assignment]
+    modeling = load("transformers.models.auto.modeling_auto")
+    configuration = load("transformers.models.auto.configuration_auto")
+    found: dict[str, str] = {}
+    for name in modeling.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        config_class = configuration.CONFIG_MAPPING[name]
+        target = f"{config_class.__module__}:{config_class.__name__}"
+        if target not in found.values():
+            found[name] = target
+    return [Case(name, target, {}) for name, target in found.items()]
+
+
+def list_x_transformers() -> list[Case]:
+    """List options of x-transformers' `Decoder`, each beside rotary positions or alone."""
+    target = f"{__name__}:build_decoder"
+    return [
+        Case(" ".join(f"{name}={value}" for name, value in each.items()), target, each)
+        for each in DECODERS
+    ]
+
+
+class CachedDecoder(Stateful):
+    """x-transformers' `Decoder`, which goes on from the intermediates that it returns."""
+
+    def __init__(self, module: nn.Module, d_model: int):
+        super().__init__(module)
+        self.d_model = d_model
+
+    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
+        """Return the outputs of further tokens, and the intermediates after them."""
+        return self.module(x, cache=held, cache_age=x.shape[1], return_hiddens=True)
+
+
+def build_decoder(**options: Any) -> nn.Module:
+    """Build a small `Decoder` of x-transformers, which decodes if it says that it can."""
+    sizes = {"dim": 32, "depth": 2, "heads": 4, "attn_dim_head": 16, "verbose": False}
+    decoder = import_module("x_transformers").Decoder(**{**sizes, **options}).eval()
+    return CachedDecoder(decoder, sizes["dim"]) if decoder.can_cache_kv else decoder
+
+
+DECODERS: tuple[dict[str, Any], ...] = (
+    {},
+    *(
+        {name: True}
+        for name in (
+            *("attn_flash", "attn_pre_talking_heads", "attn_post_talking_heads"),
+            *("attn_pre_scale_post_talking_heads", "attn_head_scale", "attn_gate_value_heads"),
+            *("attn_swiglu_values", "attn_gate_values", "attn_gate_values_headwise"),
+            *("attn_output_gate", "attn_output_gate_headwise", "attn_zero_init_output"),
+            *("attn_hard", "attn_qk_norm", "attn_qk_rmsnorm", "attn_k_rmsnorm"),
+            *("attn_value_rmsnorm", "attn_l2_distance", "attn_sigmoid", "attn_gumbel_softmax"),
+            *("attn_selective", "attn_cog_signed", "attn_one_kv_head", "attn_add_zero_kv"),
+            *("attn_head_learned_sink", "attn_data_dependent_alibi", "attn_use_cope"),
+            *("attn_use_rel_proj_pos_bias", "attn_softclamp_logits", "attn_laser"),
+            *("attn_orthog_projected_values", "attn_orthog_projected_values_per_head"),
+            *("attn_onnxable", "attn_inverted_attention", "only_attn", "use_scalenorm"),
+            *("use_rmsnorm", "use_dynamic_tanh", "use_derf", "use_simple_rmsnorm"),
+            *("alibi_pos_bias", "rel_pos_bias", "dynamic_pos_bias", "rotary_pos_emb"),
+            *("rotary_xpos", "polar_pos_emb", "weight_tie_layers", "residual_attn", "macaron"),
+            *("pre_and_post_norm", "attn_aggregated_residuals", "gate_residual"),
+            *("orthog_residual", "mv_split_residual", "scale_residual", "depth_scale_residual"),
+            *("sandwich_norm", "softclamp_output", "zero_init_branch_output", "use_layerscale"),
+            *("unet_skips", "integrate_layers", "reinject_input", "add_value_residual"),
+            *("ff_glu", "ff_swish", "ff_relu_squared", "ff_solu", "ff_post_act_ln", "ff_no_bias"),
+            "ff_zero_init_output",
+        )
+    ),
+    {"attn_sparse_topk": 2},
+    {"attn_sparse_topk": 2, "attn_sparse_topk_straight_through": True},
+    {"attn_num_mem_kv": 2},
+    {"attn_num_mem_kv": 2, "rotary_pos_emb": True},
+    {"attn_max_attend_past": 5},
+    {"attn_max_attend_past": 5, "rotary_pos_emb": True},
+    {"attn_qk_norm": True, "attn_qk_norm_groups": 2},
+    {"attn_qk_norm": True, "attn_qk_norm_dim_scale": True},
+    {"attn_kv_heads": 2},
+    {"attn_value_dim_head": 8},
+    {"attn_gate_values": True, "attn_gate_values_rank": 8},
+    {"attn_output_gate": True, "attn_output_gate_rank": 8},
+    {"attn_output_proj_depth": 2},
+    {"attn_data_dependent_alibi": True, "attn_data_dependent_alibi_per_row": True},
+    {"attn_use_cope": True, "attn_cope_talking_heads": True},
+    {"attn_use_cope": True, "attn_cope_soft_onehot_pos": True},
+    {"attn_use_latent_q": True, "attn_dim_latent_q": 16},
+    {"attn_use_latent_kv": True, "attn_dim_latent_kv": 16},
+    {
+        "attn_use_latent_kv": True,
+        "attn_dim_latent_kv": 16,
+        "attn_latent_rope_subheads": 2,
+        "rotary_pos_emb": True,
+    },
+    {"alibi_pos_bias": True, "alibi_num_heads": 2},
+    {"dynamic_pos_bias": True, "dynamic_pos_bias_log_distance": True},
+    {"rotary_pos_emb": True, "rotate_num_heads": 2},
+    {"rotary_pos_emb": True, "rotary_interpolation_factor": 2.0},
+    {"rotary_pos_emb": True, "attn_flash": True},
+    {"custom_layers": ("a", "a", "f", "f")},
+    {"layers_execute_order": (0, 1, 0, 1, 2, 3)},
+    {"depth": 4, "sandwich_coef": 1},
+    {"depth": 4, "par_ratio": 2},
+    {"pre_norm": False},
+    {"gated_multi_residual": True, "num_residual_streams": 2},
+    {"num_residual_streams": 2},
+    {"num_residual_streams": 2, "qkv_receive_diff_residuals": True},
+    {"num_residual_streams": 4, "rotary_pos_emb": True},
+    {"shift_tokens": 1},
+    {"shift_tokens": 2},
+    {"layer_dropout": 0.3},
+    {"reinject_input": True, "learned_reinject_input_gate": True},
+    {"add_value_residual": True, "learned_value_residual_mix": False},
+    {"integrate_layers": True, "layer_integrate_use_softmax": False},
+    {"ff_glu": True, "ff_swish": True},
+    {"ff_glu": True, "ff_glu_mult_bias": True},
+    {"ff_glu": True, "ff_glu_softclamp": True},
+    {"ff_output_proj_depth": 2},
+    {"attn_dropout": 0.2, "ff_dropout": 0.2},
+    {"attn_sublayer_dropout": 0.2, "ff_sublayer_dropout": 0.2},
+)
+"""Options of `Decoder` to certify, beside small sizes."""
+
+FAMILIES = {"transformers": list_transformers, "x-transformers": list_x_transformers}

@@ -1,0 +1,95 @@
+"""The norm of a foreign layer, with its scale and what it has normalised at hook points."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lab.foreign.mixer import is_close
+from lab.hooks import HookPoint
+from lab.ops.precision import promote
+
+EPSILONS = ("variance_epsilon", "eps", "epsilon")
+"""What norms call the number that keeps their scale from 0."""
+
+
+class ForeignNorm(nn.Module):
+    """A foreign RMSNorm or LayerNorm. [b t d] → [b t d].
+
+        y = gain ⊙ (x − m) / scale + shift,    scale = √(mean (x − m)² + eps)
+
+    Hook points, as in the lab's own norm: `hook_scale` [b t 1]; `hook_normalized` [b t d],
+    (x − m) / scale. Both are in fp32 at least. Without hooks on them, the library computes y.
+
+    Args:
+        module: the foreign norm, which has parameters.
+        eps: keeps the scale from 0.
+        centered: whether m is the mean of x, as in a LayerNorm; otherwise it is 0.
+    """
+
+    def __init__(self, module: nn.Module, eps: float, centered: bool):
+        super().__init__()
+        self.module, self.eps, self.centered = module, eps, centered
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
+        """Return what the foreign norm returns."""
+        return self.module(x)
+
+    @property
+    def shift(self) -> Float[Tensor, " d"]:
+        """What the norm returns for zeros."""
+        like = next(self.module.parameters())
+        return self.module.forward(torch.zeros_like(like))
+
+    @property
+    def gain(self) -> Float[Tensor, " d"]:
+        """What multiplies (x − m) / scale; libraries store it in several forms, like 1 + weight."""
+        like = next(self.module.parameters())
+        d = len(like)
+        # Its mean is 0, and no entry is.
+        probe = torch.where(torch.arange(d) < d // 2, d - d // 2, -(d // 2)).to(like)
+        normalized = self._center(probe) / self._compute_scale(self._center(probe))
+        return (self.module.forward(probe) - self.shift) / normalized.to(like)
+
+    def recompute(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
+        """Return the norm of x by its formula; scale and normalized x pass their hook points."""
+        centered = self._center(x)
+        scale = self.hook_scale(self._compute_scale(centered))
+        return self.hook_normalized(centered / scale) * self.gain + self.shift
+
+    def watch(self) -> None:
+        """Let what the foreign norm computes pass the hook points from now on."""
+        self.module.register_forward_hook(self._pass_points)
+
+    def _center(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
+        wide = x.to(promote(x))
+        return wide - wide.mean(-1, keepdim=True) if self.centered else wide
+
+    def _compute_scale(self, centered: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes 1"]:
+        return (centered.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def _pass_points(self, module: nn.Module, args: Any, returned: Any) -> Any:
+        watched = self.hook_scale.active or self.hook_normalized.active
+        # Fused norms of flash-linear-attention may return the residual stream, too.
+        if not (watched and isinstance(returned, Tensor)):
+            return None
+        return self.recompute(args[0]).to(returned.dtype)
+
+
+def watch_norm(module: nn.Module) -> nn.Module:
+    """Return a foreign norm with hook points; as it is where its formula is another one."""
+    eps = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
+    like = next(module.parameters(), None)
+    if eps is None or like is None or like.ndim != 1:
+        return module
+    probe = torch.linspace(0, 1, len(like)).to(like)[None, None]
+    for centered in (False, True):
+        norm = ForeignNorm(module, eps, centered)
+        with torch.no_grad():
+            if is_close(norm.recompute(probe), module.forward(probe)):
+                norm.watch()
+                return norm
+    return module

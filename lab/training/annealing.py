@@ -1,0 +1,48 @@
+"""Schedule "error": how the learning rate follows what is left to learn at the full row length."""
+
+import math
+from dataclasses import dataclass
+
+BELOW, LEAST = 0.1, 0.1
+"""The rate falls below this share of wrong answers, down to this share of the peak."""
+GAIN = 0.05
+"""A new best has so many fewer wrong answers, as a share of those before: others may be luck."""
+PATIENCE = 4
+"""Validations in a row without a new best, after which the rate is halved."""
+MOST_HALVINGS = 3
+
+
+@dataclass
+class Annealing:
+    """What the validations at the full row length have shown so far.
+
+    The rate is in proportion to the root of the share of wrong answers, from the peak at 10 % of
+    them down to a tenth of it: what is left to learn decides when the noise of large steps is in
+    the way, not the number of steps. A run whose answers get no better at that rate has it halved.
+
+    Attributes:
+        wrong: share of wrong answers in the last validation; 1 before.
+        least: the last new best.
+        waits: validations since then, or since the rate was last halved.
+        halvings: how often the rate was halved.
+    """
+
+    wrong: float = 1.0
+    least: float = 1.0
+    waits: int = 0
+    halvings: int = 0
+
+    def observe(self, wrong: float) -> None:
+        """Take in the share of wrong answers of another validation."""
+        self.wrong = wrong
+        if wrong < (1 - GAIN) * self.least:
+            self.least, self.waits = wrong, 0
+        elif wrong < BELOW and self.halvings < MOST_HALVINGS:
+            self.waits += 1
+            if self.waits == PATIENCE:
+                self.halvings, self.waits = self.halvings + 1, 0
+
+    @property
+    def share(self) -> float:
+        """The rate, as a share of its peak."""
+        return min(1.0, max(LEAST, math.sqrt(self.wrong / BELOW))) * 0.5**self.halvings

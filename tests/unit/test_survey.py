@@ -1,0 +1,68 @@
+"""A survey adds a line for each module, whatever becomes of its process, and can go on."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.bench.survey import Line, describe, read, select_cases, summarize, survey
+from lab.bench.surveyed import Case
+from lab.certify_settings import QUICK
+
+HERE = __name__
+SETTINGS = replace(QUICK, d_model=8, lengths=(1, 2), conditions=QUICK.conditions[:1])
+
+
+class Centred(nn.Module):
+    """Subtracts a mean that later tokens enter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+class Endless(nn.Module):
+    """Computes for ever."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        while True:
+            x = x + 1
+
+
+def take(path: Path, *cases: Case, seconds: int = 60) -> list[Line]:
+    torch.set_num_threads(1)
+    seen: list[Line] = []
+    survey(path, cases, SETTINGS, seconds, seen.append)
+    return seen
+
+
+def build_case(name: str, **options: Any) -> Case:
+    return Case(name, f"{HERE}:{name}", options)
+
+
+def test_a_line_for_each_is_added_once(tmp_path: Path):
+    path = tmp_path / "lines.jsonl"
+    centred, refused = build_case("Centred"), build_case("Centred", width=3)._replace(name="wide")
+    seen = take(path, centred, refused)
+    assert [line["name"] for line in seen] == ["Centred", "wide"]
+    assert {law["law"]: law["verdict"] for law in seen[0]["laws"]}["causal"] == "fails"
+    assert "width" in seen[1]["refused"]
+    assert read(path) == seen
+    assert take(path, centred, refused) == []
+    assert describe(seen[0]).splitlines()[1].startswith("  causal fails: length 2: ")
+    assert describe(seen[1]).startswith("wide: not built: Centred has no argument width")
+    assert next(summarize(seen)).startswith("2 tried, 1 built, ")
+
+
+def test_one_that_never_ends_is_stopped(tmp_path: Path):
+    (line,) = take(tmp_path / "lines.jsonl", build_case("Endless"), seconds=1)
+    assert line["ended"] in ("SIGXCPU", "SIGKILL")
+    assert line["laws"] == []
+    assert 1 <= line["cpu"] < 10
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="shift_token=1: must be among"):
+        select_cases("x-transformers", ["shift_token=1"])
