@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lab.bench.surveyed import FAMILIES, Case
 from lab.certify_settings import QUICK, CertifySettings
 from lab.laws.certification import Certification
 from lab.laws.laws import LAWS, select_laws
+from tasks.bounds import check_choice
 
 GIBIBYTE = 2**30
 MEMORY = 4 * GIBIBYTE
@@ -124,10 +126,10 @@ def survey(
         laws: names of the laws to try.
     """
     done = {line["name"] for line in read(path)} if path.exists() else set()
-    gc.freeze()  # a forked process does not copy what a collection would touch
-    for case in cases:
-        if case.name in done:
-            continue
+    left = [case for case in cases if case.name not in done]
+    if left:
+        _import_all(settings, laws)
+    for case in left:
         tried = replace(settings, options=case.options)
         line = {"name": case.name, **certify_apart(case.target, tried, seconds, laws)}
         with path.open("a", encoding="utf-8") as file:
@@ -135,17 +137,25 @@ def survey(
         on_line(line)
 
 
-def select_cases(family: str, names: Sequence[str]) -> list[Case]:
-    """Return the cases of a family that are named, in that order, or all without names.
+def _import_all(settings: CertifySettings, laws: Sequence[str]) -> None:
+    """Import, once for all processes, what the laws import when they are first tried."""
+    certification = Certification(nn.Linear(8, 8), replace(settings, d_model=8, options=None))
+    for name in laws:
+        certification.judge(name)
+    gc.collect()
+    gc.freeze()  # a forked process does not copy what a collection would touch
+
+
+def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
+    """Return the cases that are named, in that order, or all without names.
 
     Raises:
         ValueError: for an unknown name.
     """
-    cases = {case.name: case for case in FAMILIES[family]()}
-    unknown = [name for name in names if name not in cases]
-    if unknown:
-        raise ValueError(f"{', '.join(unknown)}: must be among {', '.join(cases)}")
-    return [cases[name] for name in names or cases]
+    known = {case.name: case for case in cases}
+    for name in names:
+        check_choice("name", name, known)
+    return [known[name] for name in names or known]
 
 
 def read(path: Path) -> list[Line]:
@@ -191,7 +201,7 @@ def main() -> None:
     parser.add_argument("--effort", choices=list(EFFORTS), default="quick")
     parser.add_argument("--only", action="append", choices=list(LAWS), help="may be repeated")
     parser.add_argument("--show", action="store_true")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     if asked.show:
         lines = read(asked.file)
         print("\n".join([*map(describe, lines), *summarize(lines)]))
@@ -200,7 +210,7 @@ def main() -> None:
     settings, seconds = EFFORTS[asked.effort]
     survey(
         asked.file,
-        select_cases(asked.of, asked.names),
+        select_cases(FAMILIES[asked.of](), asked.names),
         settings,
         seconds,
         lambda line: print(describe(line), flush=True),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.adapters import Stateful
+from lab.laws.small_models import SmallModel
 from lab.peers import load
 
 
@@ -36,14 +37,18 @@ def list_transformers() -> list[Case]:
         target = f"{config_class.__module__}:{config_class.__name__}"
         if target not in found.values():
             found[name] = target
+    # What every small model imports when it is built and called.
+    model = SmallModel(load("transformers").LlamaConfig)()
+    model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     return [Case(name, target, {}) for name, target in found.items()]
 
 
 def list_x_transformers() -> list[Case]:
     """List options of x-transformers' `Decoder`, each beside rotary positions or alone."""
     target = f"{__name__}:build_decoder"
+    build_decoder()  # imports the library
     return [
-        Case(" ".join(f"{name}={value}" for name, value in each.items()), target, each)
+        Case(" ".join(f"{name}={value}" for name, value in each.items()) or "usual", target, each)
         for each in DECODERS
     ]
 
@@ -86,7 +91,7 @@ DECODERS: tuple[dict[str, Any], ...] = (
             *("use_rmsnorm", "use_dynamic_tanh", "use_derf", "use_simple_rmsnorm"),
             *("alibi_pos_bias", "rel_pos_bias", "dynamic_pos_bias", "rotary_pos_emb"),
             *("rotary_xpos", "polar_pos_emb", "weight_tie_layers", "residual_attn", "macaron"),
-            *("pre_and_post_norm", "attn_aggregated_residuals", "gate_residual"),
+            *("pre_and_post_norm", "gate_residual"),
             *("orthog_residual", "mv_split_residual", "scale_residual", "depth_scale_residual"),
             *("sandwich_norm", "softclamp_output", "zero_init_branch_output", "use_layerscale"),
             *("unet_skips", "integrate_layers", "reinject_input", "add_value_residual"),
@@ -106,7 +111,6 @@ DECODERS: tuple[dict[str, Any], ...] = (
     {"attn_value_dim_head": 8},
     {"attn_gate_values": True, "attn_gate_values_rank": 8},
     {"attn_output_gate": True, "attn_output_gate_rank": 8},
-    {"attn_output_proj_depth": 2},
     {"attn_data_dependent_alibi": True, "attn_data_dependent_alibi_per_row": True},
     {"attn_use_cope": True, "attn_cope_talking_heads": True},
     {"attn_use_cope": True, "attn_cope_soft_onehot_pos": True},
@@ -128,7 +132,12 @@ DECODERS: tuple[dict[str, Any], ...] = (
     {"depth": 4, "sandwich_coef": 1},
     {"depth": 4, "par_ratio": 2},
     {"pre_norm": False},
-    {"gated_multi_residual": True, "num_residual_streams": 2},
+    {"attn_aggregated_residuals": True, "attn_aggregated_residual_kwargs": {"lora_rank": 8}},
+    {
+        "gated_multi_residual": True,
+        "num_residual_streams": 2,
+        "residual_fn_kwargs": {"read_gate_rank": 8},
+    },
     {"num_residual_streams": 2},
     {"num_residual_streams": 2, "qkv_receive_diff_residuals": True},
     {"num_residual_streams": 4, "rotary_pos_emb": True},
@@ -141,7 +150,6 @@ DECODERS: tuple[dict[str, Any], ...] = (
     {"ff_glu": True, "ff_swish": True},
     {"ff_glu": True, "ff_glu_mult_bias": True},
     {"ff_glu": True, "ff_glu_softclamp": True},
-    {"ff_output_proj_depth": 2},
     {"attn_dropout": 0.2, "ff_dropout": 0.2},
     {"attn_sublayer_dropout": 0.2, "ff_sublayer_dropout": 0.2},
 )

@@ -70,10 +70,29 @@ FIELDS = {name: size for size, names in SIZES.items() for name in names}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OTHERS: dict[str, dict[str, Any]] = {
     "BambaConfig": {"attn_layer_indices": [1, 3]},
+    "CohereCompassTextConfig": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
     "DeepseekV2Config": {"num_experts_per_tok": 2},
+    # Windows short enough to be compressed; layers that hash tokens have their table from a file.
+    "DeepseekV4Config": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "mlp_layer_types": ["moe"] * 4,
+    },
     "Dots1Config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "Dots3NoteTextConfig": {
+        "layer_types": ["indexed_attention", "sliding_attention"] * 2,
+        "head_dim": 16,
+        **{f"swa_{name}": 4 for name in ("num_attention_heads", "num_key_value_heads")},
+        **{f"swa_{name}": 16 for name in ("q_lora_rank", "kv_lora_rank", "head_dim")},
+        **{f"swa_{name}": 8 for name in ("qk_nope_head_dim", "v_head_dim")},
+    },
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
-    "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "Gemma3nTextConfig": {"intermediate_size": 64, "num_kv_shared_layers": 0},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HunYuanDenseV1Config": {"head_dim": 8},
     "HunYuanMoEV1Config": {"head_dim": 8},
@@ -83,6 +102,20 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Mamba2Config": {"num_heads": 8},
     "MinistralConfig": {"head_dim": 8},
     "NemotronConfig": {"num_key_value_heads": 2},
+    "Qwen4ExpTextConfig": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 8,
+        "eos_token_id": 2,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 32,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 32,
+        "make_ngram_vocab_size_divisible_by": 4,
+    },
     "ReformerConfig": {"axial_pos_embds": False},
     "XLMConfig": {"causal": True},
     "XmodConfig": {"default_language": "en_XX"},

@@ -27,6 +27,8 @@ PARAMETRISED = "parametrizations."
 """In names of torch's parameters from which a weight is computed."""
 AT_ONCE = 4096
 """Tokens in one pass."""
+OPTIONAL = ("token_type_embeddings", "task_type_embeddings")
+"""Tables of BERT and its kin, of which an optional input selects other rows than the first."""
 SEQ_LEN = 16
 """Longest probe that inputs take their length from; the shortest probe if all are longer."""
 LONG = 512
@@ -45,9 +47,9 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     rows were selected as often as the rarest row found, at least once in its N tokens. Then 16 N/M
     further tokens would miss all of them with probability e⁻¹⁶. After so many tokens, and at least
     3 N, the law fails, unless a long sequence reaches new rows, which means that positions select
-    them. In that case, or when time is up before, the law is not decided. Two kinds of rows count
-    as reached: the row of an embedding's `padding_idx`, which torch keeps from learning, and rows
-    beyond the vocabulary.
+    them. In that case, or when time is up before, the law is not decided. Three kinds of rows count
+    as reached: the row of an embedding's `padding_idx`, which torch keeps from learning, rows
+    beyond the vocabulary, and those of `OPTIONAL` tables.
 
     A router that is initialised to zero chooses the same experts for every token, until its first
     step: so a law that fails with the weights as built is tried again with constant ones moved.
@@ -115,11 +117,14 @@ def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
 
 
 def _list_unselectable(module: nn.Module) -> Iterator[tuple[str, int | slice]]:
-    """Yield tables and their rows that no probe can select: of padding, beyond the vocabulary."""
+    """Yield tables and their rows that no probe can select, as `judge` says."""
     for path, part in module.named_modules():
-        row = part.padding_idx if isinstance(part, nn.Embedding) else None
-        if row is not None and part.get_parameter("weight").requires_grad:
-            yield f"{path}.weight".removeprefix("."), row
+        if isinstance(part, nn.Embedding) and part.weight.requires_grad:
+            name = f"{path}.weight".removeprefix(".")
+            if part.padding_idx is not None:
+                yield name, part.padding_idx
+            if path.endswith(OPTIONAL):
+                yield name, slice(1, None)
         if isinstance(part, Tokens) and part.table is not None:
             name = ".".join(filter(None, (path, "module", part.table, "weight")))
             if module.get_parameter(name).requires_grad:

@@ -40,6 +40,26 @@ def test_a_small_model_has_a_layer_of_each_kind():
     assert set(model.config.layer_types) == {"hybrid", "hybrid_sliding"}
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "kinds"),
+    [
+        ("cohere_compass", "CohereCompassTextConfig", {"sliding_attention", "full_attention"}),
+        ("dots3_note", "Dots3NoteTextConfig", {"indexed_attention", "sliding_attention"}),
+        ("qwen4_exp", "Qwen4ExpTextConfig", {"linear_attention", "indexed_attention"}),
+    ],
+)
+def test_one_whose_sizes_have_other_names_is_small(module: str, name: str, kinds: set[str]):
+    configuration = load_peer(f"transformers.models.{module}.configuration_{module}")
+    model: Any = SmallModel(getattr(configuration, name))()
+    assert set(model.config.layer_types) == kinds
+    assert sum(p.numel() for p in model.parameters()) < 500_000
+
+
+def test_windows_of_a_small_deepseek_v4_are_short_enough_to_be_compressed():
+    rates = build("DeepseekV4Config").config.compress_rates
+    assert max(rates.values()) <= 8
+
+
 @pytest.mark.parametrize("name", ["BertConfig", "XLMConfig"])
 def test_an_encoder_is_built_as_a_decoder(name: str):
     assert_lawful(name, laws=["causal"], lengths=SHORT, options={"num_hidden_layers": 1})

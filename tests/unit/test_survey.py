@@ -52,17 +52,21 @@ def test_a_line_for_each_is_added_once(tmp_path: Path):
     assert read(path) == seen
     assert take(path, centred, refused) == []
     assert describe(seen[0]).splitlines()[1].startswith("  causal fails: length 2: ")
-    assert describe(seen[1]).startswith("wide: not built: Centred has no argument width")
+    assert describe(seen[1]).startswith("wide: not built: Centred raised TypeError: ")
     assert next(summarize(seen)).startswith("2 tried, 1 built, ")
 
 
 def test_one_that_never_ends_is_stopped(tmp_path: Path):
     (line,) = take(tmp_path / "lines.jsonl", build_case("Endless"), seconds=1)
-    assert line["ended"] in ("SIGXCPU", "SIGKILL")
+    # By the clock where other programs hold the processor.
+    assert line["ended"] in ("SIGXCPU", "SIGKILL", "SIGALRM")
     assert line["laws"] == []
-    assert 1 <= line["cpu"] < 10
+    assert line["cpu"] < 10
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="shift_token=1: must be among"):
-        select_cases("x-transformers", ["shift_token=1"])
+def test_named_cases_are_taken_in_their_order():
+    cases = [build_case("Centred"), build_case("Endless")]
+    assert select_cases(cases, []) == cases
+    assert select_cases(cases, ["Endless", "Centred"]) == cases[::-1]
+    with pytest.raises(ValueError, match="name='endless': must be one of"):
+        select_cases(cases, ["endless"])

@@ -81,6 +81,22 @@ def test_factored_experts_are_all_reachable():
     assert judge(CDMoE(64, n_experts=3072), d_model=64).verdict == "holds"
 
 
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("token_type_embeddings", "holds"), ("types", "fails")]
+)
+def test_rows_that_only_an_optional_input_selects_are_no_fault(name: str, outcome: str):
+    class Typed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(name, nn.Embedding(2, 8))
+
+        def forward(self, x: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+            types = x[..., 0].long() * 0 if token_type_ids is None else token_type_ids
+            return x + self.get_submodule(name)(types)
+
+    assert judge(Typed()).verdict == outcome
+
+
 class Routed(nn.Module):
     """Adds the output of one expert of four, which a router that begins at zero chooses."""
 
