@@ -22,6 +22,8 @@ from lab.files import RunError, encode_json, parse_json
 
 LEFTOVER = re.compile(r"\..*\.(writing|removing)")
 """Names that only a process that was killed leaves behind."""
+MOST_JSON = 2**28
+"""Bytes of the largest JSON file that is read: what is parsed takes up to twenty times as many."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -61,15 +63,17 @@ class Folder:
         with self._open(name):  # it is no link
             pass
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a file that memory holds."""
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """Return the content of a file that memory holds, of at most so many bytes."""
         with self._open_parent(name) as (parent, last):
             file = self._open_plain(name, last, os.O_RDONLY | PLAIN, parent)
             with open(file, "rb") as stream:
+                size = os.fstat(file).st_size
+                if most is not None and size > most:
+                    raise RunError(f"{self.path / name}: has {size:,} bytes, must be ≤ {most:,}")
                 try:
                     return stream.read()
                 except MemoryError as error:
-                    size = os.fstat(file).st_size
                     raise RunError(f"{self.path / name}: no memory for {size} bytes") from error
 
     def read_json(self, name: str, otherwise: str) -> dict[str, Any]:
@@ -81,7 +85,7 @@ class Folder:
         """
         last = Path(name).name
         try:
-            return parse_json(self.read(name), last, otherwise)
+            return parse_json(self.read(name, MOST_JSON), last, otherwise)
         except (FileNotFoundError, NotADirectoryError) as error:
             missing = f"{last} is missing" if self.path.exists() else "it does not exist"
             raise RunError(f"{otherwise}: {missing}") from error

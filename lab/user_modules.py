@@ -3,6 +3,7 @@
 import importlib
 import importlib.machinery
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -79,14 +80,29 @@ def import_object(module: str, name: str) -> Any:
     """Import a module and return what it calls by a name, which may have dots.
 
     Raises:
-        AttributeError: for an unknown name; asks whether a near one was meant.
+        ModuleNotFoundError: for an unknown module; asks whether a near one was meant.
+        AttributeError: likewise for an unknown name.
         Exception: as `import_module`.
     """
-    found: Any = import_module(module)
+    try:
+        found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        near = ask(_find_near_modules(module, error.name or ""))
+        raise ModuleNotFoundError(f"{error}. {near}" if near else str(error)) from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            near = ask(find_near(part, dir(found)))
+            near = ask(find_near(part, [name for name in dir(found) if name[0] != "_"]))
             raise AttributeError(f"{error}. {near}" if near else str(error)) from error
     return found
+
+
+def _find_near_modules(asked: str, missing: str) -> list[str]:
+    """Return modules near the one that is missing on the way to a module that was asked for."""
+    if not f"{asked}.".startswith(f"{missing}."):
+        return []  # what the module itself imports
+    package, _, name = missing.rpartition(".")
+    places = sys.modules[package].__path__ if package else [*sys.path, os.getcwd()]
+    known = {found.name for found in pkgutil.iter_modules(places)}
+    return [f"{package}.{near}".lstrip(".") for near in find_near(name, known)]

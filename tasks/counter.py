@@ -126,13 +126,14 @@ def permute(
     shift, low = min(bits // 2 + 1, max(bits - 1, 1)), (1 << lane + bits) - 1
     folded = (low >> shift) & -lanes
 
-    x = points.to(dtype)
     if keep_zero:
-        x = _scramble(torch.nn.functional.pad(x, (1, 0)), factor, step, shift, folded)
-        zero = x[:, :1].clone()
-        x = (x ^ zero)[:, 1:]
-    else:
+        x = torch.empty(len(word), points.shape[1] + 1, dtype=dtype, device=points.device)
+        x[:, 0], x[:, 1:] = 0, points
         x = _scramble(x, factor, step, shift, folded)
+        zero, x = x[:, :1], x[:, 1:]
+        x ^= zero
+    else:
+        x = _scramble(points.to(dtype), factor, step, shift, folded)
         zero = torch.zeros_like(step[:, :1])
     x &= low
     if n & (n - 1) == 0:
@@ -150,9 +151,9 @@ def permute(
 def _scramble(x: Tensor, factor: Tensor, step: Tensor, shift: int, folded: int) -> Tensor:
     """Return x [b m] after all rounds; the caller drops the bits above the domain."""
     high = torch.empty_like(x)
-    for r in range(factor.shape[1]):
-        x = torch.mul(x, factor[:, r : r + 1], out=None if r == 0 else x)
-        x += step[:, r : r + 1]
+    for r, (times, plus) in enumerate(zip(factor.split(1, 1), step.split(1, 1), strict=True)):
+        x = torch.mul(x, times, out=None if r == 0 else x)
+        x += plus
         torch.bitwise_right_shift(x, shift, out=high)
         high &= folded
         x ^= high

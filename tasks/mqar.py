@@ -125,30 +125,27 @@ class MQAR(Task):
 
         race = _make_slot_race(n_slots, 1.0 if split == "probe" else self.power, device)
         slot = race.order(word[:, :n_slots])
-        position = 2 * slot + context
+        position = (2 * slot).add_(context)
         query_pos, spare_pos = position[:, :n_pairs], position[:, n_pairs:]
 
-        stored = torch.arange(2, context + 2, dtype=torch.int32, device=device)
         point = self._draw_filler_points(n_pairs, word)
-        points = torch.cat((stored.expand(len(numbers), -1), point.int()), 1)
+        points = torch.empty(len(numbers), context + n_fillers, dtype=torch.int32, device=device)
+        points[:, :context] = torch.arange(2, context + 2, device=device)
+        points[:, context:] = point
         image = counter.permute(mixing, points, half, lanes=2, keep_zero=True)
         token = (image & 1).mul_(half).add_(image.bitwise_right_shift_(1))
-        keys, values = token[:, :context:2].long(), token[:, 1:context:2].long()
         filler = token[:, context:]
 
         inputs = torch.empty(len(numbers), t, dtype=torch.int64, device=device)
         inputs[:, :context] = token[:, :context]
         inputs[:, context + 1 :: 2] = filler[:, :n_slots]
-        inputs.scatter_(1, query_pos, keys)
-        inputs.scatter_(1, spare_pos, filler[:, n_slots:].long())
-        targets = torch.full_like(inputs, IGNORE).scatter_(1, query_pos, values)
-        roles = torch.full((t,), FILLER, device=device)
-        roles[:context:2], roles[1:context:2] = KEY, VALUE
-        if spare_pos.numel():
-            query = torch.full((), QUERY, device=device).expand_as(query_pos)
-            roles = roles.repeat(len(numbers), 1).scatter_(1, query_pos, query)
+        inputs.scatter_(1, query_pos, token[:, :context:2].long())
+        targets = torch.full_like(inputs, IGNORE).scatter_(1, query_pos, inputs[:, 1:context:2])
+        roles = _list_roles(t, n_pairs, device).clone()
+        if n_slots > n_pairs:
+            inputs.scatter_(1, spare_pos, filler[:, n_slots:].long())
+            roles = roles.repeat(len(numbers), 1).scatter_(1, query_pos, QUERY)
         else:  # every slot holds a query: all rows have the same roles, and share their memory
-            roles[context::2] = QUERY
             roles = roles.expand(len(numbers), -1)
 
         links = partial(self._make_links, slot[:, :n_pairs], point, spare_pos)
@@ -219,6 +216,16 @@ class MQAR(Task):
         position = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
         slot = position // 2 - self.pair_count
         return batch.inputs[:, 2 * (slot % self.pair_count) + 1]
+
+
+@lru_cache(maxsize=64)
+def _list_roles(seq_len: int, n_pairs: int, device: "torch.device") -> Tensor:
+    """Return the roles [t] that all rows have: queries only where every slot holds one."""
+    roles = torch.full((seq_len,), FILLER, device=device)
+    roles[: 2 * n_pairs : 2], roles[1 : 2 * n_pairs : 2] = KEY, VALUE
+    if seq_len == 4 * n_pairs:
+        roles[2 * n_pairs :: 2] = QUERY
+    return roles
 
 
 @lru_cache(maxsize=64)

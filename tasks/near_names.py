@@ -27,6 +27,10 @@ SYNONYMS = {
     "gpu": "device",
     "logger": "log",
     "config_file": "config",
+    "law": "only",
+    "laws": "only",
+    "analysis": "only",
+    "analyses": "only",
 }
 """What other libraries and commands call an option, and its name here."""
 

@@ -119,7 +119,7 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
         targets: int64 of the same shape, ≥ 0.
     """
     n = int(targets.max()) + 1
-    pairs, counts = (features * n + targets).unique(return_counts=True)
+    pairs, counts = _count_each(features * n + targets)
     # Pairs are in order, and the sorts are stable: of equally frequent targets the lowest leads.
     pairs = pairs[counts.argsort(descending=True, stable=True)]
     pairs = pairs[(pairs // n).argsort(stable=True)]
@@ -127,6 +127,14 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
     first = torch.ones_like(feature, dtype=torch.bool)
     first[1:] = feature[1:] != feature[:-1]
     return feature[first], target[first]
+
+
+def _count_each(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different values in order, and how often each occurs, as `Tensor.unique` does.
+
+    What that takes within itself, no estimate of memory would see.
+    """
+    return values.flatten().sort().values.unique_consecutive(return_counts=True)
 
 
 def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:

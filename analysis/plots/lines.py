@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from analysis.plots.style import MUTED
+from analysis.plots.style import LABEL, MUTED
 from analysis.words import percent
 
 REFERENCE = {"color": MUTED, "width": 1.2, "dash": "dot"}
@@ -69,6 +69,7 @@ def draw_references(
             y=1 if above else 0 if below else level,
             yanchor="top" if below else "bottom",
             yshift=(LINE * high + MARKER) * above - (LINE * low + MARKER) * below,
+            **LABEL,
         )
         high, low = high + above, low + below
     ends = [-_leave_room(low), 1 + _leave_room(high)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
-from plotly.colors import sequential
+from plotly.colors import hex_to_rgb, sequential
 
 from lab.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 
@@ -29,6 +29,9 @@ WIDTH = 600
 
 HEAD = 44
 """Height of title and stamp in the top margin, px; a page cuts it off and shows text instead."""
+
+LABEL = {"templateitemname": "label", "visible": True}
+"""Settings of an annotation that lines may cross: it gets a ground in the colour of the page."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -49,6 +52,9 @@ def _template(
         "title": {"standoff": 8, "font": {"size": 11}},
         "automargin": False,
     }
+    label = {"font": {"size": 11, "color": soft}, "showarrow": False}
+    # A curve below a label can still be made out.
+    ground = "rgba({}, {}, {}, 0.85)".format(*hex_to_rgb(paper))
     steps = [[i / (len(diverging) - 1), color] for i, color in enumerate(diverging)]
     return go.layout.Template(
         layout={
@@ -84,7 +90,9 @@ def _template(
             },
             "xaxis": axis,
             "yaxis": axis,
-            "annotationdefaults": {"font": {"size": 11, "color": soft}, "showarrow": False},
+            "annotationdefaults": label,
+            # The defaults do not reach annotations that are given by their name.
+            "annotations": [{**label, "name": "label", "visible": False, "bgcolor": ground}],
             "legend": {
                 "orientation": "h",
                 "x": 0,

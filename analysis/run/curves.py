@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.plots.lines import REFERENCE, draw_references
-from analysis.plots.style import MUTED, new_figure
+from analysis.plots.style import LABEL, MUTED, new_figure
 from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations
 from analysis.words import format_counts, join_names, percent
@@ -205,6 +205,8 @@ class Curve(Finding):
                     xanchor="right",
                     y=math.log10(level),
                     yanchor="bottom",
+                    yshift=2,
+                    **LABEL,
                 )
             # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
             final = () if self.final is None else self.final[1:]

@@ -8,6 +8,7 @@ BENCHMARKS = (
     "rows",
     "step",
     "reading",
+    "choices",
     "experts",
     "attention",
     "ssd",

@@ -1,28 +1,39 @@
-"""The memory that a run was estimated to take, against what it takes.
+"""The memory that runs, evaluations and audits were estimated to take, against what they take.
 
-Each setting is trained for two steps in a process of its own, with its evaluations, its checkpoint
-and its result. The process has trained a tiny run before, so that what Python and torch take
-themselves does not count.
+Each is carried out in a process of its own, which has done the same in tiny before, so that what
+Python and torch take themselves does not count. A run takes two steps, with its evaluations, its
+checkpoint and its result.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lab.bench.peak import measure_peak_mib
 from lab.bench.ratio import Ratio
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.machine.growth import MANY_TOKENS
 from lab.machine.memory import keep_freed_memory
+from lab.models import LanguageModel
+from lab.models.evaluation import evaluate
+from lab.models.room import estimate_evaluation
+from lab.suite.audit import audit
+from lab.suite.footprint import estimate_audit
 from lab.training.experiment import carry_out
 from lab.training.footprint import estimate
 from lab.training.runs import Run
 from lab.training.step_time import use_threads
 from tasks import TASKS
+from tasks.base import Task
 
 MIB = 2**20
+AUDITED_LENGTH, AUDITED_FIRST = 512, 16
+"""Tokens of the rows of an audit, and rows of the tiny one before it."""
 TARGET = 0.75
 """One less the share of what is measured by which an estimate may differ."""
 
@@ -56,6 +67,18 @@ class MemorySetting:
         model = ModelConfig(stack=self.stack, d_model=self.d_model, options=dict(self.layers))
         return Run(folder, TASKS[self.task](**self.options), model, train)
 
+    def estimate(self) -> int:
+        """Estimate the run, in bytes."""
+        run = self.describe(Path("not written"))
+        return estimate(run, run.build()).total
+
+    def prepare(self, folder: Path) -> Callable[[], object]:
+        """Train a tiny run in a folder, and return a call that trains the whole one there."""
+        keep_freed_memory()
+        runtime = Runtime(device="cpu", threads=1)
+        carry_out(self.shrink().describe(folder / "tiny"), runtime)
+        return partial(carry_out, self.describe(folder / "run"), runtime)
+
     def shrink(self) -> "MemorySetting":
         """Return a tiny run that imports and calls the same."""
         small = {"seq_len": 64, "vocab_size": 128, "n_pairs": 4}
@@ -83,19 +106,89 @@ SETTINGS = (
 )
 
 
-def measure(settings: tuple[MemorySetting, ...] = SETTINGS) -> list[Ratio]:
-    """Estimate each setting, and measure it (Linux)."""
-    return [_compare(setting) for setting in settings]
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model whose evaluation is estimated and measured, with all rows at once."""
+
+    setting: MemorySetting
+
+    def __str__(self) -> str:
+        return f"evaluation, {self.setting}"
+
+    def estimate(self) -> int:
+        """Estimate it, in bytes."""
+        task, model = self._build()
+        return estimate_evaluation(task, model, self.setting.rows).total
+
+    def prepare(self, folder: Path) -> Callable[[], object]:
+        """Evaluate a tiny model, and return a call that evaluates the whole one."""
+        replace(self, setting=self.setting.shrink())._build_call()()
+        return self._build_call()
+
+    def _build(self) -> tuple[Task, LanguageModel]:
+        run = self.setting.describe(Path("not written"))
+        return run.task, run.build().eval()
+
+    def _build_call(self) -> Callable[[], object]:
+        rows = self.setting.rows
+        return partial(evaluate, *self._build(), rows=rows, rows_at_once=rows, seed=0)
 
 
-def _compare(setting: MemorySetting) -> Ratio:
-    run = setting.describe(Path("not written"))
+@dataclass(frozen=True)
+class AuditedTask:
+    """A task whose audit is estimated and measured."""
+
+    task: str
+
+    def __str__(self) -> str:
+        return f"audit, {self.task}, seq_len={AUDITED_LENGTH}"
+
+    def estimate(self) -> int:
+        """Estimate the audit, in bytes."""
+        return estimate_audit(self._build(), tokens=MANY_TOKENS).total
+
+    def prepare(self, folder: Path) -> Callable[[], object]:
+        """Audit a tiny task, and return a call that audits the whole one."""
+        audit(TASKS[self.task](**TASKS[self.task].presets["small"].options), rows=AUDITED_FIRST)
+        return partial(audit, self._build())
+
+    def _build(self) -> Task:
+        return TASKS[self.task](seq_len=AUDITED_LENGTH)
+
+
+EVALUATIONS = tuple(
+    EvaluatedModel(setting)
+    for setting in (
+        MemorySetting("AM*2", 64, 1, "flip_flop", {"seq_len": 20_000}),
+        MemorySetting("SM*2", 64, 1, "flip_flop", {"seq_len": 20_000}),
+        MemorySetting("SE IE", 64, 32, "mqar", {"seq_len": 1024, "vocab_size": 2048}),
+        MemorySetting("AM*2", 64, 16, "flip_flop", {"seq_len": 2048}, {"A.mask": "soft"}),
+        MemorySetting("AM*2", 512, 64, "copy", {"seq_len": 256}),
+        MemorySetting("SM AM", 64, 256, "hops", {"seq_len": 256, "vocab_size": 256, "n_pairs": 60}),
+    )
+)
+AUDITS = tuple(map(AuditedTask, TASKS))
+Work = MemorySetting | EvaluatedModel | AuditedTask
+
+
+def measure(
+    works: Sequence[MemorySetting | EvaluatedModel | AuditedTask] = (
+        *SETTINGS,
+        *EVALUATIONS,
+        *AUDITS,
+    ),
+) -> list[Ratio]:
+    """Estimate each piece of work, and measure it (Linux)."""
+    return [_compare(work) for work in works]
+
+
+def _compare(work: Work) -> Ratio:
     with use_threads(1):
-        ours = estimate(run, run.build()).total / MIB
+        ours = work.estimate() / MIB
     with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
-        theirs = measure_peak_mib(partial(_prepare, setting, Path(folder)))
+        theirs = measure_peak_mib(partial(_prepare, work, Path(folder)))
     return Ratio(
-        f"memory: {setting}, estimated against measured",
+        f"memory: {work}, estimated against measured",
         ours,
         theirs,
         "MiB",
@@ -105,9 +198,7 @@ def _compare(setting: MemorySetting) -> Ratio:
     )
 
 
-def _prepare(setting: MemorySetting, folder: Path) -> Callable[[], object]:
-    """Train a tiny run in a folder, and return a call that trains the whole one there."""
-    keep_freed_memory()
-    runtime = Runtime(device="cpu", threads=1)
-    carry_out(setting.shrink().describe(folder / "tiny"), runtime)
-    return partial(carry_out, setting.describe(folder / "run"), runtime)
+def _prepare(work: Work, folder: Path) -> Callable[[], object]:
+    """Do tiny work of the same kind, and return a call that does the whole one."""
+    torch.set_num_threads(1)
+    return work.prepare(folder)

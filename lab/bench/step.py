@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from lab.bench.peak import measure_matrix_peak, measure_peak_mib
 from lab.bench.products import record_products, time_products
 from lab.bench.ratio import Ratio, time_in_turns
+from lab.bench.traffic import record_traffic, time_traffic
 from lab.config import TrainConfig
 from lab.layers.attention import Attention
 from lab.lengthening import Stage
@@ -78,8 +79,12 @@ def measure() -> list[Ratio]:
         dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
         with use_threads(setting.threads):
             alone = time_products(record_products(ours), dtype)
+            copies = time_traffic(record_traffic(ours))
         name = f"{where}: against its matrix products alone"
         ratios.append(Ratio.of_costs(name, 1e3 * ours_s, 1e3 * alone, "ms", PRODUCTS_TARGET))
+        name = f"{where}: against its products, and copies of what all else reads and writes"
+        share = f"products are {alone / (alone + copies):.2f} of these"
+        ratios.append(Ratio.of_costs(name, 1e3 * ours_s, 1e3 * (alone + copies), "ms", None, share))
     return ratios
 
 

@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from lab.certification.deadline import Deadline
-from lab.certification.guard import TOO_MUCH
+from lab.certification.guard import MARK, TOO_MUCH, kill_marked
 from lab.certification.request import KEY, Request, sign_frame
 from lab.files import clean_all, escape_controls
 
@@ -20,8 +20,13 @@ START_SECONDS = 120
 """Most time that importing torch, and then the target, may take: cold disks are slow."""
 END_SECONDS = 10
 """Most time that a child may take to end once it has closed its pipe."""
+MOST_BYTES = 2**24
+"""Most bytes of a message: a target that writes into the pipe must not fill memory."""
 KEPT_BYTES = 4096
 """Bytes kept of the child's standard error."""
+FORGED = "something else than the worker wrote into the pipe of its verdicts"
+FOUND = {"notes", "lengths", "d_model", "laws"}
+"""What a worker says before the first law."""
 GUARD = "lab.certification.guard"
 SAFE = ("-P", "-m")
 """-P: files in the working directory must not take the place of the lab's packages."""
@@ -43,12 +48,14 @@ class Child:
     def __init__(self, request: Request):
         self._request = request
         events, theirs = os.pipe()
+        self._mark = token_hex(16)
         self._process = subprocess.Popen(
             [sys.executable, *SAFE, GUARD, str(request.memory), str(theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=(theirs,),
+            env={**os.environ, MARK: self._mark},
             # A session of its own: the target's own children end with it, and Ctrl-C reaches only
             # the parent.
             start_new_session=True,
@@ -91,6 +98,9 @@ class Child:
                 self.kill()
                 raise RefusedError(message["refused"])
             self._worker = message.get("worker", self._worker)
+        if not message.keys() >= FOUND:
+            self.kill()
+            raise RefusedError(f"target={self._request.target}: {FORGED}")
         return message
 
     def receive(self, seconds: int | float) -> Message:
@@ -120,9 +130,12 @@ class Child:
         signature, _, content = line.decode(errors="replace").partition(" ")
         expected = sign_frame(self._key, self._count, content)
         if not compare_digest(signature.encode(), expected.encode()):
-            raise StoppedError("something else than the worker wrote into the pipe of its verdicts")
+            raise StoppedError(FORGED)
         self._count += 1
-        return clean_all(json.loads(content))
+        message = clean_all(json.loads(content))
+        if not isinstance(message, dict):
+            raise StoppedError(FORGED)
+        return message
 
     def kill(self) -> None:
         """End the child and all processes that it has started."""
@@ -137,6 +150,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        kill_marked(self._mark)
         self._selector.close()
         os.close(self._events)
         for pipe in (self._process.stdin, self._process.stderr):
@@ -152,6 +166,8 @@ class Child:
                     self._selector.unregister(key.fd)
             elif data:
                 self._received += data
+                if len(self._received) > MOST_BYTES:
+                    raise StoppedError(FORGED)
             else:
                 raise StoppedError(self._describe_end())
 

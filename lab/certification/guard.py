@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ WORKER = "lab.certification.worker"
 TOO_MUCH = 97
 """Exit code where too much memory was taken."""
 PROCESSES = Path("/proc")
+MARK = "LAB_CERTIFY"
+"""Environment variable of the guard and of all that it starts, by which they are found."""
 
 
 def main(gibibytes: float, channel: int) -> None:
@@ -67,6 +70,28 @@ def kill_descendants() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes that have inherited a mark, again until there are none.
+
+    So nothing outlives a guard that the target has killed. Those that have replaced their
+    environment are not found.
+    """
+    while found := [
+        each for each, _, state in _list_processes() if state != "Z" and _has(each, mark)
+    ]:
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(INTERVAL / 10)
+
+
+def _has(process: int, mark: str) -> bool:
+    with contextlib.suppress(OSError):
+        variables = (PROCESSES / str(process) / "environ").read_bytes().split(b"\0")
+        return f"{MARK}={mark}".encode() in variables
+    return False
 
 
 def list_descendants() -> list[int]:

@@ -28,6 +28,8 @@ OUTCOMES = {
 }
 """Each outcome in the singular and in the plural."""
 
+VERDICT = {"verdict", "evidence", "measured", "allowed"}
+"""Entries without which a verdict is none."""
 SIGNS = {"holds": "✓", "fails": "✗", "not applicable": "–", "not decided": "?"}
 
 
@@ -92,7 +94,7 @@ def _receive(child: Child, law: str, seconds: int | float) -> Certificate:
     except StoppedError as error:
         child.kill()
         return _leave_undecided(law, str(error))
-    if verdict.get("law") != law:
+    if verdict.get("law") != law or not verdict.keys() >= VERDICT:
         # A process that the target has forked from the child answers in its place.
         child.kill()
         return _leave_undecided(law, "the target's own process answered for it")

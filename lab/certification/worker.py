@@ -90,7 +90,10 @@ def _judge(certification: Certification, law: str, memory: int | float) -> Verdi
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # of a class whose text cannot be made
+        return type(error).__name__
 
 
 def _end_with_parent() -> None:

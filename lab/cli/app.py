@@ -77,7 +77,7 @@ def lab(
 ) -> None:
     """Train small sequence models on synthetic tasks and see what they learned."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), nl=False)
+        typer.echo(context.get_help())
 
 
 def main() -> None:

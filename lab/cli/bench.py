@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from lab.bench import BENCHMARKS
 from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.output import AsJsonLines, Force
+from lab.machine.spinning import choose_wait
 from tasks.bounds import check_choice
 
 DRAWN = "scaling"
@@ -46,6 +48,7 @@ def bench(
                 raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")
             check_figure(figure, force)
         earlier = [] if history is None else kept.read(history)
+    choose_wait(partial(typer.echo, err=True))  # as training does
     missed = False
     for name in names:
         try:

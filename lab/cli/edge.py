@@ -43,11 +43,21 @@ def run(app: Callable[..., object]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
         named = f"{error.filename}: " if error.filename is not None else ""
-        return _say(f"{named}{error.strerror or error}{_keep_traceback()}", FAILED)
+        gone = "" if _has_folder() else "the working directory no longer exists: "
+        return _say(f"{gone}{named}{error.strerror or error}{_keep_traceback()}", FAILED)
     except MemoryError:
         return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
     except BaseException as error:
         return _report_unexpected(error)
+
+
+def _has_folder() -> bool:
+    """Whether the working directory still exists."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _report_unexpected(error: BaseException) -> int:

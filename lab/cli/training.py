@@ -26,7 +26,13 @@ ROWS_DEPEND_ON = frozenset(
 )
 """Training options that also determine the rows, or the size of a construction's model."""
 LONG = 2**14
-"""Tokens of a row from which on a note says what is done before the first step."""
+"""Tokens of a row from which on a note says what takes long."""
+DOING = {
+    "show": "making",
+    "audit": "scoring predictors and weights set by hand on",
+    "export": "writing",
+}
+"""What each action does with rows."""
 
 
 def build_trainer(name: str) -> Callable[..., None]:
@@ -124,7 +130,9 @@ def build_trainer(name: str) -> Callable[..., None]:
         with report_usage_errors(), say_if_slow(_describe_preparation(settings)):
             task, training_config, _ = configure(name, settings)
         sizes = {size: settings[size] for size in ("d_model", "n_heads") if size in settings}
-        rows.act(action, task, training_config.seed, looking, sizes=sizes, as_json=as_json)
+        slow = f"{DOING[action]} rows of {task.seq_len:,} tokens" if task.seq_len >= LONG else ""
+        with say_if_slow(slow):
+            rows.act(action, task, training_config.seed, looking, sizes=sizes, as_json=as_json)
 
     set_parameters(train, annotations, {"trust": False, "as_json": False})
     return train
@@ -202,4 +210,8 @@ def _train(
 
     with report_usage_errors(), say_if_slow(preparation):
         run = try_on_machine(folder, runtime)
+        if evaluations is not None:
+            from lab.training.generalisation import check_settings
+
+            check_settings(run, wanted, runtime.device)
     train_and_report(run, runtime, wanted, as_json)

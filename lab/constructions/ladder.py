@@ -73,13 +73,13 @@ def ladder(
     if task.name not in BUILT:
         return []
     rungs = []
-    for mixer, stack, options in _list_steps(transform):
+    for mixer, stack, options in list_steps(transform):
         config = ModelConfig(stack=stack, d_model=d_model, n_heads=n_heads, options=dict(options))
         rungs.append(rung(task, config, mixer=mixer, test_rows=test_rows, seed=seed))
     return rungs
 
 
-def _list_steps(transform: str) -> list[tuple[str, str, dict[str, str]]]:
+def list_steps(transform: str) -> list[tuple[str, str, dict[str, str]]]:
     """Return (mixer in words, stack, options) of every rung."""
     steps = []
     for letter, name in NAMES.items():
@@ -127,7 +127,10 @@ def _climb(
     except CannotError as refusal:
         return refusal.verdict, None, refusal.reason
     at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
-    reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)
+    try:
+        reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)
+    except ValueError as refusal:  # a mask's table of positions may be shorter than a row
+        return "no such model", None, str(refusal)
     if reached.accuracy >= SOLVED:
         share = (
             "every answer"

@@ -49,6 +49,10 @@ class ForeignMLP(nn.Module):
             inner.linear.register_forward_hook(self._pass_linear)
         inner.down.register_forward_pre_hook(self._pass_post)
 
+    def extra_repr(self) -> str:
+        """Return the foreign class."""
+        return f"{type(self.module).__module__}.{type(self.module).__name__}"
+
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return what the foreign MLP returns."""
         return self.module(x)

@@ -34,6 +34,10 @@ class ForeignNorm(nn.Module):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
+    def extra_repr(self) -> str:
+        """Return the foreign class."""
+        return f"{type(self.module).__module__}.{type(self.module).__name__}"
+
     def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return what the foreign norm returns."""
         return self.module(x)

@@ -1,5 +1,6 @@
 """Count the bytes of the tensors that torch makes, as they come and go."""
 
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,8 +58,9 @@ class Allocations(TorchDispatchMode):
         for storage in _list_storages(result):
             if storage._cdata in self._counted:
                 continue
-            if given is None:
-                given = {each._cdata for each in _list_storages((args, kwargs))}
+            if given is None:  # torch.tensor lifts what it has made of a list unseen
+                lifts = func is torch.ops.aten.lift_fresh.default
+                given = {each._cdata for each in _list_storages(() if lifts else (args, kwargs))}
             if storage._cdata not in given:
                 self._count(storage)
         return result
@@ -117,3 +119,48 @@ def measure_peak(call: Callable[[], object], limit: float = float("inf")) -> int
     with Allocations(limit) as allocations:
         call()
     return allocations.peak
+
+
+class _WholeAllocations(Allocations):
+    """Count what Python's own objects take, too, which tracemalloc traces.
+
+    Attributes:
+        whole: the most bytes of tensors and of Python's objects at a time.
+    """
+
+    def __init__(self, limit: float):
+        super().__init__(limit)
+        self._before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        self.whole = 0
+
+    def take_stock(self) -> None:
+        """Take in the most that Python's objects took since tensors last came or went."""
+        self.whole = max(self.whole, self.live + tracemalloc.get_traced_memory()[1] - self._before)
+        tracemalloc.reset_peak()
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        self.take_stock()
+        super()._count(storage)
+
+    def _forget(self, key: int, size: int) -> None:
+        self.take_stock()
+        super()._forget(key, size)
+
+
+def measure_whole_peak(call: Callable[[], object], limit: float = float("inf")) -> int:
+    """Return the most bytes that a call's tensors and Python's own objects take at a time.
+
+    Raises:
+        OverLimitError: as soon as the tensors take more than the limit.
+    """
+    traced = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        with _WholeAllocations(limit) as allocations:
+            call()
+        allocations.take_stock()
+        return allocations.whole
+    finally:
+        if not traced:
+            tracemalloc.stop()

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -98,3 +99,9 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, MOST_KEPT)
     mallopt(M_TRIM_THRESHOLD, MOST_FREE)
+
+
+def give_back_freed_memory() -> None:
+    """Give the system what this process has freed and kept, where the C library is glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -101,7 +101,7 @@ def dissect(model: LanguageModel) -> Anatomy:
     unit = pairs[: _find_period(pairs)]
     rows, width = model.embed.weight.shape
     tied = model.head.weight is model.embed.weight
-    norm = model.norm_final.weight.numel()
+    norm = sum(p.numel() for p in model.norm_final.parameters())
     read = 0 if tied else rows * width
     return Anatomy(
         embedding=Part(

@@ -101,10 +101,11 @@ def build(
             logit_scale=logit_scale,
             seed=seed,
         )
-    if stack.islower():
+    near = find_near(stack, ARCHITECTURES) if stack.isalnum() and len(stack) > 2 else []
+    if stack.islower() or near:
         raise ValueError(
             f"stack={stack!r}: must be pairs such as 'AM' or 'SE*7', or a name without model=: "
-            f"{', '.join(ARCHITECTURES)}. {ask(find_near(stack, ARCHITECTURES))}".rstrip(". ")
+            f"{', '.join(ARCHITECTURES)}. {ask(near)}".rstrip(". ")
         )
     if model is None and any(word.startswith(USER_MIXER) for word in stack.split()):
         raise ValueError(

@@ -56,14 +56,10 @@ def evaluate(
     for start in range(0, rows, rows_at_once):
         size = min(rows_at_once, rows - start)
         batch = task.batch(split=split, start=start, size=size, seed=seed, device=device)
-        hidden, weight, targets = score(model, batch, "fp32")
-        losses, answers = linear_answers(hidden, weight, targets)
-        total += losses.sum(dtype=torch.float64).item()
-        asked = batch.targets != IGNORE
-        hits = torch.zeros_like(batch.targets)
-        hits[asked] = (answers == targets).long()
-        right.append(hits.sum(1).cpu())
-        count.append(asked.sum(1).cpu())
+        loss, hits, asked = evaluate_batch(model, batch)
+        total += loss
+        right.append(hits)
+        count.append(asked)
     model.train(training)
     hits, scored = torch.cat(right), torch.cat(count)
     number = int(scored.sum())
@@ -74,6 +70,20 @@ def evaluate(
         rows=rows,
         scored=number,
     )
+
+
+@torch.no_grad()
+def evaluate_batch(model: LanguageModel, batch: Batch) -> tuple[float, Tensor, Tensor]:
+    """Return the sum of the losses of a batch, and of each row the right and the scored positions.
+
+    Losses are in nats; the counts are int64 [b], on the CPU.
+    """
+    hidden, weight, targets = score(model, batch, "fp32")
+    losses, answers = linear_answers(hidden, weight, targets)
+    asked = batch.targets != IGNORE
+    hits = torch.zeros_like(batch.targets)
+    hits[asked] = (answers == targets).long()
+    return losses.sum(dtype=torch.float64).item(), hits.sum(1).cpu(), asked.sum(1).cpu()
 
 
 def check_vocabulary(task: Task, model: LanguageModel) -> None:

@@ -1,15 +1,22 @@
-"""Whether memory holds a model's weights: they are counted while they are made."""
+"""Whether memory holds a model's weights, counted while they are made, and its evaluation."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from lab.config import ModelConfig
+from lab.layers.mask import has_oracle_mask
 from lab.machine.allocation import Allocations, OverLimitError
+from lab.machine.growth import MANY_TOKENS, Demand, check_demand, measure_growth
 from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
 from lab.models.architectures import build
+from lab.models.evaluation import evaluate_batch
+from lab.models.language_model import LanguageModel
+from tasks.base import Task
 
 FLOAT = 4
 """Bytes per number."""
@@ -82,3 +89,43 @@ def _find_largest(config: ModelConfig, vocab_size: int, name: str, copies: int, 
             fits = False
         low, high = (middle, high) if fits else (low, middle)
     return low * unit
+
+
+def estimate_evaluation(
+    task: Task,
+    model: LanguageModel,
+    rows: int,
+    tokens: int = MANY_TOKENS,
+    limit: float = math.inf,
+) -> Demand:
+    """Estimate what an evaluation takes beside the model.
+
+    Args:
+        task: what rows are of.
+        model: in evaluation mode.
+        rows: evaluated at a time.
+        tokens: of the smaller of two measured passes.
+        limit: bytes that a measured pass may take.
+
+    Raises:
+        OverLimitError: when a measured pass takes more than the limit.
+    """
+    whole = has_oracle_mask(model)  # which is told where whole rows have pairs
+    call = partial(evaluate_batch, model)
+    growth = measure_growth(task, rows, call, tokens=tokens, limit=limit, whole=whole)
+    return Demand(0, rows, growth)
+
+
+def check_evaluation(task: Task, model: LanguageModel, rows: int, free: int | None = None) -> None:
+    """Check that memory holds an evaluation beside the model.
+
+    Args:
+        task: what rows are of.
+        model: in evaluation mode.
+        rows: evaluated at a time.
+        free: bytes that may be taken; None: what is free.
+
+    Raises:
+        DoesNotFitError: naming the row length, the bytes, and the longest row that fits.
+    """
+    check_demand("an evaluation", task, partial(estimate_evaluation, task, model, rows), free)

@@ -1,7 +1,7 @@
 """A grid of runs in one line: `lab.sweep("mqar", {"d_model": [32, 64]}, seeds=3)`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis.pages.sweep import render
 from analysis.sweeps.results import SweepResults, collect_results
-from lab.cli.sweep_settings import SEEDS, SweepSettings, read_file, read_seeds
+from lab.cli.sweep_settings import SweepSettings, read_file, read_seeds
 from lab.cli.sweeping import SweepJob
 from lab.cli.tables.sweep_progress import show_sweep
 from lab.notebook.page import Page
@@ -45,10 +45,11 @@ class TrainedSweep:
         return {name: TrainedRun(run) for name, run in found.items() if run is not None}
 
     def __repr__(self) -> str:
-        lines = [
-            f"{setting.name()}: {setting.mean:.4f}, {len(setting.seeds)} seeds"
-            for setting in self.results.settings
-        ]
+        lines = []
+        for setting in self.results.settings:
+            count = len(setting.seeds)
+            seeds = f"{count} seed{'s' * (count != 1)}"
+            lines.append(f"{setting.name()}: {setting.mean:.4f}, {seeds}")
         return "\n".join([self.results.summarize(), *lines])
 
     def _repr_html_(self) -> str:
@@ -59,7 +60,7 @@ def sweep(
     task: str | Path,
     grid: Mapping[str, Sequence[Any] | Mapping[str, Mapping[str, Any]]] | None = None,
     *,
-    seeds: int | Sequence[int] = SEEDS,
+    seeds: int | Sequence[int] | None = None,
     out: Path | str | None = None,
     table: Path | str | None = None,
     workers: int | None = None,
@@ -78,7 +79,7 @@ def sweep(
         grid: values by option, such as {"d_model": [32, 64], "S.d_state": [16, 32]}; or named sets
             of options: {"mixer": {"attention": {"stack": "AM*2"}, "SSD": {"stack": "SM*2"}}}.
             None: runs that differ in the seed alone.
-        seeds: how many runs of each setting, or their seeds.
+        seeds: how many runs of each setting, or their seeds; None: 3, or those of the file.
         out: the folder of the runs; None: one in runs/, named after the settings.
         table: also write the table to this .csv or .parquet file, and take ended runs from it.
         workers: runs at a time, each with one thread; None: one for each core.
@@ -99,7 +100,9 @@ def sweep(
         asked = read_file(Path(task))
     else:
         fixed = {**settings, **(options or {})}
-        asked = SweepSettings(str(task), grid or {}, fixed, read_seeds(seeds), tuple(lengths))
+        asked = SweepSettings(str(task), grid or {}, fixed, lengths=tuple(lengths))
+    if seeds is not None:
+        asked = replace(asked, seeds=read_seeds(seeds))
     built = asked.build()
     folder = Path("runs") / built.name if out is None else Path(out)
     file = None if table is None else Path(table)

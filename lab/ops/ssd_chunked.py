@@ -7,9 +7,11 @@ token's write left at the chunk's end:
     y = M v + f ∘ (C S₀ᵀ) + D x,   S₁ = f_last S₀ + (e ∘ v)ᵀ B
 
 Autograd would keep L, M and every other intermediate of the whole sequence. Here only the states
-are kept. Backward recomputes the rest, as kernels do, a few chunks at a time so that it stays in
-the processor's cache. Axis letter of this file, besides the package's: j head within its group.
-Matrices L, M and CBᵀ are stored source-major, as [s t].
+and C S₀ᵀ are kept. Backward recomputes the rest, as kernels do, a few chunks at a time so that it
+stays in the processor's cache. On a CPU elementwise operations take as long as the products, so
+they write into what is no longer needed, or where their result is wanted. Axis letter of this file,
+besides the package's: j head within its group. Matrices L, M and CBᵀ are stored source-major, as
+[s t].
 """
 
 from collections.abc import Sequence
@@ -96,13 +98,13 @@ class _Chunked(torch.autograd.Function):
         b, _, h, p = x.shape
         g, n = B.shape[2:]
         j = h // g
-        y = torch.empty_like(x)
+        y = _allocate_padded(x, length)
         state = x.new_zeros(b * g, j * p, n, dtype=promote(x))
         if initial_state is not None:
             state.copy_(initial_state.reshape(b * g, j * p, n))
         # A tensor for each span: malloc reuses pages of such sizes, where it would have the
         # system clear a larger one anew at each call.
-        states = []
+        states, from_states = [], []
         for span in _list_spans(x, length):
             z = _prepare_chunks(x, dt, log_decay, B, C, span, length)
             c = z.x.shape[0]
@@ -119,15 +121,16 @@ class _Chunked(torch.autograd.Function):
             from_state[: read.start] = 0
             _multiply(z.C[read], starts[read].mT, out=from_state[read])
             states.append(starts)
-            out = (z.L * z.scores).mT @ z.values
-            out.addcmul_(from_state.view(c, b, g, length, j, p).transpose(3, 4), z.left)
+            from_states.append(from_state)
+            out = z.L.mul_(z.scores).mT @ z.values
             if D is not None:
                 out.addcmul_(z.x, D.to(out.dtype).view(g, j, 1, 1))
-            y[:, span] = _unfold(out, span)
-        ctx.save_for_backward(x, dt, log_decay, B, C, D, *states)
+            y_z = _view_chunks(y, span, length, g)
+            torch.addcmul(out, _split_heads(from_state, z.x), z.left, out=y_z)
+        ctx.save_for_backward(x, dt, log_decay, B, C, D, *states, *from_states)
         ctx.set_materialize_grads(False)
         ctx.length, ctx.given_state = length, None if initial_state is None else initial_state.dtype
-        return y, state.view(b, h, p, n)
+        return _cut_padding(y, x), state.view(b, h, p, n)
 
     @staticmethod
     @once_differentiable
@@ -138,12 +141,13 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx, dy, d_last):
-        x, dt, log_decay, B, C, D, *states = ctx.saved_tensors
+        x, dt, log_decay, B, C, D, *saved = ctx.saved_tensors
+        states, from_states = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         length, high = ctx.length, states[0].dtype
         b, _, h, p = x.shape
         g, n = B.shape[2:]
         j = h // g
-        dx, d_dt, d_log_decay, dB, dC = (torch.empty_like(z) for z in (x, dt, log_decay, B, C))
+        whole = [_allocate_padded(z, length) for z in (x, dt, log_decay, B, C)]
         dD = x.new_zeros(g, j, dtype=high)
         dy = torch.zeros_like(x) if dy is None else dy
         d_state = torch.zeros_like(states[0][0])
@@ -153,9 +157,11 @@ class _Chunked(torch.autograd.Function):
         for number in reversed(range(len(spans))):
             span, starts = spans[number], states[number]
             z = _prepare_chunks(x, dt, log_decay, B, C, span, length)
+            dx_z, d_dt_z, d_log_decay_z, dB_z, dC_z = (
+                _view_chunks(part, span, length, g) for part in whole
+            )
             c = z.x.shape[0]
-            dy_z = _fold(dy, span, length, g, high)
-            dy_h = dy_z.contiguous()
+            dy_z = _fold(dy, span, length, g, high).contiguous()
             reads = _merge_heads(dy_z, z.left)
             kept = z.left[..., -1, :].unbind()
             # The gradients of the states at the chunks' ends.
@@ -169,49 +175,49 @@ class _Chunked(torch.autograd.Function):
 
             # The last state may not be read at all.
             later = slice(0, c - (d_last is None and number == len(spans) - 1))
-            from_end, dB_z = torch.empty_like(z.writes), torch.empty_like(z.B)
-            from_end[later.stop :], dB_z[later.stop :] = 0, 0
+            from_end, d_B = torch.empty_like(z.writes), torch.empty_like(z.B)
+            from_end[later.stop :], d_B[later.stop :] = 0, 0
             _multiply(z.B[later], d_ends[later].mT, out=from_end[later])
-            _multiply(z.writes[later], d_ends[later], out=dB_z[later])
+            _multiply(z.writes[later], d_ends[later], out=d_B[later])
 
             read = _find_readers(states[:number], ctx.given_state, c)
-            d_C = z.B.new_empty(c, b * g, j, length, n)
+            d_C = torch.empty_like(z.C)
             d_C[: read.start] = 0
-            reads_h = (dy_h * z.left).flatten(1, 3)
-            starts_h = starts.view(c, b * h, p, n)
-            _multiply(reads_h[read], starts_h[read], out=d_C[read].flatten(1, 2))
-            dC_z = d_C.sum(2)
-            at_reads = d_C.mul_(z.C[:, :, None]).sum(-1)
-            through = (d_ends.mul_(starts)).view(c, b, g, j, p * n).sum(-1)
+            _multiply(reads[read], starts[read], out=d_C[read])
+            at_reads = _split_heads(reads.mul_(from_states[number]), z.x).sum(-1)
+            through = d_ends.mul_(starts).view(c, b, g, j, p * n).sum(-1)
             through *= z.left[..., -1, 0]
 
-            P = (z.values @ dy_h.mT).mul_(z.L)
+            P = (z.values @ dy_z.mT).mul_(z.L)
             d_scores = P.sum(3).flatten(0, 2)
             P.mul_(z.scores)
-            dB_z.flatten(0, 1).baddbmm_(d_scores, z.C.flatten(0, 1))
-            dC_z.flatten(0, 1).baddbmm_(d_scores.mT, z.B.flatten(0, 1))
-            at_writes = _split_heads(z.writes * from_end, z.x).sum(-1)
+            d_B.flatten(0, 1).baddbmm_(d_scores, z.C.flatten(0, 1))
+            d_C.flatten(0, 1).baddbmm_(d_scores.mT, z.B.flatten(0, 1))
+            dB_z.copy_(d_B.view_as(dB_z))
+            dC_z.copy_(d_C.view_as(dC_z))
+
+            d_values = z.L.mul_(z.scores) @ dy_z
+            d_values.addcmul_(_split_heads(from_end, z.x), z.to_end)
+            d_dt_z.copy_(torch.mul(d_values, z.x, out=z.values).sum(-1))
+            if D is None:
+                torch.mul(d_values, z.dt, out=dx_z)
+            else:
+                dD += (dy_z * z.x).sum((0, 1, 4, 5))
+                d_values.mul_(z.dt)
+                torch.addcmul(d_values, dy_z, D.to(high).view(g, j, 1, 1), out=dx_z)
+
+            at_writes = _split_heads(from_end.mul_(z.writes), z.x).sum(-1)
             # A token's decay moves what later tokens read, and what earlier ones wrote.
             at_token = decay_gradient(P.mT) + through[..., None]
-            at_token += at_reads.view(c, b, g, j, length).flip(-1).cumsum(-1).flip(-1)
+            at_token += at_reads.flip(-1).cumsum(-1).flip(-1)
             at_token[..., 1:] += at_writes[..., :-1].cumsum(-1)
-            d_log_decay[:, span] = _unfold(at_token, span)
-
-            d_values = (z.L * z.scores) @ dy_h
-            d_values.addcmul_(_split_heads(from_end, z.x), z.to_end)
-            d_dt[:, span] = _unfold((d_values * z.x).sum(-1), span)
-            dx_z = d_values.mul_(z.dt)
-            if D is not None:
-                dx_z.addcmul_(dy_z, D.to(dx_z.dtype).view(g, j, 1, 1))
-                dD += (dy_z * z.x).sum((0, 1, 4, 5))
-            dx[:, span] = _unfold(dx_z, span)
-            for whole, part in ((dB, dB_z), (dC, dC_z)):
-                whole[:, span] = _unfold(part.view(c, b, g, 1, length, n), span)
+            d_log_decay_z.copy_(at_token)
         dD = None if D is None else dD.flatten().to(D.dtype)
         d_initial = None
         if ctx.given_state is not None:
             d_initial = d_state.view(b, h, p, n).to(ctx.given_state)
-        return dx, d_dt, d_log_decay, dB, dC, dD, d_initial, None
+        grads = (_cut_padding(z, x) for z in whole)
+        return *grads, dD, d_initial, None
 
 
 def _find_readers(before: Sequence[Tensor], given: object, c: int) -> slice:
@@ -233,10 +239,11 @@ def _run_eagerly(*arguments):
 
 
 def _list_spans(x: Tensor, length: int) -> list[slice]:
-    """Return the spans of tokens whose chunks are computed together."""
+    """Return the spans of tokens, with padding, whose chunks are computed together."""
     b, t, h = x.shape[:3]
     step = length * max(1, CHUNKS_AT_ONCE // max(1, b * h))
-    return [slice(first, min(first + step, t)) for first in range(0, t, step)]
+    padded = t + -t % length
+    return [slice(first, min(first + step, padded)) for first in range(0, t, step)]
 
 
 def _prepare_chunks(x, dt, log_decay, B, C, span: slice, length: int) -> _Chunks:
@@ -246,10 +253,10 @@ def _prepare_chunks(x, dt, log_decay, B, C, span: slice, length: int) -> _Chunks
     log_decay = log_decay.contiguous()
     L = decay_matrix(log_decay).mT
     left = log_decay.cumsum(-1).exp()[..., None]
-    to_end = L[..., -1:]
+    to_end = L[..., -1:].clone()
     values = torch.mul(x, dt, out=x.new_empty(x.shape))
     scores = (B @ C.mT).view(*x.shape[:3], 1, length, length)
-    return _Chunks(x, dt, values, _merge_heads(x, dt * to_end), B, C, L, scores, left, to_end)
+    return _Chunks(x, dt, values, _merge_heads(values, to_end), B, C, L, scores, left, to_end)
 
 
 def _fold(z, span: slice, length: int, g: int, dtype: torch.dtype):
@@ -258,17 +265,27 @@ def _fold(z, span: slice, length: int, g: int, dtype: torch.dtype):
     The last chunk is padded with zeros: a token with dt = 0 neither decays the state nor writes.
     """
     z = z[:, span].to(dtype)
-    b, t, h, *rest = z.shape
-    if t % length:
-        z = F.pad(z, (0, 0) * (z.ndim - 2) + (0, -t % length))
-    z = z.view(b, -1, length, g, h // g, *rest)
+    missing = -z.shape[1] % length
+    if missing:
+        z = F.pad(z, (0, 0) * (z.ndim - 2) + (0, missing))
+    return _view_chunks(z, slice(None), length, g)
+
+
+def _view_chunks(z, span: slice, length: int, g: int):
+    """Return a view of tokens [b t (g j) …] as chunks [c b g j l …]; t is a multiple of l."""
+    b, _, h, *rest = z.shape
+    z = z[:, span].view(b, -1, length, g, h // g, *rest)
     return z.permute(1, 0, 3, 4, 2, *range(5, z.ndim))
 
 
-def _unfold(z, span: slice):
-    """Return chunks [c b g j l …] as tokens [b t (g j) …], without the padding."""
-    z = z.permute(1, 0, 4, 2, 3, *range(5, z.ndim))
-    return z.flatten(3, 4).flatten(1, 2)[:, : span.stop - span.start]
+def _allocate_padded(like, length: int):
+    """Return room for [b t …] and for what is missing to whole chunks."""
+    b, t, *rest = like.shape
+    return like.new_empty(b, t + -t % length, *rest)
+
+
+def _cut_padding(z, like):
+    return z[:, : like.shape[1]].contiguous()
 
 
 def _merge_heads(z, weight):

@@ -3,13 +3,18 @@
     L_ts = exp(Σ_{s<k≤t} a_k) for s ≤ t, else 0;   a_k ≤ 0 is what a state loses in log at token k
 
 Differences of one running sum would give the same L, but they cancel: at 2,048 tokens about a
-hundred times less exact. Each segment is summed by itself, and what is not causal is masked
-before exp: there exp could overflow, and infinity times the mask's zero gradient is NaN.
+hundred times less exact. So in fp64 each segment is summed by itself. In fp32 differences of a
+running sum in fp64 are exact, and much faster. What is not causal is masked before exp, or bounded:
+there exp could overflow, and infinity times the mask's zero is NaN.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+FORGOTTEN = -128.0
+"""Below this log-decay exp is 0 in fp32. Decays below it are all alike, and would only cost a
+running sum its digits."""
 
 
 def decay_matrix(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch t s"]:
@@ -29,8 +34,8 @@ def decay_gradient(P: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t"]:
     ∂a_k = Σ_{t≥k} Σ_{s<k} P_ts. Sums of P's rows less sums of its columns would give it too, but
     they cancel where a segment's neighbours weigh more than itself.
     """
-    from_token = torch.ones_like(P[(0,) * (P.ndim - 2)]).tril()
-    return (P.mT @ from_token).triu(1).sum(-2)
+    ones = torch.ones_like(P[(0,) * (P.ndim - 2)])
+    return (P.mT @ ones.tril()).mul_(ones.triu(1)).sum(-2)
 
 
 def segment_sums(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch t s"]:
@@ -47,9 +52,8 @@ class _DecayMatrix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_decay):
-        t = log_decay.shape[-1]
-        L = log_decay[..., None, :].expand(*log_decay.shape, t).triu(1)
-        L.cumsum_(-1).exp_().triu_()
+        single = log_decay.dtype != torch.float64
+        L = _subtract_sums(log_decay) if single else _add_steps(log_decay)
         ctx.save_for_backward(L)
         return L
 
@@ -57,3 +61,22 @@ class _DecayMatrix(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[override]
         (L,) = ctx.saved_tensors
         return decay_gradient((grad * L).mT)
+
+
+def _add_steps(log_decay):
+    t = log_decay.shape[-1]
+    L = log_decay[..., None, :].expand(*log_decay.shape, t).triu(1)
+    return L.cumsum_(-1).exp_().triu_()
+
+
+def _subtract_sums(log_decay):
+    """Return Lᵀ from a running sum in fp64, in two parts of the dtype of the log-decays.
+
+    The difference of the large parts is rounded as a segment's own sum would be.
+    """
+    running = log_decay.double().clamp(min=FORGOTTEN).cumsum(-1)
+    large = running.to(log_decay.dtype)
+    small = (running - large).to(log_decay.dtype)
+    L = large[..., None, :] - large[..., :, None]
+    L.add_(small[..., None, :]).sub_(small[..., :, None])
+    return L.clamp_(max=0).exp_().mul_(torch.ones_like(L[(0,) * (L.ndim - 2)]).triu())

@@ -54,6 +54,11 @@ class Audit:
         return sorted(self.scores, key=lambda score: -score.accuracy)
 
 
+def list_predictors(task: Task) -> dict[str, Predictor]:
+    """Return the shortcuts of a task and its oracle, by name."""
+    return {**task.shortcuts(), "oracle": task.oracle}
+
+
 def count_audited(task: Task, rows: int = ROWS) -> int:
     """Return how many rows `audit` scores predictors on if it is asked for some."""
     return count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=rows)
@@ -70,7 +75,7 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
     """
     rows = count_audited(task, rows)
     at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
-    predictors: dict[str, Predictor] = {**task.shortcuts(), "oracle": task.oracle}
+    predictors = list_predictors(task)
     right = {name: [] for name in predictors}
     count = []
     for start in range(0, rows, at_once):

@@ -1,5 +1,6 @@
 """What is still done when this process is killed, or ended by a library: another waits for that."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SAY = "print(sys.argv[1], file=sys.stderr)"
-# A process that still writes there, which this one had started, makes it fail, and then ends.
+# A process that the killed one had started may write there a little longer, so it is tried again.
 REMOVE = """
 for _ in range(60):
     shutil.rmtree(sys.argv[1], ignore_errors=True)
@@ -33,16 +34,23 @@ def remove_if_killed(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _run_if_killed(program: str, word: str) -> Iterator[None]:
-    """Start a process that runs a program if its input ends without a word."""
-    waiting = f"import os, shutil, sys, time\nif not sys.stdin.read():\n    exec({program!r})"
-    # In its own session: Ctrl-C in a terminal must not reach it.
+    """Start a process that runs a program if its input ends without a word.
+
+    It is in its own session, where Ctrl-C in a terminal does not reach it, and no child of this
+    process: Ray's workers kill their children when they end.
+    """
+    waits = "if not os.fork() and not sys.stdin.read():"
+    waiting = f"import os, shutil, sys, time\n{waits}\n    exec({program!r})"
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", waiting, word],
         stdin=subprocess.PIPE,
+        bufsize=0,
         start_new_session=True,
     ) as watcher:
+        watcher.wait()  # what waits is a child of this process, which has ended
         assert watcher.stdin is not None
         try:
             yield
         finally:
-            watcher.stdin.write(b"ended")
+            with contextlib.suppress(BrokenPipeError):  # it was killed itself
+                watcher.stdin.write(b"ended")

@@ -15,6 +15,7 @@ from lab.files import FORMAT, RunError, shorten_message
 from lab.folder import Folder
 from lab.training.annealing import Annealing
 from lab.training.fit import DivergedError, TrainingState
+from lab.training.history import bound_file
 from lab.training.schema import StateFile, validate
 from tasks.base import MAX_ROWS
 
@@ -138,7 +139,8 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
     if counters["stage_step"] > counters["step"] or counters["rows"] > MAX_ROWS:
         raise RunError(f"checkpoint {home}: the counts in state.json are impossible; {AGAIN}")
     validate(StateFile, content, f"checkpoint {home}, state.json; {AGAIN}")
-    weights, moments = (_read(home, name, content) for name in FILES)
+    most = bound_file(state.model)
+    weights, moments = (_read(home, name, content, most) for name in FILES)
     try:
         state.model.load_state_dict(weights)
         _load_moments(state, moments)
@@ -182,10 +184,10 @@ def _load_moments(state: TrainingState, flat: dict[str, Tensor]) -> None:
         optimizer.load_state_dict({"state": nested[name], "param_groups": groups})
 
 
-def _read(home: Path, name: str, content: dict[str, Any]) -> dict[str, Tensor]:
+def _read(home: Path, name: str, content: dict[str, Any], most: int) -> dict[str, Tensor]:
     file = home / f"{name}.safetensors"
     try:
-        data = Folder(home.parent.parent).read(f"{HOME}/{home.name}/{file.name}")
+        data = Folder(home.parent.parent).read(f"{HOME}/{home.name}/{file.name}", most)
     except OSError as error:
         raise RunError(f"checkpoint {file}: {error.strerror}; {AGAIN}") from error
     if hashlib.sha256(data).hexdigest() != content.get("sha256", {}).get(name):

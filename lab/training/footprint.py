@@ -14,26 +14,20 @@ included.
 """
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
 
 from lab.layers.mask import has_oracle_mask
-from lab.machine.allocation import Allocations, OverLimitError, measure_peak
+from lab.machine.allocation import Allocations, OverLimitError
+from lab.machine.growth import DOUBT, FRAGMENTS, MANY_TOKENS, TOKENS, Growth, measure_growth
 from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.fit import start
 from lab.training.runs import Run
-from tasks.base import Batch, Task, count_rows
+from tasks.base import Batch, count_rows
 
-TOKENS, MANY_TOKENS = 2**10, 2**13
-"""Tokens of the smaller of two measured steps: at first, and where memory seems too small."""
-FRAGMENTS = 1.35
-"""Bytes a process takes for each byte of activations: freed pieces do not fit what comes next.
-Ten measurements were between 1.1 and 1.7 (LOG.md)."""
 PREDICTORS = 200
 """Bytes per token that scoring shortcuts takes, after training."""
 COPIES = 4
@@ -47,8 +41,7 @@ class Footprint:
     Attributes:
         weights: of a model.
         kept: weights and moments, throughout.
-        fixed: of a step's activations, those that rows do not change.
-        per_row: of a step's activations and gradients, those of each row.
+        step: activations and gradients of a step, by its rows.
         gradients: of all parameters.
         update: what the optimiser makes.
         rows: of a step.
@@ -58,8 +51,7 @@ class Footprint:
 
     weights: int
     kept: int
-    fixed: float
-    per_row: float
+    step: Growth
     gradients: int
     update: int
     rows: int
@@ -78,7 +70,7 @@ class Footprint:
         stacked. Optimisers take their steps, and checkpoints are written, one after another.
         """
         stacked = lanes * self.weights if lanes > 1 else 0
-        step = lanes * FRAGMENTS * (self.fixed + self.rows * self.per_row) + stacked
+        step = lanes * FRAGMENTS * self.step.count_bytes(self.rows) + stacked
         update = lanes * self.gradients + self.update
         return lanes * self.kept + int(max(step + self.checkpoint, update, self.shortcuts))
 
@@ -86,8 +78,17 @@ class Footprint:
         """Return how many rows a step may have within a number of bytes."""
         if self.kept + self.shortcuts > limit:
             return 0
-        left = (limit - self.kept - self.checkpoint) / FRAGMENTS
-        return int((left - self.fixed) / max(self.per_row, 1))
+        return self.step.count_fitting_rows(self._leave_to_step(limit))
+
+    def name_longest_row(self, limit: int) -> str:
+        """Say how long a single row of a step may be within a number of bytes."""
+        length = self.step.find_longest_row(self._leave_to_step(limit))
+        if not length or self.kept + self.shortcuts > limit:
+            return "not even one row"
+        return f"one row of {length:,} tokens"
+
+    def _leave_to_step(self, limit: int) -> float:
+        return (limit - self.kept - self.checkpoint) / FRAGMENTS
 
 
 def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
@@ -104,16 +105,20 @@ def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
     weights = sum(p.nbytes for p in model.parameters())
     bound = weights + (measure_free_memory() if free is None else free)
     found = estimate(run, model, TOKENS)
-    if found.total > bound:
-        with suppress(OverLimitError):
+    asked = found.total
+    if DOUBT * asked > bound or run.task.seq_len > MANY_TOKENS:
+        try:
             found = estimate(run, model, limit=bound)
-    if found.total <= bound:
+            asked = found.total
+        except OverLimitError as error:
+            asked = max(asked, error.bytes)
+    if asked <= bound:
         return
-    rows = found.count_fitting_rows(bound)
-    advice = f"batch_size={rows}" if rows >= 1 else "not even one row"
+    rows = min(found.count_fitting_rows(bound), run.train.batch_size - 1)
+    advice = f"batch_size={rows}" if rows >= 1 else found.name_longest_row(bound)
     raise DoesNotFitError(
         f"batch_size={run.train.batch_size}, seq_len={run.task.seq_len}: does not fit in memory: "
-        f"training takes about {format_bytes(found.total)}, {format_bytes(bound)} are free; "
+        f"training takes about {format_bytes(asked)}, {format_bytes(bound)} are free; "
         f"{advice} would fit"
     )
 
@@ -145,7 +150,14 @@ def estimate(
     Raises:
         OverLimitError: when a measured step takes more.
     """
-    fixed, per_row = _measure_rows(run.task, model, run.train.batch_size, tokens, limit)
+    step = measure_growth(
+        run.task,
+        run.train.batch_size,
+        partial(_step, model),
+        tokens=tokens,
+        limit=limit,
+        whole=has_oracle_mask(model),  # it is told where pairs are, so its rows cannot be cut
+    )
     optimizers = start(model, run.train).optimizers  # kept, as their moments go with them
     with Allocations() as update:
         # A step has left gradients.
@@ -159,36 +171,13 @@ def estimate(
     return Footprint(
         weights=weights,
         kept=weights + moments,
-        fixed=fixed,
-        per_row=per_row,
+        step=step,
         gradients=gradients,
         update=update.peak - moments,
         rows=run.train.batch_size,
         checkpoint=max(3 * weights, 2 * moments),
         shortcuts=PREDICTORS * scored,
     )
-
-
-def _measure_rows(
-    task: Task, model: LanguageModel, rows: int, tokens: int, limit: float
-) -> tuple[float, float]:
-    """Return the bytes of a training step that are fixed, and those of each row."""
-    if task.seq_len <= 2 * TOKENS:
-        some = count_rows(tokens, task.seq_len, most=rows)
-        if rows <= 2 * some:
-            return 0.0, measure_peak(lambda: _step(model, task.batch(size=rows)), limit) / rows
-        sizes = (some, 2 * some)
-        found = [measure_peak(lambda n=n: _step(model, task.batch(size=n)), limit) for n in sizes]
-        per_row = max(0.0, (found[1] - found[0]) / some)
-        return max(0.0, found[0] - some * per_row), per_row
-    if has_oracle_mask(model):  # it is told where pairs are, so its rows cannot be cut
-        return 0.0, measure_peak(lambda: _step(model, task.batch(size=1)))
-    whole = task.batch(size=1)
-    lengths = (TOKENS // 2, TOKENS, 2 * TOKENS)
-    found = [measure_peak(lambda n=n: _step(model, whole.cut(n)), limit) for n in lengths]
-    square, line, fixed = np.polyfit(lengths, found, 2)
-    length = task.seq_len
-    return max(0.0, fixed), max(0.0, square) * length**2 + max(0.0, line) * length
 
 
 def _step(model: LanguageModel, batch: Batch) -> None:

@@ -10,8 +10,10 @@ from lab.config import LAB_TOKENS_A_STEP
 from lab.files import RunError, lock
 from lab.machine.allocation import refuse_more_than_free
 from lab.machine.device import choose_device
+from lab.machine.memory import DoesNotFitError, give_back_freed_memory
 from lab.models.evaluation import evaluate, score
 from lab.models.language_model import LanguageModel
+from lab.models.room import check_evaluation
 from lab.models.user_mixer import check_mixers
 from lab.training.runs import Run
 from lab.training.variations import list_evaluations, undo_json, vary_settings
@@ -78,10 +80,37 @@ def _evaluate_setting(run: Run, task: Task, model: LanguageModel) -> dict[str, A
         task,
         model,
         rows=count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=run.train.test_rows),
-        rows_at_once=count_rows(LAB_TOKENS_A_STEP, task.seq_len),
+        rows_at_once=_count_at_once(task),
         seed=run.train.seed,
     )
     return {**vars(found), "chance": task.chance, "seconds": time.perf_counter() - began}
+
+
+def check_settings(run: Run, settings: Mapping[str, Sequence[Any]], device: str = "auto") -> None:
+    """Check that memory holds the evaluation of a run in other settings, before it is trained.
+
+    On a GPU nothing is checked.
+
+    Raises:
+        DoesNotFitError: naming the setting, the bytes, and the longest row that fits.
+        ValueError: as `vary_settings`.
+    """
+    if not settings or choose_device(device).type != "cpu":
+        return
+    model = run.build().eval()
+    for option, value, task in vary_settings(run, settings):
+        try:
+            check_evaluation(task, model, _count_at_once(task))
+        except DoesNotFitError as error:
+            raise DoesNotFitError(f"eval {option}={value}: {error}") from error
+        except (
+            Exception
+        ):  # of a mixer, the user's perhaps, that takes no such row: it is said later
+            continue
+
+
+def _count_at_once(task: Task) -> int:
+    return count_rows(LAB_TOKENS_A_STEP, task.seq_len)
 
 
 @torch.no_grad()
@@ -95,6 +124,10 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     try:
         with refuse_more_than_free(f"a row of {task.seq_len:,} tokens"), check_mixers(model):
             score(model, row, "fp32")
+        # Without what checks the mixers, which lets the last of them compute all positions.
+        if device.type == "cpu":
+            give_back_freed_memory()  # of the training
+            check_evaluation(task, model, _count_at_once(task))
     except ValueError as error:
         return str(error)
     return None

@@ -27,6 +27,8 @@ RISE = 1 / 16
 FILE = re.compile(r"step-(\d{1,18})\.safetensors", re.ASCII)
 DIGEST = "sha256"
 """The entry of a file's metadata that holds the digest of its weights."""
+HEADER = 2**24
+"""More bytes than names and shapes take in a file."""
 MEMORY = 0.9
 """Decay of the running accuracy per step: it follows within about ten steps."""
 
@@ -85,7 +87,7 @@ def restore(file: Path, model: LanguageModel) -> LanguageModel:
     """
     folder = Folder(file.parent.parent)
     try:
-        data = folder.read(f"{file.parent.name}/{file.name}")
+        data = folder.read(f"{file.parent.name}/{file.name}", bound_file(model))
         weights, digest = safetensors.torch.load(data), _read_digest(data)
         if digest not in (None, digest_tensors(weights)):
             raise RunError(f"{file}: was changed or damaged since it was written; remove it")
@@ -97,6 +99,11 @@ def restore(file: Path, model: LanguageModel) -> LanguageModel:
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(f"{file}: does not fit its run: {shorten_message(error)}") from error
     return model
+
+
+def bound_file(model: LanguageModel) -> int:
+    """Return more bytes than a file of the weights of a model, or of their moments, can have."""
+    return 4 * sum(tensor.nbytes for tensor in model.state_dict().values()) + HEADER
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
@@ -112,7 +119,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 def _read_digest(data: bytes) -> str | None:
     """Return the digest in the header of a safetensors file."""
     size = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + size]).get("__metadata__", {}).get(DIGEST)
+    return (json.loads(data[8 : 8 + size]).get("__metadata__") or {}).get(DIGEST)
 
 
 def rewind(run: Path, step: int) -> None:

@@ -9,9 +9,12 @@ from typing import Any, overload
 
 from lab.files import RunError
 from lab.folder import Folder
+from lab.machine.memory import measure_free_memory
 from lab.training.schema import RowLine, is_valid
 
 CHECKSUM, CHECKPOINT = "crc32", "checkpoint"
+PARSED = 12
+"""Bytes that a byte of the file takes when it is read, about."""
 MetricsRow = dict[str, Any]
 """A `lab.training.row.Row` without its empty fields; rows of older runs have fewer fields."""
 
@@ -63,7 +66,7 @@ class Metrics(Sequence[MetricsRow]):
         """
         folder = Folder(file.parent)
         try:
-            data = folder.read(file.name)
+            data = folder.read(file.name, measure_free_memory() // PARSED)
         except FileNotFoundError:
             return cls((), seq_len=seq_len)
         except (OSError, RunError) as error:

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from lab.trust import ask_for_trust, is_own, list_named, sign
 from tasks import TASKS, restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
+from tasks.near_names import ask, find_near
 
 Kind = TypeVar("Kind", bound="RunFolder")
 """The class that `open` is called on. Types that are checked at every call cannot be Self."""
@@ -61,7 +64,11 @@ class RunFolder:
                 it names a text that only `trust` lets it read.
         """
         path = Path(path)
-        config = Folder(path).read_json("config.json", f"{path} is not a run folder")
+        try:
+            config = Folder(path).read_json("config.json", f"{path} is not a run folder")
+        except RunError as error:
+            near = "" if os.path.exists(path) else _ask(path)
+            raise RunError(f"{error}. {near}" if near else str(error)) from error
         if config.get("format") != FORMAT:
             raise RunError(
                 f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
@@ -199,3 +206,11 @@ class RunFolder:
         """
         with explain_write_errors(self.path):
             Folder(self.path).write_json("result.json", result, sealed=True)
+
+
+def _ask(missing: Path) -> str:
+    """Ask whether a run beside a missing folder was meant; "" if none has a near name."""
+    # Unlike pathlib's, this glob finds nothing where it may not look.
+    known = glob("*/config.json", root_dir=missing.parent)
+    near = find_near(missing.name, (os.path.dirname(file) for file in known))
+    return ask(str(missing.with_name(name)) for name in near)

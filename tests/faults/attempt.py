@@ -1,6 +1,7 @@
 """Try a call in a process of its own, with little memory and time, and say how it ended."""
 
 import contextlib
+import multiprocessing
 import os
 import resource
 import signal
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +42,8 @@ class Outcome:
             return f"ended by {signal.Signals(-self.code).name}"
         if "Traceback (most recent call last)" in self.text:
             return f"traceback: {self.text.strip().rpartition(chr(10))[2]}"
+        if "Error: unexpected: " in self.text:
+            return self.text[self.text.index("unexpected: ") :].strip().partition("\n")[0]
         if self.code not in (0, 1, 2, 128 + signal.SIGINT):
             return f"exit code {self.code}"
         if self.code and not any(line.startswith("Error: ") for line in self.text.splitlines()):
@@ -58,6 +62,22 @@ def attempt(call: Callable[[], object], memory: float = MEMORY, seconds: int = S
         said.seek(0)
         text = said.read().decode(errors="surrogateescape")
     return Outcome(os.waitstatus_to_exitcode(status), text)
+
+
+def attempt_command(*words: str, seconds: int = SECONDS) -> Outcome:
+    """Try a command line that uses Polars, whose threads do not survive a fork.
+
+    So it is forked from a process that has never used it.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=server) as pool:
+        return pool.submit(_attempt_words, os.getcwd(), words, seconds).result()
+
+
+def _attempt_words(folder: str, words: Sequence[str], seconds: int) -> Outcome:
+    os.chdir(folder)
+    return attempt(run_command(*words), seconds=seconds)
 
 
 def run_command(*words: str) -> Callable[[], object]:

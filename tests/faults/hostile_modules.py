@@ -1,10 +1,14 @@
 """Modules that try to outlive their tester, to decide for it, or to take what they may not."""
 
+import ctypes
+import json
 import mmap
 import os
+import signal
 import time
 from pathlib import Path
 
+import torch
 from torch import nn
 
 NOTES = "HOSTILE_NOTES"
@@ -63,3 +67,123 @@ class Sharing(Honest):
             shared[start : start + 2**24] = b"x" * 2**24
             time.sleep(0.01)
         time.sleep(60)
+
+
+class Flooding(Honest):
+    """Writes without end, and without a line's end, into every file that is open for writing."""
+
+    def __init__(self):
+        super().__init__()
+        for number in range(3, 64):
+            try:
+                while True:
+                    os.write(number, b"x" * 2**20)
+            except OSError:
+                continue
+
+
+class Orphaning(Honest):
+    """Kills the process above it, in a process of its own that no parent's end reaches."""
+
+    def __init__(self):
+        super().__init__()
+        guard = os.getppid()
+        if not os.fork():
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            _note("orphaning")
+            time.sleep(600)
+        time.sleep(0.5)
+        os.kill(guard, signal.SIGKILL)
+        time.sleep(600)
+
+
+class Stopping(Honest):
+    """Stops the process above it, and never ends."""
+
+    def __init__(self):
+        super().__init__()
+        _note("stopping")
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(600)
+
+
+class UnspeakableError(Exception):
+    """An error that cannot be put in words."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Raising(Honest):
+    """Raises what cannot be printed."""
+
+    def forward(self, x):
+        raise UnspeakableError
+
+
+class Colourful(Honest):
+    """Has names that would control a terminal, and raises text that would."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_parameter("\x1b[2J\x07", nn.Parameter(torch.zeros(3)))
+
+    def forward(self, x):
+        raise ValueError("\x1b]0;owned\x07\n\x1b[31mError: all laws hold" + "y" * 10**6)
+
+
+class Leaving(Honest):
+    """Ends its process without a word once it has been probed."""
+
+    calls = 0
+
+    def forward(self, x):
+        Leaving.calls += 1
+        if Leaving.calls > 40:
+            os._exit(0)
+        return self.map(x)
+
+
+class Deep(Honest):
+    """Calls itself without end."""
+
+    def forward(self, x):
+        return self.forward(x)
+
+
+class Crashing(Honest):
+    """Reads where there is nothing."""
+
+    def forward(self, x):
+        ctypes.string_at(0)
+        return x
+
+
+class Closing(Honest):
+    """Closes every file that is open."""
+
+    def __init__(self):
+        super().__init__()
+        os.closerange(0, 256)
+
+
+class Shouting(Honest):
+    """Says more than anyone can read, to everyone who listens."""
+
+    def __init__(self):
+        super().__init__()
+        for _ in range(64):
+            os.write(2, b"\x1b[2J" * 2**18)
+            print("x" * 2**20)
+
+
+class Replacing(Honest):
+    """Replaces functions that its tester uses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.equal = torch.allclose = lambda *given, **more: True
+        json.dumps = lambda *given, **more: "{}"
+        os.getpid = lambda: 1

@@ -85,3 +85,34 @@ def test_shared_memory_and_children_count(notes):
     outcome = attempt(certify("Sharing", "--memory", "1"), memory=8, seconds=PATIENCE)
     assert outcome.code == 2, outcome.text
     assert "used more than 1 GiB, with all its processes" in outcome.text
+
+
+def test_nothing_outlives_a_guard_that_the_target_has_killed(notes):
+    outcome = attempt(certify("Orphaning", "--seconds", "20"), memory=8, seconds=PATIENCE)
+    assert outcome.code == 2, outcome.text
+    assert "was killed (SIGKILL)" in outcome.text
+    assert list(notes.iterdir())
+    assert wait_until(lambda: not list_living(notes))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Flooding", "something else than the worker wrote into the pipe"),
+        ("Stopping", "took longer than 20 s and was stopped"),
+        ("Raising", "Unspeakable"),
+        ("Colourful", r"it raised ValueError: \x1b]0;owned"),
+        ("Leaving", "the process ended with code 0"),
+        ("Deep", "RecursionError"),
+        ("Crashing", "died with signal SIGSEGV"),
+        ("Closing", "the process ended with code 1"),
+        ("Replacing", "something else than the worker wrote into the pipe"),
+    ],
+)
+def test_whatever_a_target_does_is_said_in_one_line(notes, name, words):
+    outcome = attempt(certify(name, "--seconds", "20"), memory=8, seconds=PATIENCE)
+    assert outcome.code == 2, outcome.text
+    assert not outcome.fault
+    assert words in " ".join(outcome.text.split())
+    assert wait_until(lambda: not list_living(notes))

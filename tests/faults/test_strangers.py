@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.files import RunError
+from lab.training.runs import Run
 from tests.faults.attempt import attempt, report, run_command
 from tests.faults.numbered import draw_cases
 from tests.faults.planted import copy
@@ -136,3 +138,32 @@ def test_ones_own_mixer_needs_no_trust(tmp_path, monkeypatch):
     assert "--trust allows that" in other.text
     config = ("mqar", "--config", str(moved / "config.json"), "--out", str(tmp_path / "third"))
     assert "--trust allows that" in attempt(run_command(*config)).text
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", lambda run: Run.open(run.path)),
+        ("result.json", Run.read_result),
+        ("metrics.jsonl", Run.read_metrics),
+        ("checkpoint/step-00000006/model.safetensors", Run.load_state),
+        ("checkpoint/step-00000006/optimizer.safetensors", Run.load_state),
+        ("history/step-00000004.safetensors", lambda run: run.load_model(4)),
+    ],
+)
+def test_a_file_larger_than_any_of_its_kind_is_not_read_into_memory(tmp_path, name, read):
+    run = Run.open(copy(tmp_path))
+    os.truncate(run.path / name, 2**42)  # of holes, which take no disk
+    with pytest.raises(RunError, match=r"has 4,398,046,511,104 bytes, must be ≤ [\d,]+"):
+        read(run)
+
+
+def test_weights_whose_header_says_nothing_of_a_digest_are_read_as_older_ones(tmp_path):
+    run = Run.open(copy(tmp_path))
+    file = run.path / "history/step-00000004.safetensors"
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size]) | {"__metadata__": None}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    assert run.load_model(4) is not None

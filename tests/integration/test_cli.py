@@ -249,6 +249,16 @@ def test_analyzing_what_is_no_run_is_named(tmp_path):
     assert "is not a run folder" in one_line(result)
 
 
+def test_a_mistyped_run_is_answered_with_one_beside_it(tmp_path):
+    (tmp_path / "mqar").mkdir()
+    (tmp_path / "mqar/config.json").touch()
+    result = lab(f"analyze {tmp_path}/mqra")
+    assert result.exit_code == 1
+    told = "".join(result.stderr.split())  # however the line is broken
+    assert told.endswith(f"itdoesnotexist.Didyoumean{tmp_path}/mqar?")
+    assert "Did you mean" not in lab(f"analyze {tmp_path}/hops").stderr
+
+
 def test_a_mixer_whose_matrix_raises_keeps_its_result(tmp_path):
     out = tmp_path / "run"
     result = lab(f"mqar {SMALL} --max-steps 2 --out {out} --model {MIXERS}NoMatrix")

@@ -35,6 +35,12 @@ def test_the_version_has_one_home():
     assert found.stdout == f"wonderful-lab {__version__}\n"
 
 
+def test_the_help_of_the_whole_ends_its_last_line():
+    bare, asked = (CliRunner().invoke(app, words).stdout for words in ([], ["--help"]))
+    assert bare == asked
+    assert bare.endswith(".\n")
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [

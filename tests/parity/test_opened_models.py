@@ -225,6 +225,7 @@ def _with_layers(model: Any, depth: int) -> Any:
     return model
 
 
+@torch.no_grad()
 def test_what_an_opened_model_refuses():
     _, opened = pair("mamba")
     with pytest.raises(ValueError, match="runs only as part of its model"):

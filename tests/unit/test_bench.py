@@ -13,6 +13,7 @@ from lab.bench.peak import measure_peak_mib
 from lab.bench.products import Product, count_flops, record_products, time_products
 from lab.bench.ratio import Ratio, time_in_turns, time_median
 from lab.bench.step import compute_usual_logits
+from lab.bench.traffic import record_traffic, time_traffic
 from lab.models import build
 from tasks import TASKS
 from tasks.mqar import MQAR
@@ -72,6 +73,23 @@ def test_products_of_causal_attention_are_half_of_all():
     assert count_flops(both) == 3.5 * count_flops(forward)
 
 
+def test_traffic_counts_what_is_read_and_written_but_no_views_and_products():
+    x, table = torch.ones(64, 16), torch.ones(1000, 4)
+
+    def call():
+        y = x + x[0]  # 4,096 and 64 bytes in, 4,096 out; the row is a view
+        y.mul_(2)  # 4,096 in, 4,096 out
+        torch.mm(y.T, x)
+        table.index_select(0, torch.tensor([3]))  # 8 bytes of index, 16 of a row
+
+    found = record_traffic(call)
+    assert found[2 * 4096 + 64] == 1
+    assert found[3 * 4096] == 0
+    assert found[2 * 4096] == 1
+    assert found[2 * 8] == 1
+    assert time_traffic({2**24: 4}) > time_traffic({2**10: 1}) > 0
+
+
 def allocate_64_mib():
     return lambda: torch.ones(2**24)
 
@@ -111,3 +129,13 @@ def test_too_much_and_too_little_memory_are_both_missed(monkeypatch, peak):
 def test_every_setting_of_the_memory_benchmark_has_a_tiny_one(setting):
     whole, tiny = (each.describe(Path("not written")) for each in (setting, setting.shrink()))
     assert tiny.build().parameter_count() < whole.build().parameter_count()
+
+
+def test_evaluations_and_audits_are_estimated_and_carried_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "AUDITED_LENGTH", 64)
+    monkeypatch.setattr(memory, "AUDITED_FIRST", 2)
+    tiny = memory.EvaluatedModel(memory.SETTINGS[0].shrink())
+    for work in (tiny, memory.AuditedTask("flip_flop")):
+        assert work.estimate() > 0
+        work.prepare(tmp_path)()
+    assert [work.task for work in memory.AUDITS] == list(TASKS)

@@ -8,7 +8,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from tasks.mqar import MQAR
 from tasks.near_names import SYNONYMS, find_near, suggest
 
-OPTIONS = ["--out", "--seq-len", "--precision", "--learning-rate", "--max-steps"]
+OPTIONS = ["--only", "--out", "--seq-len", "--precision", "--learning-rate", "--max-steps"]
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ OPTIONS = ["--out", "--seq-len", "--precision", "--learning-rate", "--max-steps"
         ("--SEQ_LEN", ["--seq-len"]),
         ("--run-dir", ["--out"]),
         ("dtype", ["--precision"]),
+        ("--laws", ["--only"]),
         ("--qqq", []),
     ],
 )
@@ -33,5 +34,5 @@ def test_a_suggestion_asks_or_lists():
 
 def test_each_synonym_stands_for_an_option_and_is_none_itself():
     known = {f.name for part in (MQAR, ModelConfig, TrainConfig, Runtime) for f in fields(part)}
-    assert {*SYNONYMS.values()} <= known | {"out", "config"}
+    assert {*SYNONYMS.values()} <= known | {"out", "config", "only"}
     assert not {*SYNONYMS} & known

@@ -1,5 +1,7 @@
 """The ladder of constructions, and constructions as a start for training."""
 
+import sys
+
 import pytest
 import torch
 
@@ -125,3 +127,13 @@ def test_gradient_reaches_all_but_what_a_silent_transform_hides():
     }
     # The last map of each MLP is zero: it moves first, what is before it next.
     assert still == {f"blocks.{i}.{name}.weight" for i in (0, 1) for name in ("mlp.up", "norm_mlp")}
+
+
+def test_a_model_that_cannot_take_a_row_does_not_end_the_ladder(monkeypatch):
+    def refuse(*given, **more):
+        raise ValueError("position 8192 is beyond the mask's table")
+
+    monkeypatch.setattr(sys.modules["lab.constructions.ladder"], "evaluate", refuse)
+    found = rung(TRIGGER, ModelConfig(stack="AM*2"), mixer="attention")
+    assert (found.verdict, found.accuracy) == ("no such model", None)
+    assert "beyond the mask's table" in found.because

@@ -157,7 +157,10 @@ def test_lengths_that_are_refused_are_named_and_left_out():
     [
         ("lab_targets", "target=lab_targets: must look like package.module:factory"),
         ("lab_targets:Absent", "target=lab_targets:Absent: AttributeError"),
+        ("lab_targets:packages__", "has no attribute 'packages__'$"),
         ("no_such_module:f", "target=no_such_module:f: ModuleNotFoundError"),
+        ("lab_target:f", r"No module named 'lab_target'\. Did you mean lab_targets"),
+        ("torch.nnn:GRU", r"No module named 'torch\.nnn'\. Did you mean torch\.nn"),
         ("lab_targets:needs", "needs needs a, b: give --option a=… --option b=…"),
         ("lab_targets:broken", "broken raised OSError: no weights here"),
     ],

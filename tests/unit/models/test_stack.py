@@ -51,8 +51,10 @@ def test_bad_stacks_are_named(stack, message):
 
 
 def test_a_mistyped_architecture_is_answered_with_the_known_names():
-    with pytest.raises(ValueError, match=r"stack='cheemz': must be pairs .* cheems, doge"):
-        build("cheemz", vocab_size=8, d_model=8)
+    for stack in ("cheemz", "Cheems", "CHEMS"):
+        words = rf"stack='{stack}': must be pairs .* cheems, doge, .* Did you mean cheems\?"
+        with pytest.raises(ValueError, match=words):
+            build(stack, vocab_size=8, d_model=8)
 
 
 def test_a_blocks_own_option_goes_before_its_letters():

@@ -245,6 +245,17 @@ def test_segment_sums_are_a_hundred_times_more_exact_than_differences():
     assert ((L - exact.exp()).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("strong", [-100.0, -1e4, -1e30, -torch.inf])
+def test_a_strong_decay_costs_later_ones_no_digits(strong):
+    log_decay = -1e-4 * draw_normal(3, CHUNK_LEN).exp().float()
+    log_decay[:, [5, 20]] = strong
+    exact = segment_sums(log_decay.double()).exp()
+    torch.testing.assert_close(decay_matrix(log_decay).double(), exact, rtol=3e-7, atol=1e-37)
+    running = log_decay.clamp(min=-1e4).cumsum(-1)
+    differences = (running[..., :, None] - running[..., None, :]).exp().tril().double()
+    assert (differences - exact).abs().max() > 3e-6
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -9,6 +9,8 @@ import pytest
 PROGRAM = """
 import os, pathlib, signal, sys
 from lab.sweeps.afterwards import remove_if_killed, say_if_killed
+def find_children():
+    return pathlib.Path(f"/proc/self/task/{{os.getpid()}}/children").read_text()
 folder = pathlib.Path(sys.argv[1])
 with say_if_killed("the cluster is gone"), remove_if_killed(folder):
     {end}
@@ -20,6 +22,7 @@ with say_if_killed("the cluster is gone"), remove_if_killed(folder):
     [
         ("os._exit(1)", True),
         ("os.kill(os.getpid(), signal.SIGKILL)", True),
+        ("assert not find_children(); os._exit(1)", True),  # Ray would kill them before
         ("pass", False),
         ("sys.exit('an error of its own')", False),
     ],

@@ -1,10 +1,8 @@
 """Cells of a study: chosen, trained, resumed, and failing alone; one tidy table of them."""
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ from lab.sweeps.folder import CellFolder
 from lab.sweeps.lengths import evaluate_last, evaluate_lengths, find_stage_ends
 from lab.sweeps.runner import run_cells
 from lab.sweeps.table import MEASURED, save_table, tabulate_cells
-from lab.sweeps.workers import MOST_DEATHS, Trainer, start_processes
+from lab.sweeps.workers import Trainer, start_processes
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 
@@ -217,17 +215,6 @@ def test_a_failing_cell_is_recorded_and_stops_no_other(tmp_path):
     assert found["error"].to_list() == ["exit code 3: planted", None]
 
 
-def test_a_cell_whose_process_is_killed_is_tried_again_but_not_for_ever(tmp_path):
-    die = "os.kill(os.getpid(), signal.SIGKILL)"
-    one = study(cell(0))
-    run_cells(one, tmp_path / "once", fake(f"if len(deaths.read_text()) < {MOST_DEATHS}: {die}"))
-    folder = CellFolder(tmp_path / "once" / one.cells[0].name)
-    assert folder.read_error() is None
-    run_cells(one, tmp_path / "always", fake(die))
-    error = CellFolder(tmp_path / "always" / one.cells[0].name).read_error()
-    assert error == "its process was killed by SIGKILL, 3 times without a new checkpoint"
-
-
 def test_one_process_trains_several_cells_and_the_error_of_one_is_its_own(trained):
     found = tabulate_cells(THREE, trained)
     assert found["status"].to_list() == ["budget", "failed", "budget"]
@@ -239,26 +226,6 @@ def test_one_process_trains_several_cells_and_the_error_of_one_is_its_own(traine
     )
 
 
-def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
-    long = cell(max_steps=4000, eval_every=1000, early_stop=False)
-    folder = CellFolder(tmp_path / long.name)
-    folder.claim(long)
-    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        assert worker.stdin is not None
-        order = {"folders": [str(folder.path)], "max_minutes": None}
-        worker.stdin.write(json.dumps(order).encode() + b"\n")
-        worker.stdin.flush()
-        while "step" not in folder.read_last_step():
-            assert worker.poll() is None
-            time.sleep(0.05)
-        worker.stdin.close()
-        assert worker.wait() == 0
-    run = folder.open_run()
-    assert run is not None
-    (step,) = run.list_checkpoints()
-    assert 0 < step < 4000
-
-
 def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypatch):
     def refuse(folder: CellFolder, minutes: float, error: str | None) -> None:
         raise RunError("cannot be written")
@@ -268,14 +235,6 @@ def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypat
     job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1, lanes=False)
     with pytest.raises(RunError, match=r"2 of 2 runs failed: exit code 1 \(factor=tiny,seed=0; "):
         job.run()
-
-
-def test_a_worker_whose_sweep_was_killed_while_it_started_begins_nothing(tmp_path):
-    folder = CellFolder(tmp_path / cell().name)
-    folder.claim(cell())
-    order = {"folders": [str(folder.path)], "max_minutes": None}
-    subprocess.run(COMMAND, input=json.dumps(order).encode() + b"\n", check=True)
-    assert not folder.run_path.exists()
 
 
 def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):

@@ -126,6 +126,11 @@ def test_python_runs_a_sweep_and_shows_it(tmp_path):
     assert found.table["status"].to_list() == ["budget"]
     assert [run.accuracy for run in found.runs.values()] == found.table["accuracy"].to_list()
     assert "1 run: 1 not solved" in repr(found)
+    assert repr(found).endswith(", 1 seed")
+    file = tmp_path / "small.toml"
+    file.write_text(FILE.replace("[8, 16]", "[8]").replace("max_steps = 4", "max_steps = 1"))
+    more = lab.sweep(file, seeds=[3], out=tmp_path / "f", workers=1)
+    assert more.table["seed"].to_list() == [3, 3]
     assert "<iframe" in found._repr_html_()
 
 

@@ -7,10 +7,11 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.machine.allocation import Allocations, OverLimitError, measure_peak
+from lab.machine.growth import TOKENS
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models.room import count_bytes, refuse_weights
 from lab.training.fit import start
-from lab.training.footprint import TOKENS, check_step, count_fitting_lanes, estimate
+from lab.training.footprint import check_step, count_fitting_lanes, estimate
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run
 from tasks import TASKS
@@ -41,7 +42,7 @@ def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, siz
     found = estimate(run, run.build(), TOKENS)
     many = make(tmp_path, batch_size=8, stack=stack, **sizes)
     exact = estimate(many, many.build())
-    assert exact.fixed == 0
+    assert exact.step.fixed == 0
     model = run.build()
 
     def step():
@@ -52,10 +53,10 @@ def test_a_step_of_many_rows_takes_what_small_ones_foretell(tmp_path, stack, siz
         linear_cross_entropy(hidden, weight, targets)[0].backward()
 
     taken = measure_peak(step)
-    assert found.fixed + 256 * found.per_row == pytest.approx(taken, rel=0.25)
+    assert found.step.count_bytes(256) == pytest.approx(taken, rel=0.25)
     # Where a step is small enough, it is measured whole.
     whole = estimate(run, run.build())
-    assert whole.fixed + 256 * whole.per_row == pytest.approx(taken, rel=0.01)
+    assert whole.step.count_bytes(256) == pytest.approx(taken, rel=0.01)
 
 
 def test_a_run_that_small_steps_would_refuse_is_measured_on_larger_ones(tmp_path):
@@ -87,7 +88,7 @@ def test_lanes_take_what_one_run_foretells(tmp_path, stack):
     found, models = estimate(run, run.build()), [run.build() for _ in range(4)]
     batches = [run.task.batch(size=16, seed=z) for z in range(4)]
     peak = measure_peak(lambda: differentiate_lanes(models, batches, "fp32"))
-    step = 4 * (found.fixed + 16 * found.per_row + found.weights)
+    step = 4 * (found.step.count_bytes(16) + found.weights)
     assert step == pytest.approx(peak, rel=0.25)
     assert found.count_lanes(4) >= 4 * found.kept + step
     need = found.count_lanes(3)
@@ -126,3 +127,25 @@ def test_a_schedule_is_counted_and_not_listed():
     for bad in ({"first": "1"}, {"last": LARGEST + 1}, {"rows": 1.5}):
         with pytest.raises(ValueError, match="must be"):
             Schedule(**{"first": 1, "last": 2, "rows": 10, **bad})
+
+
+def test_a_row_that_does_not_fit_alone_is_refused_with_a_length_that_does(tmp_path):
+    run = make(tmp_path, batch_size=1, d_model=256, seq_len=2048, vocab_size=4096)
+    need = estimate(run, run.build()).total
+    words = r"training takes about .* are free; one row of [\d,]+ tokens would fit"
+    with pytest.raises(DoesNotFitError, match=words):
+        check_step(run, run.build(), need // 2 + need // 4)
+
+
+def test_a_step_that_measuring_shows_too_large_is_refused(tmp_path, monkeypatch):
+    run = make(tmp_path)
+    coarse = estimate(run, run.build(), TOKENS)
+
+    def measure(run, model, tokens=0, limit=0.0):
+        if tokens == TOKENS:
+            return coarse
+        raise OverLimitError(int(limit) + 1)
+
+    monkeypatch.setattr("lab.training.footprint.estimate", measure)
+    with pytest.raises(DoesNotFitError, match=r"batch_size=63 would fit"):
+        check_step(run, run.build(), coarse.total)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
+from lab.machine.memory import DoesNotFitError
 from lab.models.evaluation import evaluate
 from lab.training.experiment import carry_out
-from lab.training.generalisation import evaluate_settings
+from lab.training.generalisation import check_settings, evaluate_settings
 from lab.training.runs import Run
 from lab.training.variations import list_default_settings, undo_json, vary_settings
 from tasks import TASKS
@@ -176,3 +177,24 @@ def test_by_default_the_tasks_own_settings_that_the_options_allow():
     )
     scheduled = Copy(seq_len=Schedule(16, 32, 8))  # type: ignore[arg-type]
     assert default(scheduled) == {"seq_len": [200, 400, 800]}
+
+
+def test_what_memory_does_not_hold_is_refused_before_training_and_kept_after(tmp_path, monkeypatch):
+    task = TASKS["flip_flop"](seq_len=16)
+    run = Run(tmp_path / "run", task, ModelConfig(stack="AM", d_model=8), TRAIN)
+    settings = {"seq_len": [16, 2**15]}
+    check_settings(run, settings, "cpu")
+    monkeypatch.setattr("lab.machine.growth.measure_free_memory", lambda: 280 * 2**20)
+    words = r"eval seq_len=32768: seq_len=32768: does not fit .* rows of \d.* tokens would fit"
+    with pytest.raises(DoesNotFitError, match=words):
+        check_settings(run, settings, "cpu")
+    carry_out(run, CPU)
+    small, large = evaluate_settings(run, settings, "cpu")
+    assert "accuracy" in small
+    assert "an evaluation takes" in large["error"]
+
+
+def test_a_setting_that_the_model_cannot_take_does_not_end_the_run_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.models.architectures.load_class", lambda path: Short)
+    config = ModelConfig(stack="UM", model=f"{__name__}:Short", d_model=8)
+    check_settings(Run(tmp_path, TASK, config, TRAIN), {"seq_len": [32]}, "cpu")

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.base import NotApplicableError, Subject
 from analysis.plots.lines import LINE, draw_references
+from analysis.plots.style import DARK, LIGHT
 from analysis.run import baselines, curves
 from analysis.run.curves import Curve, describe
 from lab.config import ModelConfig, TrainConfig
@@ -175,3 +176,17 @@ def test_labels_of_levels_leave_room_for_markers_on_them():
     assert shifts["chance"] < -6
     # Above the highest label there is room before the row lengths, at 180 px for a unit.
     assert 180 * (fig.layout.yaxis.range[1] - 1) > shifts["oracle"] + LINE
+
+
+def test_labels_of_levels_have_a_ground_that_lines_do_not_cross():
+    """The page's theme gives it: no colour of the light page stays in the dark."""
+    found = curve("accuracy", [10, 20], [0.1, 0.2])
+    drawn = replace(found, references={"chance": 0.01, "copy": 0.4}, stages=((1, 16), (15, 32)))
+    labels = [label for label in drawn.draw().layout.annotations if "%" in label.text]
+    assert len(labels) == 2
+    assert {label.templateitemname for label in labels} == {"label"}
+    for theme, paper in ((LIGHT, (255, 255, 255)), (DARK, (20, 22, 26))):
+        (ground,) = theme.layout.annotations
+        assert ground.name == "label"
+        assert ground.showarrow is False
+        assert ground.bgcolor == "rgba({}, {}, {}, 0.85)".format(*paper)
