@@ -108,10 +108,12 @@ class Bytes(Task):
         """The text that rows are taken from.
 
         Raises:
-            TextChangedError: if it has changed since the task was made.
-            ValueError: if it no longer exists.
+            TextChangedError: if it has changed since the task was made, or is gone.
         """
-        corpus = open_corpus(self.path)
+        try:
+            corpus = open_corpus(self.path)
+        except ValueError as error:
+            raise TextChangedError(str(error)) from error
         if corpus.digest != self.digest:
             raise TextChangedError(f"digest={self.digest}: path={self.path!r} has changed since")
         return corpus

@@ -77,6 +77,7 @@ OTHERS: dict[str, dict[str, Any]] = {
             for kind in ("sliding_attention", "full_attention")
         },
     },
+    "DbrxConfig": {"attn_config": {"clip_qkv": 8.0, "rope_theta": 10_000.0, "kv_n_heads": 2}},
     "DeepseekV2Config": {"num_experts_per_tok": 2},
     # Windows short enough to be compressed; layers that hash tokens have their table from a file.
     "DeepseekV4Config": {
@@ -119,6 +120,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ReformerConfig": {"axial_pos_embds": False},
     "XLMConfig": {"causal": True},
     "XmodConfig": {"default_language": "en_XX"},
+    # Attention reads two vectors of the width side by side.
+    "ZambaConfig": {"attention_hidden_size": 64, "attention_head_dim": 16},
+    "Zamba2Config": {"attention_hidden_size": 64, "attention_head_dim": 16},
 }
 """Fields of configurations for which the sizes alone are not enough."""
 SPREAD = ("initializer_range", "init_std", "initializer_std")

@@ -51,19 +51,16 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     as reached: the row of an embedding's `padding_idx`, which torch keeps from learning, rows
     beyond the vocabulary, and those of `OPTIONAL` tables.
 
-    A router that is initialised to zero chooses the same experts for every token, until its first
-    step: so a law that fails with the weights as built is tried again with constant ones moved.
-    Whether those learn, "gradient reach" judges.
+    Keys or routers that are initialised to one value choose the same rows for every token, until a
+    step parts them: the law fails, and the evidence says whether all rows are reached with constant
+    parameters moved.
     """
     found = _judge_as_is(module, probes)
     if found.verdict != "fails":
         return found
     moved = _judge_as_is(move_constants(module, seed=0), probes)
-    if moved.verdict == "fails":
-        words = f"{found.evidence}; with constant parameters moved, {moved.counterexample}"
-        return replace(found, evidence=words)
-    words = f"{moved.evidence}, once constant parameters have moved; before, {found.evidence}"
-    return replace(moved, evidence=words)
+    words = moved.counterexample or f"{moved.evidence}: a first step may part equal choices"
+    return replace(found, evidence=f"{found.evidence}; with constant parameters moved, {words}")
 
 
 LAW = Law("table reach", judge)

@@ -43,7 +43,7 @@ class PackedModel(nn.Module):
         self.mixes = nn.Parameter(torch.tensor([[1.0, 0.1, 0.5]] * len(WINDOWS)))
         self.head = nn.Linear(D_MODEL, VOCABULARY, bias=False)
         for zero in (*self.write, *self.down):
-            nn.init.zeros_(zero.weight)
+            nn.init.zeros_(zero.get_parameter("weight"))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [b t] to logits [b t v]."""

@@ -186,7 +186,8 @@ def test_labels_of_levels_have_a_ground_that_lines_do_not_cross():
     assert len(labels) == 2
     assert {label.templateitemname for label in labels} == {"label"}
     for theme, paper in ((LIGHT, (255, 255, 255)), (DARK, (20, 22, 26))):
-        (ground,) = theme.layout.annotations
+        layout: Any = theme.layout
+        (ground,) = layout.annotations
         assert ground.name == "label"
         assert ground.showarrow is False
         assert ground.bgcolor == "rgba({}, {}, {}, 0.85)".format(*paper)
