@@ -103,6 +103,7 @@ def _find_near_modules(asked: str, missing: str) -> list[str]:
     if not f"{asked}.".startswith(f"{missing}."):
         return []  # what the module itself imports
     package, _, name = missing.rpartition(".")
-    places = sys.modules[package].__path__ if package else [*sys.path, os.getcwd()]
-    known = {found.name for found in pkgutil.iter_modules(places)}
+    inside = getattr(sys.modules.get(package), "__path__", ())  # none if it is no package
+    places = inside if package else [*sys.path, os.getcwd()]
+    known = {found.name for found in pkgutil.iter_modules(places) if found.name[0] != "_"}
     return [f"{package}.{near}".lstrip(".") for near in find_near(name, known)]

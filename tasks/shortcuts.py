@@ -132,7 +132,7 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
 def _count_each(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the different values in order, and how often each occurs, as `Tensor.unique` does.
 
-    What that takes within itself, no estimate of memory would see.
+    `Tensor.unique` allocates memory that estimates do not see.
     """
     return values.flatten().sort().values.unique_consecutive(return_counts=True)
 

@@ -57,9 +57,9 @@ class SolvingCurves(Finding):
             "Steps until solved",
             says,
             "The share of runs that are not solved yet on validation rows, by Kaplan and Meier: "
-            "runs that end unsolved count up to their last step, and those that diverge up to the "
-            "last of any. Each line falls at each run that is solved; with few seeds a step is "
-            "large.",
+            "runs that end unsolved count up to their last step, and runs that diverge as unsolved "
+            "up to the longest run of the setting. A setting whose runs all diverged has no line. "
+            "Each line falls at each run that is solved; with few seeds a step is large.",
             f"Falling lines of the share of unsolved runs by steps. {says}",
         )
 
@@ -92,7 +92,7 @@ def measure(table: pl.DataFrame) -> Sequence[SolvingCurves]:
     settings = [s for s in collect_settings(table) if s.seeds]
     if not any(any(s.solved) for s in settings):
         raise NotApplicableError("no run was solved")
-    if all(len(s.seeds) < 2 for s in settings):
+    if all(len(s.seeds) + s.diverged < 2 for s in settings):
         raise NotApplicableError("each setting has one run")
     check_installed()
     found = []

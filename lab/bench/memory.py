@@ -171,13 +171,7 @@ AUDITS = tuple(map(AuditedTask, TASKS))
 Work = MemorySetting | EvaluatedModel | AuditedTask
 
 
-def measure(
-    works: Sequence[MemorySetting | EvaluatedModel | AuditedTask] = (
-        *SETTINGS,
-        *EVALUATIONS,
-        *AUDITS,
-    ),
-) -> list[Ratio]:
+def measure(works: Sequence[Work] = (*SETTINGS, *EVALUATIONS, *AUDITS)) -> list[Ratio]:
     """Estimate each piece of work, and measure it (Linux)."""
     return [_compare(work) for work in works]
 

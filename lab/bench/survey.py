@@ -159,14 +159,18 @@ def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a file."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    """Return the lines of a file; one that was cut off while it was written is removed from it."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        path.write_bytes(whole)
+    return [json.loads(text) for text in whole.splitlines()]
 
 
 def describe(line: Line) -> str:
     """Describe a certificate in a line, and each law that fails in one more."""
-    if line["refused"]:
-        return f"{line['name']}: not built: {line['refused'].splitlines()[0]}"
+    if line["refused"] is not None:
+        return f"{line['name']}: not built: {line['refused'].partition(chr(10))[0]}"
     counts = Counter(law["verdict"] for law in line["laws"])
     words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     ended = f", stopped by {line['ended']}" if line["ended"] else ""
@@ -181,7 +185,7 @@ def describe(line: Line) -> str:
 
 def summarize(lines: list[Line]) -> Iterator[str]:
     """Yield for how many modules each law holds, fails, and is not decided."""
-    built = [line for line in lines if not line["refused"]]
+    built = [line for line in lines if line["refused"] is None]
     yield f"{len(lines)} tried, {len(built)} built, {sum(x['cpu'] for x in lines):.0f} CPU s"
     failing = [x for x in built if any(law["verdict"] == "fails" for law in x["laws"])]
     yield f"{len(failing)} fail a law, {sum(bool(x['ended']) for x in built)} were stopped"

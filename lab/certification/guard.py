@@ -22,6 +22,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl."""
 INTERVAL = 0.25
 """Seconds between two looks at the memory."""
+PATIENCE = 10.0
+"""Seconds after which a process that does not end is left."""
 WORKER = "lab.certification.worker"
 TOO_MUCH = 97
 """Exit code where too much memory was taken."""
@@ -76,13 +78,14 @@ def kill_marked(mark: str) -> None:
     """Kill all processes that have inherited a mark, again until there are none.
 
     So nothing outlives a guard that the target has killed. Those that have replaced their
-    environment are not found.
+    environment are not found, and those that the system does not end are left after `PATIENCE`.
     """
-    while found := [
-        each for each, _, state in _list_processes() if state != "Z" and _has(each, mark)
-    ]:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and (
+        found := [each for each, _, state in _list_processes() if state != "Z" and _has(each, mark)]
+    ):
         for process in found:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(INTERVAL / 10)
 

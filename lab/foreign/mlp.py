@@ -71,7 +71,8 @@ class ForeignMLP(nn.Module):
 
 @torch.no_grad()
 def watch_mlp(module: nn.Module, x: Float[Tensor, "b t d"]) -> nn.Module:
-    """Return a foreign MLP with hook points; as it is if it is made otherwise, as experts are.
+    """Return a foreign MLP with hook points; as it is if it is made otherwise, as experts are, or
+    if it cannot be called with its input alone.
 
     Args:
         module: the MLP.
@@ -80,6 +81,8 @@ def watch_mlp(module: nn.Module, x: Float[Tensor, "b t d"]) -> nn.Module:
     recorder = Recorder(module.named_children())
     try:
         module.forward(x)
+    except Exception:  # it reads more than its input, as BLOOM's reads the residual stream
+        return module
     finally:
         recorder.stop()
     inner = _read(x, recorder.seen)

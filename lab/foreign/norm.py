@@ -60,9 +60,7 @@ class ForeignNorm(nn.Module):
 
     def recompute(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return the norm of x by its formula; scale and normalized x pass their hook points."""
-        centered = self._center(x)
-        scale = self.hook_scale(self._compute_scale(centered))
-        return self.hook_normalized(centered / scale) * self.gain + self.shift
+        return self._pass(x)[0] * self.gain + self.shift
 
     def watch(self) -> None:
         """Let what the foreign norm computes pass the hook points from now on."""
@@ -80,20 +78,41 @@ class ForeignNorm(nn.Module):
         # Fused norms of flash-linear-attention may return the residual stream, too.
         if not (watched and isinstance(returned, Tensor)):
             return None
-        return self.recompute(args[0]).to(returned.dtype)
+        normalized, changed = self._pass(args[0])
+        if not (changed or torch.is_grad_enabled()):
+            return None
+        return (normalized * self.gain + self.shift).to(returned.dtype)
+
+    def _pass(self, x: Float[Tensor, "*axes d"]) -> tuple[Float[Tensor, "*axes d"], bool]:
+        """Return the normalized x after its hook points, and whether a hook may have changed it."""
+        centered = self._center(x)
+        scale = self._compute_scale(centered)
+        passed_scale = self.hook_scale(scale)
+        normalized = centered / passed_scale
+        passed = self.hook_normalized(normalized)
+        if scale.is_inference():  # changes in place are not counted there
+            return passed, True
+        edits = scale._version + normalized._version
+        return passed, passed_scale is not scale or passed is not normalized or edits > 0
 
 
 def watch_norm(module: nn.Module) -> nn.Module:
-    """Return a foreign norm with hook points; as it is where its formula is another one."""
+    """Return a foreign norm with hook points; as it is where its formula is another one, or where
+    it cannot be called with its input alone.
+    """
     eps = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
     like = next(module.parameters(), None)
     if eps is None or like is None or like.ndim != 1:
         return module
     probe = torch.linspace(0, 1, len(like)).to(like)[None, None]
-    for centered in (False, True):
-        norm = ForeignNorm(module, eps, centered)
-        with torch.no_grad():
-            if is_close(norm.recompute(probe), module.forward(probe)):
+    with torch.no_grad():
+        try:
+            expected = module.forward(probe)
+        except Exception:  # it reads more than its input, such as a gate
+            return module
+        for centered in (False, True):
+            norm = ForeignNorm(module, eps, centered)
+            if is_close(norm.recompute(probe), expected):
                 norm.watch()
                 return norm
     return module

@@ -59,7 +59,9 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     if found.verdict != "fails":
         return found
     moved = _judge_as_is(move_constants(module, seed=0), probes)
-    words = moved.counterexample or f"{moved.evidence}: a first step may part equal choices"
+    words = moved.counterexample or moved.evidence
+    if moved.verdict == "holds":
+        words += ": a first step may part equal choices"
     return replace(found, evidence=f"{found.evidence}; with constant parameters moved, {words}")
 
 

@@ -14,8 +14,8 @@ TOKENS, MANY_TOKENS = 2**10, 2**13
 """Tokens of the smaller of two measured calls: at first, and where memory may be too small. From
 several thousand on, losses and state spaces work block by block, and take less for each token."""
 DOUBT = 4
-"""Where an estimate is more than this part of the free memory, larger calls are measured: what long
-rows take grows with the square of their length, which short ones hardly show."""
+"""If this many times an estimate exceeds the free memory, larger calls are measured: what long rows
+take grows with the square of their length, which short ones hardly show."""
 STRAIGHT = 1.1
 """How many times as steep a line may become when lengths double, and still count as straight."""
 FRAGMENTS = 1.35
@@ -44,7 +44,7 @@ class Growth:
     @property
     def per_row(self) -> float:
         """Bytes of each row."""
-        return self._at(self.seq_len)
+        return self._count_row(self.seq_len)
 
     def count_bytes(self, rows: int) -> float:
         """Return what some rows take."""
@@ -59,10 +59,12 @@ class Growth:
         low, high = 0, self.seq_len
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.fixed + self._at(middle) <= limit else (low, middle)
+            low, high = (
+                (middle, high) if self.fixed + self._count_row(middle) <= limit else (low, middle)
+            )
         return low
 
-    def _at(self, length: int) -> float:
+    def _count_row(self, length: int) -> float:
         return self.line * length + self.square * length**2
 
 
@@ -144,7 +146,7 @@ def measure_growth(
         task: what rows are of.
         rows: as many as there will be.
         call: takes a batch.
-        tokens: of the smaller of two measured batches; of no more rows than there will be.
+        tokens: of the smaller of two measured batches, which has no more rows than the work.
         limit: bytes that a measured call may take.
         whole: whether long rows are measured as they are; otherwise three of their ends are.
         measure: returns the bytes of a call, or refuses those above a limit.

@@ -79,4 +79,5 @@ def _subtract_sums(log_decay):
     small = (running - large).to(log_decay.dtype)
     L = large[..., None, :] - large[..., :, None]
     L.add_(small[..., None, :]).sub_(small[..., :, None])
-    return L.clamp_(max=0).exp_().mul_(torch.ones_like(L[(0,) * (L.ndim - 2)]).triu())
+    L.clamp_(max=0).exp_()
+    return L.mul_(torch.ones_like(L[(0,) * (L.ndim - 2)]).triu())

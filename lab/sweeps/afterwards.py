@@ -1,4 +1,4 @@
-"""What is still done when this process is killed, or ended by a library: another waits for that."""
+"""Work that another process does if this one is killed, or ended by a library."""
 
 import contextlib
 import subprocess

@@ -24,8 +24,8 @@ SETTINGS = {
 }
 """What Ray is told unless the user's environment says otherwise."""
 LAST_WORDS = (
-    "Error: this process was killed, by Ray if the cluster at {address} is gone; once it runs "
-    "again, the same command goes on"
+    "Error: this process was killed. If the cluster at {address} is gone, Ray did it: start the "
+    "cluster again; the same command goes on"
 )
 """What is said when this process ends at once, as Ray has it do some time after its head node."""
 HERE = ("local", "auto")

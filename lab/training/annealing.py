@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 
 BELOW, LEAST = 0.1, 0.1
-"""The rate falls below this share of wrong answers, down to this share of the peak."""
+"""The rate falls below this share of wrong answers, down to this share of the peak; halvings come
+on top."""
 GAIN = 0.05
 """A new best has so many fewer wrong answers, as a share of those before: others may be luck."""
 PATIENCE = 4
-"""Validations in a row without a new best, after which the rate is halved."""
+"""Validations in a row below `BELOW` without a new best, after which the rate is halved."""
 MOST_HALVINGS = 3
 
 
@@ -23,7 +24,8 @@ class Annealing:
     Attributes:
         wrong: share of wrong answers in the last validation; 1 before.
         least: the last new best.
-        waits: validations since then, or since the rate was last halved.
+        waits: validations since then, since the rate was last halved, or since too many answers
+            were wrong.
         halvings: how often the rate was halved.
     """
 
@@ -37,7 +39,9 @@ class Annealing:
         self.wrong = wrong
         if wrong < (1 - GAIN) * self.least:
             self.least, self.waits = wrong, 0
-        elif wrong < BELOW and self.halvings < MOST_HALVINGS:
+        elif wrong >= BELOW:
+            self.waits = 0
+        elif self.halvings < MOST_HALVINGS:
             self.waits += 1
             if self.waits == PATIENCE:
                 self.halvings, self.waits = self.halvings + 1, 0

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,9 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
 def _read_annealing(content: dict[str, Any]) -> Annealing:
     """Return what schedule "error" follows; older checkpoints have the last share alone."""
     wrong = content.get("wrong", 1.0)
-    return Annealing(**content.get("annealing", {"wrong": wrong, "least": wrong}))
+    entry = content.get("annealing", {"wrong": wrong, "least": wrong})
+    known = {f.name for f in fields(Annealing)}
+    return Annealing(**{name: value for name, value in entry.items() if name in known})
 
 
 def _copy_weights(state: TrainingState) -> dict[str, Tensor]:

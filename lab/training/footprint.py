@@ -105,16 +105,18 @@ def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
     weights = sum(p.nbytes for p in model.parameters())
     bound = weights + (measure_free_memory() if free is None else free)
     found = estimate(run, model, TOKENS)
-    asked = found.total
+    asked, most = found.total, run.train.batch_size - 1
     if DOUBT * asked > bound or run.task.seq_len > MANY_TOKENS:
         try:
             found = estimate(run, model, limit=bound)
             asked = found.total
         except OverLimitError as error:
             asked = max(asked, error.bytes)
+            # The larger of the two steps that were to be measured.
+            most = min(most, 2 * count_rows(MANY_TOKENS, run.task.seq_len) - 1)
     if asked <= bound:
         return
-    rows = min(found.count_fitting_rows(bound), run.train.batch_size - 1)
+    rows = min(found.count_fitting_rows(bound), most)
     advice = f"batch_size={rows}" if rows >= 1 else found.name_longest_row(bound)
     raise DoesNotFitError(
         f"batch_size={run.train.batch_size}, seq_len={run.task.seq_len}: does not fit in memory: "

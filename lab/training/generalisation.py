@@ -103,10 +103,8 @@ def check_settings(run: Run, settings: Mapping[str, Sequence[Any]], device: str 
             check_evaluation(task, model, _count_at_once(task))
         except DoesNotFitError as error:
             raise DoesNotFitError(f"eval {option}={value}: {error}") from error
-        except (
-            Exception
-        ):  # of a mixer, the user's perhaps, that takes no such row: it is said later
-            continue
+        except Exception:
+            continue  # a mixer may refuse such a row; the evaluation says so later
 
 
 def _count_at_once(task: Task) -> int:
@@ -124,10 +122,16 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     try:
         with refuse_more_than_free(f"a row of {task.seq_len:,} tokens"), check_mixers(model):
             score(model, row, "fp32")
-        # Without what checks the mixers, which lets the last of them compute all positions.
-        if device.type == "cpu":
-            give_back_freed_memory()  # of the training
-            check_evaluation(task, model, _count_at_once(task))
     except ValueError as error:
         return str(error)
+    if device.type != "cpu":
+        return None
+    give_back_freed_memory()  # of the training
+    try:
+        # Outside `check_mixers`, under which the last mixer computes all positions.
+        check_evaluation(task, model, _count_at_once(task))
+    except DoesNotFitError as error:
+        return str(error)
+    except Exception:
+        return None  # a mixer may refuse the shorter rows that are measured
     return None

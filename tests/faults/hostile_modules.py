@@ -169,16 +169,6 @@ class Closing(Honest):
         os.closerange(0, 256)
 
 
-class Shouting(Honest):
-    """Says more than anyone can read, to everyone who listens."""
-
-    def __init__(self):
-        super().__init__()
-        for _ in range(64):
-            os.write(2, b"\x1b[2J" * 2**18)
-            print("x" * 2**20)
-
-
 class Replacing(Honest):
     """Replaces functions that its tester uses."""
 

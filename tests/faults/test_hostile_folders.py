@@ -23,7 +23,7 @@ COMMANDS = (
 PATIENCE = 240
 """Seconds after which a command waits for something, however busy the machine is."""
 MOST = 2**26
-"""Bytes of the largest page that is searched; a file of holds only would fill memory."""
+"""Bytes of the largest page that is searched; a file of holes only would fill memory."""
 
 
 def take_stock(folder: Path) -> dict[str, bytes]:

@@ -242,6 +242,32 @@ def test_what_an_opened_model_refuses():
         cache.decompose_resid(apply_ln=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Bloom", {"hidden_size": 16, "n_layer": 2, "n_head": 2}),
+        ("Mpt", {"d_model": 16, "n_layers": 2, "n_heads": 2, "expansion_ratio": 2}),
+    ],
+)
+def test_mlps_that_read_more_than_their_input_get_no_points(name, sizes):
+    config = getattr(load("transformers"), f"{name}Config")(vocab_size=V, **sizes)
+    torch.manual_seed(0)
+    model = load("transformers").AutoModelForCausalLM.from_config(config).eval()
+    opened = lab.open("hf", model)
+    assert not any("mlp.hook_post" in point for point in hook_points(opened))
+    with torch.no_grad():
+        assert difference(opened(TOKENS), model(TOKENS).logits) < 1e-5
+
+
+@torch.no_grad()
+def test_norms_that_are_only_looked_at_return_what_the_library_does():
+    opened = lab.open("hf", make("llama").bfloat16())
+    point = "blocks.0.norm_mixer.hook_scale"
+    assert torch.equal(opened.run_with_cache(TOKENS, [point])[0], opened(TOKENS))
+    shrink = (point, lambda scale, hook: scale.mul_(0.5))
+    assert not torch.equal(opened.run_with_hooks(TOKENS, fwd_hooks=[shrink]), opened(TOKENS))
+
+
 def test_another_layout_is_opened_without_a_matrix():
     """Layers that no form here knows still run, with hook points on the residual stream."""
     of = load("transformers")

@@ -37,3 +37,4 @@ def test_a_halved_rate_stays_halved_when_answers_get_better():
 def test_what_has_much_to_learn_is_not_slowed_and_no_rate_falls_for_ever():
     assert observe([0.3] * 100).share == 1.0
     assert observe([0.05] * 1000).halvings == MOST_HALVINGS
+    assert observe([0.09, *[0.2, 0.09] * 100]).halvings == 0  # never in a row
