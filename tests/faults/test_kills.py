@@ -82,10 +82,11 @@ def _watch(call: Callable[[], object], last: int | None) -> int:
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
-        if arguments and "__pycache__" in str(arguments[0]):
-            return  # the first to import a module keeps it compiled, and no other does
         opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-        if event in CHANGES or event == PART or opens:
+        # The first to import a module keeps it compiled, and no other does.
+        if (
+            (event in CHANGES or opens) and "__pycache__" not in str(arguments[0])
+        ) or event == PART:
             seen += 1
             if seen == last:
                 os.kill(os.getpid(), signal.SIGKILL)
