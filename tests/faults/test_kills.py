@@ -83,10 +83,10 @@ def _watch(call: Callable[[], object], last: int | None) -> int:
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
         opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-        # The first to import a module keeps it compiled, and no other does.
-        if (
-            (event in CHANGES or opens) and "__pycache__" not in str(arguments[0])
-        ) or event == PART:
+        changes = event in CHANGES or opens
+        if changes and "__pycache__" in str(arguments[0]):
+            return  # the first to import a module keeps it compiled, and no other does
+        if changes or event == PART:
             seen += 1
             if seen == last:
                 os.kill(os.getpid(), signal.SIGKILL)
