@@ -25,11 +25,11 @@ def measure(subject: Subject) -> list[Mechanism | Edited | Components]:
     """Return the mechanism, what edits of a mixer leave of recall, and which components carry it.
 
     Raises:
-        NotApplicableError: when the task's rows store no pairs or only one, or when exchanging
+        NotApplicableError: when the task asks for no value stored beside its key, rows store only one pair, or when exchanging
             keys does not exchange the answers.
     """
     if not has_pairs(subject.batch):
-        raise NotApplicableError("the task's rows store no pairs")
+        raise NotApplicableError("the task asks for no value that is stored beside its key")
     seq_len, n_layers = subject.batch.inputs.shape[1], len(subject.model.blocks)
     wanted = ROW_TOKENS * 2 // (seq_len * max(2, n_layers))
     batch = subject.batch[slice(0, min(MOST_ROWS, max(FEWEST_ROWS, wanted)))]

@@ -15,10 +15,10 @@ def measure(subject: Subject) -> list[PairMass | RecallByPlace]:
     """Return the mass on pairs, where a mixer offers a matrix, and the recall by place.
 
     Raises:
-        NotApplicableError: for a task whose rows store no pairs.
+        NotApplicableError: for a task that asks for no value stored beside its key.
     """
     if not has_pairs(subject.batch):
-        raise NotApplicableError("the task's rows store no pairs")
+        raise NotApplicableError("the task asks for no value that is stored beside its key")
     by_place = measure_by_place(subject)
     pair_mass = measure_pair_mass(subject)
     return [by_place] if pair_mass is None else [pair_mass, by_place]

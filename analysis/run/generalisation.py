@@ -94,7 +94,8 @@ class AccuracyByOption(Finding):
         if self.reference is None or self.reference_interval is None:
             return f"{self._describe_extremes()}; the run has no accuracy to compare with."
         opening = (
-            f"Trained at {self.trained_as}, {percent(self.reference)} of the answers are right"
+            f"With {self.option} at {self.trained_as}, as in training, "
+            f"{percent(self.reference)} of the answers are right"
         )
         low, high = self.reference_interval
         if self.trained is None or self.places is None:

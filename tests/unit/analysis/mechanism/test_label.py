@@ -130,7 +130,7 @@ def ask_for_constants(batch: Batch) -> Batch:
 @pytest.mark.parametrize(
     ("task", "change", "why"),
     [
-        (mechanisms.TASK, drop_links, "store no pairs"),
+        (mechanisms.TASK, drop_links, "no value that is stored beside its key"),
         (replace(mechanisms.TASK, n_pairs=1), lambda batch: batch, "two pairs"),
         (mechanisms.TASK, ask_for_constants, "do not change places"),
     ],

@@ -213,5 +213,5 @@ def test_figures_show_every_head_or_every_layer(monkeypatch):
 
 def test_without_pairs_it_does_not_apply():
     subject = Subject(TASK, mechanisms.untrained(), replace(BATCH, links={}))
-    with pytest.raises(NotApplicableError, match="store no pairs"):
+    with pytest.raises(NotApplicableError, match="no value that is stored beside its key"):
         recall.measure(subject)

@@ -72,7 +72,8 @@ def test_it_holds_then_halves_then_is_a_guess(tmp_path):
     # What was evaluated in the same way goes before the result's.
     assert (reach.reference, reach.reference_interval) == (0.93, (0.92, 0.9400000000000001))
     assert describe(reach).says == (
-        "Trained at 32, 93.0 % of the answers are right; above that it holds up to 64 (93.0 %), "
+        "With seq_len at 32, as in training, 93.0 % of the answers are right; "
+        "above that it holds up to 64 (93.0 %), "
         "keeps half of its lead over a guess up to 128, and is 10.0 % at 512, not certainly more "
         "than a guess."
     )
@@ -83,8 +84,8 @@ def test_it_holds_as_far_as_was_tried(tmp_path):
     # Wilson's interval of 0.9 on 32 rows of one answer reaches below 0.86.
     assert reach.reference_interval == pytest.approx((0.748, 0.964), abs=0.01)
     assert describe(reach).says == (
-        "Trained at 32, 90.0 % of the answers are right; above that it holds as far as was "
-        "tried, 88.0 % at 128; below that it holds as far as was tried, 85.0 % at 16."
+        "With seq_len at 32, as in training, 90.0 % of the answers are right; "
+        "above that it holds as far as was tried, 88.0 % at 128; below that it holds as far as was tried, 85.0 % at 16."
     )
 
 
@@ -112,7 +113,8 @@ def test_what_a_shortcut_reaches_too_does_not_hold(tmp_path):
     shares = ((32, 0.4), (64, 0.4))
     says = describe(found(tmp_path / "null", TASK, lengths(*shares), copy=0.5)).says
     assert says == (
-        "Trained at 32, 40.0 % of the answers are right. That is not certainly more than the "
+        "With seq_len at 32, as in training, 40.0 % of the answers are right. "
+        "That is not certainly more than the "
         "shortcut “copy” (50.0 %), which needs no training: the model has learned nothing that "
         "could hold elsewhere."
     )
@@ -132,7 +134,9 @@ def test_a_mixture_and_a_schedule_are_ranges(tmp_path):
     assert mixture.trained == (16, 64)
     assert "Accuracy by seq_len, trained at 16, 64" in describe(mixture).title
     assert "grey range" in describe(mixture).reading
-    assert "Trained at 16, 64, 90.0 % of the answers are right; above" in describe(mixture).says
+    assert describe(mixture).says.startswith(
+        "With seq_len at 16, 64, as in training, 90.0 % of the answers are right; above"
+    )
     task = TASK.replace(seq_len=Schedule(first=16, last=64, rows=100))
     schedule = found(tmp_path / "schedule", task, entries)
     assert schedule.trained == (16, 64)
@@ -147,13 +151,15 @@ def test_values_in_no_order_are_told_one_by_one(tmp_path):
     reach = found(tmp_path / "mode", task, entries)
     assert (reach.places, reach.trained) == (None, None)
     assert describe(reach).says == (
-        "Trained at copy, 90.0 % of the answers are right; 30.0 % at prefix; 90.0 % at copy, no "
-        "certain difference."
+        "With mode at copy, as in training, 90.0 % of the answers are right; 30.0 % at prefix; "
+        "90.0 % at copy, no certain difference."
     )
     assert figure(reach)["layout"]["xaxis"]["type"] == "category"
     task = Overwrite(seq_len=64, n_pairs=4, vocab_size=64)
     reach = found(tmp_path / "spacing", task, [entry("spacing", 1, 0.4), entry("spacing", 2, 0.9)])
-    assert "Trained at the default, 90.0 % of the answers" in describe(reach).says
+    assert (
+        "With spacing at the default, as in training, 90.0 % of the answers" in describe(reach).says
+    )
     assert "trained on" not in [trace["name"] for trace in figure(reach)["data"]]
 
 
