@@ -25,8 +25,8 @@ def measure(subject: Subject) -> list[Mechanism | Edited | Components]:
     """Return the mechanism, what edits of a mixer leave of recall, and which components carry it.
 
     Raises:
-        NotApplicableError: when the task asks for no value stored beside its key, rows store only one pair, or when exchanging
-            keys does not exchange the answers.
+        NotApplicableError: when the task asks for no value that is stored beside its key, when
+            rows store only one pair, or when exchanging keys does not exchange the answers.
     """
     if not has_pairs(subject.batch):
         raise NotApplicableError("the task asks for no value that is stored beside its key")

@@ -85,7 +85,8 @@ def test_it_holds_as_far_as_was_tried(tmp_path):
     assert reach.reference_interval == pytest.approx((0.748, 0.964), abs=0.01)
     assert describe(reach).says == (
         "With seq_len at 32, as in training, 90.0 % of the answers are right; "
-        "above that it holds as far as was tried, 88.0 % at 128; below that it holds as far as was tried, 85.0 % at 16."
+        "above that it holds as far as was tried, 88.0 % at 128; "
+        "below that it holds as far as was tried, 85.0 % at 16."
     )
 
 
