@@ -5,6 +5,7 @@
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -91,8 +92,18 @@ def read_toml(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: for a file that cannot be read, or is not valid TOML.
     """
+    return read_toml_and_bytes(file)[0]
+
+
+def read_toml_and_bytes(file: Path) -> tuple[dict[str, Any], bytes]:
+    """Return the content of a TOML file, and the bytes that it was read from, as for a digest.
+
+    Raises:
+        ValueError: as `read_toml`.
+    """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        data = file.read_bytes()
+        return tomllib.loads(io.StringIO(data.decode(), newline=None).read()), data
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:

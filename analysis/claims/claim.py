@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.claims.statistic import Statistic
-from lab.files import read_toml
+from lab.files import read_toml_and_bytes
 from tasks.near_names import suggest
 
 SCALES = ("smoke", "small", "paper")
@@ -72,8 +72,7 @@ class Claim:
         Raises:
             ValueError: for a file that cannot be read, or has unknown, missing or wrong parts.
         """
-        content = read_toml(file)
-        data = file.read_bytes()
+        content, data = read_toml_and_bytes(file)
         try:
             if "sweeps_of" in content:
                 shared, sweeps = _load_sweeps(content, file)
@@ -141,9 +140,8 @@ def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[st
     own = [scale for scale in SCALES if scale in content]
     if own:
         raise ValueError(f"sweeps_of={name}: has [{own[0]}] too: must have one of them")
-    home = file.with_name(f"{name}.toml")
-    other = read_toml(home)
-    return home.read_bytes(), {scale: other[scale] for scale in SCALES if scale in other}
+    other, data = read_toml_and_bytes(file.with_name(f"{name}.toml"))
+    return data, {scale: other[scale] for scale in SCALES if scale in other}
 
 
 def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:

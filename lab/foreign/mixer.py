@@ -29,7 +29,23 @@ class Call(NamedTuple):
         return any(self.kwargs.get(name) is not None for name in LAYER_CACHES)
 
 
-class ForeignMixer(nn.Module):
+class ForeignPart(nn.Module):
+    """A part of a foreign model, which computes as it did.
+
+    Args:
+        module: the part.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def extra_repr(self) -> str:
+        """Return the foreign class."""
+        return f"{type(self.module).__module__}.{type(self.module).__name__}"
+
+
+class ForeignMixer(ForeignPart):
     """A foreign sequence mixer. [b t d] → [b t d].
 
     Args:
@@ -42,17 +58,12 @@ class ForeignMixer(nn.Module):
     computed_in = torch.float32
 
     def __init__(self, module: nn.Module, rehearse: Callable[[Tensor], object] | None = None):
-        super().__init__()
-        self.module = module
+        super().__init__(module)
         self._rehearse = rehearse
         self._call: Call | None = None
         self._batch = 0
         self._rest: tuple[Any, ...] = ()
         self._kept: tuple[tuple[Any, ...], Call] | None = None
-
-    def extra_repr(self) -> str:
-        """Return the foreign class."""
-        return f"{type(self.module).__module__}.{type(self.module).__name__}"
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return what the foreign layer returns."""

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.foreign.mixer import is_close
+from lab.foreign.mixer import ForeignPart, is_close
 from lab.foreign.parts import Recorder, Seen, is_norm, is_same
 from lab.hooks import HookPoint
+from lab.laws.refusal import REFUSALS
 
 
 class Inner(NamedTuple):
@@ -25,7 +26,7 @@ class Inner(NamedTuple):
     down: nn.Module
 
 
-class ForeignMLP(nn.Module):
+class ForeignMLP(ForeignPart):
     """A foreign MLP. [b t d] → [b t d].
 
     Hook points, as in the lab's own MLP, all [b t d_ff]: `hook_pre`, what the activation is applied
@@ -38,8 +39,7 @@ class ForeignMLP(nn.Module):
     """
 
     def __init__(self, module: nn.Module, inner: Inner):
-        super().__init__()
-        self.module = module
+        super().__init__(module)
         self.hook_pre = None if inner.activation is None else HookPoint()
         self.hook_pre_linear = None if inner.linear is None else HookPoint()
         self.hook_post = HookPoint()
@@ -48,10 +48,6 @@ class ForeignMLP(nn.Module):
         if inner.linear is not None:
             inner.linear.register_forward_hook(self._pass_linear)
         inner.down.register_forward_pre_hook(self._pass_post)
-
-    def extra_repr(self) -> str:
-        """Return the foreign class."""
-        return f"{type(self.module).__module__}.{type(self.module).__name__}"
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return what the foreign MLP returns."""
@@ -81,7 +77,7 @@ def watch_mlp(module: nn.Module, x: Float[Tensor, "b t d"]) -> nn.Module:
     recorder = Recorder(module.named_children())
     try:
         module.forward(x)
-    except Exception:  # it reads more than its input, as BLOOM's reads the residual stream
+    except REFUSALS:  # it reads more than its input, as BLOOM's reads the residual stream
         return module
     finally:
         recorder.stop()

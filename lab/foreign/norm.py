@@ -6,15 +6,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.foreign.mixer import is_close
+from lab.foreign.mixer import ForeignPart, is_close
 from lab.hooks import HookPoint
+from lab.laws.refusal import REFUSALS
 from lab.ops.precision import promote
 
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
 """What norms call the number that keeps their scale from 0."""
 
 
-class ForeignNorm(nn.Module):
+class ForeignNorm(ForeignPart):
     """A foreign RMSNorm or LayerNorm. [b t d] → [b t d].
 
         y = gain ⊙ (x − m) / scale + shift,    scale = √(mean (x − m)² + eps)
@@ -29,14 +30,10 @@ class ForeignNorm(nn.Module):
     """
 
     def __init__(self, module: nn.Module, eps: float, centered: bool):
-        super().__init__()
-        self.module, self.eps, self.centered = module, eps, centered
+        super().__init__(module)
+        self.eps, self.centered = eps, centered
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
-
-    def extra_repr(self) -> str:
-        """Return the foreign class."""
-        return f"{type(self.module).__module__}.{type(self.module).__name__}"
 
     def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return what the foreign norm returns."""
@@ -108,7 +105,7 @@ def watch_norm(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         try:
             expected = module.forward(probe)
-        except Exception:  # it reads more than its input, such as a gate
+        except REFUSALS:  # it reads more than its input, such as a gate
             return module
         for centered in (False, True):
             norm = ForeignNorm(module, eps, centered)

@@ -5,7 +5,8 @@
 Differences of one running sum would give the same L, but they cancel: at 2,048 tokens about a
 hundred times less exact. So in fp64 each segment is summed by itself. In fp32 differences of a
 running sum in fp64 are exact, and much faster. What is not causal is masked before exp, or bounded:
-there exp could overflow, and infinity times the mask's zero is NaN.
+there exp could overflow, and infinity times the mask's zero is NaN. A log-decay that is NaN also
+reaches, in fp32, what is not causal.
 """
 
 import torch

@@ -133,5 +133,5 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     except DoesNotFitError as error:
         return str(error)
     except Exception:
-        return None  # a mixer may refuse the shorter rows that are measured
+        pass  # a mixer may refuse the shorter rows that are measured
     return None
