@@ -55,10 +55,11 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     step parts them: the law fails, and the evidence says whether all rows are reached with constant
     parameters moved.
     """
-    found = _judge_as_is(module, probes)
+    began = read_clock()
+    found = _judge_as_is(module, probes, began)
     if found.verdict != "fails":
         return found
-    moved = _judge_as_is(move_constants(module, seed=0), probes)
+    moved = _judge_as_is(move_constants(module, seed=0), probes, began)
     words = moved.counterexample or moved.evidence
     if moved.verdict == "holds":
         words += ": a first step may part equal choices"
@@ -68,8 +69,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 LAW = Law("table reach", judge)
 
 
-def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
-    """Judge a module with its present weights."""
+def _judge_as_is(module: nn.Module, probes: Probes, began: float) -> Verdict:
+    """Judge a module with its present weights, in what is left of the time since `began`."""
     tables = {
         name: p
         for name, p in module.named_parameters()
@@ -85,7 +86,7 @@ def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
     for name, row in _list_unselectable(module):
         found[name][row] = True
     unselectable = _count_reached(found)
-    began, tokens, newest = read_clock(), 0, FIRST
+    tokens, newest = 0, FIRST
     short = [length for length in probes.lengths if length <= SEQ_LEN]
     like = probes.input(max(short, default=probes.lengths[0]), 1)
     while True:

@@ -1,10 +1,12 @@
 """The law of tables: rows that nothing selects are found, rare ones are not called so."""
 
+from itertools import chain, repeat
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, CertifySettings, Probes, Verdict
+from lab.laws import LAWS, CertifySettings, Probes, Verdict, tables
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed import FloorSquareCDMoE
 
@@ -128,6 +130,16 @@ def test_an_expert_that_no_router_chooses_stays_unreached():
     assert found.verdict == "fails"
     assert "with constant parameters moved, none" in found.evidence
     assert "of 256 tokens reaches 8 of 32 rows of experts: [3, 0]" in found.evidence
+
+
+def test_with_constants_moved_a_module_gets_only_what_is_left_of_the_time(monkeypatch):
+    torch.manual_seed(0)
+    # The first pass asks thrice: when it begins, and after its first two rounds of three.
+    clock = chain(repeat(0.0, 3), repeat(61.0))
+    monkeypatch.setattr(tables, "read_clock", lambda: next(clock))
+    found = judge(Routed(3), seconds=60.0)
+    assert found.verdict == "fails"
+    assert "with constant parameters moved, 27 of 36 rows got a gradient from 64" in found.evidence
 
 
 def test_what_has_no_table_has_none_to_reach():
