@@ -83,8 +83,10 @@ def _judge_as_is(module: nn.Module, probes: Probes, began: float) -> Verdict:
         name: torch.zeros(p.shape[:-1], dtype=torch.bool, device=p.device)
         for name, p in tables.items()
     }
-    for name, row in _list_unselectable(module):
-        found[name][row] = True
+    names = {id(table): name for name, table in tables.items()}  # a shared table has one of two
+    for table, row in _list_unselectable(module):
+        if id(table) in names:
+            found[names[id(table)]][row] = True
     unselectable = _count_reached(found)
     tokens, newest = 0, FIRST
     short = [length for length in probes.lengths if length <= SEQ_LEN]
@@ -116,19 +118,17 @@ def _judge_as_is(module: nn.Module, probes: Probes, began: float) -> Verdict:
     return Verdict(LAW.name, "not decided" if _list_missing(found) else "holds", evidence)
 
 
-def _list_unselectable(module: nn.Module) -> Iterator[tuple[str, int | slice]]:
+def _list_unselectable(module: nn.Module) -> Iterator[tuple[Tensor, int | slice]]:
     """Yield tables and their rows that no probe can select, as `judge` says."""
     for path, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and part.weight.requires_grad:
-            name = f"{path}.weight".removeprefix(".")
+        if isinstance(part, nn.Embedding):
             if part.padding_idx is not None:
-                yield name, part.padding_idx
+                yield part.weight, part.padding_idx
             if path.endswith(OPTIONAL):
-                yield name, slice(1, None)
+                yield part.weight, slice(1, None)
         if isinstance(part, Tokens) and part.table is not None:
             name = ".".join(filter(None, (path, "module", part.table, "weight")))
-            if module.get_parameter(name).requires_grad:
-                yield name, slice(part.vocab_size, None)
+            yield module.get_parameter(name), slice(part.vocab_size, None)
 
 
 def try_tokens(

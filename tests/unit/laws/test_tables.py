@@ -157,6 +157,24 @@ class Unused(nn.Module):
         return self.module(x)
 
 
+class Shared(nn.Module):
+    """Two embeddings with one table, of which only the second keeps a row from learning."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Embedding(4, 8), nn.Embedding(4, 8, padding_idx=3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second((x[..., 0].abs() * 2).long().clamp(max=2))
+
+
+def test_a_shared_table_has_the_row_of_padding_of_either():
+    found = judge(Shared())
+    assert found.verdict == "holds"
+    assert "4 of 4 rows" in found.evidence
+
+
 def test_tables_without_any_gradient_are_left_to_gradient_reach():
     found = judge(Unused(nn.Identity()))
     assert found.verdict == "not applicable"
