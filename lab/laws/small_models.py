@@ -77,7 +77,10 @@ OTHERS: dict[str, dict[str, Any]] = {
             for kind in ("sliding_attention", "full_attention")
         },
     },
-    "DbrxConfig": {"attn_config": {"clip_qkv": 8.0, "rope_theta": 10_000.0, "kv_n_heads": 2}},
+    "DbrxConfig": {
+        "attn_config": {"clip_qkv": 8.0, "rope_theta": 10_000.0, "kv_n_heads": 2},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "DeepseekV2Config": {"num_experts_per_tok": 2},
     # Windows short enough to be compressed; layers that hash tokens have their table from a file.
     "DeepseekV4Config": {
