@@ -145,8 +145,8 @@ class TimedCell(Cell):
     init_state = None  # type: ignore[assignment]
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        state = self.cell(x.squeeze(1), state)
-        return state[:, None], state
+        after = self.cell(x.squeeze(1), state)
+        return after[:, None], after
 
     def forward(self, x: Tensor) -> Tensor:
         y, state = self.step(x[:, :1])
