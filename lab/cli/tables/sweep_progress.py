@@ -22,6 +22,8 @@ REFRESHES = 2
 """Of the live table, each second."""
 OTHER_LINES = 6
 """Lines of the terminal that the cells leave to others."""
+UNLESS_EARLY = " if no run ends early"
+"""Said of a time to the limits of steps and minutes, at the speed that was measured."""
 
 
 class SweepDisplay(Display):
@@ -114,11 +116,11 @@ class SweepDisplay(Display):
                 for name, (began, first) in list(self.began.items())
             }
         )
-        return f"{'at most' if bound else 'about'} {format_duration(seconds)} left"
+        return f"about {format_duration(seconds)} left{UNLESS_EARLY if bound else ''}"
 
 
 def describe_cost(plan: SweepPlan) -> str:
-    """Say how many runs there are to do, and how long they take at most and usually."""
+    """Say how many runs there are to do, and how long they take to their limits and usually."""
     todo = list(plan.costs.values())
     at_once = f"{plan.workers} {'process' if plan.workers == 1 else 'processes'} at a time"
     opening = f"{len(todo)} of {plan.cells} runs to do, {at_once}, in {plan.out}/"
@@ -130,8 +132,8 @@ def describe_cost(plan: SweepPlan) -> str:
         step += f" to {steps[-1]:,.0f}"
     most = add_up(todo, plan.workers, plan.max_minutes)
     text = (
-        f"{opening}. A step at the full row length takes {step} ms, so training takes at most "
-        f"{format_duration(most)}."
+        f"{opening}. A step at the full row length takes {step} ms, so training takes about "
+        f"{format_duration(most)}{UNLESS_EARLY}."
     )
     known = [cost.usual for cost in todo if cost.usual is not None]
     if known:
