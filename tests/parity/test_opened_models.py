@@ -169,7 +169,13 @@ def test_gradients_are_the_models_own():
 @torch.no_grad()
 def test_hook_points_have_the_labs_names():
     expected = {
-        "llama": ("mixer.hook_rot_q", "mixer.hook_pattern", "hook_resid_mid", "hook_mlp_out"),
+        "llama": (
+            "mixer.hook_q",
+            "mixer.hook_rot_q",
+            "mixer.hook_pattern",
+            "hook_resid_mid",
+            "hook_mlp_out",
+        ),
         "gpt2": ("mixer.hook_q", "mixer.hook_attn_scores", "hook_resid_mid", "hook_attn_out"),
         "mamba": ("mixer.hook_dt", "mixer.hook_ssm_out", "hook_resid_mid"),
     }
@@ -238,8 +244,13 @@ def test_what_an_opened_model_refuses():
         opened.step(TOKENS[:, 0], state)
     logits, cache = opened.run_with_cache(TOKENS)
     assert difference(cache.logit_lens()[-1], logits) < WITHIN["mamba"]
-    with pytest.raises(ValueError, match="must be the lab's own RMSNorm"):
-        cache.decompose_resid(apply_ln=True)
+    llama = pair("llama")[1]
+    _, state = llama.prefill(TOKENS)
+    with (
+        llama.hooks([("blocks.0.mixer.hook_q", lambda q, hook: None)]),
+        pytest.raises(ValueError, match="cannot pass queries and keys before their rotation while"),
+    ):
+        llama.step(TOKENS[:, 0], state)
 
 
 @pytest.mark.parametrize(
