@@ -85,6 +85,7 @@ class StatisticValue:
         places: how many combinations of the other factors it was computed over.
         where: the place of the least or greatest; empty for a difference.
         most: the largest value that a difference can have, if the first setting is always right.
+        best: of a difference, the accuracy of the better setting; infinite for all else.
     """
 
     value: float
@@ -94,6 +95,7 @@ class StatisticValue:
     places: int
     where: str = ""
     most: float = 1.0
+    best: float = math.inf
 
 
 def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
@@ -153,13 +155,14 @@ def compare(
     if seeds == 0:
         return StatisticValue(math.nan, math.nan, math.nan, 0, places)
     value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
+    best = float(max(ours.mean(), theirs.mean()))
     low, high = -math.inf, math.inf
     if seeds >= FEWEST and ours.std() == theirs.std() == 0:
         low = high = value
     elif seeds >= FEWEST:
         ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
         low, high = float(ends.low), float(ends.high)
-    return StatisticValue(value, low, high, seeds, places, most=most)
+    return StatisticValue(value, low, high, seeds, places, most=most, best=best)
 
 
 def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:

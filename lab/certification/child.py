@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from lab.certification.deadline import Deadline
-from lab.certification.guard import MARK, TOO_MUCH, kill_marked
+from lab.certification.guard import INTERVAL, MARK, TOO_MUCH, kill_marked
 from lab.certification.request import KEY, Request, sign_frame
 from lab.files import clean_all, escape_controls
 
@@ -111,13 +111,13 @@ class Child:
         """
         deadline = Deadline(seconds, self._worker)
         while b"\n" not in self._received:
+            # What the child started may hold the pipe open after the child has ended.
+            ended = self._process.poll() is not None
             left = deadline.count_left()
-            # After a fork the pipe stays open although the child has ended.
-            if self._process.poll() is not None and left <= 0:
-                raise StoppedError(self._describe_end())
-            if left <= 0:
+            if left <= 0 and not ended:
                 raise StoppedError(f"took longer than {seconds:g} s and was stopped")
-            self._read(left)
+            if not self._read(0.0 if ended else min(left, INTERVAL)) and ended:
+                raise StoppedError(self._describe_end())
         line, _, self._received = self._received.partition(b"\n")
         return self._open_frame(line)
 
@@ -157,8 +157,14 @@ class Child:
             with suppress(BrokenPipeError):
                 pipe.close()  # type: ignore[union-attr]
 
-    def _read(self, seconds: float) -> None:
-        for key, _ in self._selector.select(seconds):
+    def _read(self, seconds: float) -> bool:
+        """Take what comes within some seconds; return whether anything came.
+
+        Raises:
+            StoppedError: when nothing more can come, or far too much has.
+        """
+        ready = self._selector.select(seconds)
+        for key, _ in ready:
             data = os.read(key.fd, 2**16)
             if key.fd == self._error:
                 self._error_text = (self._error_text + data)[-KEPT_BYTES:]
@@ -170,6 +176,7 @@ class Child:
                     raise StoppedError(FORGED)
             else:
                 raise StoppedError(self._describe_end())
+        return bool(ready)
 
     def _describe_end(self) -> str:
         """Describe how the process ended."""

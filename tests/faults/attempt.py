@@ -1,7 +1,6 @@
 """Try a call in a process of its own, with little memory and time, and say how it ended."""
 
 import contextlib
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from lab.cli import main
+from tests.forkserver import connect_server
 
 SECONDS = 60
 """Most time of a case; a machine that is busy makes all slower."""
@@ -65,13 +65,8 @@ def attempt(call: Callable[[], object], memory: float = MEMORY, seconds: int = S
 
 
 def attempt_command(*words: str, seconds: int = SECONDS) -> Outcome:
-    """Try a command line that uses Polars, whose threads do not survive a fork.
-
-    So it is forked from a process that has never used it.
-    """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(1, mp_context=server) as pool:
+    """Try a command line that uses Polars, in a process that is forked where it never was."""
+    with ProcessPoolExecutor(1, mp_context=connect_server()) as pool:
         return pool.submit(_attempt_words, os.getcwd(), words, seconds).result()
 
 

@@ -1,6 +1,5 @@
 """Runs, their extensions, analyses and exports, killed before any of their changes to the disk."""
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -29,6 +28,7 @@ from tasks.base import Batch
 from tests.faults.attempt import SECONDS, attempt, report
 from tests.faults.numbered import draw_cases
 from tests.faults.planted import STEPS, copy, describe
+from tests.forkserver import connect_server
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 """Audit events of what changes a folder; opening a file to write is another."""
@@ -180,12 +180,8 @@ def tabulate(folder: Path) -> None:
 
 
 def kill_elsewhere(call: Callable[[Path], None], folder: Path, last: int | None) -> int:
-    """Carry out a call in a process that has never used Polars, whose threads do not survive a
-    fork; return its exit code.
-    """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__, "lab.huggingface.saving"])
-    process = server.Process(target=_write_and_count, args=(call, folder, last))
+    """Carry out a call in a process that has never used Polars; return its exit code."""
+    process = connect_server().Process(target=_write_and_count, args=(call, folder, last))
     process.start()
     process.join(SECONDS)
     process.kill()  # if it still runs

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -18,6 +17,7 @@ from lab.training.fit import DivergedError
 from lab.training.run_folder import OutError
 from lab.training.runs import Run
 from tasks import TASKS
+from tests.forkserver import connect_server
 
 STEPS = 24
 
@@ -57,14 +57,6 @@ def whole(request, tmp_path_factory):
     return run, finish(run)
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """A server that has imported the lab once and forks a process for each call."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lab.training.experiment", __name__])
-    return context
-
-
 def train_until(path: Path, number: int, at: int) -> None:
     """Train a run in a process that sends itself a signal after a step."""
     torch.set_num_threads(1)
@@ -76,9 +68,9 @@ def train_until(path: Path, number: int, at: int) -> None:
     carry_out(Run.open(path), Runtime(device="cpu", checkpoint_every=5), on_row=on_row)
 
 
-def interrupt(processes, run: Run, number: int, at: int) -> int:
+def interrupt(run: Run, number: int, at: int) -> int:
     run.claim()
-    process = processes.Process(target=train_until, args=(run.path, int(number), at))
+    process = connect_server().Process(target=train_until, args=(run.path, int(number), at))
     process.start()
     process.join(120)
     return process.exitcode
@@ -87,10 +79,10 @@ def interrupt(processes, run: Run, number: int, at: int) -> int:
 @pytest.mark.parametrize(
     ("whole", "at"), [("muon", 1), ("muon", STEPS), ("adamw", 5), ("adamw", 13)], indirect=["whole"]
 )
-def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(processes, whole, tmp_path, at):
+def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(whole, tmp_path, at):
     run, result = whole
     broken = make(tmp_path / "run", optimizer=run.train.optimizer)
-    assert interrupt(processes, broken, signal.SIGKILL, at) == -signal.SIGKILL
+    assert interrupt(broken, signal.SIGKILL, at) == -signal.SIGKILL
     resumed = finish(broken)
     assert same(weights(broken), weights(run))
     keys = ("accuracy", "loss", "steps", "rows", "parameters", "stopped", "baselines")
@@ -102,12 +94,13 @@ def test_killed_at_any_step_and_resumed_ends_with_the_same_bits(processes, whole
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(processes, tmp_path, number):
+def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(tmp_path, number):
     run = make(tmp_path / "run")
-    assert interrupt(processes, run, number, 7) == 0
+    assert interrupt(run, number, 7) == 0
     assert list(run.list_checkpoints()) == [7]
     result = run.read_result()
     assert result is not None
+    assert (result["set_by_hand"], result["diagnosis"]) == (None, None)  # the user waits
     assert (result["stopped"], result["steps"]) == ("interrupted", 7)
     assert finish(run)["stopped"] == "budget"
 

@@ -1,6 +1,5 @@
 """One run in several processes: it ends as in one, and whatever ends one process ends all."""
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from lab.training.fit import LostProcessError
 from lab.training.parallel import check_shares, dismiss, find_share, follow
 from lab.training.runs import Run
 from tasks import TASKS
+from tests.forkserver import connect_server
 
 RUNTIME = Runtime(device="cpu", threads=1, checkpoint_every=4, history=False)
 TRAIN = {
@@ -85,9 +85,7 @@ def _in_double(monkeypatch):
 @pytest.fixture
 def start(monkeypatch):
     """Starts the other processes of several, and makes this one lead them."""
-    # A server that has imported the lab once forks them.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lab.training.experiment", __name__])
+    context = connect_server()
 
     @contextmanager
     def start(count: int = 2, exit_codes: tuple[int, ...] = (0,)):
