@@ -1,4 +1,4 @@
-"""Opened models taken apart: queries and keys before their rotation, and what adds to a logit."""
+"""Opened models taken apart: rotations, norms and MLPs, and what adds to a logit."""
 
 import importlib
 from typing import Any
@@ -12,6 +12,7 @@ from analysis.run.anatomy import StackAnatomy
 from lab.foreign.attention import ForeignAttention
 from lab.foreign.opened import OpenedModel
 from lab.foreign.rotation import Rotation, find_rotation
+from lab.hooks import hook_points
 from lab.models.anatomy import dissect
 from lab.peers import load
 from tests.parity.opened import (
@@ -19,7 +20,9 @@ from tests.parity.opened import (
     SIZES,
     TOKENS,
     WITHIN,
+    T,
     difference,
+    every_attention,
     every_model,
     make,
     mixer_of,
@@ -242,3 +245,80 @@ def test_what_has_no_place_between_its_halves_says_so():
     _, cache = open_small("OPT", sizes).run_with_cache(TOKENS)
     with pytest.raises(ValueError, match="block 0 does not add what its mixer and its MLP return"):
         cache.decompose_resid()
+
+
+@every_model
+@torch.no_grad()
+def test_norms_pass_the_parts_of_their_formula(name: str):
+    """The scale and the normalised stream, computed from the library's weights by their names."""
+    _, opened = pair(name)
+    _, cache = opened.run_with_cache(TOKENS)
+    centered = name in ("gpt2", "gpt_neox")
+    norms = {"blocks.1.norm_mixer": ("resid_pre", 1), "norm_final": ("resid_post", 1)}
+    if "blocks.1.hook_resid_mid" in cache and opened.blocks[1].mlp is not None:
+        norms["blocks.1.norm_mlp"] = ("resid_mid", 1)
+    for norm, read in norms.items():
+        x = cache[read].double()
+        x = x - x.mean(-1, keepdim=True) if centered else x
+        scale = cache[f"{norm}.hook_scale"]
+        module: Any = opened.get_submodule(norm)
+        eps = module.eps
+        assert eps in (1e-5, 1e-6, 1e-12)
+        assert scale.shape == (len(TOKENS), T, 1)
+        assert difference(scale.square(), x.square().mean(-1, keepdim=True) + eps) < 1e-5
+        assert difference(cache[f"{norm}.hook_normalized"], x / scale) < 1e-5
+        weight = module.module.weight
+        gain = 1 + weight if name == "gemma2" else weight
+        assert difference(module.gain, gain) < 1e-5
+
+
+@every_model
+@torch.no_grad()
+def test_a_frozen_scale_and_an_ablated_activation_change_what_follows(name: str):
+    """A norm with a doubled scale returns half of what it returned, beside its shift."""
+    _, opened = pair(name)
+    norm: Any = opened.norm_final
+    _, cache = opened.run_with_cache(TOKENS, "blocks.1.hook_resid_post")
+    x = cache["resid_post", 1]
+    with opened.hooks([("norm_final.hook_scale", lambda scale, hook: 2 * scale)]):
+        halved = opened.hidden(TOKENS)
+    assert difference(halved - norm.shift, (norm(x) - norm.shift) / 2) < 1e-5
+    mlp: Any = opened.blocks[0].mlp
+    if mlp is not None:
+        with opened.hooks([("blocks.0.mlp.hook_post", lambda post, hook: 0 * post)]):
+            out = opened.run_with_cache(TOKENS, "blocks.0.hook_mlp_out")[1]["mlp_out", 0]
+        assert (out - out[:1, :1]).abs().max() < 1e-12  # what is left is the last map's bias
+
+
+@every_attention
+@torch.no_grad()
+def test_the_points_of_an_mlp_are_its_parts(name: str):
+    """By the libraries' names of the parts: what the activation and the last map read."""
+    _, opened = pair(name)
+    _, cache = opened.run_with_cache(TOKENS)
+    block: Any = opened.blocks[1]
+    own = block.mlp.module
+    x = block.norm_mlp(cache["resid_pre" if name == "gpt_neox" else "resid_mid", 1])
+    if name in ("llama", "gemma2"):
+        pre, linear = own.gate_proj(x), own.up_proj(x)
+        assert difference(cache["pre_linear", 1], linear) < 1e-6
+        post, down = own.act_fn(pre) * linear, own.down_proj
+    elif name == "gpt2":
+        pre = own.c_fc(x)
+        post, down = own.act(pre), own.c_proj
+    else:
+        pre = own.dense_h_to_4h(x)
+        post, down = own.act(pre), own.dense_4h_to_h
+    assert difference(cache["pre", 1], pre) < 1e-6
+    assert difference(cache["post", 1], post) < 1e-6
+    assert difference(cache["mlp_out", 1], down(post)) < 1e-6
+    assert ("blocks.1.mlp.hook_pre_linear" in cache) == (name in ("llama", "gemma2"))
+
+
+def test_experts_of_another_library_have_no_points_of_an_mlp():
+    of = load("transformers")
+    sizes = {**SIZES, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = of.AutoModelForCausalLM.from_config(of.MixtralConfig(**sizes, num_local_experts=2))
+    opened = lab.open("hf", model.eval())
+    assert not [point for point in hook_points(opened) if ".mlp." in point]
+    assert "blocks.1.hook_mlp_out" in hook_points(opened)
