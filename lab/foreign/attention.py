@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lab import peers
 from lab.foreign.mixer import Call, ForeignMixer
-from lab.foreign.rotation import FACTOR, Angles, Heads, Rotation, find_rotation, is_table
+from lab.foreign.rotation import FACTOR, Angles, ForeignRotation, Heads, find_rotation, is_table
 from lab.hooks import HookPoint
 from lab.ops.attention_kernels import repeat_heads
 from lab.ops.precision import promote
@@ -45,7 +45,7 @@ class ForeignAttention(ForeignMixer):
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         else:
             self.hook_q, self.hook_k = HookPoint(), HookPoint()
-        self.rotation: Rotation | None = None
+        self.rotation: ForeignRotation | None = None
         self._angles: Angles | None = None
         self.hook_v = HookPoint()
         self.hook_attn_scores = HookPoint()

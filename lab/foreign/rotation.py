@@ -16,7 +16,7 @@ FACTOR = 2.0
 """Of the cosines and sines of a trial: a norm after the rotation would take it away."""
 
 
-class Rotation(NamedTuple):
+class ForeignRotation(NamedTuple):
     """The channels of a head that are rotated, and how they pair up.
 
     Attributes:
@@ -75,7 +75,7 @@ def is_table(given: object, t: int) -> TypeGuard[Angles]:
     return all(isinstance(x, Tensor) and x.ndim == 3 and x.shape[1] == t for x in given)
 
 
-def find_rotation(before: Heads, after: Heads, angles: Angles) -> Rotation | None:
+def find_rotation(before: Heads, after: Heads, angles: Angles) -> ForeignRotation | None:
     """Return how heads were rotated; None where it is done in another way.
 
     Args:
@@ -90,13 +90,13 @@ def find_rotation(before: Heads, after: Heads, angles: Angles) -> Rotation | Non
     return None
 
 
-def _list_rotations(p: int, w: int) -> Iterator[Rotation]:
+def _list_rotations(p: int, w: int) -> Iterator[ForeignRotation]:
     """Yield the rotations of heads of p channels that tables of width w may mean."""
-    yield Rotation(0, False, "half")
+    yield ForeignRotation(0, False, "half")
     for table in ("half", "interleaved", "pairs"):
         width = 2 * w if table == "pairs" else w
         if width > p or width % 2:
             continue
         for last in (False, True) if width < p else (False,):
             for layout in get_args(Layout):
-                yield Rotation(width, last, layout, table)
+                yield ForeignRotation(width, last, layout, table)

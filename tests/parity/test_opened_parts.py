@@ -11,7 +11,7 @@ import lab
 from analysis.run.anatomy import StackAnatomy
 from lab.foreign.attention import ForeignAttention
 from lab.foreign.opened import OpenedModel
-from lab.foreign.rotation import Rotation, find_rotation
+from lab.foreign.rotation import ForeignRotation, find_rotation
 from lab.hooks import hook_points
 from lab.models.anatomy import dissect
 from lab.peers import load
@@ -30,19 +30,19 @@ from tests.parity.opened import (
 )
 
 GROUPED = {**SIZES, **HEADS, "num_key_value_heads": 2}
-ROTARY: dict[str, tuple[dict[str, Any], Rotation]] = {
-    "Llama": (GROUPED, Rotation(4, False, "half")),
-    "GPTNeoX": ({**SIZES, **HEADS, "rotary_pct": 0.5}, Rotation(2, False, "half")),
+ROTARY: dict[str, tuple[dict[str, Any], ForeignRotation]] = {
+    "Llama": (GROUPED, ForeignRotation(4, False, "half")),
+    "GPTNeoX": ({**SIZES, **HEADS, "rotary_pct": 0.5}, ForeignRotation(2, False, "half")),
     "Cohere": (
         {**GROUPED, "logit_scale": 1.0},
-        Rotation(4, False, "interleaved", "interleaved"),
+        ForeignRotation(4, False, "interleaved", "interleaved"),
     ),
-    "Ernie4_5": ({**GROUPED, "head_dim": 4}, Rotation(4, False, "interleaved", "half")),
+    "Ernie4_5": ({**GROUPED, "head_dim": 4}, ForeignRotation(4, False, "interleaved", "half")),
     "GptOss": (
         {**GROUPED, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
-        Rotation(8, False, "half", "pairs"),
+        ForeignRotation(8, False, "half", "pairs"),
     ),
-    "Qwen3": ({**GROUPED, "head_dim": 4}, Rotation(4, False, "half")),
+    "Qwen3": ({**GROUPED, "head_dim": 4}, ForeignRotation(4, False, "half")),
 }
 """Small models, and how they rotate: all or a part of the channels, in pairs of two layouts."""
 
@@ -141,11 +141,11 @@ def test_a_rotation_of_another_form_gets_no_points():
     for width, last in ((4, False), (4, True), (8, False)):
         for layout in ("half", "interleaved"):
             half = angles[0][..., : width // 2], angles[1][..., : width // 2]
-            rotation = Rotation(width, last, layout, "pairs")
+            rotation = ForeignRotation(width, last, layout, "pairs")
             after = rotation.turn(q, half), rotation.turn(k, half)
             assert find_rotation((q, k), after, half) == rotation
-    assert find_rotation((q, k), (q, k), angles) == Rotation(0, False, "half")
-    rotation = Rotation(8, False, "half", "pairs")
+    assert find_rotation((q, k), (q, k), angles) == ForeignRotation(0, False, "half")
+    rotation = ForeignRotation(8, False, "half", "pairs")
     normed = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
     after = [rotation.turn(x, angles) for x in (q, k)]
     lengths = [x / x.norm(dim=-1, keepdim=True) for x in after]
