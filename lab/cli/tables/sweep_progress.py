@@ -16,7 +16,7 @@ from lab.cli.tables.durations import format_duration
 from lab.sweeps.cost import Pace, add_up
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.sweep import Cell
-from lab.training.endings import name_ending
+from lab.training.endings import NOT_SOLVED, name_ending
 
 REFRESHES = 2
 """Of the live table, each second."""
@@ -77,10 +77,10 @@ class SweepDisplay(Display):
             table.add_column(name, justify="left" if name in ("run", "how") else "right")
         rows = max(1, self.console.height - OTHER_LINES - len(self.began))
         for name, (status, said) in list(self.ended.items())[-rows:]:
+            # The columns before tell which are not solved, and a terminal may have 80 columns.
+            how = Text(said.removeprefix(NOT_SOLVED), no_wrap=True)
             row = self._read(name)
-            table.add_row(
-                Text(name), *row, Text(said, no_wrap=True), style="dim" * (status != "failed")
-            )
+            table.add_row(Text(name), *row, how, style="dim" * (status != "failed"))
         for name, (began, _) in list(self.began.items()):
             taken = format_duration(time.monotonic() - began)
             table.add_row(Text(name), *self._read(name), f"running, {taken}", style="bold")
