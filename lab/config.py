@@ -149,7 +149,7 @@ class TrainConfig(_Config):
     )
     start_len: int | None = option(
         None,
-        "length of the first rows; seq_len divided by a power of two",
+        "length of the first rows; must divide seq_len",
         "seq_len halved while at least --shortest-len",
     )
     shortest_len: int = option(
