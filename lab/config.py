@@ -27,6 +27,8 @@ LAB_TEST_TOKENS = 2**21
 """Most tokens of the test split, so that an evaluation on long rows does not take minutes."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
 """Learning rate of a table of up to 256 tokens, and the largest rate of a larger table."""
+LAB_WIDEST = 128
+"""The widest model that takes the common rate, at which wider ones learn nothing."""
 
 
 Config = TypeVar("Config", bound="_Config")
@@ -147,7 +149,7 @@ class TrainConfig(_Config):
     )
     start_len: int | None = option(
         None,
-        "length of the first rows; seq_len divided by a power of two",
+        "length of the first rows; must divide seq_len",
         "seq_len halved while at least --shortest-len",
     )
     shortest_len: int = option(
@@ -261,6 +263,7 @@ def get_protocol_defaults(
     if protocol == "lab":
         return {
             "logit_scale": d_model**-0.5,
+            "learning_rate": TrainConfig.learning_rate * min(1.0, LAB_WIDEST / d_model),
             "table_learning_rate": _table_learning_rate(vocab_size),
             "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
             "schedule": "error",

@@ -6,6 +6,7 @@ longer row takes a few dozen steps (LOG.md has the measurements).
 """
 
 from dataclasses import dataclass
+from math import isqrt
 
 from lab.config import TrainConfig
 from tasks.base import Task
@@ -77,7 +78,9 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
     elif not config.lengthen:
         raise ValueError(f"start_len={first}: needs --lengthen, which is off")
     elif first > full or full % first:
-        raise ValueError(f"start_len={first}: must divide seq_len={full}")
+        raise ValueError(
+            f"start_len={first}: must divide seq_len={full}, as {_name_near(first, full)}"
+        )
     lengths = []
     while first < full:
         lengths.append(first)
@@ -88,6 +91,15 @@ def _list_lengths(task: Task, config: TrainConfig) -> list[int]:
         except ValueError as error:
             raise ValueError(f"start_len={config.start_len}: {error}") from error
     return [*lengths, full]
+
+
+def _name_near(length: int, full: int) -> str:
+    """Name the divisors of a row length that are next to another length."""
+    small = [n for n in range(1, isqrt(full) + 1) if full % n == 0]
+    divisors = {*small, *(full // n for n in small)}
+    near = [max(n for n in divisors if n < length)]
+    near += sorted(n for n in divisors if n > length)[:1]
+    return f"{' and '.join(map(str, near))} {'do' if len(near) > 1 else 'does'}"
 
 
 def _find_default_start(task: Task, shortest: int) -> int:

@@ -53,16 +53,16 @@ class ClaimVerdict:
 
 @dataclass(frozen=True)
 class Floor:
-    """What can be had without learning, averaged over the places that a claim compares.
+    """Accuracy that takes no learning, averaged over the places that a claim compares.
 
     Attributes:
-        chance: accuracy of chance, in [0, 1].
-        name: of the best shortcut; empty without any.
+        chance: of a guess, in [0, 1].
+        shortcut_name: the best shortcut; empty without any.
         shortcut: its accuracy.
     """
 
     chance: float = 0.0
-    name: str = ""
+    shortcut_name: str = ""
     shortcut: float = 0.0
 
 
@@ -75,7 +75,7 @@ def decide(
     whole interval lies on the other. It is undecided otherwise; where a run is missing or has
     failed; where the order of two settings changes between the learning rates chosen for them;
     where the setting compared with is so often right that no difference could reach the threshold;
-    and where neither setting is further above chance than the threshold asks them to differ by.
+    and where neither setting is surely further above chance than the threshold asks for.
 
     Args:
         table: a row for each run and row length.
@@ -100,7 +100,7 @@ def decide(
     outcome, because = judge(found, statistic, floor.chance)
     if found.best < floor.shortcut:
         because += (
-            f"; no setting is right as often as the shortcut {floor.name!r} "
+            f"; no setting is right as often as the shortcut {floor.shortcut_name!r} "
             f"({found.best:.3g} and {floor.shortcut:.3g})"
         )
     change = _find_change(score(relevant), statistic, places)
@@ -116,12 +116,13 @@ def judge(
     line, above = statistic.threshold, statistic.side == "above"
     if not math.isfinite(found.value):
         return "undecided", "the table has no run of a setting that the claim names"
-    if found.best - chance <= abs(line):
-        return "undecided", (
-            f"neither setting has learned enough to differ by {abs(line):g}: the better one is "
-            f"right in {found.best:.3g}, and chance in {chance:.3g}"
-        )
     if found.low > line or found.high < line:
+        if found.surely - chance <= abs(line):
+            return "undecided", (
+                f"neither setting has surely learned enough to differ by {abs(line):g}: the better "
+                f"one has an accuracy of {found.best:.3g} ({found.surely:.3g} or more), and chance "
+                f"is {chance:.3g}"
+            )
         side = "above" if found.low > line else "below"
         holds = (side == "above") is above
         if not holds and above and found.most <= line and found.high >= 0:

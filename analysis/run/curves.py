@@ -28,6 +28,8 @@ LEAST_LOSS = 1e-4
 """Lower end of the logarithmic loss axis, nats."""
 FEW_DECADES = 0.6
 """Decades of the loss axis below which 1, 2 and 5 are too few ticks."""
+FEW_STEPS = 10
+"""Up to so many steps, the axis has a tick at each and none between."""
 LEVEL = 0.25
 """Most of a curve's range that the parts before and after a jump may cover."""
 
@@ -195,6 +197,8 @@ class Curve(Finding):
                 textangle=-60,
             )
         fig.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
+        if ends[1] <= FEW_STEPS:
+            fig.update_xaxes(dtick=1)
         if self.quantity == "loss":
             for name, level in self.references.items():
                 fig.add_hline(level, line=REFERENCE, layer="below")

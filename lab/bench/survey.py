@@ -206,6 +206,10 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(LAWS), help="may be repeated")
     parser.add_argument("--show", action="store_true")
     asked = parser.parse_intermixed_args()
+    if asked.file.exists() != asked.file.is_file():
+        parser.error(f"file={asked.file}: must be a file, and is none")
+    if asked.show and not asked.file.exists():
+        parser.error(f"file={asked.file}: there is no such file; a survey writes it")
     if asked.show:
         lines = read(asked.file)
         print("\n".join([*map(describe, lines), *summarize(lines)]))

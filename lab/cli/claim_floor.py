@@ -1,4 +1,4 @@
-"""What can be had without learning a task, where the settings of a claim are compared."""
+"""The accuracy that takes no learning, where the settings of a claim are compared."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ ROWS = 64
 
 def measure_floor(statistic: "Statistic", sweep: "Sweep") -> "Floor":
     """Return chance and the best shortcut, averaged over the settings that a statistic names and
-    their row lengths.
+    their row lengths; zeros if the sweep has no such cell.
     """
     from analysis.claims.verdict import Floor
     from lab.cli.run_settings import describe_folder
@@ -32,6 +32,8 @@ def measure_floor(statistic: "Statistic", sweep: "Sweep") -> "Floor":
                 at = task if length == task.seq_len else task.resize(length)
                 known[repr(at)] = known.get(repr(at)) or _score(at)
                 found.append(known[repr(at)])
+    if not found:
+        return Floor()
     means = {name: sum(scores[name] for scores in found) / len(found) for name in found[0]}
     chance = means.pop("chance")
     name = max(means, key=means.__getitem__, default="")

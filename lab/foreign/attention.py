@@ -11,13 +11,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab import peers
-from lab.foreign.mixer import ForeignMixer
+from lab.foreign.mixer import Call, ForeignMixer
+from lab.foreign.rotation import FACTOR, Angles, ForeignRotation, Heads, find_rotation, is_table
 from lab.hooks import HookPoint
 from lab.ops.attention_kernels import repeat_heads
 from lab.ops.precision import promote
 
 IMPLEMENTATION = "wonderful_lab"
 """The name under which transformers knows `attend`."""
+ANGLES = "position_embeddings"
+"""What transformers calls the cosines and sines that a layer is given."""
 EXPLICIT = ("softcap", "s_aux")
 """Options of an attention function that torch's fast one does not have."""
 
@@ -26,7 +29,8 @@ class ForeignAttention(ForeignMixer):
     """Attention that transformers computes through its attention interface. [b t d] → [b t d].
 
     forward(x) = project(x, matrix(x) @ values(x)), where the matrix is the pattern after the
-    softmax: what `output_attentions=True` returns.
+    softmax: what `output_attentions=True` returns. Where heads may attend to no token, as in
+    GPT-OSS, its rows sum to less than 1.
     """
 
     matrix_form = "pattern A, rows sum to 1"
@@ -35,17 +39,19 @@ class ForeignAttention(ForeignMixer):
 
     def __init__(self, module: nn.Module, rehearse: Callable[[Tensor], object] | None = None):
         super().__init__(module, rehearse)
-        self.rotated = "position_embeddings" in signature(module.forward).parameters
+        self.rotated = ANGLES in signature(module.forward).parameters
         # Rotated queries and keys have TransformerLens's names of such.
         if self.rotated:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         else:
             self.hook_q, self.hook_k = HookPoint(), HookPoint()
+        self.rotation: ForeignRotation | None = None
+        self._angles: Angles | None = None
         self.hook_v = HookPoint()
         self.hook_attn_scores = HookPoint()
         self.hook_pattern = HookPoint()
         self.hook_z = HookPoint()
-        self._wants: str | Tensor | None = None
+        self._wants: str | Tensor | Angles | None = None
         self._rows: slice | None = None
         foreign: Any = module
         foreign.lab_attend = self.attend
@@ -75,6 +81,25 @@ class ForeignAttention(ForeignMixer):
         finally:
             self._wants = None
 
+    @torch.no_grad()
+    def watch_rotation(self, x: Float[Tensor, "b t d"]) -> None:
+        """Add hook points before the rotation, where the layer rotates in a known way.
+
+        With them, the layer is called with angles of 0, and its queries and keys are rotated here.
+
+        Args:
+            x: an input to try it on.
+        """
+        angles = self.find_call(x).kwargs.get(ANGLES)
+        if not is_table(angles, x.shape[1]):
+            return
+        cos, sin = angles
+        trial = FACTOR * cos, FACTOR * sin
+        before, after = self._take_heads(x, _build_zeros(angles)), self._take_heads(x, trial)
+        self.rotation = find_rotation(before, after, trial)
+        if self.rotation is not None:
+            self.hook_q, self.hook_k = HookPoint(), HookPoint()
+
     def attend(
         self,
         query: Float[Tensor, "b h t p"],
@@ -91,10 +116,9 @@ class ForeignAttention(ForeignMixer):
             return self.hook_z(rearrange(self._wants, "b h t p -> b t h p")), None
         if self._wants == "values":
             raise _FoundError(repeat_heads(self._pass_heads(self.hook_v, value), heads))
-        q_point, k_point = (
-            (self.hook_rot_q, self.hook_rot_k) if self.rotated else (self.hook_q, self.hook_k)
-        )
-        query, key = self._pass_heads(q_point, query), self._pass_heads(k_point, key)
+        if isinstance(self._wants, tuple):
+            raise _FoundError((query, key))
+        query, key = self._pass_compared(query, key)
         watched = self.hook_attn_scores.active or self.hook_pattern.active
         explicit = watched or any(options.get(name) is not None for name in EXPLICIT)
         if self._wants is None and not explicit:
@@ -136,8 +160,38 @@ class ForeignAttention(ForeignMixer):
             closed = mask <= torch.finfo(mask.dtype).min / 2
             scores = (scores + mask).masked_fill(closed, -torch.inf)
         scores = self.hook_attn_scores(scores)
-        pattern = scores.softmax(-1, dtype=promote(scores)).to(query.dtype)
-        return self.hook_pattern(pattern.nan_to_num(0.0))
+        sinks = options.get("s_aux")
+        if sinks is None:
+            pattern = scores.softmax(-1, dtype=promote(scores))
+        else:  # a score that each head gives to no token, as in GPT-OSS
+            column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            both = torch.cat([scores, column], -1)
+            pattern = both.softmax(-1, dtype=promote(scores))[..., :-1]
+        return self.hook_pattern(pattern.to(query.dtype).nan_to_num(0.0))
+
+    def _change_call(self, call: Call) -> Call:
+        """Return a call with angles of 0 where queries or keys are wanted before the rotation."""
+        self._angles = None
+        if isinstance(self._wants, tuple):
+            return Call(call.args, call.kwargs | {ANGLES: self._wants})
+        if self.rotation is None or not (self.hook_q.active or self.hook_k.active):
+            return call
+        self.refuse_decoding("pass queries and keys before their rotation")
+        angles: Angles = call.kwargs[ANGLES]
+        self._angles = angles
+        return Call(call.args, call.kwargs | {ANGLES: _build_zeros(angles)})
+
+    def _pass_compared(
+        self, query: Float[Tensor, "b h t p"], key: Float[Tensor, "b h_kv s p"]
+    ) -> tuple[Float[Tensor, "b h t p"], Float[Tensor, "b h_kv s p"]]:
+        """Return queries and keys, rotated, after their hook points."""
+        if not self.rotated:
+            return self._pass_heads(self.hook_q, query), self._pass_heads(self.hook_k, key)
+        if self._angles is not None:
+            assert self.rotation is not None
+            query = self.rotation.turn(self._pass_heads(self.hook_q, query), self._angles)
+            key = self.rotation.turn(self._pass_heads(self.hook_k, key), self._angles)
+        return self._pass_heads(self.hook_rot_q, query), self._pass_heads(self.hook_rot_k, key)
 
     def _pass_heads(self, point: HookPoint, heads: Tensor) -> Tensor:
         """Return heads [b h t p] after a hook point that sees them as [b t h p]."""
@@ -148,24 +202,34 @@ class ForeignAttention(ForeignMixer):
         self.refuse_decoding("apply a matrix")
         self.find_call(x)
 
-    def _take(self, wanted: str, x: Tensor) -> Tensor:
+    def _take_heads(self, x: Tensor, angles: Angles) -> Heads:
+        """Return queries and keys as the layer rotates them by given angles."""
+        return self._take(angles, x)
+
+    def _take(self, wanted: str | Angles, x: Tensor) -> Any:
         """Run the layer until what is wanted is there."""
         self._prepare(x)
         self._wants = wanted
         try:
             self.run(x)
         except _FoundError as found:
-            return found.tensor
+            return found.found
         finally:
             self._wants = None
         raise ValueError(f"{type(self.module).__name__} did not call its attention function")
 
 
 class _FoundError(Exception):
-    """Carries a tensor out of a layer, the rest of which need not run."""
+    """Carries what is wanted out of a layer, the rest of which need not run."""
 
-    def __init__(self, tensor: Tensor):
-        self.tensor = tensor
+    def __init__(self, found: Tensor | Heads):
+        self.found = found
+
+
+def _build_zeros(angles: Angles) -> Angles:
+    """Return cosines and sines of angles of 0."""
+    cos, sin = angles
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 def register_attention() -> None:

@@ -5,6 +5,7 @@ its model gave it beside the input, so that it can be called on an input alone.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +87,7 @@ class ForeignMixer(ForeignPart):
         live = self._call is not None and len(x) == self._batch
         call = self._call if live else self.find_call(x)
         assert call is not None
+        call = self._change_call(call)
         found = self.module(x.contiguous(), *call.args, **call.kwargs)
         if not isinstance(found, tuple):
             return found
@@ -99,6 +101,10 @@ class ForeignMixer(ForeignPart):
             self._rehearse(x)
         assert self._kept is not None
         return self._kept[1]
+
+    def _change_call(self, call: Call) -> Call:
+        """Return what to call the layer with, in place of what its model gives it."""
+        return call
 
     def refuse_decoding(self, what: str) -> None:
         """Raise if the call in progress has a cache.
@@ -125,7 +131,16 @@ class Route(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the foreign layer would."""
-        return map_output(self.hook_out, self.mixer.answer(*split_call(args, kwargs)))
+        returned = self.mixer.answer(*split_call(args, kwargs))
+        return map_output(partial(pass_copied, self.hook_out), returned)
+
+
+def pass_copied(point: HookPoint, x: Tensor) -> Tensor:
+    """Return a tensor after a hook point: a copy if it has hooks, as layers may add in place to it.
+
+    Falcon adds what attention returns to what its MLP has returned.
+    """
+    return point(x).clone() if point.active else x
 
 
 def map_output(call: Callable[[Tensor], Tensor], returned: Any) -> Any:

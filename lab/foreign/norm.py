@@ -1,6 +1,6 @@
 """The norm of a foreign layer, with its scale and what it has normalised at hook points."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -55,6 +55,12 @@ class ForeignNorm(ForeignPart):
         normalized = self._center(probe) / self._compute_scale(self._center(probe))
         return (self.module.forward(probe) - self.shift) / normalized.to(like)
 
+    def norm_part(
+        self, part: Float[Tensor, "*axes d"], scale: Float[Tensor, "*axes 1"]
+    ) -> Float[Tensor, "*axes d"]:
+        """Return the norm of a part of x at the scale of the whole; no part has the shift."""
+        return self._center(part) / scale * self.gain
+
     def recompute(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return the norm of x by its formula; scale and normalized x pass their hook points."""
         return self._pass(x)[0] * self.gain + self.shift
@@ -91,6 +97,22 @@ class ForeignNorm(ForeignPart):
             return passed, True
         edits = scale._version + normalized._version
         return passed, passed_scale is not scale or passed is not normalized or edits > 0
+
+
+@torch.no_grad()
+def find_type(norm: nn.Module, like: Float[Tensor, " d"]) -> Literal["RMS", "LN"] | None:
+    """Return whether a norm subtracts the mean, which shows in inputs that differ by a constant.
+
+    Args:
+        norm: any norm; an identity is none.
+        like: of the shape, dtype and device of an input.
+    """
+    if isinstance(norm, nn.Identity):
+        return None
+    if isinstance(norm, ForeignNorm):
+        return "LN" if norm.centered else "RMS"
+    probe = torch.linspace(-1, 2, len(like)).to(like)[None, None]
+    return "LN" if is_close(norm(probe + 1), norm(probe)) else "RMS"
 
 
 def watch_norm(module: nn.Module) -> nn.Module:

@@ -1,15 +1,17 @@
 """A foreign language model in the form of the lab's own: blocks, mixers, hook points, decoding."""
 
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lab.foreign.mixer import ForeignMixer, Route, map_output
+from lab.foreign.mixer import ForeignMixer, Route, is_close, map_output, pass_copied
 from lab.foreign.mlp import ForeignMLP, watch_mlp
-from lab.foreign.norm import ForeignNorm, watch_norm
+from lab.foreign.norm import find_type, watch_norm
 from lab.foreign.parts import Parts
 from lab.hooks import HookPoint, hook_points
 from lab.laws.adapters import Carried, HuggingFaceDecoder
@@ -18,6 +20,7 @@ from lab.layers.state import check_decoding
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel, ModelState
 from lab.models.sizes import ModelSizes
+from lab.ops.precision import promote
 
 
 class OpenedBlock(Block):
@@ -59,8 +62,9 @@ class OpenedBlock(Block):
         if parts.mlp is not None:
             parts.mlp.register_forward_hook(self._pass_transformed)
         if parts.middle:
-            assert parts.norm_mlp is not None
-            parts.norm_mlp.register_forward_pre_hook(self._cross)
+            reader = parts.norm_mlp or parts.mlp
+            assert reader is not None
+            reader.register_forward_pre_hook(self._cross)
 
     def forward(
         self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
@@ -77,7 +81,7 @@ class OpenedBlock(Block):
             return (self.hook_resid_pre(args[0]), *args[1:]), kwargs
         return args, kwargs | {"hidden_states": self.hook_resid_pre(kwargs["hidden_states"])}
 
-    def _cross(self, norm: nn.Module, args: Any) -> Any:
+    def _cross(self, reader: nn.Module, args: Any) -> Any:
         x = self.hook_resid_mid(args[0])
         # The layer adds the MLP's output to a residual stream that it took before its norm.
         self._moved = None if x is args[0] else x - args[0]
@@ -85,7 +89,7 @@ class OpenedBlock(Block):
 
     def _pass_transformed(self, mlp: nn.Module, args: Any, returned: Any) -> Any:
         assert self.hook_mlp_out is not None
-        return map_output(self.hook_mlp_out, returned)
+        return map_output(partial(pass_copied, self.hook_mlp_out), returned)
 
     def _leave(self, layer: nn.Module, args: Any, returned: Any) -> Any:
         return map_output(self._finish, returned)
@@ -133,6 +137,24 @@ class OpenedModel(LanguageModel):
         )
         self.foreign = foreign
         hook_points(self)
+
+    @torch.no_grad()
+    def compare_stream(self, tokens: Int[Tensor, "b t"]) -> None:
+        """Find out whether the residual stream is a sum of what its hook points see.
+
+        Args:
+            tokens: two different rows to try.
+        """
+        points = [name for name in hook_points(self) if name.count(".") in (0, 2)]
+        _, seen = self.run_with_cache(tokens, points)
+        embedding, first = seen["hook_embed"], seen["resid_pre", 0]
+        if embedding.shape == first.shape and not is_close(embedding, first):
+            same = is_close(first[:1] - embedding[:1], first[1:] - embedding[1:])
+            self.embed_rest = "pos_embed" if same else "embed_rest"
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, OpenedBlock)
+            outputs = [seen["attn_out", i]] + ([] if block.mlp is None else [seen["mlp_out", i]])
+            block.adds_outputs = _add_up(seen["resid_pre", i], outputs, seen["resid_post", i])
 
     def forward_embeddings(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return the last hidden state of embeddings x."""
@@ -186,7 +208,7 @@ class OpenedModel(LanguageModel):
     @property
     def cfg(self) -> ModelSizes:
         """The model's sizes, by TransformerLens's names; the foreign configuration has the rest."""
-        config, weight = self.foreign.config, self.embed.weight
+        config, weight = self.foreign.config.get_text_config(), self.embed.weight
         n_heads = getattr(config, "num_attention_heads", None)
         return ModelSizes(
             n_layers=len(self.blocks),
@@ -196,7 +218,7 @@ class OpenedModel(LanguageModel):
             d_head=None if n_heads is None else weight.shape[1] // n_heads,
             d_mlp=getattr(config, "intermediate_size", None),
             attn_only=all(block.mlp is None for block in self.blocks),
-            normalization_type="LN" if _is_centered(self.norm_final) else "RMS",
+            normalization_type=find_type(self.norm_final, weight.new_zeros(weight.shape[1])),
             final_factor=1.0,
             dtype=weight.dtype,
             device=weight.device,
@@ -213,9 +235,18 @@ def _describe_block(block: nn.Module) -> str:
     return f"{type(mixer.module).__name__} {offered}{f', {type(own).__name__}' if mlp else ''}"
 
 
-def _is_centered(norm: nn.Module) -> bool:
-    """Whether a norm subtracts the mean."""
-    return norm.centered if isinstance(norm, ForeignNorm) else isinstance(norm, nn.LayerNorm)
+def _add_up(before: Tensor, outputs: list[Tensor], after: Tensor) -> bool:
+    """Whether the residual stream after a block is what it was before, plus some outputs.
+
+    The stream is rounded to its precision wherever something is added.
+    """
+    high = promote(before)
+    if before.shape != outputs[0].shape:  # several streams, as in DeepSeek-V4
+        return False
+    asked = after.to(high) - before.to(high)
+    found = torch.stack([output.to(high) for output in outputs]).sum(0)
+    rounding = 4 * torch.finfo(before.dtype).eps * after.to(high).norm()
+    return is_close(found, asked) or bool((found - asked).norm() <= rounding)
 
 
 def _check_tokens(embed: nn.Module, args: tuple[Tensor, ...]) -> None:

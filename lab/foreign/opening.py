@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from lab.laws.adapters.kinds import CACHES, is_hugging_face
 from lab.layers.mixer import MatrixMixer
 from tasks.bounds import check_choice
 
+Result = TypeVar("Result")
 KINDS = {"hf": "transformers", "fla": "flash-linear-attention, whose models are transformers' too"}
 """What `open_model` opens."""
 PROBE = 2, 7
@@ -64,11 +65,11 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
     foreign: Any = deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     foreign.eval()
     use_reference_forms(foreign)
-    tokens = torch.arange(PROBE[0] * PROBE[1]).view(PROBE) % foreign.config.vocab_size
-    tokens = tokens.to(foreign.get_input_embeddings().weight.device)
+    table = foreign.get_input_embeddings().weight
+    tokens = torch.arange(PROBE[0] * PROBE[1], device=table.device).view(PROBE) % len(table)
     with torch.no_grad():
         expected = _run(name, tokens.device, lambda: _compute_large_logits(foreign, tokens))
-        opened = _build(foreign, tokens)
+        opened = _run(name, tokens.device, lambda: _build(foreign, tokens))
         found = opened(tokens)
     if not is_close(LARGE * found, expected):
         raise ValueError(
@@ -96,8 +97,8 @@ def _check_model(model: nn.Module, name: str) -> None:
         raise ValueError(f"model={name}: its weights are on the meta device, must be loaded")
 
 
-def _run(name: str, device: torch.device, call: Callable[[], Tensor]) -> Tensor:
-    """Return what a model's own forward does; errors of missing kernels become one line.
+def _run(name: str, device: torch.device, call: Callable[[], Result]) -> Result:
+    """Return what a call of a model does; errors of missing kernels and the like become one line.
 
     Most layers of flash-linear-attention call Triton kernels and have no other form.
 
@@ -106,7 +107,10 @@ def _run(name: str, device: torch.device, call: Callable[[], Tensor]) -> Tensor:
     """
     try:
         return call()
-    except (RuntimeError, ImportError, AssertionError, AttributeError, TypeError) as error:
+    except (
+        *(RuntimeError, ImportError, AssertionError),
+        *(AttributeError, TypeError, IndexError),
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)
         kernel = any("/triton/" in frame.filename for frame in frames) or "cuda" in reason.lower()
@@ -131,7 +135,8 @@ def _compute_large_logits(foreign: Any, tokens: Tensor) -> Tensor:
 def _build(foreign: Any, tokens: Tensor) -> OpenedModel:
     """Return an opened model, in which every mixer's matrix is what the mixer applies."""
     backbone = foreign.base_model
-    layers = find_layers(backbone, foreign.config.num_hidden_layers)
+    depth = foreign.config.get_text_config().num_hidden_layers
+    layers = find_layers(backbone, depth)
     cache = next((name for name in CACHES if name in signature(backbone.forward).parameters), None)
     if cache is None:
         raise ValueError(f"model={type(foreign).__name__}: takes no cache ({', '.join(CACHES)})")
@@ -146,8 +151,12 @@ def _build(foreign: Any, tokens: Tensor) -> OpenedModel:
     for part, route in zip(parts, routes, strict=True):
         if not _applies_its_matrix(route.mixer, part.given[1:]):
             route.mixer = ForeignMixer(part.mixer, rehearse)
+        elif isinstance(route.mixer, ForeignAttention):
+            route.mixer.watch_rotation(part.given)
     blocks = [OpenedBlock(part, route) for part, route in zip(parts, routes, strict=True)]
-    return OpenedModel(foreign, backbone, blocks, norm_final, cache)
+    model = OpenedModel(foreign, backbone, blocks, norm_final, cache)
+    model.compare_stream(tokens)
+    return model
 
 
 def _put_route(part: Parts, rehearse: Callable[[Tensor], object]) -> Route:

@@ -23,8 +23,8 @@ class Parts(NamedTuple):
         norm_mixer: makes the mixer's input of the residual stream; None: the mixer reads it as is.
         mlp: the part that does not; None where the layer has none.
         norm_mlp: makes the MLP's input.
-        middle: whether the MLP's norm reads the residual stream between mixer and MLP; it does not
-            where both are computed side by side.
+        middle: whether the MLP, or the norm before it, reads the residual stream between mixer and
+            MLP; it does not where both are computed side by side.
         alone: whether the layer has no part beside the mixer.
         given: what the mixer read in the run.
     """
@@ -142,6 +142,12 @@ def _read(layer: nn.Module, recorder: Recorder) -> Parts:
     before = recorder.find_source(mixer.given)
     between = None if mlp is None else recorder.find_source(mlp.given)
     stream = mixer.given if before is None else before.given
+    middle = False
+    if mlp is not None and before is not None and between is not None:
+        middle = between.part is not before.part and not is_same(between.given, stream)
+    elif mlp is not None and before is None and between is None:
+        # As in OLMo 2, which norms what both return.
+        middle = not (is_same(mlp.given, stream) or is_same(mlp.given, mixer.returned))
     return Parts(
         layer,
         mixer.name,
@@ -149,10 +155,7 @@ def _read(layer: nn.Module, recorder: Recorder) -> Parts:
         None if before is None else before.part,
         None if mlp is None else mlp.part,
         None if between is None else between.part,
-        before is not None
-        and between is not None
-        and between.part is not before.part
-        and not is_same(between.given, stream),
+        middle,
         len(learned) == 1,
         mixer.given,
     )

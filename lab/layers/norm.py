@@ -1,5 +1,7 @@
 """The RMSNorm before every layer and before the head, with hook points."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,6 +9,23 @@ from torch import Tensor, nn
 from lab.hooks import HookPoint
 from lab.ops.norm import rms_norm
 from lab.ops.precision import promote
+
+
+@runtime_checkable
+class PartsNorm(Protocol):
+    """A norm of a sum that can be taken apart. Its point `hook_scale` is the sum's scale.
+
+    The norms of the parts add up to the norm of the sum, less what the norm returns for zeros.
+    """
+
+    @property
+    def hook_scale(self) -> HookPoint:
+        """The hook point of the scale [b t 1]."""
+        ...
+
+    def norm_part(self, part: Tensor, scale: Tensor, /) -> Tensor:
+        """Return the norm of a part [… d] at the scale of the whole [… 1]."""
+        ...
 
 
 class HookedRMSNorm(nn.RMSNorm):
@@ -32,6 +51,12 @@ class HookedRMSNorm(nn.RMSNorm):
     def gain(self) -> Float[Tensor, " d"]:
         """What multiplies x / rms(x): factor · weight."""
         return self.weight if self.factor == 1 else self.weight * self.factor
+
+    def norm_part(
+        self, part: Float[Tensor, "*axes d"], scale: Float[Tensor, "*axes 1"]
+    ) -> Float[Tensor, "*axes d"]:
+        """Return the norm of a part of x at the scale of the whole."""
+        return part / scale * self.gain
 
     def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
         """Return the scaled norm."""

@@ -1,14 +1,17 @@
 """The tensors of one forward pass: found by short names, and taken apart as in TransformerLens."""
 
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.layers.mixer import MatrixMixer
-from lab.layers.norm import HookedRMSNorm
+from lab.layers.norm import PartsNorm
+from lab.models.additions import read_added
+from lab.models.block import Block
 from lab.models.head_results import split_heads
 from lab.models.point_names import Key, find_name, find_pattern_blocks
 from tasks.batch import IGNORE
@@ -118,7 +121,8 @@ class ActivationCache(dict[str, Tensor]):
     ) -> Any:
         """Return what the embedding and each half of each block added, [n b t d].
 
-        The stack's sum is the residual stream before block `layer`.
+        The stack's sum is the residual stream before block `layer`. Opened models may add more to
+        the embedding: "pos_embed", or "embed_rest" if it depends on the tokens.
 
         Args:
             layer: the block before which to stop; None or −1: none, the sum is what the head reads.
@@ -130,13 +134,15 @@ class ActivationCache(dict[str, Tensor]):
             return_labels: return (stack, labels) with labels such as "embed" and "0_attn_out".
         """
         depth = self._count_blocks(layer)
-        named = {"embed": self["hook_embed"]} if incl_embeds else {}
+        named = self._read_embeddings() if incl_embeds else {}
         for i in range(depth + mlp_input):
             kinds = ("attn", "mlp") if mode == "all" else (mode,)
             for kind in kinds if i < depth else kinds[:1]:
-                half = self.model.blocks[i].mixer if kind == "attn" else self.model.blocks[i].mlp
+                block = self.model.blocks[i]
+                assert isinstance(block, Block)
+                half = block.mixer if kind == "attn" else block.mlp
                 if half is not None and (i < depth or kind == "attn"):
-                    named[f"{i}_{kind}_out"] = self[f"{kind}_out", i]
+                    named[f"{i}_{kind}_out"] = read_added(self, block, i, kind)
         stack = torch.stack([_take(x, pos_slice) for x in named.values()])
         if apply_ln:
             stack = self.apply_ln_to_stack(stack, layer, mlp_input=mlp_input, pos_slice=pos_slice)
@@ -153,8 +159,9 @@ class ActivationCache(dict[str, Tensor]):
     ) -> Any:
         """Return what each head of each mixer before a layer added, [n b t d].
 
-        A mixer whose output is no sum over heads (SSD with gate="norm", a mixer without
-        `heads_hook`) counts as one head, "L0"; what a mixer adds without its heads is "L0rest".
+        A mixer counts as one head, "L0", if what it adds is no sum over heads: SSD with
+        gate="norm", a mixer without `heads_hook`, one whose output an opened model norms before it
+        adds it. What a mixer adds without its heads is "L0rest".
 
         Args:
             layer: the block before which to stop; None or −1: none.
@@ -188,7 +195,8 @@ class ActivationCache(dict[str, Tensor]):
     ) -> Float[Tensor, "n *axes d"]:
         """Apply a norm to parts of the residual stream with the scale that the whole had.
 
-        So the parts' norms add up to the norm of their sum.
+        So the parts' norms add up to the norm of their sum, except for the shift of a LayerNorm,
+        which belongs to no part (`compute_shift_logit`).
 
         Args:
             stack: the parts.
@@ -198,7 +206,8 @@ class ActivationCache(dict[str, Tensor]):
             recompute_ln: give each part its own scale instead.
 
         Raises:
-            ValueError: for a norm that is not the lab's, as models that were opened have.
+            ValueError: for a norm without `hook_scale`, whose formula the lab does not know, or
+                one that the block does not have.
 
         Departs: the norm's weight is applied too; TransformerLens folds it into the next layer.
         """
@@ -206,12 +215,16 @@ class ActivationCache(dict[str, Tensor]):
         name = "norm_final"
         if depth < len(self.model.blocks):
             name = f"blocks.{depth}.norm_{'mlp' if mlp_input else 'mixer'}"
-        norm = self.model.get_submodule(name)
-        if recompute_ln:
+        norm = operator.attrgetter(name)(self.model)
+        if norm is None:
+            raise ValueError(f"{name}: the block has no such norm")
+        if recompute_ln or isinstance(norm, nn.Identity):
             return norm(stack)
-        if not isinstance(norm, HookedRMSNorm):
-            raise ValueError(f"{name} is {type(norm).__name__}, must be the lab's own RMSNorm")
-        return stack / _take(self[f"{name}.hook_scale"], pos_slice) * norm.gain
+        if not isinstance(norm, PartsNorm):
+            raise ValueError(
+                f"{name} is {type(norm).__name__}, must have a point for its scale, hook_scale"
+            )
+        return norm.norm_part(stack, _take(self[f"{name}.hook_scale"], pos_slice))
 
     def logit_attrs(
         self,
@@ -224,7 +237,8 @@ class ActivationCache(dict[str, Tensor]):
         """Return what each part of the residual stream adds to a token's logit.
 
         Parts that add up to the residual stream after the last block (`decompose_resid`,
-        `stack_head_results` with the remainder) have attributions that add up to the logit.
+        `stack_head_results` with the remainder) have attributions that add up to the logit, less
+        `compute_shift_logit`.
 
         Args:
             stack: the parts, without a norm applied.
@@ -238,6 +252,22 @@ class ActivationCache(dict[str, Tensor]):
         if incorrect_tokens is not None:
             right = right - self._get_directions(incorrect_tokens, normed)
         return (normed * right).sum(-1)
+
+    @torch.no_grad()
+    def compute_shift_logit(
+        self,
+        tokens: Int[Tensor, "..."] | int,
+        incorrect_tokens: Int[Tensor, "..."] | int | None = None,
+    ) -> Float[Tensor, "..."]:
+        """Return what the shift of the last norm adds to a token's logit; 0 for an RMSNorm.
+
+        Arguments as of `logit_attrs`: with what that returns, it adds up to the logit.
+        """
+        shift = self.model.norm_final(torch.zeros_like(self.model.head.weight[0]))
+        right = self._get_directions(tokens, shift)
+        if incorrect_tokens is not None:
+            right = right - self._get_directions(incorrect_tokens, shift)
+        return right @ shift
 
     def logit_lens(
         self,
@@ -261,6 +291,13 @@ class ActivationCache(dict[str, Tensor]):
         )
         logits = self.model.head(stack)
         return (logits, labels) if return_labels else logits
+
+    def _read_embeddings(self) -> dict[str, Tensor]:
+        embedding = self["hook_embed"]
+        rest = self.model.embed_rest
+        return {"embed": embedding} | (
+            {} if rest is None else {rest: self["resid_pre", 0] - embedding}
+        )
 
     def _count_blocks(self, layer: int | None) -> int:
         """Return how many blocks come before a layer.

@@ -9,6 +9,9 @@ from torch import nn
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 
+HEADS = {"RMS": "RMSNorm and head", "LN": "LayerNorm and head", None: "Head"}
+"""What a model ends with, by the type of its last norm."""
+
 
 @runtime_checkable
 class Sparse(Protocol):
@@ -113,7 +116,10 @@ def dissect(model: LanguageModel) -> Anatomy:
         unit=tuple(_group_alike(unit)),
         times=len(pairs) // len(unit),
         head=Part(
-            "RMSNorm and head", "the embedding table" if tied else "", norm + read, norm + read
+            HEADS[model.cfg.normalization_type],
+            "the embedding table" if tied else "",
+            norm + read,
+            norm + read,
         ),
     )
 

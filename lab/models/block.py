@@ -24,6 +24,9 @@ class Block(nn.Module):
     Source: § Architecture Design; no biases, RMSNorm.
     """
 
+    adds_outputs = True
+    """Whether it adds what its halves return, unchanged, as blocks of opened models may not."""
+
     def __init__(self, d_model: int, mixer: nn.Module | None, mlp: nn.Module | None):
         super().__init__()
         self.mixer, self.mlp = mixer, mlp

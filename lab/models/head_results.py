@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.layers.mixer import HeadsMixer
+from lab.models.additions import read_added
 from lab.models.block import Block
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ def split_heads(cache: "ActivationCache", layer: int) -> Mapping[str, Float[Tens
     """Return what a mixer's heads added, by names such as "L0H1".
 
     Head i adds project(x, z_i) − project(x, 0), where z_i is z with all other heads at 0;
-    project(x, 0), unless it is 0, is "L0rest". Where that does not add up to the mixer's output, or
-    the mixer names no heads, its output counts as that of one head, "L0".
+    project(x, 0), unless it is 0, is "L0rest". Where that does not add up to what the block adds of
+    the mixer, or the mixer names no heads, this counts as that of one head, "L0".
     """
-    block, added = cache.model.blocks[layer], cache["attn_out", layer]
+    block = cache.model.blocks[layer]
     assert isinstance(block, Block)
+    added = read_added(cache, block, layer, "attn")
     mixer = block.mixer
     if not isinstance(mixer, HeadsMixer) or block.norm_mixer is None:
         return {f"L{layer}": added}

@@ -40,6 +40,9 @@ class LanguageModel(nn.Module):
         logit_scale: fixed factor on what the head reads, and so on the logits.
     """
 
+    embed_rest: str | None = None
+    """Name of what is added to the embedding before block 0, in opened models; None: nothing."""
+
     def __init__(
         self,
         blocks: list[Block],

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
@@ -26,7 +26,8 @@ class ModelSizes:
         d_head: d_model / n_heads; None without n_heads.
         d_mlp: hidden width of every MLP; None where they differ or a block has none.
         attn_only: whether no block has a state transform.
-        normalization_type: always "RMS".
+        normalization_type: of the last norm: "RMS", "LN", or None where there is none. The lab's
+            own models have "RMS".
         final_factor: fixed factor on the logits.
         dtype: of the weights.
         device: of the weights.
@@ -39,7 +40,7 @@ class ModelSizes:
     d_head: int | None
     d_mlp: int | None
     attn_only: bool
-    normalization_type: str
+    normalization_type: Literal["RMS", "LN"] | None
     final_factor: float
     dtype: torch.dtype
     device: torch.device

@@ -105,10 +105,10 @@ class TimeLeft:
             self.taken.setdefault(size, []).append(seconds)
 
     def estimate(self, running: Mapping[str, Pace]) -> tuple[float, bool]:
-        """Return the seconds left, and whether that is only an upper bound.
+        """Return the seconds left, and whether some runs are taken to go on to their limits.
 
         Runs of a size of which one has ended take as long as those; others take their usual time,
-        or at most all their steps. A run that has taken longer goes on at its pace.
+        or else all their steps. A run that has taken longer goes on at its pace.
         """
         rest, bound = 0.0, False
         for cell, size in self.sizes.items():
@@ -126,7 +126,7 @@ class TimeLeft:
 
 
 def add_up(costs: Iterable[RunCost], workers: int, max_minutes: float | None) -> float:
-    """Return the seconds that runs take at most on so many workers."""
+    """Return the seconds that runs take to their limits on so many workers."""
     limit = float("inf") if max_minutes is None else 60 * max_minutes
     most = [min(limit, cost.most) for cost in costs]
     return max(sum(most) / workers, max(most, default=0.0))

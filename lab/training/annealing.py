@@ -19,13 +19,14 @@ class Annealing:
 
     The rate is in proportion to the root of the share of wrong answers, from the peak at 10 % of
     them down to a tenth of it: what is left to learn decides when the noise of large steps is in
-    the way, not the number of steps. A run whose answers get no better at that rate has it halved.
+    the way, not the number of steps. A run whose answers get no better at that rate has it halved,
+    unless all are right.
 
     Attributes:
         wrong: share of wrong answers in the last validation; 1 before.
         least: the last new best.
         waits: validations since then, since the rate was last halved, or since too many answers
-            were wrong.
+            or none were wrong.
         halvings: how often the rate was halved.
     """
 
@@ -39,7 +40,7 @@ class Annealing:
         self.wrong = wrong
         if wrong < (1 - GAIN) * self.least:
             self.least, self.waits = wrong, 0
-        elif wrong >= BELOW:
+        elif wrong == 0 or wrong >= BELOW:  # nothing, or much, is left to learn
             self.waits = 0
         elif self.halvings < MOST_HALVINGS:
             self.waits += 1

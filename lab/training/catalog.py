@@ -11,7 +11,7 @@ import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError, escape_controls
-from lab.training.endings import ENDINGS, find_ending
+from lab.training.endings import ENDINGS, find_ending, name_ending, read_ending
 from lab.training.run_folder import RunFolder
 from tasks import TASKS
 from tasks.base import Schedule
@@ -35,6 +35,8 @@ COLUMNS = {
 """`options` are those that differ from the defaults. `date` is the local time of the last step."""
 
 
+NO_RESULT = ("unfinished", "unreadable")
+"""Endings of runs whose result is not there, or cannot be read."""
 MOST_VALUES = 10
 """Values of an option that a message lists."""
 
@@ -61,7 +63,8 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
     """Return the runs that have the given values, each "NAME=VALUE".
 
     A run must have one of the values given for each name. A name is a column of the table or an
-    option of `lab TASK`, including options of layers such as S.d_state.
+    option of `lab TASK`, including options of layers such as S.d_state. How a run stopped is given
+    in the words of `name_ending`; the keys that tables of data have mean the same.
 
     Raises:
         ValueError: for text of another form, a name that is neither, or a value that no run can
@@ -82,6 +85,8 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
         if not (name in known or of_layer):
             raise ValueError(f"only={text}: {name} is no option or column. {suggest(name, known)}")
         choices = _list_choices(name, runs)
+        if name == "stopped" and read_ending(value) in (*ENDINGS, *NO_RESULT):
+            value = name_ending(read_ending(value))
         if choices and value not in choices:
             raise ValueError(f"only={text}: {name} {list_choices(value, choices)}")
         wanted.setdefault(name, []).append(value)
@@ -192,7 +197,9 @@ def _find_date(run: RunFolder) -> datetime:
 
 def _list_values(run: RunFolder) -> dict[str, Any]:
     settings = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
-    return {**settings, **settings.pop("options"), **_describe_run(run)}
+    described = _describe_run(run)
+    ending = name_ending(described["stopped"])
+    return {**settings, **settings.pop("options"), **described, "stopped": ending}
 
 
 def _list_choices(name: str, runs: Sequence[RunFolder]) -> list[str]:
@@ -201,7 +208,7 @@ def _list_choices(name: str, runs: Sequence[RunFolder]) -> list[str]:
     A mixture of named ones may be the value of a task's option; those of the runs are returned too.
     """
     if name == "stopped":
-        return [*ENDINGS, "unfinished", "unreadable"]
+        return [*ENDINGS.values(), *NO_RESULT]
     if name == "task":
         return [*TASKS]
     kinds = [ModelConfig, TrainConfig, *{TASKS[run.task.name] for run in runs}]

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+NOT_SOLVED = "not solved: "
 ENDINGS = {
     "solved": "solved",
-    "budget": "not solved: step limit reached",
-    "out of time": "not solved: time limit reached",
+    "budget": f"{NOT_SOLVED}step limit reached",
+    "out of time": f"{NOT_SOLVED}time limit reached",
     "interrupted": "interrupted",
     "diverged": "diverged",
 }
@@ -27,6 +28,12 @@ def find_ending(result: Mapping[str, Any] | None) -> str:
     stopped = result["stopped"]
     minutes_up = stopped == "interrupted" and result.get("signal", "") is None
     return "out of time" if minutes_up else stopped
+
+
+def read_ending(text: str) -> str:
+    """Return the key of an ending in words, with or without "not solved: "; other text stays."""
+    keys = {words.removeprefix(NOT_SOLVED): key for key, words in ENDINGS.items()}
+    return keys.get(text.removeprefix(NOT_SOLVED), text)
 
 
 def name_ending(ending: str) -> str:

@@ -65,7 +65,7 @@ def attempt(call: Callable[[], object], memory: float = MEMORY, seconds: int = S
 
 
 def attempt_command(*words: str, seconds: int = SECONDS) -> Outcome:
-    """Try a command line that uses Polars, in a process that is forked where it never was."""
+    """Try a command line that uses Polars, in a process that a server without Polars forks."""
     with ProcessPoolExecutor(1, mp_context=connect_server()) as pool:
         return pool.submit(_attempt_words, os.getcwd(), words, seconds).result()
 

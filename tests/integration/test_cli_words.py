@@ -75,7 +75,10 @@ def test_the_help_of_the_whole_ends_its_last_line():
         ("sweep mqar --grid preset=smal", "must be one of small, published. Did you mean small?"),
         ("sweep mqar --grid d_model=8 --only dmodel=8", "of d_model, seed. Did you mean d_model?"),
         ("runs --only stoped=solved", "stoped is no option or column. Did you mean stopped"),
-        ("runs --only stopped=solvd", "stopped must be one of solved, budget, out of time,"),
+        (
+            "runs --only stopped=solvd",
+            "stopped must be one of solved, not solved: step limit reached, not",
+        ),
         ("runs --only optimizer=adam", "must be one of muon, adamw. Did you mean adamw?"),
         ("certify torch.nn:GRUU", "Did you mean GRU?"),
         ("analyze", "Missing argument 'path'"),
@@ -221,6 +224,14 @@ def test_runs_are_sorted_and_filtered(tmp_path):
     assert list_seeds("--only d-model=16") == [1]
     assert list_seeds("--only seed=1 --only seed=2 --only learning_rate=3e-3") == [1, 2]
     assert list_seeds("--only stopped=solved") == []
+    printed = "not solved: step limit reached"
+    assert printed in lab(f"runs {tmp_path}")
+    for words in (printed, "step limit reached", "budget"):  # the last is the key in --json
+        asked = ["runs", str(tmp_path), "--json", "--only", f"stopped={words}"]
+        assert len(CliRunner().invoke(app, asked).stdout.splitlines()) == 2
+    assert lab(f"runs {tmp_path} --only stopped=solved").endswith(
+        "There, stopped is not solved: step limit reached"
+    )
     assert lab(f"runs {tmp_path} --only d_model=17 --only seed=2").endswith(
         "with d_model=17 seed=2 There, d_model is 16, 8"
     )

@@ -102,8 +102,8 @@ def test_rows_that_vary_by_themselves_are_left_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start_len": 128}, "start_len=128: must divide seq_len=64"),
-        ({"start_len": 24}, "start_len=24: must divide seq_len=64"),
+        ({"start_len": 128}, "start_len=128: must divide seq_len=64, as 64 does$"),
+        ({"start_len": 24}, "start_len=24: must divide seq_len=64, as 16 and 32 do$"),
         ({"start_len": 2}, "start_len=2: seq_len=2: too short"),
         ({"start_len": 8, "lengthen": False}, "start_len=8: needs --lengthen"),
         ({"lengthen_at": 0.0001}, r"lengthen_at=0.0001: must be in \(0.000244, 1\], above chance"),

@@ -58,14 +58,19 @@ def test_the_usual_time_and_the_limits_are_told_apart():
     forecast = Forecast(describe("mqar", **PAPER), max_minutes=None, slowing=1.0)
     text = forecast.describe(13, 16, 0.1)
     assert "usually solved after 725 steps: about 1 min 11 s." in text
-    assert "Going on to the limit of 20,000 steps would take up to 33 min 18 s." in text
+    assert (
+        "Going on to the limit of 20,000 steps would take about 33 min 18 s at this speed." in text
+    )
     assert "--max-minutes" not in text
     assert forecast.describe_rest(650, 2048, 0.1) == "about 8 s left"
-    assert forecast.describe_rest(725, 2048, 0.1) == "at most 32 min 7 s left"
+    assert forecast.describe_rest(725, 2048, 0.1) == "about 32 min 7 s to the step limit"
     assert (forecast.find_total(725), forecast.find_total(726)) == (725, 20_000)
     hurried = Forecast(describe("mqar", **PAPER), max_minutes=0.5, slowing=1.0)
     assert "--max-minutes stops training after 30 s." in hurried.describe(13, 16, 0.1)
-    assert hurried.describe_rest(14, 16, 0.1) in ("at most 30 s left", "at most 29 s left")
+    assert hurried.describe_rest(14, 16, 0.1) in (
+        "30 s to the time limit",
+        "29 s to the time limit",
+    )
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 100}, {"early_stop": False}, {"n_heads": 2}])

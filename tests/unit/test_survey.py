@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.bench.survey import Line, describe, read, select_cases, summarize, survey
+from lab.bench.survey import Line, describe, main, read, select_cases, summarize, survey
 from lab.bench.surveyed import Case
 from lab.certify_settings import QUICK
 
@@ -70,3 +70,20 @@ def test_named_cases_are_taken_in_their_order():
     assert select_cases(cases, ["Endless", "Centred"]) == cases[::-1]
     with pytest.raises(ValueError, match="name='endless': must be one of"):
         select_cases(cases, ["endless"])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("missing.jsonl --show", "missing.jsonl: there is no such file; a survey writes it"),
+        (". --show", "file=.: must be a file, and is none"),
+        (".", "file=.: must be a file, and is none"),
+    ],
+)
+def test_a_file_that_is_none_is_named_in_a_line(words, reason, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["survey", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(reason)

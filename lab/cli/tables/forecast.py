@@ -26,7 +26,7 @@ class Forecast:
         self.began = time.monotonic()
 
     def describe(self, step: int, seq_len: int, seconds: float) -> str:
-        """Say how long the run usually takes, and how long at most.
+        """Say how long the run usually takes, and how long up to each limit.
 
         Args:
             step: steps taken.
@@ -44,24 +44,30 @@ class Forecast:
             )
         most = (self.max_steps - step) * times.longest
         limit = f"the limit of {self.max_steps:,} steps"
-        text += f"Going on to {limit} would take up to {format_duration(most)}. "
+        text += f"Going on to {limit} would take about {format_duration(most)} at this speed. "
         if self.max_minutes is not None and 60 * self.max_minutes < most:
             limit = format_duration(60 * self.max_minutes)
             text += f"--max-minutes stops training after {limit}. "
         return f"{text}Ctrl-C stops; the same command resumes."
 
     def describe_rest(self, step: int, seq_len: int, seconds: float) -> str:
-        """Say in a few words how long the run still takes; nothing after the last step."""
+        """Say in a few words how long the run still takes; nothing after the last step.
+
+        Without a record, that is the time to the limit that the run reaches first.
+        """
         if step >= self.max_steps:
             return ""
         times = self._scale(seq_len, seconds)
         steps, usual = self._find_rest(step, times)
-        most = (self.max_steps - step) * times.longest
+        most, limit = (self.max_steps - step) * times.longest, "step limit"
         if self.max_minutes is not None:
-            most = min(most, 60 * self.max_minutes - (time.monotonic() - self.began))
+            minutes_left = 60 * self.max_minutes - (time.monotonic() - self.began)
+            if minutes_left < most:
+                most, limit = max(0.0, minutes_left), "time limit"
         if steps and usual < most:
             return f"about {format_duration(usual)} left"
-        return f"at most {format_duration(max(0.0, most))} left"
+        about = "about " if limit == "step limit" else ""  # the clock alone decides on the other
+        return f"{about}{format_duration(most)} to the {limit}"
 
     def find_total(self, step: int) -> int:
         """Return the steps that a full bar stands for: the usual ones, or after them the limit."""

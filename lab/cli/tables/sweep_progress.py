@@ -16,12 +16,14 @@ from lab.cli.tables.durations import format_duration
 from lab.sweeps.cost import Pace, add_up
 from lab.sweeps.folder import CellFolder
 from lab.sweeps.sweep import Cell
-from lab.training.endings import name_ending
+from lab.training.endings import NOT_SOLVED, name_ending
 
 REFRESHES = 2
 """Of the live table, each second."""
 OTHER_LINES = 6
 """Lines of the terminal that the cells leave to others."""
+UNLESS_EARLY = " if no run ends early"
+"""Said of a time to the limits of steps and minutes, at the speed that was measured."""
 
 
 class SweepDisplay(Display):
@@ -75,10 +77,10 @@ class SweepDisplay(Display):
             table.add_column(name, justify="left" if name in ("run", "how") else "right")
         rows = max(1, self.console.height - OTHER_LINES - len(self.began))
         for name, (status, said) in list(self.ended.items())[-rows:]:
+            # The columns before tell which are not solved, and a terminal may have 80 columns.
+            how = Text(said.removeprefix(NOT_SOLVED), no_wrap=True)
             row = self._read(name)
-            table.add_row(
-                Text(name), *row, Text(said, no_wrap=True), style="dim" * (status != "failed")
-            )
+            table.add_row(Text(name), *row, how, style="dim" * (status != "failed"))
         for name, (began, _) in list(self.began.items()):
             taken = format_duration(time.monotonic() - began)
             table.add_row(Text(name), *self._read(name), f"running, {taken}", style="bold")
@@ -114,11 +116,11 @@ class SweepDisplay(Display):
                 for name, (began, first) in list(self.began.items())
             }
         )
-        return f"{'at most' if bound else 'about'} {format_duration(seconds)} left"
+        return f"about {format_duration(seconds)} left{UNLESS_EARLY if bound else ''}"
 
 
 def describe_cost(plan: SweepPlan) -> str:
-    """Say how many runs there are to do, and how long they take at most and usually."""
+    """Say how many runs there are to do, and how long they take to their limits and usually."""
     todo = list(plan.costs.values())
     at_once = f"{plan.workers} {'process' if plan.workers == 1 else 'processes'} at a time"
     opening = f"{len(todo)} of {plan.cells} runs to do, {at_once}, in {plan.out}/"
@@ -130,8 +132,8 @@ def describe_cost(plan: SweepPlan) -> str:
         step += f" to {steps[-1]:,.0f}"
     most = add_up(todo, plan.workers, plan.max_minutes)
     text = (
-        f"{opening}. A step at the full row length takes {step} ms, so training takes at most "
-        f"{format_duration(most)}."
+        f"{opening}. A step at the full row length takes {step} ms, so training takes about "
+        f"{format_duration(most)}{UNLESS_EARLY}."
     )
     known = [cost.usual for cost in todo if cost.usual is not None]
     if known:

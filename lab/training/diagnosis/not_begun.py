@@ -28,7 +28,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
     named = found.rule if found.rule == "chance" else f"“{found.rule}”"
     taken = len(failed.rows)
     place = (
-        f"after {taken:,} steps, accuracy on {found.rows:,} validation rows is "
+        f"after {taken:,} step{'s' * (taken != 1)}, accuracy on {found.rows:,} validation rows is "
         f"{found.accuracy:.3f} ({low:.3f} … {high:.3f}), and {named}, which needs no recall, "
         f"reaches {found.plateau:.3f}"
     )

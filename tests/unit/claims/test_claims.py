@@ -1,6 +1,7 @@
 """Claims: verdicts at their rate on planted tables, files that say what is wrong, the lab's own."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,8 +11,8 @@ from typer.testing import CliRunner
 
 from analysis.claims import verdict
 from analysis.claims.claim import Claim
-from analysis.claims.statistic import Statistic
-from analysis.claims.verdict import Floor, compute_power, decide
+from analysis.claims.statistic import Statistic, StatisticValue
+from analysis.claims.verdict import Floor, compute_power, decide, judge
 from lab.cli import app
 from lab.cli.claim import HOME, build_sweep
 from lab.cli.claim_floor import measure_floor
@@ -78,8 +79,12 @@ def test_a_difference_of_settings_that_have_learned_nothing_is_undecided():
     assert decide(begun, DIFFERENCE, FACTORS).outcome == "fails"
     found = decide(begun, DIFFERENCE, FACTORS, floor=Floor(chance=0.08))
     assert found.outcome == "undecided"
-    assert found.because.startswith("neither setting has learned enough to differ by 0.1: ")
-    assert found.because.endswith("and chance in 0.08")
+    assert found.because.startswith("neither setting has surely learned enough to differ by 0.1: ")
+    assert found.because.endswith("and chance is 0.08")
+    # Nor where one lucky seed lifts the mean: how much was learned is not sure.
+    lucky = StatisticValue(-0.2, -0.3, -0.1, 3, 1, best=0.3, surely=0.05)
+    assert judge(lucky, DIFFERENCE)[0] == "undecided"
+    assert judge(replace(lucky, surely=0.2), DIFFERENCE)[0] == "fails"
     # "No worse than" does not hold of two that know nothing.
     close = Statistic("difference", {"mixer": "a"}, {"mixer": "b"}, "above", -0.1, {})
     assert decide(begun, close, FACTORS, floor=Floor(chance=0.08)).outcome == "undecided"
@@ -105,7 +110,7 @@ def test_the_floor_is_that_of_the_lengths_that_a_claim_compares():
     assert stated.statistic.at == {"seq_len": 128}
     task = TASKS["induction"](seq_len=32).resize(128)
     scores = {score.name: score.accuracy for score in audit(task, rows=64).scores}
-    assert found == Floor(task.chance, found.name, scores[found.name])
+    assert found == Floor(task.chance, found.shortcut_name, scores[found.shortcut_name])
     assert found.shortcut == max(scores[name] for name in scores if name != "oracle")
 
 

@@ -171,7 +171,9 @@ def test_a_norm_without_a_scale_is_refused_but_not_by_the_lens():
     model.add_module("norm_final", nn.LayerNorm(8))
     logits, cache = model.run_with_cache(TOKENS)
     assert_close(cache.logit_lens()[-1], logits)
-    with pytest.raises(ValueError, match="norm_final is LayerNorm, must be the lab's own RMSNorm"):
+    with pytest.raises(
+        ValueError, match="norm_final is LayerNorm, must have a point for its scale"
+    ):
         cache.decompose_resid(apply_ln=True)
 
 

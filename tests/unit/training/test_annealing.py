@@ -1,5 +1,7 @@
 """Schedule "error": the rate by the share of wrong answers, halved where they get no fewer."""
 
+from dataclasses import asdict
+
 import pytest
 
 from lab.training.annealing import MOST_HALVINGS, PATIENCE, Annealing
@@ -32,6 +34,16 @@ def test_the_rate_is_halved_when_no_validation_is_better_for_long_enough():
 
 def test_a_halved_rate_stays_halved_when_answers_get_better():
     assert observe([0.025] * (PATIENCE + 1) + [0.016]).share == pytest.approx(0.2)
+
+
+def test_a_run_without_wrong_answers_is_not_slowed():
+    assert observe([0.02, *[0.0] * 100]).halvings == 0
+    assert observe([0.0, *[0.001, 0.0] * 100]).halvings == 0  # never in a row
+    assert observe([0.0, *[0.001] * PATIENCE]).halvings == 1
+    interrupted = observe([0.02, *[0.0] * 10])
+    resumed = Annealing(**asdict(interrupted))
+    resumed.observe(0.0)
+    assert resumed == observe([0.02, *[0.0] * 11])
 
 
 def test_what_has_much_to_learn_is_not_slowed_and_no_rate_falls_for_ever():

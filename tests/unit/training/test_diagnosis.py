@@ -243,6 +243,9 @@ def test_a_plateau_has_not_begun(tmp_path):
     assert look.claims
     assert look.evidence["change of loss"] / look.evidence["over steps"] == pytest.approx(-1e-4)
     assert look.says.endswith("so more steps may be all it needs")
+    assert look.says.startswith("after 120 steps, accuracy")
+    alone = plant(make(tmp_path / "alone"), [0.0], every=1)
+    assert not_begun.look(alone, make_answers(0.0)).says.startswith("after 1 step, accuracy")
     assert not not_begun.look(ended, make_answers(0.35)).claims
     for low, said in ((0.505, ", which could be a guess"), (0.53, "), more often than by")):
         found = {"outranks": low + 0.02, "outranks_interval": (low, low + 0.04)}

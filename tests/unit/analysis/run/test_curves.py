@@ -66,7 +66,9 @@ def test_one_step_without_evaluation_can_be_drawn():
     curve = Curve("loss", one, one / 2, 1, none.astype(int), none, none, {"uniform guess": 5.5})
     assert describe(curve).says.startswith("No evaluation yet")
     assert "held-out rows." in describe(curve).reading
-    assert len(curve.draw().to_dict()["data"]) == 2
+    drawn = curve.draw().to_dict()
+    assert len(drawn["data"]) == 2
+    assert drawn["layout"]["xaxis"]["dtick"] == 1  # there is no half of a step
 
 
 def test_one_evaluation_is_no_journey():
