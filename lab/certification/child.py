@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from lab.certification.deadline import Deadline
-from lab.certification.guard import INTERVAL, MARK, TOO_MUCH, kill_marked
+from lab.certification.guard import INTERVAL, TOO_MUCH, add_mark, kill_marked
 from lab.certification.request import KEY, Request, sign_frame
 from lab.files import clean_all, escape_controls
 
@@ -55,7 +55,7 @@ class Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=(theirs,),
-            env={**os.environ, MARK: self._mark},
+            env=add_mark(self._mark),
             # A session of its own: the target's own children end with it, and Ctrl-C reaches only
             # the parent.
             start_new_session=True,

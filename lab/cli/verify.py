@@ -47,4 +47,5 @@ def verify(
         if code:
             raise typer.Exit(1)
         rounds += 1
-    typer.echo(f"no property failed in {minutes:g} minutes; rounds completed: {rounds}")
+    tried = f"; rounds completed: {rounds}" if rounds else ", but not every property was tried"
+    typer.echo(f"no property failed in {minutes:g} minutes{tried}")

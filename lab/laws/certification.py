@@ -160,6 +160,7 @@ class Certification:
             same_shape=random or inside in HALVES,
             origin=self._describe_origin(adapted, condition, dtype, random),
             longer=longer,
+            undecoded=adapted.undecoded,
         )
         return Seeded(module) if random else module, probes
 

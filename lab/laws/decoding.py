@@ -26,6 +26,8 @@ MANY = 130
 def judge(module: nn.Module, probes: Probes) -> Verdict:
     """Any split into prefills and steps gives the outputs of forward, and changes no state."""
     if not isinstance(module, Decoder):
+        if probes.undecoded:
+            return Verdict(LAW.name, "not decided", probes.undecoded)
         missing = "the module has no start, prefill and step"
         return Verdict(LAW.name, "not applicable", missing)
     found = run_trials(LAW.name, module, probes, _list_trials, longer=_list_longer_trials)

@@ -26,6 +26,7 @@ class Probes:
             module draws random numbers or computes in half precision.
         origin: how the module was made, for reproductions.
         longer: further lengths, to be tried with fewer trials while there is time.
+        undecoded: why the module's way of decoding could not be used; empty if it has none.
     """
 
     settings: CertifySettings
@@ -36,6 +37,7 @@ class Probes:
     same_shape: bool = False
     origin: Origin = field(default_factory=Origin)
     longer: Sequence[int] = ()
+    undecoded: str = ""
 
     @property
     def d_model(self) -> int:

@@ -66,9 +66,10 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             return found[-1]
     decided = [v for v in found if v.verdict == "holds"]
     shifted = [(f"shifted by {s}", v) for s, v in zip(SHIFTS, found, strict=True)]
-    evidence = "; ".join(f"{how}: {v.evidence}" for how, v in shifted)
     if not decided:
-        return Verdict(LAW.name, "not decided", evidence)
+        words = f"shifted by {SHIFTS[0]}: {found[0].evidence}; none of the larger shifts is decided"
+        return Verdict(LAW.name, "not decided", words)
+    evidence = "; ".join(f"{how}: {v.evidence}" for how, v in shifted)
     left = "; ".join(how for how, v in shifted if v not in decided)
     worst = max(decided, key=lambda v: v.measured or 0.0)
     return replace(worst, evidence=evidence, left=left)

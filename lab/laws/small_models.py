@@ -77,7 +77,10 @@ OTHERS: dict[str, dict[str, Any]] = {
             for kind in ("sliding_attention", "full_attention")
         },
     },
-    "DbrxConfig": {"attn_config": {"clip_qkv": 8.0, "rope_theta": 10_000.0, "kv_n_heads": 2}},
+    "DbrxConfig": {
+        "attn_config": {"clip_qkv": 8.0, "rope_theta": 10_000.0, "kv_n_heads": 2},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "DeepseekV2Config": {"num_experts_per_tok": 2},
     # Windows short enough to be compressed; layers that hash tokens have their table from a file.
     "DeepseekV4Config": {
@@ -94,9 +97,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
     "Gemma3nTextConfig": {"intermediate_size": 64, "num_kv_shared_layers": 0},
+    # Their usual experts refuse fp64, and in fp32 too many choices are near a tie.
+    **{f"GraniteMoe{kind}Config": {"experts_implementation": "eager"} for kind in ("", "Shared")},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HunYuanDenseV1Config": {"head_dim": 8},
-    "HunYuanMoEV1Config": {"head_dim": 8},
+    "HunYuanMoEV1Config": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
     "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},

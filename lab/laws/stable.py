@@ -80,7 +80,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         default=1.0,
     )
     growth = max(output, state)
-    sizes_of = f"output is {output:.2f}" + (f" and state {state:.2f}" if decodes else "")
+    sizes_of = f"output is {output:.3g}" + (f" and state {state:.3g}" if decodes else "")
     evidence = f"after {tokens} tokens {sizes_of} times what it was after a quarter of them"
     max_len = probes.settings.max_len
     if tokens < max_len:

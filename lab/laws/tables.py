@@ -55,10 +55,11 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     step parts them: the law fails, and the evidence says whether all rows are reached with constant
     parameters moved.
     """
-    found = _judge_as_is(module, probes)
+    began = read_clock()
+    found = _judge_as_is(module, probes, began)
     if found.verdict != "fails":
         return found
-    moved = _judge_as_is(move_constants(module, seed=0), probes)
+    moved = _judge_as_is(move_constants(module, seed=0), probes, began)
     words = moved.counterexample or moved.evidence
     if moved.verdict == "holds":
         words += ": a first step may part equal choices"
@@ -68,8 +69,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 LAW = Law("table reach", judge)
 
 
-def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
-    """Judge a module with its present weights."""
+def _judge_as_is(module: nn.Module, probes: Probes, began: float) -> Verdict:
+    """Judge a module with its present weights, in what is left of the time since `began`."""
     tables = {
         name: p
         for name, p in module.named_parameters()
@@ -82,10 +83,12 @@ def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
         name: torch.zeros(p.shape[:-1], dtype=torch.bool, device=p.device)
         for name, p in tables.items()
     }
-    for name, row in _list_unselectable(module):
-        found[name][row] = True
+    names = {id(table): name for name, table in tables.items()}  # a shared table has one of two
+    for table, row in _list_unselectable(module):
+        if id(table) in names:
+            found[names[id(table)]][row] = True
     unselectable = _count_reached(found)
-    began, tokens, newest = read_clock(), 0, FIRST
+    tokens, newest = 0, FIRST
     short = [length for length in probes.lengths if length <= SEQ_LEN]
     like = probes.input(max(short, default=probes.lengths[0]), 1)
     while True:
@@ -115,19 +118,17 @@ def _judge_as_is(module: nn.Module, probes: Probes) -> Verdict:
     return Verdict(LAW.name, "not decided" if _list_missing(found) else "holds", evidence)
 
 
-def _list_unselectable(module: nn.Module) -> Iterator[tuple[str, int | slice]]:
+def _list_unselectable(module: nn.Module) -> Iterator[tuple[Tensor, int | slice]]:
     """Yield tables and their rows that no probe can select, as `judge` says."""
     for path, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and part.weight.requires_grad:
-            name = f"{path}.weight".removeprefix(".")
+        if isinstance(part, nn.Embedding):
             if part.padding_idx is not None:
-                yield name, part.padding_idx
+                yield part.weight, part.padding_idx
             if path.endswith(OPTIONAL):
-                yield name, slice(1, None)
+                yield part.weight, slice(1, None)
         if isinstance(part, Tokens) and part.table is not None:
             name = ".".join(filter(None, (path, "module", part.table, "weight")))
-            if module.get_parameter(name).requires_grad:
-                yield name, slice(part.vocab_size, None)
+            yield module.get_parameter(name), slice(part.vocab_size, None)
 
 
 def try_tokens(

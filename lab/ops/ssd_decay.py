@@ -5,8 +5,7 @@
 Differences of one running sum would give the same L, but they cancel: at 2,048 tokens about a
 hundred times less exact. So in fp64 each segment is summed by itself. In fp32 differences of a
 running sum in fp64 are exact, and much faster. What is not causal is masked before exp, or bounded:
-there exp could overflow, and infinity times the mask's zero is NaN. A log-decay that is NaN also
-reaches, in fp32, what is not causal.
+there exp could overflow, and infinity times the mask's zero is NaN.
 """
 
 import torch
@@ -73,12 +72,13 @@ def _add_steps(log_decay):
 def _subtract_sums(log_decay):
     """Return Lᵀ from a running sum in fp64, in two parts of the dtype of the log-decays.
 
-    The difference of the large parts is rounded as a segment's own sum would be.
+    The difference of the large parts is rounded as a segment's own sum would be. A sum that is NaN
+    is 0 where segments begin, so that targets before it stay as they are.
     """
     running = log_decay.double().clamp(min=FORGOTTEN).cumsum(-1)
     large = running.to(log_decay.dtype)
     small = (running - large).to(log_decay.dtype)
-    L = large[..., None, :] - large[..., :, None]
-    L.add_(small[..., None, :]).sub_(small[..., :, None])
+    L = large[..., None, :] - large.nan_to_num()[..., :, None]
+    L.add_(small[..., None, :]).sub_(small.nan_to_num()[..., :, None])
     L.clamp_(max=0).exp_()
     return L.mul_(torch.ones_like(L[(0,) * (L.ndim - 2)]).triu())

@@ -34,6 +34,24 @@ def test_help_names_the_tasks_and_the_commands():
         assert name in result.output
 
 
+def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
+    class Endless:
+        def __init__(self, command: list[str]):
+            self.stopped = False
+
+        def wait(self, seconds: float | None = None) -> int:
+            if not self.stopped:
+                raise subprocess.TimeoutExpired("pytest", seconds or 0)
+            return 2
+
+        def send_signal(self, number: int) -> None:
+            self.stopped = True
+
+    monkeypatch.setattr("lab.cli.verify.subprocess.Popen", Endless)
+    words = "no property failed in 1 minutes, but not every property was tried"
+    assert lab("verify --minutes 1").output.strip() == words
+
+
 def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
     assert one_line(lab("verify --minutes 0")) == "Error: minutes=0.0: must be > 0"
     monkeypatch.setattr("lab.cli.verify.TESTS", tmp_path / "absent")

@@ -1,7 +1,9 @@
 """`lab certify` as a user runs it: verdicts, programs, exit codes, and targets that crash."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from io import StringIO
@@ -13,7 +15,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from lab.certification import child, process
+from lab.certification import child, guard, process
 from lab.cli import app
 from lab.cli.certify import _write_programs
 from lab.cli.output import is_marked
@@ -179,6 +181,22 @@ def test_ctrl_c_ends_the_child(monkeypatch):
     result = lab("torch.nn:Identity")
     assert result.exit_code == 130
     assert [ended.returncode for ended in children] == [-9]
+
+
+@pytest.mark.parametrize("mark", ["outer", "inner"])
+def test_a_target_that_certifies_another_is_found_by_both_marks(mark, monkeypatch):
+    monkeypatch.setenv(guard.MARK, "outer")
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    marked = subprocess.Popen(sleeper, env=guard.add_mark("inner"), start_new_session=True)
+    other = subprocess.Popen(sleeper, env={**os.environ, guard.MARK: f"{mark}-not"})
+    try:
+        guard.kill_marked(mark)
+        assert marked.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (marked, other):
+            process.kill()
+            process.wait()
 
 
 def test_a_child_that_does_not_start_is_said_so(monkeypatch):

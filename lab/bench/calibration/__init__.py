@@ -21,6 +21,7 @@ from lab.bench.calibration.parameters import PARAMETERS
 from lab.bench.calibration.rare import RARE
 from lab.bench.calibration.repeats import REPEATS
 from lab.bench.calibration.right import RIGHT as RIGHT
+from lab.bench.calibration.stepped import STEPPED
 
 FAULTS: tuple[Fault, ...] = (
     *REPEATS,
@@ -28,6 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     *LEAKS_OF_SCANS,
     *BATCHES,
     *DECODERS,
+    *STEPPED,
     *PADDED,
     *PARAMETERS,
     *DERIVATIVES,

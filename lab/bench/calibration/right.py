@@ -6,7 +6,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from lab.bench.calibration import attention, cached, derivatives, rare, routing, scanned, scans
+from lab.bench.calibration import (
+    attention,
+    cached,
+    derivatives,
+    rare,
+    routing,
+    scanned,
+    scans,
+    stepped,
+)
 from lab.bench.calibration import right_mixers as mixers
 from lab.bench.calibration.attention import D_MODEL, RightAttention
 from lab.bench.calibration.entry import Right
@@ -258,6 +267,7 @@ RIGHT: tuple[Right, ...] = (
     Right("cached attention", cached.CachedAttention, "grouped, rotary, decodes"),
     Right("cached window", cached.WindowedCache, "decodes"),
     Right("least number as mask", cached.LeastMask, "decodes; padding gives NaN in fp64 alone"),
+    Right("normed sum", stepped.NormedSum, "forward keeps no state, step begins from None"),
     Right("linear attention", scans.LinearAttention),
     Right("retention", scans.Retention, "chunks of 8"),
     Right("forgetting", scans.Forgetting),

@@ -22,13 +22,17 @@ InputMaker = Callable[[int], Tensor]
 
 
 class Fit(NamedTuple):
-    """An adapter that takes a sequence, with the width and the length at which it did."""
+    """An adapter that takes a sequence, with the width and the length at which it did.
+
+    `undecoded` says why the module's way of decoding could not be used; empty if it has none.
+    """
 
     adapter: type[PlainAdapter] | None  # None: the module needs none
     options: dict[str, Any]
     width: int
     length: int
     notes: tuple[str, ...] = ()
+    undecoded: str = ""
 
     def build(self, module: Any) -> nn.Module:
         """Build the adapter of a module."""
@@ -92,7 +96,7 @@ def find_fit(
 
 def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool | None) -> Fit:
     """Return the fit of an adapter that decodes; without one, the same fit with a note why."""
-    refused = ()
+    refused = ""
     options = {k: v for k, v in fit.options.items() if k in ("output", "layout")}
     for kind in list_decoder_kinds(target, relative):
         for placed in _list_placements(target, kind, options, make_input(fit.length)):
@@ -100,14 +104,14 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
             try:
                 _check_decoding(found.build(target), make_input(fit.length))
             except REFUSALS as error:
-                refused = refused or (f"{kind.note}, but {describe_error(error)}",)
+                refused = refused or f"{kind.note}, but {describe_error(error)}"
                 continue
             return found._replace(notes=(*fit.notes, kind.note))
     if fit.adapter is Returned:
         raise RefusalError(
             f"it needs {fit.options['name']}, which was not found in what it returns"
         )
-    return fit._replace(notes=(*fit.notes, *refused))
+    return fit._replace(notes=(*fit.notes, *filter(None, [refused])), undecoded=refused)
 
 
 def write_recipe(adapter: type[nn.Module], inner: str, options: dict[str, Any]) -> str:

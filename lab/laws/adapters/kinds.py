@@ -123,12 +123,16 @@ def list_decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:
         if not target.bidirectional:
             yield Kind(TorchRecurrent, claim, note="decodes with its hidden state")
         return
-    if _find_methods(target, ("allocate_inference_cache",)) and _find_methods(target, ("step",)):
-        yield Kind(Allocated, claim, note="decodes with allocate_inference_cache and step")
     if _find_methods(target, ("step",)):
-        for initial in _find_methods(target, INITIAL):
-            words = f"decodes with {initial} and step"
-            yield Kind(Stepping, {"initial": initial, **claim}, note=words)
+        words = "decodes with {} and step"
+        allocates = _find_methods(target, ("allocate_inference_cache",))
+        for timed in (True, False) if allocates else ():
+            yield Kind(Allocated, {"timed": timed, **claim}, note=words.format(*allocates))
+        for initial in (*_find_methods(target, INITIAL), None):
+            for timed in (False, True):
+                options = {"initial": initial, "timed": timed, **claim}
+                note = words.format(initial) if initial else "decodes with step, from None"
+                yield Kind(Stepping, options, note=note)
     for name in STATES:
         if name in parameters:
             flag = next((flag for flag in FLAGS if flag in parameters), None)

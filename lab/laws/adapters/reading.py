@@ -33,12 +33,14 @@ class Adapted(NamedTuple):
         d_model: width d of the inputs to try it on.
         notes: what was recognised by trying.
         recipe: the expression that makes the adapter from a variable `module`.
+        undecoded: why the module's way of decoding could not be used; empty if it has none.
     """
 
     module: nn.Module
     d_model: int
     notes: tuple[str, ...]
     recipe: str
+    undecoded: str
 
 
 def adapt_vectors(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
@@ -69,7 +71,9 @@ def adapt_vectors(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
         fit = find_decoder(tried, fit, build_input_maker(fit.width), known.relative)
     width = f"reads vectors of width {fit.width} (found by trying)"
     said = () if known.d_model is not None else (width,)
-    return Adapted(fit.build(target), fit.width, (*said, *fit.notes), fit.write_recipe())
+    return Adapted(
+        fit.build(target), fit.width, (*said, *fit.notes), fit.write_recipe(), fit.undecoded
+    )
 
 
 def adapt_tokens(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
@@ -129,6 +133,7 @@ def adapt_tokens(target: Any, tried: Any, known: AdapterOptions) -> Adapted:
         width + BITS,
         said,
         write_recipe(reader, fit.write_recipe(), options),
+        fit.undecoded,
     )
 
 

@@ -1,5 +1,6 @@
 """Modules that carry a state from token to token, in the common ways."""
 
+from collections.abc import Callable
 from inspect import Parameter, signature
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,22 @@ class Stateful(PlainAdapter):
         raise NotImplementedError
 
 
+def take_each(x: Tensor, held: Any, step: Callable[..., Any], timed: bool) -> tuple[Tensor, Any]:
+    """Return the outputs of token after token, and the state after them.
+
+    Args:
+        x: the tokens [b t …].
+        held: the state before them.
+        step: (token, state) → (output, state).
+        timed: whether tokens and outputs have an axis of one for the time.
+    """
+    outputs = []
+    for i in range(x.shape[1]):
+        y, held = step(x[:, i : i + 1] if timed else x[:, i], held)
+        outputs.append(y)
+    return (torch.cat if timed else torch.stack)(outputs, 1), held
+
+
 class Returned(Stateful):
     """A module that returns its state and takes it back: forward(x, state) → (y, state).
 
@@ -126,29 +143,28 @@ class Stepping(Stateful):
     """A module with a method for one token, step(x [b d], state) → (y [b e], state).
 
     Args:
-        initial: method that makes the state of `batch` rows before any token.
+        initial: method that makes the state of `batch` rows before any token; None where step takes
+            None at first.
+        timed: whether step takes [b 1 d] and returns [b 1 e].
     """
 
     def __init__(
         self,
         module: Any,
-        initial: str,
+        initial: str | None = None,
+        timed: bool = False,
         relative: bool | None = None,
         output: int | str | None = None,
         layout: str = "btd",
     ):
         super().__init__(module, relative, output, layout)
-        self.initial = initial
+        self.initial, self.timed = initial, timed
 
     def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of token after token, and the state after them."""
-        if held is None:
+        if held is None and self.initial is not None:
             held = copy_state(getattr(self.module, self.initial)(len(x)))
-        outputs = []
-        for i in range(x.shape[1]):
-            y, held = self.module.step(x[:, i], held)
-            outputs.append(y)
-        return torch.stack(outputs, 1), held
+        return take_each(x, held, self.module.step, self.timed)
 
 
 class Allocated(Stateful):
@@ -157,8 +173,22 @@ class Allocated(Stateful):
     The first tokens are read at once where its forward takes `inference_params` and it has a
     `layer_idx`, under which it stores its state; tokens after a state are read by step only.
 
+    Args:
+        timed: whether step takes [b 1 d] and returns [b 1 e], as mamba-ssm's does, or [b d].
+
     Source: state-spaces/mamba, mamba_ssm/modules and mamba_ssm/utils/generation.py.
     """
+
+    def __init__(
+        self,
+        module: Any,
+        timed: bool = True,
+        relative: bool | None = None,
+        output: int | str | None = None,
+        layout: str = "btd",
+    ):
+        super().__init__(module, relative, output, layout)
+        self.timed = timed
 
     def lend(self, held: Any) -> Any:
         """Return a copy of a state, into which mamba-ssm's step writes by design."""
@@ -178,8 +208,9 @@ class Allocated(Stateful):
 
     def step_each(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
         """Return the outputs of token after token, and the state after them."""
-        outputs = []
-        for i in range(x.shape[1]):
-            y, *held = self.module.step(x[:, i : i + 1], *held)
-            outputs.append(y)
-        return torch.cat(outputs, 1), tuple(held)
+
+        def step(token: Tensor, state: Any) -> tuple[Tensor, Any]:
+            y, *after = self.module.step(token, *state)
+            return y, tuple(after)
+
+        return take_each(x, held, step, self.timed)

@@ -129,6 +129,41 @@ class Cached(nn.Module):
         return y[:, None], last, total
 
 
+class CachedVectors(Cached):
+    """The same, with tokens of [b d]."""
+
+    def step(self, x: Tensor, last: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if x.ndim > 2:
+            raise ValueError("one token")
+        y, last, total = super().step(x[:, None], last, total)
+        return y[:, 0], last, total
+
+
+class TimedCell(Cell):
+    """The same, with tokens of [b 1 d], and a first state of its own."""
+
+    init_state = None  # type: ignore[assignment]
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        after = self.cell(x.squeeze(1), state)
+        return after[:, None], after
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, state = self.step(x[:, :1])
+        outputs = [y]
+        for i in range(1, x.shape[1]):
+            y, state = self.step(x[:, i : i + 1], state)
+            outputs.append(y)
+        return torch.cat(outputs, 1)
+
+
+class Stubborn(nn.Linear):
+    """Has a step that cannot be called."""
+
+    def step(self, x: Tensor, state: Tensor, more: Tensor) -> Tensor:
+        return x
+
+
 DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gru": (lambda: nn.GRU(8, 6, 2), "TorchRecurrent(module, layout='tbd')"),
     "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), "TorchRecurrent(module)"),
@@ -137,6 +172,8 @@ DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "told": (TakesState, "Returned(module, name='h', initial='zero_state')"),
     "at once": (lambda: Cached(0), "Allocated(module)"),
     "by steps": (lambda: Cached(None), "Allocated(module)"),
+    "by steps of vectors": (lambda: CachedVectors(None), "Allocated(module, timed=False)"),
+    "stepping in time": (TimedCell, "Stepping(module, timed=True)"),
     "tokens": (
         lambda: build("AM", vocab_size=32, d_model=8),
         "DecodingTokens(module, vocab_size=32, table='embed')",

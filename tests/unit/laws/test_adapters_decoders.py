@@ -21,6 +21,7 @@ from tests.unit.laws.foreign_decoders import (
     Overwriting,
     OverwritingCache,
     OverwritingStep,
+    Stubborn,
 )
 from tests.unit.laws.foreign_modules import relative_difference
 
@@ -66,6 +67,12 @@ def test_a_call_must_not_change_the_state_that_it_is_given(made: type[nn.Module]
 def test_a_call_may_write_into_a_cache(make: Callable[[], nn.Module]):
     found = Certification(make(), CertifySettings(8, (2, 5))).judge("prefill = step")
     assert found.verdict == "holds"
+
+
+def test_a_step_that_cannot_be_called_leaves_decoding_undecided():
+    found = Certification(Stubborn(8, 8), CertifySettings(8, (2, 5))).judge("prefill = step")
+    assert found.verdict == "not decided"
+    assert found.evidence.startswith("decodes with step, from None, but raised TypeError: Stubborn")
 
 
 def list_tensors(state: object) -> list[Tensor]:

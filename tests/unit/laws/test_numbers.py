@@ -73,6 +73,20 @@ def test_rounding_is_allowed(function: Callable[[Tensor], Tensor]):
     assert judge("precision", Mixing(function)).verdict == "holds"
 
 
+def iterate_logistic_map(x: Tensor) -> Tensor:
+    """Doubles a difference in each of 60 rounds."""
+    y = x.sigmoid()
+    for _ in range(60):
+        y = 4 * y * (1 - y)
+    return y
+
+
+def test_nothing_is_said_where_rounding_alone_moves_the_whole_output():
+    found = judge("precision", Mixing(iterate_logistic_map))
+    assert found.verdict == "not decided"
+    assert found.evidence.startswith("in float32, rounding alone may move the output by ")
+
+
 def use_cos_and_sin(angles: Tensor) -> Tensor:
     return torch.complex(angles.cos(), angles.sin())
 

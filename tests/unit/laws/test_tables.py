@@ -1,10 +1,12 @@
 """The law of tables: rows that nothing selects are found, rare ones are not called so."""
 
+from itertools import chain, repeat
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, CertifySettings, Probes, Verdict
+from lab.laws import LAWS, CertifySettings, Probes, Verdict, tables
 from lab.layers.cdmoe import CDMoE
 from lab.layers.printed import FloorSquareCDMoE
 
@@ -130,6 +132,16 @@ def test_an_expert_that_no_router_chooses_stays_unreached():
     assert "of 256 tokens reaches 8 of 32 rows of experts: [3, 0]" in found.evidence
 
 
+def test_with_constants_moved_a_module_gets_only_what_is_left_of_the_time(monkeypatch):
+    torch.manual_seed(0)
+    # The first pass asks thrice: when it begins, and after its first two rounds of three.
+    clock = chain(repeat(0.0, 3), repeat(61.0))
+    monkeypatch.setattr(tables, "read_clock", lambda: next(clock))
+    found = judge(Routed(3), seconds=60.0)
+    assert found.verdict == "fails"
+    assert "with constant parameters moved, 27 of 36 rows got a gradient from 64" in found.evidence
+
+
 def test_what_has_no_table_has_none_to_reach():
     assert judge(nn.Identity()).verdict == "not applicable"
 
@@ -143,6 +155,24 @@ class Unused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)
+
+
+class Shared(nn.Module):
+    """Two embeddings with one table, of which only the second keeps a row from learning."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Embedding(4, 8), nn.Embedding(4, 8, padding_idx=3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second((x[..., 0].abs() * 2).long().clamp(max=2))
+
+
+def test_a_shared_table_has_the_row_of_padding_of_either():
+    found = judge(Shared())
+    assert found.verdict == "holds"
+    assert "4 of 4 rows" in found.evidence
 
 
 def test_tables_without_any_gradient_are_left_to_gradient_reach():

@@ -245,6 +245,16 @@ def test_segment_sums_are_a_hundred_times_more_exact_than_differences():
     assert ((L - exact.exp()).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [0, 3, 6])
+def test_a_log_decay_that_is_not_a_number_reaches_nothing_earlier(k, dtype):
+    log_decay = -draw_normal(2, 7).exp().to(dtype)
+    log_decay[:, k] = torch.nan
+    oracle, L = segment_sums(log_decay).exp(), decay_matrix(log_decay)
+    torch.testing.assert_close(L[:, :k], oracle[:, :k])
+    assert L[oracle.isnan()].isnan().all()
+
+
 @pytest.mark.parametrize("strong", [-100.0, -1e4, -1e30, -torch.inf])
 def test_a_strong_decay_costs_later_ones_no_digits(strong):
     log_decay = -1e-4 * draw_normal(3, CHUNK_LEN).exp().float()
