@@ -28,6 +28,8 @@ LAB_TEST_TOKENS = 2**21
 """Most tokens of the test split, so that an evaluation on long rows does not take minutes."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
 """Learning rate of a table of up to 256 tokens, and the largest rate of a larger table."""
+LAB_WIDEST = 128
+"""The widest model that takes the common rate, at which wider ones learn nothing."""
 
 
 Config = TypeVar("Config", bound="_Config")
@@ -266,6 +268,7 @@ def get_protocol_defaults(
     if protocol == "lab":
         return {
             "logit_scale": d_model**-0.5,
+            "learning_rate": TrainConfig.learning_rate * min(1.0, LAB_WIDEST / d_model),
             "table_learning_rate": _table_learning_rate(vocab_size),
             "batch_size": max(1, LAB_TOKENS_A_STEP // seq_len),
             "schedule": "error",

@@ -85,6 +85,8 @@ class StatisticValue:
         places: how many combinations of the other factors it was computed over.
         where: the place of the least or greatest; empty for a difference.
         most: the largest value that a difference can have, if the first setting is always right.
+        best: of a difference, the mean accuracy of the better setting; infinite for all else.
+        surely: the lower end of that mean's 95 % interval over seeds.
     """
 
     value: float
@@ -94,6 +96,8 @@ class StatisticValue:
     places: int
     where: str = ""
     most: float = 1.0
+    best: float = math.inf
+    surely: float = math.inf
 
 
 def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
@@ -153,13 +157,16 @@ def compare(
     if seeds == 0:
         return StatisticValue(math.nan, math.nan, math.nan, 0, places)
     value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
+    better = max(ours, theirs, key=np.mean)
+    surely = bound_mean(better.tolist())[0] if len(better) >= FEWEST else -math.inf
     low, high = -math.inf, math.inf
     if seeds >= FEWEST and ours.std() == theirs.std() == 0:
         low = high = value
     elif seeds >= FEWEST:
         ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
         low, high = float(ends.low), float(ends.high)
-    return StatisticValue(value, low, high, seeds, places, most=most)
+    best = float(better.mean())
+    return StatisticValue(value, low, high, seeds, places, most=most, best=best, surely=surely)
 
 
 def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:

@@ -51,14 +51,39 @@ class ClaimVerdict:
     unended: int
 
 
-def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) -> ClaimVerdict:
+@dataclass(frozen=True)
+class Floor:
+    """Accuracy that takes no learning, averaged over the places that a claim compares.
+
+    Attributes:
+        chance: of a guess, in [0, 1].
+        shortcut_name: the best shortcut; empty without any.
+        shortcut: its accuracy.
+    """
+
+    chance: float = 0.0
+    shortcut_name: str = ""
+    shortcut: float = 0.0
+
+
+def decide(
+    table: pl.DataFrame, statistic: Statistic, factors: Sequence[str], floor: Floor | None = None
+) -> ClaimVerdict:
     """Return the verdict of a sweep's table.
 
     A claim holds where the whole interval lies on its side of the threshold, and fails where the
     whole interval lies on the other. It is undecided otherwise; where a run is missing or has
-    failed; where the order of two settings changes between the learning rates chosen for them; and
-    where the setting compared with is so often right that no difference could reach the threshold.
+    failed; where the order of two settings changes between the learning rates chosen for them;
+    where the setting compared with is so often right that no difference could reach the threshold;
+    and where neither setting is surely further above chance than the threshold asks for.
+
+    Args:
+        table: a row for each run and row length.
+        statistic: what decides.
+        factors: the columns that tell the sweep's cells apart.
+        floor: chance and the best shortcut at the places that are compared.
     """
+    floor = floor or Floor()
     names = [*factors] + ["seq_len"] * ("seq_len" not in factors)
     places = [n for n in names if n not in {*statistic.of, *statistic.than, RATE, "seed"}]
     relevant = select(table, statistic.at)
@@ -72,19 +97,32 @@ def decide(table: pl.DataFrame, statistic: Statistic, factors: Sequence[str]) ->
         why = f"not all runs have ended: {counts} of {runs}"
         return ClaimVerdict("undecided", why, True, nothing, runs, len(missing))
     found = estimate(table, statistic, places)
-    outcome, because = judge(found, statistic)
+    outcome, because = judge(found, statistic, floor.chance)
+    if found.best < floor.shortcut:
+        because += (
+            f"; no setting is right as often as the shortcut {floor.shortcut_name!r} "
+            f"({found.best:.3g} and {floor.shortcut:.3g})"
+        )
     change = _find_change(score(relevant), statistic, places)
     if outcome != "undecided" and change:
         outcome, because = "undecided", change
     return ClaimVerdict(outcome, because, False, found, runs, 0)
 
 
-def judge(found: StatisticValue, statistic: Statistic) -> tuple[ClaimOutcome, str]:
+def judge(
+    found: StatisticValue, statistic: Statistic, chance: float = 0.0
+) -> tuple[ClaimOutcome, str]:
     """Return on which side of its threshold a statistic lies with its whole interval, and why."""
     line, above = statistic.threshold, statistic.side == "above"
     if not math.isfinite(found.value):
         return "undecided", "the table has no run of a setting that the claim names"
     if found.low > line or found.high < line:
+        if found.surely - chance <= abs(line):
+            return "undecided", (
+                f"neither setting has surely learned enough to differ by {abs(line):g}: the better "
+                f"one has an accuracy of {found.best:.3g} ({found.surely:.3g} or more), and chance "
+                f"is {chance:.3g}"
+            )
         side = "above" if found.low > line else "below"
         holds = (side == "above") is above
         if not holds and above and found.most <= line and found.high >= 0:

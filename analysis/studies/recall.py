@@ -101,23 +101,24 @@ def measure(table: pl.DataFrame) -> list[Setting]:
     return found
 
 
-def count_missing(table: pl.DataFrame) -> int:
-    """Count the settings that have no accuracy."""
-    by_setting = table.group_by("mixer", "d_model", "seq_len").agg(
-        pl.col("accuracy").is_not_null().any().alias("run")
+def count_runs(table: pl.DataFrame) -> tuple[int, int]:
+    """Return how many runs have no accuracy at any row length, and how many there are."""
+    runs = table.group_by("mixer", "d_model", "learning_rate", "seed").agg(
+        pl.col("accuracy").is_null().all().alias("missing")
     )
-    return by_setting.filter(~pl.col("run")).height
+    return runs["missing"].sum(), runs.height
 
 
-def summarize(settings: Sequence[Setting], without: int) -> list[str]:
+def summarize(settings: Sequence[Setting], missing: int, runs: int) -> list[str]:
     """Compare the settings that were run with the paper's figure, in sentences.
 
     Args:
         settings: as `measure` returns.
-        without: how many settings of the study were not run.
+        missing: how many runs of the study have no accuracy.
+        runs: how many it has.
     """
     if not settings:
-        return [f"No setting was run, so there is nothing to compare: {without} are left."]
+        return [f"Nothing was run, so there is nothing to compare: {missing} runs are left."]
     sentences = [
         *_compare_with_paper(settings, "attention"),
         *_compare_with_paper(settings, "SSD, RoPE"),
@@ -129,8 +130,8 @@ def summarize(settings: Sequence[Setting], without: int) -> list[str]:
             f"In {len(cut)} of {len(settings)} settings a run reached its time limit unsolved, so "
             "the accuracy is that of training cut short."
         )
-    if without:
-        sentences.append(f"{without} settings of the study were not run and are left out.")
+    if missing:
+        sentences.append(f"{missing} of the {runs} runs of the study are not there.")
     return sentences
 
 
@@ -145,10 +146,17 @@ def _compare_with_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
         return []
     above = [pair for pair in pairs if pair[0].mean > pair[1] + READING_ERROR]
     below = [pair for pair in pairs if pair[0].mean < pair[1] - READING_ERROR]
-    text = (
-        f"{mixer} is more accurate here than in the paper in {len(above)} of {len(pairs)} settings "
-        f"run, less accurate in {len(below)}, and within ±{READING_ERROR} in the others"
-    )
+    close = len(pairs) - len(above) - len(below)
+    found = [
+        f"{words} in {count}"
+        for words, count in (
+            ("more accurate", len(above)),
+            ("less accurate", len(below)),
+            (f"within ±{READING_ERROR}", close),
+        )
+        if count
+    ]
+    text = f"Of {len(pairs)} settings run, {mixer} is, against the paper, {', '.join(found)}"
     if above:
         setting, published = max(above, key=lambda pair: pair[0].mean - pair[1])
         text += f"; the largest gain is {_describe_difference(setting, published)}"

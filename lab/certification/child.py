@@ -114,8 +114,12 @@ class Child:
             # What the child started may hold the pipe open after the child has ended.
             ended = self._process.poll() is not None
             left = deadline.count_left()
-            if left <= 0 and not ended:
-                raise StoppedError(f"took longer than {seconds:g} s and was stopped")
+            if left <= 0:
+                raise StoppedError(
+                    self._describe_end()
+                    if ended
+                    else f"took longer than {seconds:g} s and was stopped"
+                )
             if not self._read(0.0 if ended else min(left, INTERVAL)) and ended:
                 raise StoppedError(self._describe_end())
         line, _, self._received = self._received.partition(b"\n")
@@ -185,7 +189,7 @@ class Child:
         except subprocess.TimeoutExpired:
             return "the process closed its pipe"
         if code == -signal.SIGKILL:
-            return "the process was killed (SIGKILL), as by a machine that has no memory left"
+            return "the process was killed (SIGKILL), perhaps because memory ran out"
         if code < 0:
             return f"the process died with signal {signal.Signals(-code).name}"
         last = escape_controls(self._error_text.decode(errors="replace"))

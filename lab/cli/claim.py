@@ -65,6 +65,7 @@ def claim(
     from analysis.claims.verdict import compute_power, decide
     from analysis.pages.sweep import show_figures
     from lab.cli.claim_costs import judge_costs
+    from lab.cli.claim_floor import measure_floor
     from lab.cli.console import open_table_console
     from lab.cli.tables.claims import build_claims_list
     from lab.folder import has_entries
@@ -101,7 +102,8 @@ def claim(
         _say_power(stated.power, seeds, power)
         table, results = run_sweep(built, options)
         with report_failures():
-            verdict = decide(table, stated.statistic, built.factors)
+            floor = measure_floor(stated.statistic, built)
+            verdict = decide(table, stated.statistic, built.factors, floor)
             shown = show_figures(results, stated.name)
     with report_failures():
         card = Card(
@@ -176,9 +178,9 @@ def _say_power(assumed: "Power", seeds: int, power: float) -> None:
 def _compute_digests(stated: "Claim", scale: str, sweep: "Sweep") -> dict[str, str]:
     """Return the digests of the rows, the source and the configuration behind a verdict."""
     from analysis.claims.card import digest_code, digest_configuration, digest_data
-    from lab.cli.run_settings import read_settings
+    from lab.cli.run_settings import describe_folder
 
-    runs = [read_settings(cell.task, cell.options)[0] for cell in sweep.cells]
+    runs = [describe_folder(cell.task, cell.options)[0] for cell in sweep.cells]
     rows_of = {(repr(run.task), run.train.seed): (run.task, run.train.seed) for run in runs}
     return {
         "data": digest_data(list(rows_of.values())),

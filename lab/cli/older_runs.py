@@ -4,14 +4,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lab.config import LAB_WIDEST, TrainConfig
+
 
 def read_older_defaults(out: Path | None, fields: Iterable[str]) -> dict[str, Any]:
     """Return the values that an older protocol gave to the run in a folder.
 
     The lab's protocol of today always sets a learning rate for tables, schedule "error" and
-    `shortest_len`. A run of that protocol without one of them is older: what its protocol set, or
-    did not know, is then the default for options that are not given, so that the same command
-    resumes the run.
+    `shortest_len`, and a lower learning rate for models wider than `LAB_WIDEST`. A run of that
+    protocol without one of them is older: what its protocol set, or did not know, is then the
+    default for options that are not given, so that the same command resumes the run.
 
     Args:
         out: the run folder; None or a folder without a run has no such values.
@@ -32,6 +34,7 @@ def read_older_defaults(out: Path | None, fields: Iterable[str]) -> dict[str, An
         "shortest_len" not in written
         or run.train.table_learning_rate is None
         or run.train.schedule == "constant"
+        or (run.model.d_model > LAB_WIDEST and run.train.learning_rate == TrainConfig.learning_rate)
     )
     if run.train.protocol != "lab" or not older:
         return {}

@@ -54,9 +54,9 @@ def reproduce(
         study = recall.build_study(learning_rates=learning_rate or (), **chosen)
     found, _ = run_sweep(study, options)
     settings = results.measure(found)
-    left = results.count_missing(found)
-    said = results.summarize(settings, left)
-    stamp = f"{len(settings)} of {len(settings) + left} settings"
+    missing, runs = results.count_runs(found)
+    said = results.summarize(settings, missing, runs)
+    stamp = f"{runs - missing} of {runs} runs"
     _conclude(settings, said, build_recall_table, results.draw, figure, "Hard recall", stamp)
 
 

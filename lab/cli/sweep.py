@@ -181,7 +181,9 @@ def run_sweep(
         )
     with report_failures():
         if options.show:
-            table = job.tabulate(job.read_earlier())
+            earlier = job.read_earlier()
+            there = options.table is not None and options.table.exists()
+            table = job.tabulate(earlier) if there else job.write_table(earlier)
         else:
             with report_usage_errors():
                 try:

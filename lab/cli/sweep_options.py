@@ -76,7 +76,8 @@ class SweepOptions:
     ] = None
     force: Force = False
     show: Annotated[
-        bool, typer.Option("--show", help="Show the results so far and run nothing.")
+        bool,
+        typer.Option("--show", help="Show the results so far; run nothing, change no table."),
     ] = False
 
 

@@ -138,16 +138,24 @@ class SweepJob:
         return EarlierResults.read(self.table, self.sweep, settings)
 
     def tabulate(self, earlier: EarlierResults) -> "pl.DataFrame":
+        """Return the table of the runs so far.
+
+        Raises:
+            RunError: when a cell cannot be read.
+        """
+        return tabulate_cells(self.sweep, self.out, earlier.rows)
+
+    def write_table(self, earlier: EarlierResults) -> "pl.DataFrame":
         """Return the table, and write it to its file if there is one.
 
-        Rows of the file that belong to other cells stay in it.
+        Rows of the file that belong to other cells stay in it, and all stay in their order.
 
         Raises:
             RunError: when a cell cannot be read, or the file cannot be written.
         """
-        found = tabulate_cells(self.sweep, self.out, earlier.rows)
+        found = self.tabulate(earlier)
         if self.table is not None:
-            save_table(earlier.append_others(found), self.table)
+            save_table(earlier.merge(found), self.table)
         return found
 
     def run(self, display: AbstractContextManager[Display] | None = None) -> "pl.DataFrame":
@@ -173,7 +181,7 @@ class SweepJob:
                 if error is not None and folder.read_error() is None:
                     lost[cell.name] = error
                 if self.table is not None and cell.name in plan.costs:
-                    self.tabulate(earlier)
+                    self.write_table(earlier)
 
             stopped = run_cells(
                 self.sweep,
@@ -187,7 +195,7 @@ class SweepJob:
                 on_end=end,
                 on_wait=shown.on_wait,
             )
-        found = self.tabulate(earlier)
+        found = self.write_table(earlier)
         if stopped:
             raise InterruptedSweepError(stopped)
         if lost:

@@ -1,6 +1,6 @@
 """Results of an earlier table, so that a sweep can go on on another machine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ class EarlierResults:
 
     Attributes:
         rows: by the name of the cell.
-        others: rows of the table that belong to no cell, such as those that `--only` leaves out.
+        table: as it was read.
+        factors: the columns that tell cells from one another.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]]
-    others: pl.DataFrame = field(default_factory=pl.DataFrame)
+    table: pl.DataFrame = field(default_factory=pl.DataFrame)
+    factors: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: Path, sweep: Sweep, settings: Mapping[str, str]) -> "EarlierResults":
@@ -57,22 +59,41 @@ class EarlierResults:
                 f"version; it must have the columns {', '.join(columns)}"
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
-        others, names = [], {cell.name for cell in sweep.cells}
-        for row in found.iter_rows(named=True):
-            name = Cell({factor: row[factor] for factor in sweep.factors}, "", {}, ()).name
-            row = dict.fromkeys(columns) | row
-            if name not in names:
-                others.append(row)
-            elif row["settings"] is not None and settings[name] == row["settings"]:
+        whole = [dict.fromkeys(columns) | row for row in found.iter_rows(named=True)]
+        for row in whole:
+            name = _name_cell(row, sweep.factors)
+            if row["settings"] is not None and settings.get(name) == row["settings"]:
                 rows[name] = (*rows.get(name, ()), row)
-        return cls(rows, pl.DataFrame(others, schema=columns, orient="row", strict=False))
+        table = pl.DataFrame(whole, schema=columns, orient="row", strict=False)
+        return cls(rows, table, tuple(sweep.factors))
 
-    def append_others(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Return a table of the sweep's cells with the rows that belong to none of them."""
-        return table if self.others.is_empty() else pl.concat([table, self.others])
+    def merge(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Return this table with the rows of a newer one in place of those of the same cells.
+
+        Rows keep their places. Cells that this table does not have come last.
+        """
+        if self.table.is_empty():
+            return table
+        newer: dict[str, list[dict[str, Any]]] = {}
+        for row in table.iter_rows(named=True):
+            newer.setdefault(_name_cell(row, self.factors), []).append(row)
+        merged, known = [], set()
+        for row in self.table.iter_rows(named=True):
+            name = _name_cell(row, self.factors)
+            if name not in known:
+                merged += newer.get(name, ())
+            known.add(name)
+            if name not in newer:
+                merged.append(row)
+        merged += [row for name, rows in newer.items() if name not in known for row in rows]
+        return pl.DataFrame(merged, schema=table.schema, orient="row", strict=False)
 
     def has_ended(self, cell: Cell) -> bool:
         """Whether the table has the final result of a cell at all its row lengths."""
         rows = self.rows.get(cell.name, ())
         lengths = {row["seq_len"] for row in rows if row["status"] in ENDED}
         return lengths >= {*cell.lengths}
+
+
+def _name_cell(row: Mapping[str, Any], factors: Sequence[str]) -> str:
+    return Cell({factor: row[factor] for factor in factors}, "", {}, ()).name

@@ -36,7 +36,8 @@ class Ending:
 def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> dict[str, Any]:
     """Return the content of result.json, ready for JSON.
 
-    After a signal the model is not evaluated again, and no construction is tried: the user waits.
+    After a signal the model is not evaluated again, no construction is tried, and nothing is
+    diagnosed: the user waits.
     """
     metrics = run.read_metrics()
     seconds = sum(row["seconds"] for row in metrics)
@@ -44,7 +45,6 @@ def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> di
     by_hand = why = None
     if not ending.by:
         by_hand = _try_construction(run)
-    if ending.stopped != "interrupted":  # an interrupted run goes on when it is started again
         why = diagnose(run, state, stopped=ending.stopped, accuracy=accuracy, by_hand=by_hand)
     return {
         "task": run.task.name,

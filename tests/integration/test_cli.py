@@ -235,6 +235,7 @@ def test_a_tampered_checkpoint_is_one_line_and_exit_code_1(tmp_path):
     stopped = lab(f"mqar {SMALL} --max-steps 9 --max-minutes 1e-9 --out {out}")
     assert stopped.exit_code == 0
     assert "not solved: time limit reached after 1 step, " in stopped.output
+    assert "why it is not solved, at rows of 16 tokens: " in " ".join(stopped.output.split())
     assert "not solved: time limit reached: mqar" in lab(f"runs {tmp_path}").output
     (file,) = out.glob("checkpoint/*/model.safetensors")
     file.write_bytes(file.read_bytes()[:-8])

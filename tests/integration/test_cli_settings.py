@@ -155,6 +155,15 @@ def test_a_run_that_began_before_rows_of_16_goes_on_with_rows_of_8(tmp_path):
     assert Run.open(out / "new").train.shortest_len == 16
 
 
+def test_a_wide_run_that_began_at_the_common_rate_goes_on_with_it(tmp_path):
+    out, wide = tmp_path / "run", (*SMALL, "--d-model", "160")
+    run(*wide, "--learning-rate", "3e-3", "--max-minutes", "1e-9", "--out", out)
+    assert "resuming after step 1" in run(*wide, "--out", out)
+    assert Run.open(out).train.learning_rate == 3e-3
+    run(*wide, "--max-minutes", "1e-9", "--out", out / "new")
+    assert Run.open(out / "new").train.learning_rate == pytest.approx(2.4e-3)
+
+
 def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):
     out = tmp_path / "run"
     run(*SMALL, "--batch-size", "8", "--out", out)

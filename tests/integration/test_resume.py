@@ -100,6 +100,7 @@ def test_a_signal_leaves_a_checkpoint_of_the_step_under_way(tmp_path, number):
     assert list(run.list_checkpoints()) == [7]
     result = run.read_result()
     assert result is not None
+    assert (result["set_by_hand"], result["diagnosis"]) == (None, None)  # the user waits
     assert (result["stopped"], result["steps"]) == ("interrupted", 7)
     assert finish(run)["stopped"] == "budget"
 

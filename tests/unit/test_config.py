@@ -76,6 +76,14 @@ def test_what_the_paper_does_not_state_is_an_error(seq_len, d_model, message):
 
 
 @pytest.mark.parametrize(
+    ("d_model", "rate"), [(8, 3e-3), (64, 3e-3), (128, 3e-3), (256, 1.5e-3), (1024, 3.75e-4)]
+)
+def test_a_wide_model_has_a_lower_rate_in_the_labs_protocol(d_model, rate):
+    values = get_protocol_defaults("lab", 64, 256, d_model)
+    assert values["learning_rate"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
     ("vocab_size", "rate"), [(5, 3e-3), (256, 3e-3), (1024, 6e-3), (8192, 0.01697), (2**20, 2e-2)]
 )
 def test_a_larger_table_learns_faster_in_the_labs_protocol(vocab_size, rate):

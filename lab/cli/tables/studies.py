@@ -9,10 +9,14 @@ from analysis.studies.recall import Setting
 from analysis.studies.trainability import FactorEffect
 from analysis.sweeps.capacity import CapacityCurve
 from lab.studies.published import PUBLISHED
+from lab.studies.recall import MIXERS
 
 
 def build_recall_table(settings: Sequence[Setting]) -> Table:
-    """Return the accuracy by mixer, row length and width; after a slash, the paper's."""
+    """Return the accuracy by mixer, row length and width; after a slash, the paper's.
+
+    A star stands at settings with a run that reached its time limit unsolved.
+    """
     widths = sorted({width for _, _, width in PUBLISHED})
     by_place = {(s.mixer, s.seq_len, s.d_model): s for s in settings}
     table = Table(box=None, title="test accuracy / the paper's (±0.02)", title_justify="left")
@@ -20,7 +24,10 @@ def build_recall_table(settings: Sequence[Setting]) -> Table:
     table.add_column("T", justify="right")
     for width in widths:
         table.add_column(f"d {width}", justify="right")
-    for mixer in dict.fromkeys(setting.mixer for setting in settings):
+    known = dict.fromkeys(setting.mixer for setting in settings)
+    for mixer in [*known, *(name for name in MIXERS if name not in known)]:
+        if mixer not in known:
+            table.add_row(mixer, "all", *["not run"] * len(widths))
         for length in sorted({length for name, length, _ in by_place if name == mixer}):
             cells = [_format_cell(by_place.get((mixer, length, width))) for width in widths]
             table.add_row(mixer, f"{length:,}", *cells)

@@ -34,7 +34,7 @@ def diagnose(
     Args:
         run: the run, whose metrics are complete.
         state: its last.
-        stopped: "solved", "budget" or "diverged".
+        stopped: why training ended, as in result.json.
         accuracy: on the test split; None if it diverged.
         by_hand: verdict and reason of the construction; None for a task that has none.
     """

@@ -60,7 +60,7 @@ class FailedRun:
         run: the run, whose metrics are complete.
         state: its last; no look changes it.
         by_hand: verdict and reason of the construction; None for a task that has none.
-        stopped: "budget" or "diverged".
+        stopped: why training ended, as in result.json.
     """
 
     run: Run

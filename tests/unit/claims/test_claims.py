@@ -1,6 +1,7 @@
 """Claims: verdicts at their rate on planted tables, files that say what is wrong, the lab's own."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,12 +11,15 @@ from typer.testing import CliRunner
 
 from analysis.claims import verdict
 from analysis.claims.claim import Claim
-from analysis.claims.statistic import Statistic
-from analysis.claims.verdict import compute_power, decide
+from analysis.claims.statistic import Statistic, StatisticValue
+from analysis.claims.verdict import Floor, compute_power, decide, judge
 from lab.cli import app
 from lab.cli.claim import HOME, build_sweep
+from lab.cli.claim_floor import measure_floor
 from lab.cli.equal_parameters import check_parameters
+from lab.suite.audit import audit
 from lab.sweeps.table import MEASURED
+from tasks import TASKS
 
 FACTORS = ("mixer", "d_model", "learning_rate", "seed")
 DIFFERENCE = Statistic("difference", {"mixer": "a"}, {"mixer": "b"}, "above", 0.1, {})
@@ -65,6 +69,49 @@ def test_a_difference_that_had_no_room_is_undecided():
     assert worse.outcome == "fails"
     roomy = decide(plant({"a": 0.81, "b": 0.8}, rng, spread=0.002), DIFFERENCE, FACTORS)
     assert roomy.outcome == "fails"
+
+
+def test_a_difference_of_settings_that_have_learned_nothing_is_undecided():
+    rng = np.random.default_rng(0)
+    lost = plant({"a": 0.07, "b": 0.06}, rng, spread=0.002)
+    assert decide(lost, DIFFERENCE, FACTORS).outcome == "undecided"
+    begun = plant({"a": 0.15, "b": 0.14}, rng, spread=0.002)
+    assert decide(begun, DIFFERENCE, FACTORS).outcome == "fails"
+    found = decide(begun, DIFFERENCE, FACTORS, floor=Floor(chance=0.08))
+    assert found.outcome == "undecided"
+    assert found.because.startswith("neither setting has surely learned enough to differ by 0.1: ")
+    assert found.because.endswith("and chance is 0.08")
+    # Nor where one lucky seed lifts the mean: how much was learned is not sure.
+    lucky = StatisticValue(-0.2, -0.3, -0.1, 3, 1, best=0.3, surely=0.05)
+    assert judge(lucky, DIFFERENCE)[0] == "undecided"
+    assert judge(replace(lucky, surely=0.2), DIFFERENCE)[0] == "fails"
+    # "No worse than" does not hold of two that know nothing.
+    close = Statistic("difference", {"mixer": "a"}, {"mixer": "b"}, "above", -0.1, {})
+    assert decide(begun, close, FACTORS, floor=Floor(chance=0.08)).outcome == "undecided"
+    assert decide(begun, close, FACTORS).outcome == "holds"
+    # One setting that has learned is enough.
+    one = plant({"a": 0.06, "b": 0.9}, rng, spread=0.002)
+    assert decide(one, DIFFERENCE, FACTORS, floor=Floor(chance=0.08)).outcome == "fails"
+
+
+def test_a_shortcut_that_beats_every_setting_is_said():
+    rng = np.random.default_rng(0)
+    table = plant({"a": 0.8, "b": 0.3}, rng, spread=0.002)
+    better = decide(table, DIFFERENCE, FACTORS, Floor(0.1, "last value", 0.9))
+    assert better.outcome == "holds"
+    assert "no setting is right as often as the shortcut 'last value' (0.8" in better.because
+    worse = decide(table, DIFFERENCE, FACTORS, Floor(0.1, "last value", 0.7))
+    assert "shortcut" not in worse.because
+
+
+def test_the_floor_is_that_of_the_lengths_that_a_claim_compares():
+    stated = Claim.read(HOME / "rotary-extrapolation.toml")
+    found = measure_floor(stated.statistic, build_sweep(stated, "smoke"))
+    assert stated.statistic.at == {"seq_len": 128}
+    task = TASKS["induction"](seq_len=32).resize(128)
+    scores = {score.name: score.accuracy for score in audit(task, rows=64).scores}
+    assert found == Floor(task.chance, found.shortcut_name, scores[found.shortcut_name])
+    assert found.shortcut == max(scores[name] for name in scores if name != "oracle")
 
 
 def test_the_least_of_several_places_is_judged_at_its_rate():

@@ -39,16 +39,19 @@ def recall_frame(*rows) -> pl.DataFrame:
 def test_the_verdict_speaks_of_what_was_run_alone():
     nothing = recall_frame(recall_rows("attention", None), recall_rows("soft mask", None))
     assert recalled.measure(nothing) == []
-    assert recalled.summarize([], 16) == [
-        "No setting was run, so there is nothing to compare: 16 are left."
+    assert recalled.summarize([], 16, 16) == [
+        "Nothing was run, so there is nothing to compare: 16 runs are left."
     ]
     half = recall_frame(recall_rows("attention", 0.99), recall_rows("soft mask", None))
     settings = recalled.measure(half)
-    said = recalled.summarize(settings, recalled.count_missing(half))
+    assert recalled.count_runs(half) == (4, 8)
+    said = recalled.summarize(settings, *recalled.count_runs(half))
     assert len(said) == 2
-    assert said[0].startswith("attention is more accurate here than in the paper in 8 of 8")
+    assert said[0].startswith(
+        "Of 8 settings run, attention is, against the paper, more accurate in 8; the largest gain"
+    )
     assert "the largest gain is at T 2,048, d_model 64, 0.99 here and 0.09 there" in said[0]
-    assert said[1].startswith("8 settings of the study were not run")
+    assert said[1] == "4 of the 8 runs of the study are not there."
 
 
 def recall_runs(mixer: str, gain: float, spread: float, seed: int):
@@ -72,7 +75,7 @@ def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
             recall_runs("literal mask", -0.3, 0.02, 3),
         )
     )
-    paper, *said = recalled.summarize(found, 0)[1:]
+    paper, *said = recalled.summarize(found, 0, 8)[1:]
     assert paper.startswith(
         "In the paper the dynamic mask is better than attention without a mask in 4"
     )
@@ -89,7 +92,7 @@ def test_too_few_pairs_to_be_significant_are_said_to_be(pairs, few):
         recall_runs(mixer, gain, 0.01, 0) for mixer, gain in (("attention", 0), ("soft mask", 0.3))
     )
     rows = [row for mixer in runs for row in mixer if row["seed"] < pairs]
-    said = recalled.summarize(recalled.measure(recall_frame(rows)), 0)[-1]
+    said = recalled.summarize(recalled.measure(recall_frame(rows)), 0, 8)[-1]
     assert said.endswith("too few for any difference to be significant.") is few
     assert said.startswith("Here the soft mask is better than") is not few
     assert f"over {pairs} pair{'s' if pairs > 1 else ''} of runs" in said

@@ -178,11 +178,18 @@ def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, t
     whole, file = study(cell(0), cell(1)), tmp_path / f"table{suffix}"
     before = tabulate_cells(whole, copy_first(trained, tmp_path))
     save_table(before, file)
+    content = file.read_bytes()
     part = SweepJob(study(cell(1)), tmp_path, file)
     shown = part.tabulate(part.read_earlier())
     assert shown["seed"].to_list() == [1]
+    assert file.read_bytes() == content
+    part.write_table(part.read_earlier())
     job = SweepJob(whole, tmp_path / "elsewhere", file)
     assert job.tabulate(job.read_earlier()).equals(before)
+    assert job.read_earlier().table["seed"].to_list() == [0, 1]  # each row in its place
+    more = SweepJob(study(cell(2), cell(0)), tmp_path / "elsewhere", file)
+    more.write_table(more.read_earlier())
+    assert more.read_earlier().table["seed"].to_list() == [0, 1, 2]
 
 
 def test_a_table_of_another_sweep_is_refused(tmp_path):
