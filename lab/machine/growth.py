@@ -99,7 +99,7 @@ class Demand:
         return self.growth.find_longest_row((limit - self.fixed) / self.fragments)
 
 
-class Estimate(Protocol):
+class MemoryEstimate(Protocol):
     """What some work is estimated to take."""
 
     @property
@@ -108,7 +108,7 @@ class Estimate(Protocol):
         ...
 
 
-AnyEstimate = TypeVar("AnyEstimate", bound=Estimate)
+AnyEstimate = TypeVar("AnyEstimate", bound=MemoryEstimate)
 
 
 @dataclass(frozen=True)
