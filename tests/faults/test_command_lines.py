@@ -124,11 +124,11 @@ def test_nothing_that_the_lab_did_not_make_is_overwritten(tmp_path, monkeypatch)
 
 def test_the_names_of_run_folders_control_no_terminal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run, hostile = copy(tmp_path), tmp_path / "\x1b[2J\x9b31m\u202egnp"
+    run, hostile = copy(tmp_path), tmp_path / "\x1b[2J\x9b31m\u202egnp\udcff"  # and not UTF-8
     shutil.copytree(run, hostile)
     for words in (
         ("compare", str(run), hostile.name, "--rows", "4", "--out", "page.html"),
-        ("analyze", hostile.name, "--only", "tokens", "--rows", "4"),
+        ("analyze", hostile.name, "--only", "tokens", "--only", "curves", "--rows", "4"),
         ("runs", "."),
     ):
         outcome = attempt(run_command(*words))
