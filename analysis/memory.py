@@ -7,18 +7,16 @@ The pass is measured on a few rows, so the estimate holds for mixers of the user
 Python and torch themselves is not included.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.mask import has_oracle_mask
 from lab.layers.mixer import MatrixMixer, offers_rows
-from lab.machine.growth import Demand, measure_growth
+from lab.machine.growth import Demand
 from lab.machine.memory import format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
+from lab.models.room import measure_model
 from lab.ops.cross_entropy import BLOCK_BYTES
 from tasks.base import Batch, Task
 
@@ -35,8 +33,7 @@ def estimate_memory(model: LanguageModel, task: Task, rows: int) -> Demand:
 
     Matrices are read by blocks of rows, unless a mixer can only return a whole one: T² entries.
     """
-    whole = has_oracle_mask(model)  # which is told where whole rows have pairs
-    growth = measure_growth(task, max(rows, 1), partial(_pass_forward, model), whole=whole)
+    growth = measure_model(task, model, max(rows, 1), _pass_forward)
     largest = task.seq_len**2 * model.embed.embedding_dim  # with as many heads as there can be
     matrices = max(_count_entries(block, task.seq_len) for block in model.blocks)
     entries = max(min(largest, BLOCK_ENTRIES), matrices)

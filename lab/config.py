@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from tasks.base import MAX_ROWS
 from tasks.bounds import check_choice, check_kind, option
 from tasks.near_names import suggest
 
@@ -186,6 +187,9 @@ class TrainConfig(_Config):
             "eval_every",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "≥ 1")
+        for name in ("test_rows", "train_rows"):
+            value = getattr(self, name)
+            _require(value is None or value <= MAX_ROWS, name, value, f"≤ {MAX_ROWS}")
         for name in ("learning_rate", "table_learning_rate", "clip_norm"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, value, "> 0 and finite")
@@ -259,6 +263,7 @@ def get_protocol_defaults(
         ValueError: when the width is below 1, or the paper states no value for this width or
             length.
     """
+    check_kind("d_model", d_model, int)
     _require(d_model >= 1, "d_model", d_model, "≥ 1")
     if protocol == "lab":
         return {

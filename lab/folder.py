@@ -94,7 +94,7 @@ class Folder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file under a random name, flush it to the disk, and rename it."""
-        data = content.encode() if isinstance(content, str) else content
+        data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
         with self.write_file(name) as (_, file), open(file, "wb", closefd=False) as stream:
             stream.write(data)
 

@@ -5,6 +5,7 @@ did not choose them. So the lab signs what a command of its user named, with a k
 user can read; a run without the signature is opened only if the user says so.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -69,16 +70,31 @@ def _read_key() -> bytes | None:
     """Return the user's key, made at its first use; None where none can be kept."""
     file = find_key()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(new, "wb") as stream:
-            stream.write(secrets.token_bytes(BYTES))
-    except FileExistsError:
-        pass
-    except OSError:
-        return None
-    try:
+        if not file.exists() or file.stat().st_size != BYTES:
+            _make_key(file)
         key = file.read_bytes()
     except OSError:
         return None
     return key if len(key) == BYTES else None
+
+
+def _make_key(file: Path) -> None:
+    """Make a key that is there whole or not at all; one that another process has made stays.
+
+    Raises:
+        OSError: where none can be kept.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    damaged, new = file.exists(), file.with_name(f".{secrets.token_hex(8)}.writing")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(secrets.token_bytes(BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+        if damaged:
+            os.replace(new, file)
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.link(new, file)
+    finally:
+        new.unlink(missing_ok=True)

@@ -233,6 +233,8 @@ def _inspect(path: str) -> _File:
         end = os.pread(descriptor, ENDS, max(0, now.st_size - ENDS))
     if not start:
         raise _UnfitError("empty", "is empty")
+    if len(start) != min(now.st_size, SAMPLE):  # as those that a system makes when they are read
+        raise _UnfitError("not a file", f"is said to have {now.st_size} bytes, and has others")
     if b"\0" in start:
         raise _UnfitError(
             "binary",

@@ -189,10 +189,10 @@ def _read(corpus: Corpus, offset: Tensor, length: int) -> Tensor:
 
 def _encode_contexts(inputs: Tensor, order: int) -> Tensor:
     """Return the last `order` bytes at each position from order − 1 on, as one number."""
-    if order == 0:
-        return torch.zeros_like(inputs)
-    place = N_BYTES ** torch.arange(order, device=inputs.device)
-    return (inputs.unfold(1, order, 1) * place).sum(2)
+    code = torch.zeros_like(inputs[:, max(0, order - 1) :])
+    for k in range(order):  # one by one: together they would take `order` times the memory
+        code.add_(inputs[:, k : k + code.shape[1]], alpha=N_BYTES**k)
+    return code
 
 
 def _predict_most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:

@@ -119,7 +119,7 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
         targets: int64 of the same shape, ≥ 0.
     """
     n = int(targets.max()) + 1
-    pairs, counts = _count_each(features * n + targets)
+    pairs, counts = _count_each((features * n).add_(targets))
     # Pairs are in order, and the sorts are stable: of equally frequent targets the lowest leads.
     pairs = pairs[counts.argsort(descending=True, stable=True)]
     pairs = pairs[(pairs // n).argsort(stable=True)]
@@ -132,9 +132,15 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
 def _count_each(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the different values in order, and how often each occurs, as `Tensor.unique` does.
 
-    `Tensor.unique` allocates memory that estimates do not see.
+    The values may be sorted in place. `Tensor.unique` and `Tensor.sort` take memory that estimates
+    do not see: a sort as much again as what it returns.
     """
-    return values.flatten().sort().values.unique_consecutive(return_counts=True)
+    flat = values.flatten()
+    if flat.device.type == "cpu":
+        flat.numpy().sort()
+    else:
+        flat = flat.sort().values
+    return flat.unique_consecutive(return_counts=True)
 
 
 def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
@@ -145,8 +151,9 @@ def look_up(table: tuple[Tensor, Tensor], wanted: Tensor) -> Tensor:
         wanted: int64 of any shape.
     """
     features, answers = (column.to(wanted.device) for column in table)
-    place = torch.searchsorted(features, wanted.contiguous()).clamp(max=len(features) - 1)
-    return torch.where(features[place] == wanted, answers[place], IGNORE)
+    place = torch.searchsorted(features, wanted.contiguous()).clamp_(max=len(features) - 1)
+    missing = features[place] != wanted
+    return answers[place].masked_fill_(missing, IGNORE)
 
 
 @lru_cache(maxsize=64)

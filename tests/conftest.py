@@ -10,6 +10,8 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.brief import MEASURED
+
 settings.register_profile(
     "default",
     derandomize=True,
@@ -51,9 +53,8 @@ def _own_cache(tmp_path_factory):
     """Keep measured step times out of the user's cache folder, and measure briefly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        for constant in ("step_time.SECONDS", "lane_time.SECONDS", "lane_time.QUICK"):
-            patch.setattr(f"lab.training.{constant}", 0.0)
-        patch.setattr("lab.machine.processor.INTERVAL", 0.0)
+        for constant in MEASURED:
+            patch.setattr(constant, 0.0)
         yield
 
 

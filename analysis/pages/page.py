@@ -107,7 +107,8 @@ def fill_template(template: str, **parts: Any) -> str:
 
     def pack_figure(spec: str) -> Markup:
         types.update(trace["type"] for trace in json.loads(spec)["data"])
-        return Markup(deflate(spec.encode()))
+        # Halves of characters, of names that are not UTF-8, as JSON escapes them.
+        return Markup(deflate(spec.encode(errors="backslashreplace")))
 
     templates.filters.update(
         percent=percent,

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from lab.bench.ratio import time_median
+from lab.machine.memory import give_back_freed_memory
 
 MATRIX_SIZE = 2048
 
@@ -42,6 +43,7 @@ def measure_peak_mib(work: Callable[[], Callable[[], object]]) -> float:
 
 def _measure(work: Callable[[], Callable[[], object]], answer: Connection) -> None:
     call = work()
+    give_back_freed_memory()  # or what the preparation has freed would be taken again, uncounted
     before = _read_status_mib("VmRSS")
     # Writing 5 resets the high-water mark to the current size (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")

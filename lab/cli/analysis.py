@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.command import list_keys
 from lab.cli.output import AsJson, Force, check_output
 from lab.cli.trust_option import Trust
@@ -86,7 +86,7 @@ def analyze(
             examination = _examine(run, chosen, rows, step, memory)
         except NotApplicableError as error:
             raise refuse(f"only={error}; it does not apply to this run", 2) from error
-        files = write_both(run, examination, lambda note: typer.echo(note, err=True))
+        files = write_both(run, examination, lambda note: say(note, err=True))
         saved = {}
         if figures is not None:
             saved = {figures / f"{n}.{kind}": f for n, f in draw_figures(examination).items()}
@@ -103,11 +103,11 @@ def analyze(
         typer.echo(json.dumps(numbers, ensure_ascii=False))
         return
     for name, reason in examination.not_applicable.items():
-        typer.echo(f"{name}: does not apply, {reason}", err=True)
+        say(f"{name}: does not apply, {reason}", err=True)
     for file in saved:
-        typer.echo(file)
-    typer.echo(files.numbers)
-    typer.echo(files.page)
+        say(file)
+    say(files.numbers)
+    say(files.page)
 
 
 def _check_numbers(run: "Run", rows: int | None, step: int | None, memory: float | None) -> None:
@@ -186,5 +186,5 @@ def compare(
     from lab.cli.tables.runs import build_comparison_table
 
     open_table_console().print(build_comparison_table(to_plain(found)["runs"]))
-    typer.echo(found.ranking.describe().says)
-    typer.echo(out)
+    say(found.ranking.describe().says)
+    say(out)

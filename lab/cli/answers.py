@@ -1,4 +1,4 @@
-"""How commands report errors: one line, and an exit code that tells usage from other failures."""
+"""How commands answer: lines that no name controls; errors in one, with an exit code for usage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +30,13 @@ def report_usage_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise refuse(error, 2) from error
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print text whose control characters are shown as escapes."""
+    from lab.files import escape_controls
+
+    typer.echo(escape_controls(str(text)), err=err)
 
 
 def refuse(reason: object, code: int) -> typer.Exit:

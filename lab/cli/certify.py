@@ -12,7 +12,7 @@ import typer
 
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
-from lab.cli.answers import parse_assignments, refuse, report_usage_errors
+from lab.cli.answers import parse_assignments, refuse, report_usage_errors, say
 from lab.cli.figures import check_figure, make_figure_option
 from lab.cli.output import AsJson, Force, check_output
 from lab.machine.memory import measure_free_memory
@@ -180,7 +180,7 @@ def certify(
         _print_summary(found, snippets, list(programs))
     if figure is not None:
         _draw(found, figure)
-        typer.echo(f"figure: {figure}", err=as_json)
+        say(f"figure: {figure}", err=as_json)
     if not any(law["verdict"] in ("holds", "fails") for law in found["laws"]):
         law = found["laws"][0]
         raise refuse(f"no law could be decided; {law['law']}: {law['evidence']}", 2)
@@ -234,12 +234,12 @@ def _certify(request: Request, as_json: bool) -> dict[str, Any]:
 def _print_summary(found: dict[str, Any], snippets: Path | None, programs: list[str]) -> None:
     from lab.certification.process import count_outcomes
 
-    typer.echo(f"{count_outcomes(found)}; {found['seconds']:.1f} s")
+    say(f"{count_outcomes(found)}; {found['seconds']:.1f} s")
     if programs and snippets is None:
-        typer.echo("Add --snippets DIR to get a program that shows each failure.")
+        say("Add --snippets DIR to get a program that shows each failure.")
     if snippets is not None:
         for name in programs:
-            typer.echo(f"PYTHONPATH=. python {snippets / name}")
+            say(f"PYTHONPATH=. python {snippets / name}")
 
 
 def _read_lengths(text: str) -> tuple[int, ...]:

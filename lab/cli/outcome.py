@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.answers import report_failures, report_usage_errors, say
 
 if TYPE_CHECKING:
     from lab.config import Runtime
@@ -47,12 +47,12 @@ def train_and_report(
     if wanted and not result["signal"]:
         with report_failures():
             found = evaluate_settings(
-                run, wanted, runtime.device, lambda text: typer.echo(f"evaluating {text}", err=True)
+                run, wanted, runtime.device, lambda text: say(f"evaluating {text}", err=True)
             )
             result = run.read_result() or result
     _show_result(result, found, as_json)
     if result["signal"]:
-        typer.echo(
+        say(
             f"`lab resume {run.path}` goes on, as does the same command; `lab analyze {run.path}` "
             "writes a report.",
             err=True,
@@ -69,7 +69,7 @@ def train_and_report(
             with show_count(QUICK, "writing the report") as on_begin:
                 report = write_quick(run, on_begin, notes.append).page
     for note in notes:
-        typer.echo(note, err=True)
+        say(note, err=True)
     _show_report(run.path, report, is_complete(run), as_json)
 
 
@@ -127,6 +127,6 @@ def _show_result(result: dict[str, Any], found: list[dict[str, Any]], as_json: b
 
 def _show_report(run: Path, page: Path, complete: bool, as_json: bool) -> None:
     """Name the page of a run's report, and how to get all analyses where some are missing."""
-    typer.echo(f"report: {page}", err=as_json)
+    say(f"report: {page}", err=as_json)
     if not complete:
-        typer.echo(f"For every analysis: `lab analyze {run}`", err=True)
+        say(f"For every analysis: `lab analyze {run}`", err=True)

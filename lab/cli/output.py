@@ -42,7 +42,9 @@ def check_output(
         raise ValueError(f"{option}={path}: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{option}={path}: is a folder, must be a file")
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+    if stat.S_ISLNK(found.st_mode):  # which would be replaced, as /dev/stdout would be
+        raise ValueError(f"{option}={path}: is a link, must be a file; name what it leads to")
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{option}={path}: is a device or a pipe, must be a file")
     if not force and not is_own(path):
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.figures import save_figure
 from lab.config import ModelConfig
 
@@ -42,7 +42,7 @@ def show_rows(
         console = open_table_console()
         print_rows(console, task, split=split, seed=seed, count=count, whole=whole)
     if figure is not None:
-        typer.echo(f"figure: {figure}", err=as_json)
+        say(f"figure: {figure}", err=as_json)
 
 
 def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.answers import report_failures, report_usage_errors, say
 from lab.cli.output import AsJsonLines, Force, check_output
 from lab.files import escape_controls
 
@@ -63,10 +63,10 @@ def runs(
     if as_json:
         typer.echo(found.write_ndjson(), nl=False)
     elif found.is_empty():
-        typer.echo(f"no runs below {root}/" + (f" with {' '.join(only)}" if only and every else ""))
+        say(f"no runs below {root}/" + (f" with {' '.join(only)}" if only and every else ""))
         known = explain_none(every, only or []) if every else ""
         if known:
-            typer.echo(f"There, {known}", err=True)
+            say(f"There, {known}", err=True)
     else:
         from lab.cli.tables.runs import build_runs_list
 
@@ -85,7 +85,7 @@ def _write_table(runs: Sequence["RunFolder"], file: Path, force: bool) -> None:
     check_file(file)
     check_output("table", file, force, is_table)
     save_table(tabulate_runs(runs), file)
-    typer.echo(file, err=True)
+    say(file, err=True)
 
 
 def _say_left_out(reason: str, console: "Console") -> None:

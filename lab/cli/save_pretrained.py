@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.trust_option import Trust
 
 
@@ -35,4 +35,4 @@ def save_pretrained(
     disable_progress_bar()
     with report_failures(), report_usage_errors():
         save_run(Run.open(path, trust=trust), folder, step)
-    typer.echo(folder)
+    say(folder)

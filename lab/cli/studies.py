@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions, share_options
@@ -142,7 +142,7 @@ def _conclude(
 
     if measured:
         open_table_console().print(build_table(measured))
-    typer.echo("\n".join(said))
+    say("\n".join(said))
     if file is None:
         return
     if not measured:
@@ -153,4 +153,4 @@ def _conclude(
     with report_failures(), explain_write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     save_figure(add_title(draw(measured), title, stamp), file)
-    typer.echo(file)
+    say(file)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli import rows
-from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.output import check_output
 from lab.cli.sweep_options import SweepOptions, share_options
 
@@ -68,10 +68,10 @@ def sweep(
         built = _apply(settings, options).build()
     _, found = run_sweep(built, options)
     open_table_console().print(build_settings_table(found.settings))
-    typer.echo(found.summarize())
+    say(found.summarize())
     page = (options.out or Path("runs") / built.name) / PAGE
     if page.exists():  # not before the first run
-        typer.echo(f"page: {page}")
+        say(f"page: {page}")
     report_failed_runs(found)
 
 
@@ -83,9 +83,9 @@ def report_failed_runs(found: "SweepResults") -> None:
     from lab.cli.sweep_settings import join_some
 
     for error, names in found.errors.items():
-        typer.echo(f"{error} ({join_some(names)})", err=True)
+        say(f"{error} ({join_some(names)})", err=True)
     if "failed" in found.counts:
-        typer.echo("The same command tries the runs that failed again.", err=True)
+        say("The same command tries the runs that failed again.", err=True)
         raise typer.Exit(1)
 
 

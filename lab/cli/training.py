@@ -13,6 +13,7 @@ from lab.cli import rows
 from lab.cli.answers import report_usage_errors
 from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
+from lab.cli.costs import describe_costs, describe_reading
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
 from lab.cli.run_settings import configure, describe_folder, try_on_machine
@@ -127,7 +128,7 @@ def build_trainer(name: str) -> Callable[..., None]:
             _train(name, chosen, known, out, as_json, evaluations)
             return
         settings = {**known, **chosen}
-        with report_usage_errors(), say_if_slow(_describe_preparation(settings)):
+        with report_usage_errors(), say_if_slow(describe_reading(settings.get("path"))):
             task, training_config, _ = configure(name, settings)
         sizes = {size: settings[size] for size in ("d_model", "n_heads") if size in settings}
         slow = f"{DOING[action]} rows of {task.seq_len:,} tokens" if task.seq_len >= LONG else ""
@@ -172,16 +173,6 @@ def _read_known(file: Path, name: str, given: dict[str, Any], trust: bool) -> di
     return read_config(file, name, given, trust=trust)
 
 
-def _describe_preparation(settings: dict[str, Any]) -> str:
-    """Say what may take long before the first step; empty where nothing does."""
-    length, path = str(settings.get("seq_len", "")), settings.get("path")
-    if path is not None and Path(path).is_dir():
-        return f"reading all text below {path}"
-    if length.isdecimal() and int(length) >= LONG:
-        return f"trying the model on a row of {int(length):,} tokens, which every step will read"
-    return ""
-
-
 def _train(
     name: str,
     given: dict[str, Any],
@@ -194,8 +185,8 @@ def _train(
     from lab.machine.spinning import choose_wait
     from lab.training.variations import list_default_settings, vary_settings
 
-    preparation = _describe_preparation({**known, **given})
-    with report_usage_errors(), say_if_slow(preparation):
+    reading = describe_reading({**known, **given}.get("path"))
+    with report_usage_errors(), say_if_slow(reading):
         folder, runtime = describe_folder(name, given, out, known)
         if evaluations is None:
             wanted = list_default_settings(folder)
@@ -204,11 +195,13 @@ def _train(
             vary_settings(folder, wanted)
     if show_finished(folder, wanted, as_json):
         return
+    for line in describe_costs(folder.task, folder.model, folder.train):
+        typer.echo(f"{line}; Ctrl-C stops", err=True)
     choose_wait(partial(typer.echo, err=True))
     with say_if_slow("loading PyTorch" if sys.stderr.isatty() else ""):
         import lab.training.experiment  # noqa: F401
 
-    with report_usage_errors(), say_if_slow(preparation):
+    with report_usage_errors():
         run = try_on_machine(folder, runtime)
         if evaluations is not None:
             from lab.training.generalisation import check_settings

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -98,6 +99,59 @@ class Demand:
         return self.growth.find_longest_row((limit - self.fixed) / self.fragments)
 
 
+class MemoryEstimate(Protocol):
+    """What some work is estimated to take."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        ...
+
+
+AnyEstimate = TypeVar("AnyEstimate", bound=MemoryEstimate)
+
+
+@dataclass(frozen=True)
+class Closest(Generic[AnyEstimate]):
+    """The closest estimate that was needed, and could be measured.
+
+    Attributes:
+        estimate: None if even the small calls were stopped.
+        bytes: what the work takes.
+        stopped: whether a measured call was stopped at these bytes, so that it takes more.
+    """
+
+    estimate: AnyEstimate | None
+    bytes: int
+    stopped: bool
+
+    def __str__(self) -> str:
+        size = format_bytes(self.bytes)
+        return f"{size} or more" if self.stopped else f"about {size}"
+
+
+def estimate_closely(
+    estimate: Callable[[int, float], AnyEstimate], task: Task, bound: int
+) -> Closest[AnyEstimate]:
+    """Estimate what work on rows takes: on larger calls, too, where memory may be too small.
+
+    Args:
+        estimate: returns what it takes, given the tokens of a measured call, and a limit.
+        task: whose rows are.
+        bound: bytes that may be taken.
+    """
+    found, asked = None, 0
+    for tokens in (TOKENS, MANY_TOKENS):
+        try:
+            found = estimate(tokens, bound)
+        except OverLimitError as error:
+            return Closest(found, max(asked, error.bytes), True)
+        asked = found.total
+        if DOUBT * asked <= bound and task.seq_len <= MANY_TOKENS:
+            break
+    return Closest(found, asked, False)
+
+
 def check_demand(
     what: str, task: Task, estimate: Callable[[int, float], Demand], free: int | None = None
 ) -> None:
@@ -106,26 +160,22 @@ def check_demand(
     Args:
         what: the work, in words.
         task: whose rows are.
-        estimate: returns what it takes, given the tokens of a measured call, and a limit.
+        estimate: as for `estimate_closely`.
         free: bytes that may be taken; None: what is free.
 
     Raises:
         DoesNotFitError: naming the row length, the bytes, and the longest row that fits.
     """
     bound = measure_free_memory() if free is None else free
-    try:
-        found = estimate(TOKENS, bound)
-        if DOUBT * found.total > bound or task.seq_len > MANY_TOKENS:
-            found = estimate(MANY_TOKENS, bound)
-        asked, length = found.total, found.find_longest_row(bound)
-        words = f"about {format_bytes(asked)}"
-    except OverLimitError as error:
-        asked, length, words = error.bytes, 0, f"{format_bytes(error.bytes)} or more"
-    if asked <= bound:
+    found = estimate_closely(estimate, task, bound)
+    if found.bytes <= bound:
         return
+    length = 0
+    if found.estimate is not None and not found.stopped:
+        length = found.estimate.find_longest_row(bound)
     advice = f"rows of {length:,} tokens would fit" if length else "shorter rows may fit"
     raise DoesNotFitError(
-        f"seq_len={task.seq_len}: does not fit in memory: {what} takes {words}, "
+        f"seq_len={task.seq_len}: does not fit in memory: {what} takes {found}, "
         f"{format_bytes(bound)} are free; {advice}"
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lab.intervals import clustered_wilson
+from lab.intervals import RowCounts
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.models.language_model import LanguageModel
 from lab.models.reading import read_hidden
@@ -52,23 +52,20 @@ def evaluate(
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    total, right, count = 0.0, [], []
+    total, counts = 0.0, RowCounts()
     for start in range(0, rows, rows_at_once):
         size = min(rows_at_once, rows - start)
         batch = task.batch(split=split, start=start, size=size, seed=seed, device=device)
         loss, hits, asked = evaluate_batch(model, batch)
         total += loss
-        right.append(hits)
-        count.append(asked)
+        counts.add(hits, asked)
     model.train(training)
-    hits, scored = torch.cat(right), torch.cat(count)
-    number = int(scored.sum())
     return Evaluation(
-        loss=total / number,
-        accuracy=int(hits.sum()) / number,
-        interval=clustered_wilson(hits, scored),
+        loss=total / counts.scored,
+        accuracy=counts.share,
+        interval=counts.find_interval(),
         rows=rows,
-        scored=number,
+        scored=counts.scored,
     )
 
 

@@ -1,7 +1,7 @@
 """Whether memory holds a model's weights, counted while they are made, and its evaluation."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,12 +11,19 @@ import torch
 from lab.config import ModelConfig
 from lab.layers.mask import has_oracle_mask
 from lab.machine.allocation import Allocations, OverLimitError
-from lab.machine.growth import MANY_TOKENS, Demand, check_demand, measure_growth
+from lab.machine.growth import (
+    MANY_TOKENS,
+    TOKENS,
+    Demand,
+    Growth,
+    check_demand,
+    measure_growth,
+)
 from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
 from lab.models.architectures import build
 from lab.models.evaluation import evaluate_batch
 from lab.models.language_model import LanguageModel
-from tasks.base import Task
+from tasks.base import Batch, Task
 
 FLOAT = 4
 """Bytes per number."""
@@ -91,6 +98,26 @@ def _find_largest(config: ModelConfig, vocab_size: int, name: str, copies: int, 
     return low * unit
 
 
+def measure_model(
+    task: Task,
+    model: LanguageModel,
+    rows: int,
+    call: Callable[[LanguageModel, Batch], object],
+    *,
+    tokens: int = TOKENS,
+    limit: float = math.inf,
+) -> Growth:
+    """Measure what a model's work on a batch takes on few rows of a task, as `measure_growth`.
+
+    An oracle mask is told where whole rows have pairs, so for such a model no row is cut.
+
+    Raises:
+        OverLimitError: when a measured call takes more than the limit.
+    """
+    whole = has_oracle_mask(model)
+    return measure_growth(task, rows, partial(call, model), tokens=tokens, limit=limit, whole=whole)
+
+
 def estimate_evaluation(
     task: Task,
     model: LanguageModel,
@@ -110,9 +137,7 @@ def estimate_evaluation(
     Raises:
         OverLimitError: when a measured pass takes more than the limit.
     """
-    whole = has_oracle_mask(model)  # which is told where whole rows have pairs
-    call = partial(evaluate_batch, model)
-    growth = measure_growth(task, rows, call, tokens=tokens, limit=limit, whole=whole)
+    growth = measure_model(task, model, rows, evaluate_batch, tokens=tokens, limit=limit)
     return Demand(0, rows, growth)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.layers.mixer import offers_positions, take_positions
+from lab.machine.allocation import OverLimitError
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 from lab.user_modules import import_object
@@ -55,10 +57,34 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
             assert isinstance(block, Block)
             if block.mixer is not None:
                 stack.callback(block.mixer.register_forward_hook(check).remove)
-                if not is_own(block.mixer):
-                    forward = block.mixer.forward
-                    stack.callback(setattr, block.mixer, "forward", forward)
-                    block.mixer.forward = convert_errors(forward, type(block.mixer))
+        # Without their signatures, so that all positions are computed.
+        stack.enter_context(_replace_forwards(model, convert_errors))
+        yield
+
+
+@contextmanager
+def convert_mixer_errors(model: LanguageModel) -> Iterator[None]:
+    """Let whatever the user's own mixers raise inside a `with` block be a ValueError."""
+
+    def convert(forward: Callable[..., Any], cls: type) -> Callable[..., Any]:
+        return wraps(forward)(convert_errors(forward, cls))
+
+    with _replace_forwards(model, convert):
+        yield
+
+
+@contextmanager
+def _replace_forwards(
+    model: LanguageModel, convert: Callable[[Callable[..., Any], type], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace `forward` of the user's own mixers for a `with` block."""
+    with ExitStack() as stack:
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            mixer = block.mixer
+            if mixer is not None and not is_own(mixer):
+                stack.callback(setattr, mixer, "forward", mixer.forward)
+                mixer.forward = convert(mixer.forward, type(mixer))
         yield
 
 
@@ -89,11 +115,16 @@ def _check_positions(mixer: nn.Module, x: Float[Tensor, "b t d"]) -> None:
 
 
 def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    """Wrap a call of the user's code: whatever it raises becomes a ValueError."""
+    """Wrap a call of the user's code: whatever it raises becomes a ValueError.
+
+    Except the error of `lab.machine.allocation` that ends a call which takes too much memory.
+    """
 
     def answer(*args: Any, **options: Any) -> Any:
         try:
             return call(*args, **options)
+        except OverLimitError:
+            raise
         except (Exception, SystemExit) as error:
             where = f"{cls.__module__}:{cls.__name__}"
             raise ValueError(f"model={where}: raised {type(error).__name__}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from lab.files import FORMAT, RunError, shorten_message
@@ -197,4 +198,7 @@ def _read(home: Path, name: str, content: dict[str, Any], most: int) -> dict[str
             f"checkpoint {file}: digest differs from state.json's: truncated or changed since it "
             f"was written; {AGAIN}"
         )
-    return safetensors.torch.load(data)
+    try:
+        return safetensors.torch.load(data)
+    except SafetensorError as error:  # with a digest that fits, as a stranger can make it
+        raise RunError(f"checkpoint {file}: holds no tensors: {error}; {AGAIN}") from error

@@ -17,12 +17,19 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from lab.layers.mask import has_oracle_mask
-from lab.machine.allocation import Allocations, OverLimitError
-from lab.machine.growth import DOUBT, FRAGMENTS, MANY_TOKENS, TOKENS, Growth, measure_growth
+from lab.machine.allocation import Allocations
+from lab.machine.growth import (
+    FRAGMENTS,
+    MANY_TOKENS,
+    TOKENS,
+    Closest,
+    Growth,
+    estimate_closely,
+)
 from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
+from lab.models.room import measure_model
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.fit import start
 from lab.training.runs import Run
@@ -104,25 +111,24 @@ def check_step(run: Run, model: LanguageModel, free: int | None = None) -> None:
     """
     weights = sum(p.nbytes for p in model.parameters())
     bound = weights + (measure_free_memory() if free is None else free)
-    found = estimate(run, model, TOKENS)
-    asked, most = found.total, run.train.batch_size - 1
-    if DOUBT * asked > bound or run.task.seq_len > MANY_TOKENS:
-        try:
-            found = estimate(run, model, limit=bound)
-            asked = found.total
-        except OverLimitError as error:
-            asked = max(asked, error.bytes)
-            # The larger of the two steps that were to be measured.
-            most = min(most, 2 * count_rows(MANY_TOKENS, run.task.seq_len) - 1)
-    if asked <= bound:
+    found = estimate_closely(partial(estimate, run, model), run.task, bound)
+    if found.bytes <= bound:
         return
-    rows = min(found.count_fitting_rows(bound), most)
-    advice = f"batch_size={rows}" if rows >= 1 else found.name_longest_row(bound)
     raise DoesNotFitError(
         f"batch_size={run.train.batch_size}, seq_len={run.task.seq_len}: does not fit in memory: "
-        f"training takes about {format_bytes(asked)}, {format_bytes(bound)} are free; "
-        f"{advice} would fit"
+        f"training takes {found}, {format_bytes(bound)} are free; {_advise(run, found, bound)}"
     )
+
+
+def _advise(run: Run, found: Closest[Footprint], bound: int) -> str:
+    """Say how many rows of a step would fit, or how long a single one might be."""
+    if found.estimate is None:
+        return "shorter rows may fit"
+    most = run.train.batch_size - 1
+    if found.stopped:  # in the larger of two steps
+        most = min(most, 2 * count_rows(MANY_TOKENS, run.task.seq_len) - 1)
+    rows = min(found.estimate.count_fitting_rows(bound), most)
+    return f"{f'batch_size={rows}' if rows else found.estimate.name_longest_row(bound)} would fit"
 
 
 def count_fitting_lanes(run: Run, most: int, free: int | None = None) -> int:
@@ -152,14 +158,7 @@ def estimate(
     Raises:
         OverLimitError: when a measured step takes more.
     """
-    step = measure_growth(
-        run.task,
-        run.train.batch_size,
-        partial(_step, model),
-        tokens=tokens,
-        limit=limit,
-        whole=has_oracle_mask(model),  # it is told where pairs are, so its rows cannot be cut
-    )
+    step = measure_model(run.task, model, run.train.batch_size, _step, tokens=tokens, limit=limit)
     optimizers = start(model, run.train).optimizers  # kept, as their moments go with them
     with Allocations() as update:
         # A step has left gradients.

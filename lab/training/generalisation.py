@@ -11,10 +11,10 @@ from lab.files import RunError, lock
 from lab.machine.allocation import refuse_more_than_free
 from lab.machine.device import choose_device
 from lab.machine.memory import DoesNotFitError, give_back_freed_memory
-from lab.models.evaluation import evaluate, score
+from lab.models.evaluation import check_vocabulary, evaluate, score
 from lab.models.language_model import LanguageModel
 from lab.models.room import check_evaluation
-from lab.models.user_mixer import check_mixers
+from lab.models.user_mixer import check_mixers, convert_mixer_errors
 from lab.training.runs import Run
 from lab.training.variations import list_evaluations, undo_json, vary_settings
 from tasks.base import Task, count_rows
@@ -99,12 +99,9 @@ def check_settings(run: Run, settings: Mapping[str, Sequence[Any]], device: str 
         return
     model = run.build().eval()
     for option, value, task in vary_settings(run, settings):
-        try:
-            check_evaluation(task, model, _count_at_once(task))
-        except DoesNotFitError as error:
-            raise DoesNotFitError(f"eval {option}={value}: {error}") from error
-        except Exception:
-            continue  # a mixer may refuse such a row; the evaluation says so later
+        unfit = _find_unfit(task, model)
+        if unfit is not None:
+            raise DoesNotFitError(f"eval {option}={value}: {unfit}") from unfit
 
 
 def _count_at_once(task: Task) -> int:
@@ -127,11 +124,22 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
     if device.type != "cpu":
         return None
     give_back_freed_memory()  # of the training
+    unfit = _find_unfit(task, model)
+    return None if unfit is None else str(unfit)
+
+
+def _find_unfit(task: Task, model: LanguageModel) -> DoesNotFitError | None:
+    """Return why memory does not hold an evaluation; None if it does, or if nothing can be said.
+
+    A model may refuse a task, and a mixer the shorter rows that are measured: the evaluation itself
+    says so, or works.
+    """
     try:
-        # Outside `check_mixers`, under which the last mixer computes all positions.
-        check_evaluation(task, model, _count_at_once(task))
+        check_vocabulary(task, model)
+        with convert_mixer_errors(model):
+            check_evaluation(task, model, _count_at_once(task))
     except DoesNotFitError as error:
-        return str(error)
-    except Exception:
-        pass  # a mixer may refuse the shorter rows that are measured
+        return error
+    except ValueError:
+        pass
     return None

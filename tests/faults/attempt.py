@@ -7,13 +7,15 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
 from lab.cli import main
+from tests.brief import behave_as_in_tests
 from tests.forkserver import connect_server
 
 SECONDS = 60
@@ -53,10 +55,38 @@ class Outcome:
 
 
 def attempt(call: Callable[[], object], memory: float = MEMORY, seconds: int = SECONDS) -> Outcome:
-    """Fork a process that calls a function, and return how it ended."""
+    """Carry out a call in a process of its own, with this one's environment and folder.
+
+    Args:
+        call: what can be pickled. It is forked where Polars was never used, whose threads do not
+            survive a fork.
+        memory: GiB that it may take.
+        seconds: after which it is ended.
+    """
+    pool = _start_forking()
+    return pool.submit(_fork, call, memory, seconds, os.getcwd(), dict(os.environ)).result()
+
+
+@cache
+def _start_forking() -> ProcessPoolExecutor:
+    """Start the process that forks all others, which has one thread."""
+    return ProcessPoolExecutor(1, mp_context=connect_server(), initializer=behave_as_in_tests)
+
+
+def _fork(
+    call: Callable[[], object],
+    memory: float,
+    seconds: int,
+    folder: str,
+    environment: Mapping[str, str],
+) -> Outcome:
+    """Fork a process that carries out a call, and return how it ended."""
     with tempfile.TemporaryFile() as said:
         child = os.fork()
         if not child:
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
             _become(call, said.fileno(), int(memory * GIBIBYTE), seconds)
         _, status = os.waitpid(child, 0)
         said.seek(0)
@@ -64,25 +94,14 @@ def attempt(call: Callable[[], object], memory: float = MEMORY, seconds: int = S
     return Outcome(os.waitstatus_to_exitcode(status), text)
 
 
-def attempt_command(*words: str, seconds: int = SECONDS) -> Outcome:
-    """Try a command line that uses Polars, in a process that a server without Polars forks."""
-    with ProcessPoolExecutor(1, mp_context=connect_server()) as pool:
-        return pool.submit(_attempt_words, os.getcwd(), words, seconds).result()
-
-
-def _attempt_words(folder: str, words: Sequence[str], seconds: int) -> Outcome:
-    os.chdir(folder)
-    return attempt(run_command(*words), seconds=seconds)
-
-
-def run_command(*words: str) -> Callable[[], object]:
+def run_command(*words: str) -> Callable[[], None]:
     """Return a call of the command line with these words."""
+    return partial(_run_words, words)
 
-    def run() -> None:
-        sys.argv = ["lab", *words]
-        main()
 
-    return run
+def _run_words(words: Sequence[str]) -> None:
+    sys.argv = ["lab", *words]
+    main()
 
 
 def _become(call: Callable[[], object], output: int, memory: int, seconds: int) -> None:

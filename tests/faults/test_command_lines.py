@@ -1,6 +1,7 @@
 """Command lines that no one should type end in one line, or do what they say."""
 
 import os
+import shutil
 from pathlib import Path
 
 from tasks import TASKS
@@ -111,6 +112,26 @@ def test_nothing_that_the_lab_did_not_make_is_overwritten(tmp_path, monkeypatch)
     assert attempt(run_command("model", "AM", "--figure", str(mine), "--force")).code == 0
     assert attempt(run_command("model", "AM", "--figure", str(mine))).code == 0
     assert "<!doctype html>" in mine.read_text().lower()
+    link = tmp_path / "link.html"
+    link.symlink_to("/dev/stdout")
+    outcome = attempt(run_command("model", "AM", "--figure", "link.html", "--force"))
+    assert "is a link, must be a file; name what it leads to" in outcome.text
+    assert link.is_symlink()
     os.mkfifo(tmp_path / "pipe.html")
     outcome = attempt(run_command("model", "AM", "--figure", "pipe.html", "--force"))
     assert "is a device or a pipe" in outcome.text
+
+
+def test_the_names_of_run_folders_control_no_terminal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, hostile = copy(tmp_path), tmp_path / "\x1b[2J\x9b31m\u202egnp\udcff"  # and not UTF-8
+    shutil.copytree(run, hostile)
+    for words in (
+        ("compare", str(run), hostile.name, "--rows", "4", "--out", "page.html"),
+        ("analyze", hostile.name, "--only", "tokens", "--only", "curves", "--rows", "4"),
+        ("runs", "."),
+    ):
+        outcome = attempt(run_command(*words))
+        assert outcome.code == 0, outcome.text
+        assert not set("\x1b\x9b\u202e") & set(outcome.text)
+        assert r"\x1b[2J" in outcome.text

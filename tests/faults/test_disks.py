@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,22 +90,23 @@ def test_a_text_that_vanishes_is_one_line(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("to be, or not to be, that is the question. " * 500)
 
-    def train() -> None:
-        from lab.training import experiment
-
-        fit = experiment.fit
-
-        def vanish(*given):
-            for row in fit(*given):
-                text.unlink(missing_ok=True)
-                yield row
-
-        experiment.fit = vanish
-        run_command("bytes", "--path", str(text), *WORDS)()
-
-    outcome = attempt(train)
+    outcome = attempt(partial(_train_while_it_vanishes, text))
     assert outcome.code == 1, outcome.text
     assert not outcome.fault
+
+
+def _train_while_it_vanishes(text: Path) -> None:
+    from lab.training import experiment
+
+    fit = experiment.fit
+
+    def vanish(*given):
+        for row in fit(*given):
+            text.unlink(missing_ok=True)
+            yield row
+
+    experiment.fit = vanish
+    run_command("bytes", "--path", str(text), *WORDS)()
 
 
 @pytest.mark.parametrize("calls", [0, 20])

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.faults.attempt import attempt_command, report
+from tests.faults.attempt import attempt, report, run_command
 from tests.faults.numbered import draw_cases
 from tests.faults.planted import copy
 from tests.faults.plants import plant
@@ -44,7 +44,7 @@ def test_planted_folders(tmp_path, monkeypatch):
             for word in random.choice(COMMANDS)
         ]
         outside = take_stock(home / "outside")
-        outcome = attempt_command(*words, seconds=PATIENCE)
+        outcome = attempt(run_command(*words), seconds=PATIENCE)
         tried += 1
         where = f"case {number}: lab {' '.join(words[:1])}, {said}"
         pages = b"".join(page.read_bytes() for page in home.rglob("*.html") if _is_page(page))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.faults.attempt import attempt, run_command
 from tests.faults.hostile_modules import NOTES
+from tests.forkserver import connect_server
 
 MODULES = "tests.faults.hostile_modules:"
 PATIENCE = 120
@@ -45,16 +45,17 @@ def list_living(notes: Path) -> list[int]:
 
 
 def test_no_process_outlives_a_parent_that_is_killed(notes):
-    parent = os.fork()
-    if not parent:
-        attempt(certify("Escaping", "--seconds", "100"), memory=8, seconds=PATIENCE)
-        os._exit(0)
+    parent = connect_server().Process(target=_certify_escaping, args=(dict(os.environ),))
+    parent.start()
     assert wait_until(lambda: len(list_living(notes)) == 2)
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    for process in (parent, *map(int, children)):
-        os.kill(process, signal.SIGKILL)
-    os.waitpid(parent, 0)
+    parent.kill()
+    parent.join()
     assert wait_until(lambda: not list_living(notes))
+
+
+def _certify_escaping(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    certify("Escaping", "--seconds", "100")()
 
 
 @pytest.mark.thorough

@@ -72,8 +72,12 @@ def train_together(folder: Path) -> None:
 
 def count_changes(call: Callable[[], object]) -> int:
     """Return how often a call changes the disk."""
-    said = attempt(lambda: print("changes", _watch(call, None))).text
+    said = attempt(partial(_print_changes, call)).text
     return int(said.split("changes ")[1].split()[0])
+
+
+def _print_changes(call: Callable[[], object]) -> None:
+    print("changes", _watch(call, None))
 
 
 def _watch(call: Callable[[], object], last: int | None) -> int:

@@ -45,6 +45,22 @@ def test_many_resumes_leave_nothing_behind(tmp_path, monkeypatch):
     assert [row["step"] for row in run.read_metrics()] == list(range(1, resumes + 3))
 
 
+def test_a_clock_that_is_set_back_or_forward_changes_no_limit(tmp_path, monkeypatch):
+    for name, hours in ("back", -1), ("forward", 1):
+        now = [time.time()]
+
+        def jump(now: list[float] = now, hours: int = hours) -> float:
+            now[0] += 3600 * hours
+            return now[0]
+
+        monkeypatch.setattr(time, "time", jump)
+        run, began = describe(tmp_path / name, max_steps=10**6, eval_every=10**6), time.monotonic()
+        result = carry_out(run, Runtime(device="cpu", threads=1, max_minutes=0.005))
+        assert (result["stopped"], result["signal"]) == ("interrupted", None)
+        assert time.monotonic() - began >= 0.3
+        assert result["steps"] > 1
+
+
 @pytest.mark.thorough
 def test_a_long_run_stays_level(tmp_path):
     steps = STEPS_A_CASE * MANY

@@ -1,5 +1,6 @@
 """Run folders of strangers: they execute nothing, read nothing and write nothing outside."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.files import RunError
+from lab.files import RunError, encode_json
 from lab.training.runs import Run
 from tests.faults.attempt import attempt, report, run_command
 from tests.faults.numbered import draw_cases
@@ -167,3 +168,18 @@ def test_weights_whose_header_says_nothing_of_a_digest_are_read_as_older_ones(tm
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
     assert run.load_model(4) is not None
+
+
+def test_weights_whose_digest_fits_but_that_hold_no_tensors_are_one_line(tmp_path):
+    run = Run.open(copy(tmp_path))
+    home = run.path / "checkpoint/step-00000006"
+    header = b'{"adamw/0/exp_avg": {"dtype": "F32", "data_offsets": [0, 0]}}'  # without a shape
+    data = len(header).to_bytes(8, "little") + header
+    state = json.loads((home / "state.json").read_text())
+    del state["seal"]
+    for name in ("optimizer", "model"):
+        (home / f"{name}.safetensors").write_bytes(data)
+        state["sha256"][name] = hashlib.sha256(data).hexdigest()
+        (home / "state.json").write_text(encode_json(state, sealed=True))
+        with pytest.raises(RunError, match=rf"{name}.safetensors: holds no tensors: .*remove"):
+            run.load_state()

@@ -15,6 +15,12 @@ from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
         (lambda: ModelConfig(n_heads=0), "n_heads=0: must be ≥ 1"),
         (lambda: ModelConfig(embedding_std=0.0), "embedding_std=0.0: must be > 0"),
         (lambda: TrainConfig(batch_size=0), "batch_size=0: must be ≥ 1"),
+        (lambda: TrainConfig(test_rows=2**36 + 1), "test_rows=68719476737: must be ≤ 68719476736"),
+        (lambda: TrainConfig(train_rows=2**37), "train_rows=137438953472: must be ≤ 68719476736"),
+        (
+            lambda: get_protocol_defaults("lab", 64, 256, "1:1000000000"),
+            "d_model='1:1000000000': must be a whole number",
+        ),
         (lambda: TrainConfig(learning_rate=0.0), "learning_rate=0.0: must be > 0"),
         (lambda: TrainConfig(warmup_steps=-1), "warmup_steps=-1: must be ≥ 0"),
         (lambda: TrainConfig(solved_at=1.5), "solved_at=1.5: must be in (0, 1]"),

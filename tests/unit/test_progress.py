@@ -73,6 +73,15 @@ def test_the_usual_time_and_the_limits_are_told_apart():
     )
 
 
+def test_a_test_is_mentioned_where_it_takes_minutes():
+    forecast = Forecast(describe("mqar", **PAPER, test_rows=10**9), max_minutes=None, slowing=1.0)
+    assert "Each test of 1,000,000,000 rows takes up to 578 d 16 h." in forecast.describe(
+        13, 16, 0.1
+    )
+    forecast = Forecast(describe("mqar", **PAPER), max_minutes=None, slowing=1.0)
+    assert "Each test" not in forecast.describe(13, 16, 0.1)
+
+
 @pytest.mark.parametrize("changes", [{"max_steps": 100}, {"early_stop": False}, {"n_heads": 2}])
 def test_without_a_record_nothing_is_called_usual(changes):
     forecast = Forecast(describe("mqar", **PAPER, **changes), max_minutes=None, slowing=2.0)

@@ -2,7 +2,7 @@
 
 import time
 
-from lab.cli.tables.durations import format_duration
+from lab.cli.tables.durations import LONG_TEST, format_duration
 from lab.lengthening import list_stages
 from lab.training.records import StepTimes, find_record
 from lab.training.runs import Run
@@ -21,6 +21,7 @@ class Forecast:
         stages = list_stages(run.task, run.train)
         self.first, self.last = (stage.task.seq_len for stage in (stages[0], stages[-1]))
         self.max_steps, self.max_minutes, self.slowing = run.train.max_steps, max_minutes, slowing
+        self.test_rows, self.batch_size = run.train.test_rows, run.train.batch_size
         record = find_record(run) if run.train.early_stop else None
         self.record = record if record and record.total < self.max_steps else None
         self.began = time.monotonic()
@@ -45,6 +46,9 @@ class Forecast:
         most = (self.max_steps - step) * times.longest
         limit = f"the limit of {self.max_steps:,} steps"
         text += f"Going on to {limit} would take about {format_duration(most)} at this speed. "
+        test = self.test_rows / self.batch_size * times.longest  # whose rows need no gradients
+        if test >= LONG_TEST:
+            text += f"Each test of {self.test_rows:,} rows takes up to {format_duration(test)}. "
         if self.max_minutes is not None and 60 * self.max_minutes < most:
             limit = format_duration(60 * self.max_minutes)
             text += f"--max-minutes stops training after {limit}. "

@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from lab.machine.allocation import measure_peak, measure_whole_peak
-from lab.machine.growth import Demand, Growth, check_demand, measure_growth
+from lab.machine.allocation import OverLimitError, measure_peak, measure_whole_peak
+from lab.machine.growth import (
+    MANY_TOKENS,
+    TOKENS,
+    Demand,
+    Growth,
+    check_demand,
+    estimate_closely,
+    measure_growth,
+)
 from lab.machine.memory import DoesNotFitError
 from tasks.base import Batch
 from tasks.flip_flop import FlipFlop
@@ -90,3 +98,18 @@ def test_what_small_calls_would_refuse_is_measured_on_larger_ones():
 
     check_demand("work", FlipFlop(seq_len=64), estimate, free=1000)
     assert asked == [2**10, 2**13]
+
+
+@pytest.mark.parametrize("stopped", [TOKENS, MANY_TOKENS])
+def test_work_that_cannot_even_be_measured_is_refused_without_a_length(stopped):
+    def estimate(tokens: int, limit: float) -> Demand:
+        if tokens == stopped:
+            raise OverLimitError(5000)
+        return Demand(400, 1, Growth(0, 0, 0, 1))
+
+    found = estimate_closely(estimate, FlipFlop(seq_len=64), 1000)
+    assert (found.bytes, found.stopped) == (5000, True)
+    assert (found.estimate is None) == (stopped == TOKENS)
+    words = "work takes 4.88 KiB or more, 1e\\+03 bytes are free; shorter rows may fit"
+    with pytest.raises(DoesNotFitError, match=words):
+        check_demand("work", FlipFlop(seq_len=64), estimate, free=1000)

@@ -1,11 +1,14 @@
 """What a model answers where answers are scored, and how sure its accuracy is."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.intervals import clustered_wilson, wilson
+from lab.intervals import RowCounts, clustered_wilson, wilson
 from lab.layers.mask import reveal_stored
+from lab.machine.allocation import measure_peak
 from lab.models import build
 from lab.models.evaluation import evaluate, find_stored_positions, score
 from lab.ops.cross_entropy import linear_cross_entropy
@@ -82,6 +85,38 @@ def test_answers_that_are_right_together_count_as_one():
     right = torch.tensor([8, 0, 8, 8] * 25)
     together = clustered_wilson(right, torch.full_like(right, 8))
     assert together == pytest.approx(wilson(0.75, 100), abs=2e-3)
+
+
+def find_interval_slowly(right: list[int], scored: list[int]) -> tuple[float, float]:
+    """Return the interval from the definition of the squared error between rows, in fractions."""
+    m, n, h = len(scored), sum(scored), sum(right)
+    p = Fraction(h, n)
+    apart = sum((one - p * all_) ** 2 for one, all_ in zip(right, scored, strict=True))
+    between, spread = Fraction(m, m - 1) * apart / n**2, p * (1 - p) / n
+    return wilson(float(p), n / max(1.0, float(between / spread)))
+
+
+def test_rows_counted_in_parts_give_the_interval_of_all():
+    generator = torch.Generator().manual_seed(1)
+    scored = torch.randint(1, 10**6, (500,), generator=generator)
+    right = (scored * torch.rand(500, generator=generator, dtype=torch.float64)).long()
+    counts = RowCounts()
+    for part in range(0, 500, 7):
+        counts.add(right[part : part + 7], scored[part : part + 7])
+    slow = find_interval_slowly(right.tolist(), scored.tolist())
+    assert counts.find_interval() == pytest.approx(slow, rel=1e-12)
+    assert clustered_wilson(right, scored) == counts.find_interval()
+
+
+def test_the_memory_of_an_evaluation_does_not_grow_with_its_rows():
+    task = MQAR(seq_len=8, vocab_size=32)
+    model = build("AM", vocab_size=32, d_model=8).eval()
+
+    def measure(rows: int) -> int:
+        return measure_peak(lambda: evaluate(task, model, rows=rows, rows_at_once=64, seed=0))
+
+    measure(64)  # makes what is kept
+    assert measure(64 * 200) == measure(64 * 2)
 
 
 @pytest.mark.parametrize("together", [False, True])

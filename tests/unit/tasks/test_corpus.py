@@ -275,3 +275,8 @@ def test_the_default_is_the_standard_librarys_sources():
     start = text.read(np.array([0]), 2**16).tobytes()
     assert start.count(b"import ") > 10
     assert text.note == ""
+
+
+def test_what_the_system_makes_when_it_is_read_is_no_text():
+    with pytest.raises(ValueError, match="is said to have 0 bytes, and has others"):
+        open_corpus("/proc/self/status")

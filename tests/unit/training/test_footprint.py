@@ -113,11 +113,12 @@ def test_refusals_name_the_largest_that_fits(tmp_path):
 
 
 def test_a_limit_of_the_process_counts_as_free_memory():
-    def call():
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        print("left", measure_free_memory() < most)
+    assert "left True" in attempt(_print_whether_less_is_left, memory=1).text
 
-    assert "left True" in attempt(call, memory=1).text
+
+def _print_whether_less_is_left() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    print("left", measure_free_memory() < most)
 
 
 def test_a_schedule_is_counted_and_not_listed():
@@ -149,3 +150,13 @@ def test_a_step_that_measuring_shows_too_large_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr("lab.training.footprint.estimate", measure)
     with pytest.raises(DoesNotFitError, match=r"batch_size=63 would fit"):
         check_step(run, run.build(), coarse.total)
+
+
+def test_a_step_that_cannot_even_be_measured_is_refused_in_one_line(tmp_path, monkeypatch):
+    def measure(run, model, tokens=0, limit=0.0):
+        raise OverLimitError(int(limit) + 1)
+
+    monkeypatch.setattr("lab.training.footprint.estimate", measure)
+    run = make(tmp_path)
+    with pytest.raises(DoesNotFitError, match=r"takes .* or more, .* free; shorter rows may fit"):
+        check_step(run, run.build(), 1000)

@@ -38,6 +38,23 @@ class Short(nn.Module):
         return x + self.table[torch.arange(x.shape[1])]
 
 
+class OddError(Exception):
+    """What nobody expects."""
+
+
+class Long(nn.Module):
+    """A mixer that refuses the parts of rows by which memory is estimated."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] == 1024:
+            raise OddError
+        return self.map(x)
+
+
 def trained(path: Path, task: Task = TASK, **model: Any) -> Run:
     run = Run(path / "run", task, ModelConfig(**{"stack": "AM", "d_model": 8} | model), TRAIN)
     carry_out(run, CPU)
@@ -198,3 +215,24 @@ def test_a_setting_that_the_model_cannot_take_does_not_end_the_run_before_it(tmp
     monkeypatch.setattr("lab.models.architectures.load_class", lambda path: Short)
     config = ModelConfig(stack="UM", model=f"{__name__}:Short", d_model=8)
     check_settings(Run(tmp_path, TASK, config, TRAIN), {"seq_len": [32]}, "cpu")
+
+
+def test_a_mixer_may_refuse_the_shorter_rows_that_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.models.architectures.load_class", lambda path: Long)
+    config = ModelConfig(stack="UM", model=f"{__name__}:Long", d_model=8)
+    run = Run(tmp_path / "run", TASKS["flip_flop"](seq_len=16), config, TRAIN)
+    settings = {"seq_len": [2**13]}
+    check_settings(run, settings, "cpu")
+    carry_out(run, CPU)
+    (found,) = evaluate_settings(run, settings, "cpu")
+    assert "accuracy" in found
+
+
+def test_a_fault_of_the_lab_is_no_refusal_of_a_row(tmp_path, monkeypatch):
+    def fail(*given: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("lab.training.generalisation.check_evaluation", fail)
+    run = Run(tmp_path, TASK, ModelConfig(stack="AM", d_model=8), TRAIN)
+    with pytest.raises(ZeroDivisionError):
+        check_settings(run, {"seq_len": [32]}, "cpu")
