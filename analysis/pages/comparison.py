@@ -227,7 +227,7 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
 def make_mark(runs: Sequence[Run], rows: int | None) -> str:
     """Return what pages of the same runs, on as many rows, have in common."""
     parts = [*(str(run.path.resolve()) for run in runs), str(rows)]
-    return f"compares {hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+    return f"compares {hashlib.sha256(os.fsencode('|'.join(parts))).hexdigest()[:16]}"
 
 
 def choose_page(runs: Sequence[Run], rows: int | None = None) -> Path:
