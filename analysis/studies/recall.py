@@ -106,7 +106,7 @@ def count_runs(table: pl.DataFrame) -> tuple[int, int]:
     runs = table.group_by("mixer", "d_model", "learning_rate", "seed").agg(
         pl.col("accuracy").is_null().all().alias("missing")
     )
-    return runs["missing"].sum(), runs.height
+    return int(runs["missing"].sum()), runs.height
 
 
 def summarize(settings: Sequence[Setting], missing: int, runs: int) -> list[str]:

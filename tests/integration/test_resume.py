@@ -68,7 +68,7 @@ def train_until(path: Path, number: int, at: int) -> None:
     carry_out(Run.open(path), Runtime(device="cpu", checkpoint_every=5), on_row=on_row)
 
 
-def interrupt(run: Run, number: int, at: int) -> int:
+def interrupt(run: Run, number: int, at: int) -> int | None:
     run.claim()
     process = connect_server().Process(target=train_until, args=(run.path, int(number), at))
     process.start()

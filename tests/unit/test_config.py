@@ -18,7 +18,7 @@ from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
         (lambda: TrainConfig(test_rows=2**36 + 1), "test_rows=68719476737: must be ≤ 68719476736"),
         (lambda: TrainConfig(train_rows=2**37), "train_rows=137438953472: must be ≤ 68719476736"),
         (
-            lambda: get_protocol_defaults("lab", 64, 256, "1:1000000000"),
+            lambda: get_protocol_defaults("lab", 64, 256, "1:1000000000"),  # type: ignore[arg-type]
             "d_model='1:1000000000': must be a whole number",
         ),
         (lambda: TrainConfig(learning_rate=0.0), "learning_rate=0.0: must be > 0"),
