@@ -17,7 +17,7 @@ ROUNDINGS = 64
 QUANTILES = (0.5, 0.9)
 DTYPES = (torch.float32, torch.bfloat16)
 LARGEST = 1.0
-"""Error from which on an output has nothing left of the right one: no bound above it says much."""
+"""Error from which on nothing is left of the right output, so a bound above it says nothing."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
@@ -51,8 +51,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         if not all(map(math.isfinite, allowed)):
             words = f"in {name}, or in fp64, the output of length {x.shape[1]} is not finite"
             return Verdict(LAW.name, "not decided", words)
-        if max(allowed) >= LARGEST and all(map(math.isfinite, errors)):
-            words = f"in {name}, rounding alone may move the output by {max(allowed):.2g}"
+        if min(allowed) >= LARGEST and all(map(math.isfinite, errors)):
+            words = f"in {name}, rounding alone may move half of the outputs by {min(allowed):.2g}"
             return Verdict(LAW.name, "not decided", f"{words} at length {x.shape[1]}")
         # NaN is above any bound.
         over = [not e <= a for e, a in zip(errors, allowed, strict=True)]

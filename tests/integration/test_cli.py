@@ -153,6 +153,16 @@ def test_every_option_reaches_the_run(tmp_path):
     assert (run.train.optimizer, run.train.schedule) == ("adamw", "cosine")
 
 
+def test_a_model_that_does_not_fit_is_refused_after_what_it_would_cost(tmp_path):
+    result = lab(f"mqar --out {tmp_path / 'run'} --vocab-size 1000000000 --d-model 1000000")
+    assert result.exit_code == 2
+    step, test, refusal = result.stderr.strip().splitlines()
+    assert step.startswith("a step reads 16 rows of 256 tokens: roughly ")
+    assert test.startswith("a test reads 1,024 rows of 256 tokens: roughly ")
+    assert "does not fit in memory" in refusal
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("no_report")
 def test_the_papers_protocol_is_kept_in_the_run(tmp_path):
     out = tmp_path / "run"
@@ -204,7 +214,6 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--option A.mask=soft --option A.max_seq_len=10", ("max_seq_len=10", "raise it")),
         ("--option A.mask=soft --option A.max_seq_len=-4", ("max_seq_len=-4", "at least 1")),
         ("--learning-rate inf", ("learning_rate=inf", "finite")),
-        ("--vocab-size 1000000000 --d-model 1000000", ("does not fit in memory",)),
         (f"--model {MIXERS}Good --stack AM", ("stack='AM'", "has no U")),
         (f"--model {MIXERS}Wrong", ("Wrong", "[b t d]", "[1, 256, 1]")),
         (f"--model {MIXERS}Pair", ("Pair", "tuple")),
