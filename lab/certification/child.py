@@ -114,13 +114,10 @@ class Child:
             # What the child started may hold the pipe open after the child has ended.
             ended = self._process.poll() is not None
             left = deadline.count_left()
-            if left <= 0:
-                raise StoppedError(
-                    self._describe_end()
-                    if ended
-                    else f"took longer than {seconds:g} s and was stopped"
-                )
-            if not self._read(0.0 if ended else min(left, INTERVAL)) and ended:
+            if left <= 0 and not ended:
+                raise StoppedError(f"took longer than {seconds:g} s and was stopped")
+            came = left > 0 and self._read(0.0 if ended else min(left, INTERVAL))
+            if ended and not came:
                 raise StoppedError(self._describe_end())
         line, _, self._received = self._received.partition(b"\n")
         return self._open_frame(line)

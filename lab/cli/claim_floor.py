@@ -13,17 +13,17 @@ ROWS = 64
 
 
 def measure_floor(statistic: "Statistic", sweep: "Sweep") -> "Floor":
-    """Return chance and the best shortcut, averaged over the settings that a statistic names and
-    their row lengths; zeros if the sweep has no such cell.
+    """Return chance and the best shortcut, averaged over the settings that a difference compares
+    and their row lengths; zeros where there is none, or for a statistic that they do not decide.
     """
     from analysis.claims.verdict import Floor
     from lab.cli.run_settings import describe_folder
 
+    if statistic.kind != "difference":
+        return Floor()
     known: dict[str, dict[str, float]] = {}
     found = []
-    settings = [
-        {**setting, **statistic.at} for setting in (statistic.of, statistic.than) if setting
-    ]
+    settings = [{**setting, **statistic.at} for setting in (statistic.of, statistic.than)]
     for cell in sweep.cells:
         task = describe_folder(cell.task, cell.options)[0].task
         for length in cell.lengths:

@@ -70,23 +70,21 @@ class EarlierResults:
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return this table with the rows of a newer one in place of those of the same cells.
 
-        Rows keep their places. Cells that this table does not have come last.
+        Cells keep their places. Those that this table does not have come last.
         """
         if self.table.is_empty():
             return table
-        newer: dict[str, list[dict[str, Any]]] = {}
+        # A mapping keeps the places of the names that it has.
+        merged = self._group(self.table) | self._group(table)
+        rows = [row for group in merged.values() for row in group]
+        return pl.DataFrame(rows, schema=table.schema, orient="row", strict=False)
+
+    def _group(self, table: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of a table by the name of the cell, in the order of their first rows."""
+        groups: dict[str, list[dict[str, Any]]] = {}
         for row in table.iter_rows(named=True):
-            newer.setdefault(_name_cell(row, self.factors), []).append(row)
-        merged, known = [], set()
-        for row in self.table.iter_rows(named=True):
-            name = _name_cell(row, self.factors)
-            if name not in known:
-                merged += newer.get(name, ())
-            known.add(name)
-            if name not in newer:
-                merged.append(row)
-        merged += [row for name, rows in newer.items() if name not in known for row in rows]
-        return pl.DataFrame(merged, schema=table.schema, orient="row", strict=False)
+            groups.setdefault(_name_cell(row, self.factors), []).append(row)
+        return groups
 
     def has_ended(self, cell: Cell) -> bool:
         """Whether the table has the final result of a cell at all its row lengths."""
