@@ -19,11 +19,13 @@ class Inner(NamedTuple):
         activation: a module without parameters; None if there is none.
         linear: the map whose output multiplies the activation's; None if the MLP has no such.
         down: the last map.
+        width: d_ff, the channels that it reads.
     """
 
     activation: nn.Module | None
     linear: nn.Module | None
     down: nn.Module
+    width: int
 
 
 class ForeignMLP(ForeignPart):
@@ -40,6 +42,7 @@ class ForeignMLP(ForeignPart):
 
     def __init__(self, module: nn.Module, inner: Inner):
         super().__init__(module)
+        self.width = inner.width
         self.hook_pre = None if inner.activation is None else HookPoint()
         self.hook_pre_linear = None if inner.linear is None else HookPoint()
         self.hook_post = HookPoint()
@@ -102,10 +105,10 @@ def _read(x: Float[Tensor, "b t d"], calls: list[Seen]) -> Inner | None:
         and not is_same(seen.given, seen.returned)
     ]
     if len(applied) != 1:
-        return Inner(None, None, down)
+        return Inner(None, None, down, post.shape[-1])
     factors = [
         seen.part
         for seen in maps
         if seen.returned.shape == post.shape and is_close(applied[0].returned * seen.returned, post)
     ]
-    return Inner(applied[0].part, factors[0] if factors else None, down)
+    return Inner(applied[0].part, factors[0] if factors else None, down, post.shape[-1])

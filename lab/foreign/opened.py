@@ -19,7 +19,7 @@ from lab.layers.mixer import MatrixMixer
 from lab.layers.state import check_decoding
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel, ModelState
-from lab.models.sizes import ModelSizes
+from lab.models.sizes import ModelSizes, find_common
 from lab.ops.precision import promote
 
 
@@ -210,14 +210,16 @@ class OpenedModel(LanguageModel):
         """The model's sizes, by TransformerLens's names; the foreign configuration has the rest."""
         config, weight = self.foreign.config.get_text_config(), self.embed.weight
         n_heads = getattr(config, "num_attention_heads", None)
+        d_head = None if n_heads is None else weight.shape[1] // n_heads
+        mlps = [block.mlp for block in self.blocks]
         return ModelSizes(
             n_layers=len(self.blocks),
             d_model=weight.shape[1],
             d_vocab=weight.shape[0],
             n_heads=n_heads,
-            d_head=None if n_heads is None else weight.shape[1] // n_heads,
-            d_mlp=getattr(config, "intermediate_size", None),
-            attn_only=all(block.mlp is None for block in self.blocks),
+            d_head=getattr(config, "head_dim", None) or d_head,
+            d_mlp=find_common(mlp.width if isinstance(mlp, ForeignMLP) else None for mlp in mlps),
+            attn_only=all(mlp is None for mlp in mlps),
             normalization_type=find_type(self.norm_final, weight.new_zeros(weight.shape[1])),
             final_factor=1.0,
             dtype=weight.dtype,

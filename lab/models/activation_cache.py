@@ -15,6 +15,7 @@ from lab.models.block import Block
 from lab.models.head_results import split_heads
 from lab.models.point_names import Key, find_name, find_pattern_blocks
 from tasks.batch import IGNORE
+from tasks.bounds import check_choice
 
 if TYPE_CHECKING:
     from lab.models.language_model import LanguageModel
@@ -132,7 +133,11 @@ class ActivationCache(dict[str, Tensor]):
             pos_slice: positions to keep.
             incl_embeds: begin with the embedding.
             return_labels: return (stack, labels) with labels such as "embed" and "0_attn_out".
+
+        Raises:
+            ValueError: for another mode.
         """
+        check_choice("mode", mode, ("all", "mlp", "attn"))
         depth = self._count_blocks(layer)
         named = self._read_embeddings() if incl_embeds else {}
         for i in range(depth + mlp_input):

@@ -23,8 +23,8 @@ class ModelSizes:
         d_model: width of the residual stream.
         d_vocab: tokens.
         n_heads: heads of every mixer; None where mixers differ or do not say.
-        d_head: d_model / n_heads; None without n_heads.
-        d_mlp: hidden width of every MLP; None where they differ or a block has none.
+        d_head: d_model / n_heads, or what an opened model says; None without n_heads.
+        d_mlp: hidden width of every MLP; None where they differ, or one is missing or not known.
         attn_only: whether no block has a state transform.
         normalization_type: of the last norm: "RMS", "LN", or None where there is none. The lab's
             own models have "RMS".
@@ -51,8 +51,8 @@ def read_sizes(model: "LanguageModel") -> ModelSizes:
     d_vocab, d_model = model.embed.weight.shape
     mixers = [block.mixer for block in model.blocks if block.mixer is not None]
     mlps = [block.mlp for block in model.blocks]
-    n_heads = _find_common(getattr(mixer, "n_heads", None) for mixer in mixers)
-    d_mlp = _find_common(mlp.up.out_features if isinstance(mlp, MLP) else None for mlp in mlps)
+    n_heads = find_common(getattr(mixer, "n_heads", None) for mixer in mixers)
+    d_mlp = find_common(mlp.up.out_features if isinstance(mlp, MLP) else None for mlp in mlps)
     return ModelSizes(
         n_layers=len(model.blocks),
         d_model=d_model,
@@ -68,7 +68,7 @@ def read_sizes(model: "LanguageModel") -> ModelSizes:
     )
 
 
-def _find_common(values: Iterable[Size | None]) -> Size | None:
+def find_common(values: Iterable[Size | None]) -> Size | None:
     """Return the value that all share; None where they differ or there are none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None

@@ -232,6 +232,22 @@ def test_the_drawing_names_the_last_norm(name: str, last: str):
     assert opened.cfg.normalization_type == ("LN" if name == "gpt2" else "RMS")
 
 
+@pytest.mark.parametrize(
+    ("name", "d_head", "d_mlp"),
+    # GPT-2 has 4 d, which its configuration does not say.
+    [("llama", 4, 24), ("gpt2", 4, 64), ("mamba", None, None)],
+)
+def test_sizes_are_those_of_the_layers(name: str, d_head: int | None, d_mlp: int | None):
+    cfg = pair(name)[1].cfg
+    assert (cfg.d_head, cfg.d_mlp) == (d_head, d_mlp)
+
+
+def test_heads_may_be_wider_than_their_share():
+    transformers = load("transformers")
+    config = transformers.LlamaConfig(**SIZES, **HEADS, head_dim=8)
+    assert lab.open("hf", transformers.LlamaForCausalLM(config)).cfg.d_head == 8
+
+
 def test_the_drawing_names_no_norm_where_there_is_none():
     opened = lab.open("hf", make("llama"))
     opened.add_module("norm_final", nn.Identity())

@@ -176,7 +176,8 @@ class TokenRow {
       const most = looks.slice(0, 4).filter(([, share]) => Math.abs(share) >= 0.005)
         .map(([source, share]) => `${name(source)} (${formatShare(share)})`);
       if (hidden[token] >= 0.005) most.push(`tokens that are not shown (${formatShare(hidden[token])})`);
-      said.push(`From here ${head} (${mixer}) looks at `, most.join(", ") || "no token in particular", ".");
+      const all = [most.slice(0, -1).join(", "), ...most.slice(-1)].filter(Boolean).join(" and ");
+      said.push(`From here ${head} (${mixer}) looks at `, all || "no token in particular", ".");
     }
     return said;
   }

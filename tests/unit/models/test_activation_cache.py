@@ -150,6 +150,8 @@ def test_parts_before_a_layer_add_up_to_what_it_reads(model, run):
     assert_close(normed.sum(0), mlp.norm_mlp(cache["resid_mid", 6]))
     only = cache.decompose_resid(mode="mlp", incl_embeds=False, return_labels=True)[1]
     assert only == ["5_mlp_out", "6_mlp_out"]
+    with pytest.raises(ValueError, match="mode='x': must be one of all, mlp, attn"):
+        cache.decompose_resid(mode="x")
 
 
 def test_the_lens_at_the_last_depth_is_the_model(model, run):
