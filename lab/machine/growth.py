@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -99,6 +99,7 @@ class Demand:
         return self.growth.find_longest_row((limit - self.fixed) / self.fragments)
 
 
+@runtime_checkable
 class MemoryEstimate(Protocol):
     """What some work is estimated to take."""
 
