@@ -117,12 +117,13 @@ class SSD(SSDParameters):
     ) -> Float[Tensor, "b q d"]:
         """Return the mixed sequence; computed token by token when a hook is on writes or states.
 
-        With `at` [b q] only the outputs at those positions are computed, if plain torch does it.
+        With `at` [b q] only the outputs at those positions are computed, if plain torch does it on
+        a CPU: where they are decides the sizes, which an accelerator would wait for.
         """
         if at is None:
             return self.prefill(x)[0]
         read = take_positions(x, at)
-        if self._backend_here != "torch" or self._watched:
+        if self._backend_here != "torch" or self._watched or x.device.type != "cpu":
             z = take_positions(self._mix(self._compute_inputs(x)[0], None)[0], at)
         else:
             values, dt, log_decay, B, C = self._compute_inputs(x, at=at)[0]

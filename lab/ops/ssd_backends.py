@@ -33,7 +33,7 @@ BACKENDS: dict[str, Backend] = {
 }
 """Name → backend."""
 
-FASTEST_ON_CUDA = ("mamba_ssm", "fla", "torch")
+FASTEST_ON_CUDA = ("mamba_ssm", "torch")
 """On a GPU "auto" is the first of these that can run there."""
 
 
