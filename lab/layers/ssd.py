@@ -107,10 +107,8 @@ class SSD(SSDParameters):
 
     @property
     def _backend_here(self) -> str:
-        """The backend's name; "auto" is resolved for the layer's device."""
-        if self.backend != "auto":
-            return self.backend
-        return resolve_backend("auto", self.out_proj.weight.device)
+        """The name of the backend that computes."""
+        return resolve_backend(self.backend, self.out_proj.weight.device)
 
     def forward(
         self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
