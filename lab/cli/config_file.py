@@ -8,7 +8,7 @@ from typing import Any, get_origin, get_type_hints
 from lab.config import ModelConfig, TrainConfig
 from lab.trust import ask_for_trust, is_own, list_named
 from tasks import TASKS
-from tasks.near_names import suggest
+from tasks.near_names import ask, suggest
 
 
 def read_config(
@@ -32,6 +32,10 @@ def read_config(
     from lab.files import FORMAT, RunError
     from lab.folder import read_json
 
+    if file.is_dir():
+        its = file / "config.json"
+        near = f" {ask([str(its)])}" if its.is_file() else ""
+        raise ValueError(f"config={file}: is a folder, must be a file.{near}")
     try:
         content = read_json(file, f"config={file}")
     except RunError as error:

@@ -69,7 +69,12 @@ class LanguageModel(nn.Module):
         hooks.hook_points(self)
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
-        """Return the logits of every position."""
+        """Return the logits of every position.
+
+        Raises:
+            ValueError: for what is no batch of token ids.
+        """
+        _check_tokens(tokens)
         return self.head(self.hidden(tokens))
 
     def hidden(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
@@ -290,6 +295,14 @@ class LanguageModel(nn.Module):
         blocks = list(self.blocks)
         assert all(isinstance(block, Block) for block in blocks)
         return blocks  # type: ignore[return-value]
+
+
+def _check_tokens(tokens: object) -> None:
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"tokens: must be a tensor [b t], got a {type(tokens).__name__}")
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+        raise ValueError(f"tokens: must be int64 or int32 [b t], got {got}")
 
 
 def _draw(

@@ -33,6 +33,7 @@ BACKENDS: dict[str, Backend] = {
 }
 """Name → backend."""
 
+
 def resolve_backend(backend: str, device: torch.device) -> str:
     """Return the backend to use: the one named, or "torch" for "auto", also on a GPU.
 

@@ -67,7 +67,9 @@ class RunFolder:
         try:
             config = Folder(path).read_json("config.json", f"{path} is not a run folder")
         except RunError as error:
-            near = "" if os.path.exists(path) else _ask(path)
+            near = "" if os.path.isdir(path) else _ask(path)
+            if path.is_file() and (path.parent / "config.json").is_file():
+                near = ask([str(path.parent)])
             raise RunError(f"{error}. {near}" if near else str(error)) from error
         if config.get("format") != FORMAT:
             raise RunError(

@@ -287,6 +287,18 @@ def test_a_mistyped_run_is_answered_with_one_beside_it(tmp_path):
     assert "Did you mean" not in lab(f"analyze {tmp_path}/hops").stderr
 
 
+def test_a_file_in_place_of_its_folder_and_the_reverse_are_answered_with_the_other(tmp_path):
+    (tmp_path / "config.json").touch()
+    result = lab(f"resume {tmp_path}/config.json")
+    assert result.exit_code == 1
+    told = "".join(result.stderr.split())
+    assert told.endswith(f"isnotarunfolder:itisafile.Didyoumean{tmp_path}?")
+    result = lab(f"mqar --config {tmp_path}")
+    assert result.exit_code == 2
+    told = "".join(result.stderr.split())
+    assert told.endswith(f"isafolder,mustbeafile.Didyoumean{tmp_path}/config.json?")
+
+
 def test_a_mixer_whose_matrix_raises_keeps_its_result(tmp_path):
     out = tmp_path / "run"
     result = lab(f"mqar {SMALL} --max-steps 2 --out {out} --model {MIXERS}NoMatrix")

@@ -157,3 +157,19 @@ def test_a_mixer_without_a_state_is_named():
     with pytest.raises(ValueError, match="Identity cannot decode"):
         model.generate(torch.zeros(1, 2, dtype=torch.long), 1)
     assert model(torch.zeros(1, 2, dtype=torch.long)).shape == (1, 2, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "got"),
+    [
+        (torch.zeros(4, dtype=torch.long), r"int64 \[4\]"),
+        (torch.zeros(1, 2, 3, dtype=torch.long), r"int64 \[1, 2, 3\]"),
+        (torch.zeros(1, 4), r"float32 \[1, 4\]"),
+        ([[1, 2]], "a list"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_batch_of_tokens_is_named(tokens, got):
+    model = build("AM", vocab_size=32, d_model=16)
+    with pytest.raises(ValueError, match=f"tokens: must be .*, got {got}"):
+        model(tokens)
