@@ -83,7 +83,7 @@ def score_edges(sides: RotatedSides, edges: Edges) -> Float[np.ndarray, "e c m"]
     return turned.real.double().cpu().numpy()
 
 
-def measure_spread(scores: Float[np.ndarray, "e c m"]) -> Float[np.ndarray, " c"]:
+def measure_score_spread(scores: Float[np.ndarray, "e c m"]) -> Float[np.ndarray, " c"]:
     """Return the standard deviation of the scores; infinite where rounding alone parts them."""
     spread = scores.sum(-1).std(0)
     return np.where(spread > ROUNDING * np.abs(scores).sum(-1).mean(0), spread, np.inf)

@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from analysis.frequencies.edges import (
     EDGES,
     Edges,
-    measure_spread,
+    measure_score_spread,
     multiply_sides,
     sample_edges,
     score_edges,
@@ -50,7 +50,7 @@ class LagCurves:
         decay: mean exp Σ a from source to target; 1 for attention.
         decayed: mean of score times decay.
         average: mean score of a random causal pair.
-        spread: standard deviation of the scores of random causal pairs (`measure_spread`).
+        spread: standard deviation of the scores of random causal pairs (`measure_score_spread`).
         carried: by kind of edge, the mean score if what the edges join stood at that lag.
         wavelengths: 2π/θ, tokens.
         by_pair: what each frequency adds to `rise`, of the comparison `telling` alone.
@@ -117,7 +117,7 @@ def measure_lag_curves(
     parts, decay, decayed = average_by_lag(sides, lags)
     pairs = len(sides.q) * (sides.q.shape[1] - lags)
     at_random = score_edges(sides, sample_edges(batch, EDGES, rng))
-    average, spread = at_random.sum(-1).mean(0), measure_spread(at_random)
+    average, spread = at_random.sum(-1).mean(0), measure_score_spread(at_random)
     rise = (parts - at_random.mean(0)) / spread[:, None]
     turns = sides.turn(torch.from_numpy(lags).to(sides.q.device))
 

@@ -5,10 +5,12 @@ roundings of θ · position, and by ten roundings of the turn, all in fp32 at le
 rounding of the output.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,7 @@ POINTS = {
     InnerFunctionAttention: (("hook_q", "hook_rot_q"), ("hook_k", "hook_rot_k")),
 }
 """Hook points of what is rotated, before and after."""
+KINDS = tuple(POINTS)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
 
@@ -79,9 +82,9 @@ class Drawn:
 
 
 @st.composite
-def layers(draw: st.DrawFn, *dtypes: torch.dtype) -> Drawn:
+def layers(draw: st.DrawFn, *dtypes: torch.dtype, kinds: Sequence[Any] = KINDS) -> Drawn:
     """Layers of every kind: groups, layouts, bases, precisions and offsets."""
-    kind = draw(st.sampled_from(list(POINTS)))
+    kind = draw(st.sampled_from(kinds))
     groups, per_group = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]))
     options: dict[str, Any] = {
         "rope_base": draw(st.sampled_from([2.0, 100.0, 10_000.0, 500_000.0])),
@@ -100,9 +103,11 @@ def layers(draw: st.DrawFn, *dtypes: torch.dtype) -> Drawn:
     return Drawn(kind, groups * per_group, options, seed, t, start, dtype)
 
 
-@given(layers(torch.float64, torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.data())
 @torch.no_grad()
-def test_both_sides_turn_by_the_layer_s_base_at_their_positions(drawn: Drawn):
+def test_both_sides_turn_by_the_layer_s_base_at_their_positions(kind: Any, data: st.DataObject):
+    drawn = data.draw(layers(torch.float64, torch.float32, torch.bfloat16, kinds=[kind]))
     # The options asked for: the layer's own could be lost at construction.
     base, layout = drawn.options["rope_base"], drawn.options["rope_layout"]
     pairs = drawn.layer.rotary_pairs
@@ -128,6 +133,16 @@ def test_layers_do_not_see_where_positions_start(drawn: Drawn):
     shifted, _ = drawn.layer.prefill(drawn.x, drawn.layer.start(2, drawn.start))
     # Products of pairs err by four roundings of each angle, at most 131,084 · 2⁻⁵².
     assert (shifted - y).abs().max() <= 1e-9 * max(1.0, y.abs().max())
+
+
+@given(layers(torch.float64), st.data())
+@torch.no_grad()
+def test_some_positions_are_answered_as_among_all(drawn: Drawn, data: st.DataObject):
+    few = st.lists(st.integers(0, drawn.x.shape[1] - 1), min_size=2, max_size=2)
+    at = torch.tensor([data.draw(few), data.draw(few)])
+    y = drawn.layer(drawn.x)
+    some = y.gather(1, at[..., None].expand(-1, -1, D_MODEL))
+    assert (drawn.layer(drawn.x, at) - some).abs().max() <= 1e-9 * max(1.0, y.abs().max())
 
 
 @given(layers(torch.float64), st.data())
