@@ -41,8 +41,9 @@ def mask_effect(beyond: Beyond, hidden: float = 0.0, lost: float = 0.0) -> MaskE
 
 
 def pairs(coalition: int = 0) -> LayerPairs:
-    found: Any = (None, np.zeros(19), 0.2, 0.2, np.zeros(coalition, int), ())
-    return LayerPairs(0, 99, 9, 9, 0.5, *found, np.zeros(140), np.zeros(140))
+    bars = np.zeros(140)
+    found: Any = (None, np.zeros(19), 0.2, 0.2, np.zeros(coalition, int), (), bars, bars)
+    return LayerPairs(0, 99, 9, 9, 0.5, *found)
 
 
 def load(layer: int, effective: float) -> Load:
