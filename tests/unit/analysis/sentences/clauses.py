@@ -18,6 +18,7 @@ from analysis.experts.spread import Spread
 from analysis.frequencies.uses import FrequencyUses
 from analysis.matrices.head_reach import HeadReach
 from analysis.matrices.head_scores import HeadScores
+from analysis.matrices.layer_matrix import LayerMatrix
 from tests.unit.analysis.sentences import of_models, of_runs
 from tests.unit.analysis.sentences.of_models import estimate, masked, uses
 
@@ -79,6 +80,12 @@ def heads(*shares: float) -> HeadScores:
     return HeadScores(0 * places, places, ("A",) * len(one), ("previous token",), *ends)
 
 
+def signed(pool: int = 1) -> LayerMatrix:
+    """Return a layer whose matrix has both signs."""
+    assert MATRIX.picture is not None
+    return replace(MATRIX, picture=replace(MATRIX.picture, signed=True, pool=pool))
+
+
 def ledger(wrong: int, cause: str = "outranked") -> Ledger:
     causes = (Cause(cause, wrong, 1.0, (0.9, 1.0), 0.1, 5.0),)
     return Ledger(8, 90, wrong, (0.0, 0.3), causes, False, 0.5, (0, 1), 0.5, 2, None, 1)
@@ -86,6 +93,7 @@ def ledger(wrong: int, cause: str = "outranked") -> Ledger:
 
 FAR = Beyond(8, 0.5, 0.2, 32, estimate(0.9), (0.75,), "")
 UNSEEN = Beyond(0, 0.5, 0.2, 32, None, (), "no rows")
+MATRIX = of_models.pairless(0.9)
 ALL = of_models.reach((2, 8), (1, 3))
 NONE = np.full((1, 1), np.nan)
 DELETED = of_runs.knockout(0.5, 0.1)
@@ -130,5 +138,9 @@ CLAUSES = [
     Clause(heads(0.9), replace(heads(0.9), moved_shares=NONE), "(20.0 % by what it moves, uniform"),
     Clause(replace(heads(0.9), moved_shares=NONE), heads(0.9), "is not linear in what it mixes"),
     Clause(replace(heads(0.9), sampled=True), heads(0.9), "random rows of the matrix"),
+    Clause(of_models.layer(1, 0.2, 0.2), of_models.pairless(0.9), "Rings mark where a query"),
+    Clause(signed(pool=2), MATRIX, "signed max over 2 × 2"),
+    Clause(signed(), MATRIX, "Colours end at ±1"),
+    Clause(MATRIX, signed(), "Colours end at 0 and 1"),
     Clause(against(-99, -8), against(-10, 1), "most in layer 0 (Q/K, head 0.1), -9.00 standard"),
 ]

@@ -89,6 +89,14 @@ def layer(on_value: float, written: float, uniform: float) -> LayerMatrix:
     return LayerMatrix(0, "Attention", "A", picture, mass, False, links, tokens, tokens, ("key",))
 
 
+def pairless(*on_previous: float) -> LayerMatrix:
+    """Return a layer without pairs, by its heads' mass on the token before, if there is one."""
+    none, heads = np.zeros(0), np.array(on_previous)
+    mass = Mass(none, none, none, heads, uniform_value=0, uniform_written=0, uniform_previous=0.3)
+    links = AnswerLinks(*[np.zeros(0, int)] * 3)
+    return replace(layer(0, 0, 0), mass=mass, links=links)
+
+
 def edges(*effects: float, method: str = "patched one by one") -> EdgeEffects:
     names = tuple(f"L0H{i}" for i in range(len(effects)))
     return EdgeEffects(names, ("logits",), np.array(effects)[:, None], 1.0, 0.0, method)
@@ -237,6 +245,8 @@ CASES = [
     Case("null", layer(0.2, 0.2, 0.2), "It shows neither recall nor binding."),
     # Of two pairs, uniform value rows have 37.5 % on their keys: most of the mass may lie there.
     Case("boundary", layer(0.1, 0.52, 0.375), "neither recall nor binding", "Most of the mass"),
+    Case("boundary", pairless(), "A single token.", "mass"),
+    Case("planted", pairless(0.9, 0.2), "Of a row's mass 90.0 % (head 0.0; uniform: 30.0 %) lies"),
     Case("planted", edges(0.1, -0.8), "Of 2 edges, L0H1 → logits changes the metric most: by -0.8"),
     Case(
         "planted", edges(0.1, 0.8, method="estimated from the gradient"), "is estimated to change"
