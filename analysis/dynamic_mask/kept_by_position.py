@@ -13,7 +13,7 @@ from analysis.dynamic_mask.positions import BANDS
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes
 from analysis.plots.style import SEQUENTIAL
 from analysis.record import figure_only
-from analysis.words import capitalize, percent
+from analysis.words import capitalize, percent, percents
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class KeptByPosition(Finding):
             f"{self.bands[band]}–{self.bands[band + 1] - 1})"
             for role, band in (low, high)
         )
-        shares = head.kept_by_band
-        if np.nanmin(shares) == np.nanmax(shares):
-            return f"{head.name} keeps {percent(float(np.nanmax(shares)))} of the keys everywhere"
+        lowest, highest = (float(end(head.kept_by_band)) for end in (np.nanmin, np.nanmax))
+        if len(set(percents(lowest, highest))) == 1:
+            return f"{head.name} keeps {percent(highest)} of the keys everywhere"
         return f"{head.name} keeps between {least} and {most}"
 
     def draw(self) -> go.Figure:

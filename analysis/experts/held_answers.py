@@ -111,10 +111,14 @@ class HeldAnswers(Finding):
         whole = f"without all experts {self.lost:,} are half as likely or less"
         if wilson(share, self.asked)[0] <= FEW:
             median, high = map(format_nats, self.effect)
+            more, needed = self.halved - self.held, ""
+            if more:
+                needed = f"without it {more:,} more {'is' if more == 1 else 'are'} half as likely "
+                needed += "or less, but wrong anyway or in need of other experts as well; "
             says = (
                 f"Hardly any answer is held by one expert alone: {count} in layer {self.layer}. "
                 "Without the expert that matters most to it, an answer's loss rises by "
-                f"{median} nats in the median and {high} at the 90 % quantile; {whole}."
+                f"{median} nats in the median and {high} at the 90 % quantile; {needed}{whole}."
             )
         else:
             first = self.top[0]
@@ -137,8 +141,8 @@ class HeldAnswers(Finding):
             says += "."
         if self.copies:
             says += (
-                f" {self.copies:,} experts have the same weights as another, and can stand in for "
-                "each other."
+                f" {self.copies:,} experts have the same weights as another: where a token chooses "
+                "both, one can stand in for the other."
             )
         reading = (
             f"Each dot is one of {self.asked:,} answers drawn from {self.rows} rows. An expert "

@@ -103,7 +103,8 @@ class RolePreferences(Finding):
                 f"layer {best.layer} comes nearest with {amount}."
             )
         else:
-            role = int(best.shares[0].argmax())
+            # Of most experts the commonest role is the first, whatever they reveal.
+            role = int((best.shares[0] - self.roles).argmax())
             share = percent(best.shares[0, role])
             says = (
                 f"One choice of an expert in layer {best.layer} reveals {amount} of a token's "

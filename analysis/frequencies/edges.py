@@ -21,6 +21,8 @@ ANSWERS = {
     "value → key": ("value_pos", "key_pos"),
 }
 """The kinds of edges that recall can use, with the links that they join."""
+ROUNDING = 1e-5
+"""Spread of scores, relative to their size, below which edges have equal scores."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ def score_edges(sides: RotatedSides, edges: Edges) -> Float[np.ndarray, "e c m"]
     """Return what each frequency adds to the score of each edge."""
     turned = multiply_sides(sides, edges) * sides.turn(edges.lags)[:, None]
     return turned.real.double().cpu().numpy()
+
+
+def measure_score_spread(scores: Float[np.ndarray, "e c m"]) -> Float[np.ndarray, " c"]:
+    """Return the standard deviation of the scores; infinite where rounding alone parts them."""
+    spread = scores.sum(-1).std(0)
+    return np.where(spread > ROUNDING * np.abs(scores).sum(-1).mean(0), spread, np.inf)
 
 
 def sample_answers(batch: Batch, rng: np.random.Generator) -> dict[str, Edges]:

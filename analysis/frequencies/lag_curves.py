@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
-from analysis.frequencies.edges import EDGES, Edges, multiply_sides, sample_edges, score_edges
+from analysis.frequencies.edges import (
+    EDGES,
+    Edges,
+    measure_score_spread,
+    multiply_sides,
+    sample_edges,
+    score_edges,
+)
 from analysis.frequencies.rotation import RotatedSides, average_by_lag
 from analysis.plots.style import new_figure
 from analysis.record import figure_only
@@ -43,7 +50,7 @@ class LagCurves:
         decay: mean exp Σ a from source to target; 1 for attention.
         decayed: mean of score times decay.
         average: mean score of a random causal pair.
-        spread: standard deviation of the scores of random causal pairs.
+        spread: standard deviation of the scores of random causal pairs (`measure_score_spread`).
         carried: by kind of edge, the mean score if what the edges join stood at that lag.
         wavelengths: 2π/θ, tokens.
         by_pair: what each frequency adds to `rise`, of the comparison `telling` alone.
@@ -77,7 +84,7 @@ class LagCurves:
     @property
     def rise(self) -> Float[np.ndarray, "l c"]:
         """How far the score stands above the average, in standard deviations of the scores."""
-        return (self.score - self.average) / np.maximum(self.spread, np.finfo(np.float64).tiny)
+        return (self.score - self.average) / self.spread
 
     @property
     def height(self) -> Float[np.ndarray, "l c"]:
@@ -110,8 +117,8 @@ def measure_lag_curves(
     parts, decay, decayed = average_by_lag(sides, lags)
     pairs = len(sides.q) * (sides.q.shape[1] - lags)
     at_random = score_edges(sides, sample_edges(batch, EDGES, rng))
-    average, spread = at_random.sum(-1).mean(0), at_random.sum(-1).std(0)
-    rise = (parts - at_random.mean(0)) / np.maximum(spread, np.finfo(np.float64).tiny)[:, None]
+    average, spread = at_random.sum(-1).mean(0), measure_score_spread(at_random)
+    rise = (parts - at_random.mean(0)) / spread[:, None]
     turns = sides.turn(torch.from_numpy(lags).to(sides.q.device))
 
     def carry(edges: Edges) -> Float[np.ndarray, "l c"]:

@@ -19,7 +19,7 @@ from analysis.frequencies.axes import (
     name_axis,
 )
 from analysis.frequencies.comparisons import name_comparison
-from analysis.frequencies.edges import Edges, sample_placebo, score_edges
+from analysis.frequencies.edges import Edges, measure_score_spread, sample_placebo, score_edges
 from analysis.frequencies.rotation import RotatedSides
 from analysis.plots.style import new_figure
 from analysis.statistics.intervals import bootstrap_ratio
@@ -28,10 +28,6 @@ from lab.intervals import Z95
 
 GAP = 56
 """Height between panels, px."""
-
-
-ROUNDING = 1e-5
-"""Spread of scores, relative to their size, below which edges have equal scores."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +203,7 @@ def measure_use(
     by_pair = (found - placebo).mean(0)
     advantage = by_pair.sum(-1)
     # A head that scores by position alone gives edges of equal lag equal scores, but for rounding.
-    rounding = ROUNDING * np.abs(placebo).sum(-1).mean(0)
-    spread = np.maximum(placebo.sum(-1).std(0), np.finfo(np.float64).tiny)
-    spread = np.where(spread > rounding, spread, np.inf)
+    spread = measure_score_spread(placebo)
     best = int(np.abs(advantage / spread).argmax())
     waves = 2 * np.pi / sides.theta
     long = waves > sides.q.shape[1]

@@ -84,6 +84,8 @@ class HeadScores(Finding):
             more = len({h for h, _ in shown} - {h for h, _ in shown[:NAMED]})
             others = "1 further head shows" if more == 1 else f"{more} further heads show"
             return f"{capitalize(says)}; {others} a pattern." if more else f"{capitalize(says)}."
+        if np.isnan(self.shares).all():
+            return "No head has any mass."
         excess = np.nan_to_num(self.shares - self.chance, nan=-1.0)
         h, p = np.unravel_index(int(excess.argmax()), excess.shape)
         best = self._name(int(h), int(p))

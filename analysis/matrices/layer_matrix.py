@@ -100,10 +100,11 @@ def _describe_crop(heatmap: Heatmap) -> str:
 
 def _describe_mass(mass: Mass, layer: int) -> str:
     """Say what a layer does most, and the numbers behind it."""
-    best = _name_best(mass.on_previous, mass.uniform_previous, layer)
-    previous = f"{best} lies on the token before"
     if not mass.on_value.size:
-        return f"Of a row's mass {previous}." if mass.on_previous.size else "A single token."
+        if not mass.on_previous.size:
+            return "A single token."
+        best = _name_best(mass.on_previous, mass.uniform_previous, layer)
+        return f"Of a row's mass {best} lies on the token before."
     recall = f"Query rows put {_name_best(mass.on_value, mass.uniform_value, layer)} of their mass"
     recall += " on the value they ask for"
     write = f"Value rows put {_name_best(mass.written, mass.uniform_written, layer)} on their key"

@@ -51,18 +51,19 @@ class Edited(Finding):
     rows: int
 
     def describe(self) -> Words:
-        """Say in which layer each edit leaves the least of the margin."""
+        """Say in which layer each edit surely leaves less of the margin than its placebo."""
         title = f"What is left of recall when a mixer is edited, {self.rows} rows"
         parts = []
         for arm in range(2):
-            i = int(self.left[arm].argmin())
+            # The layer with the least was chosen afterwards: it is named if its interval ends
+            # below its placebo's.
+            sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
+            i = int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin())
             share, placebo = self.left[arm, i], self.placebo[arm, i]
             left = f"{format_share(share)} of the margin (placebo {format_share(placebo)})"
-            # The layer with the least was chosen afterwards: where no interval ends below its
-            # placebo's, none is named.
-            sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
             parts.append(
-                f"blocking {ARMS[arm]} leaves the least in layer {self.layers[i]}, {left}"
+                f"blocking {ARMS[arm]} surely leaves less than the placebo in layer "
+                f"{self.layers[i]}, {left}"
                 if sure.any()
                 else f"in no layer does blocking {ARMS[arm]} surely leave less than the placebo: "
                 f"at least {left}"

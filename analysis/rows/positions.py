@@ -71,7 +71,8 @@ class AccuracyByPlace(Finding):
         )
         reading = (
             "Bands and whiskers are 95 % intervals: the wider of Wilson's and of a bootstrap over "
-            "whole rows. Best and worst are named only where their intervals do not overlap."
+            "whole rows. Best and worst are named only where they differ by more than the 95 % "
+            "interval of a difference, widened for the number of pairs that could be compared."
         )
         if self.role is None:
             reading += f" All scored positions have the role {self.roles[0]}."

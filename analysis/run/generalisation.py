@@ -79,7 +79,7 @@ class AccuracyByOption(Finding):
             shape = "range" if self.trained[0] < self.trained[1] else "line"
             reading += f" The grey {shape} is what was trained on."
         if self.reference is not None:
-            reading += " “Holds”: the intervals overlap, so no difference is certain."
+            reading += " “Holds”: the interval reaches that of training or lies above it."
         shown = ", ".join(self._quote(i) for i in range(len(self.values)))
         return Words(title, says, reading, f"Accuracy by {self.option}: {shown}. {says}")
 
@@ -143,9 +143,7 @@ class AccuracyByOption(Finding):
             value = percent(float(self.accuracy[last]))
             text = f"{side} that it holds {way} to {self.values[last]} ({value})"
         else:
-            rises = self.accuracy[order[0]] > self.reference
-            changes = "rises" if rises else "falls"
-            text = f"{side} that it {changes} at once, to {self._quote(order[0])}"
+            text = f"{side} that it falls at once, to {self._quote(order[0])}"
         if half > max(holds, 1):
             limit = self.values[order[half - 1]]
             text += f", keeps half of its lead over a guess {way} to {limit}"

@@ -33,7 +33,7 @@ class Onset:
     Attributes:
         quantity: name of what is dated.
         layer: the block where it changes most; None for the model as a whole.
-        change: None where it does not change, or at no one time.
+        change: None where it changes by less than a tenth, or at no one time.
         moved: whether its values move by a tenth, which tells these two cases apart.
     """
 
@@ -180,9 +180,7 @@ class Onsets(Finding):
 def find_onsets(paths: Paths) -> tuple[Onset, ...]:
     """Return when each quantity changes, in the layer where it changes most."""
     return tuple(
-        Onset(one.dated or one.quantity, one.layer, path.change, path.moved)
-        for path in paths.paths
-        for one in [path.lead]
+        Onset(path.dated, path.lead.layer, path.change, path.moved) for path in paths.paths
     )
 
 
@@ -199,7 +197,8 @@ def _describe_order(onsets: Sequence[Onset]) -> str:
         move = "moves" if len(vague) == 1 else "move"
         parts.append(f"{join_names(vague)} {move}, but at no one time")
     if still and (dated or vague):
-        parts.append(f"{join_names(still)} {'does' if len(still) == 1 else 'do'} not change")
+        change = "changes" if len(still) == 1 else "change"
+        parts.append(f"{join_names(still)} {change} by less than a tenth")
     if not dated:
         nothing = f"Nothing moves by a tenth: neither {' nor '.join(still)}"
         return f"{'; '.join(parts) if vague else nothing}."

@@ -66,6 +66,11 @@ class QuantityPath:
         """Whether that one moves, if only gradually."""
         return moves(self.lead.levels)
 
+    @property
+    def dated(self) -> str:
+        """Name of what is searched for a change."""
+        return self.lead.dated or self.lead.quantity
+
     def describe(self) -> str:
         """Say from where to where the quantity goes, and what it would be without learning."""
         one = self.lead
@@ -92,20 +97,21 @@ class Paths(Finding):
     def describe(self) -> Words:
         """Say which quantities change, and from where to where."""
         dated = [path.describe() for path in self.paths if path.change is not None]
-        vague = [path.describe() for path in self.paths if path.change is None and path.moved]
-        last, count = f"step {self.steps[-1]:,}", len(self.paths)
+        vague = [path for path in self.paths if path.change is None and path.moved]
+        last, every = f"step {self.steps[-1]:,}", join_names([path.dated for path in self.paths])
         gist = ""
         if dated:
             said = [f"up to {last}, {dated[0]}", *dated[1:]]
-            changing = [path.lead.quantity for path in self.paths if path.change is not None]
+            changing = [path.dated for path in self.paths if path.change is not None]
             verb = "makes" if len(changing) == 1 else "each make"
             gist = f"{capitalize(join_names(changing))} {verb} one clear change by {last}."
         elif vague:
-            said = [f"none of {count} quantities makes one clear change by {last}"]
+            said = [f"none of {every} makes one clear change by {last}"]
         else:
-            names = join_names([path.lead.dated or path.lead.quantity for path in self.paths])
-            said = [f"none of {names} moves by a tenth up to {last}"]
-        said += [f"{path}, but at no one time" for path in vague]
+            said = [f"none of {every} moves by a tenth up to {last}"]
+        for path in vague:
+            what = f"{path.lead.dated} moves " if path.lead.dated else ""
+            said.append(f"{path.describe()}, but {what}at no one time")
         says = ". ".join(map(capitalize, said))
         rows = "1 test row" if self.rows == 1 else f"{self.rows} test rows"
         reading = (
@@ -234,7 +240,7 @@ def _add_marks(fig: go.Figure, path: QuantityPath, steps: Int[np.ndarray, " n"],
     if series.layer is not None:
         layer, head = series.layer, series.head
         text += f" · {f'layer {layer}' if head is None else name_head(layer, head)}"
-    still = "moves, at no one time" if path.moved else "no change"
+    still = "moves, at no one time" if path.moved else "changes by less than a tenth"
     dated = f"{series.dated}: " if series.dated else ""
     text += f" · {dated}{format_bracket(change) if change else still}"
     fig.add_annotation(

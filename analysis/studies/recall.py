@@ -160,7 +160,7 @@ def _compare_with_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
     if above:
         setting, published = max(above, key=lambda pair: pair[0].mean - pair[1])
         text += f"; the largest gain is {_describe_difference(setting, published)}"
-    elif below:
+    if below:
         setting, published = min(below, key=lambda pair: pair[0].mean - pair[1])
         text += f"; the largest loss is {_describe_difference(setting, published)}"
     return [f"{text}."]

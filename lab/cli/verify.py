@@ -48,4 +48,4 @@ def verify(
             raise typer.Exit(1)
         rounds += 1
     tried = f"; rounds completed: {rounds}" if rounds else ", but not every property was tried"
-    typer.echo(f"no property failed in {minutes:g} minutes{tried}")
+    typer.echo(f"no property failed in {minutes:g} minute{'s' * (minutes != 1)}{tried}")

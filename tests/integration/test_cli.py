@@ -48,7 +48,7 @@ def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
             self.stopped = True
 
     monkeypatch.setattr("lab.cli.verify.subprocess.Popen", Endless)
-    words = "no property failed in 1 minutes, but not every property was tried"
+    words = "no property failed in 1 minute, but not every property was tried"
     assert lab("verify --minutes 1").output.strip() == words
 
 

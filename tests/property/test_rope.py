@@ -163,6 +163,12 @@ def test_equals_the_explicit_matrix(f, seed, kind, exponent, at, by_row):
     assert_within(difference, f.pair_norms(x) * error, "explicit matrix")
 
 
+@given(rotations, st.sampled_from([torch.bfloat16, torch.float16]), seeds, kinds, positions)
+def test_half_precision_turns_in_fp32(f, dtype, seed, kind, at):
+    x, where = fill((2, 1, 3, f.n), seed, kind, 0, dtype), torch.tensor([at])
+    assert torch.equal(f(x, where), f(x.float(), where).to(dtype))
+
+
 @given(widths, dtypes, seeds, kinds, exponents, positions)
 def test_layouts_are_a_permutation_of_channels_apart(n, dtype, seed, kind, exponent, at):
     x = fill((1, 1, 2, n), seed, kind, exponent, dtype)

@@ -1,13 +1,16 @@
 """Rotary positions in the layers themselves: what SSD, attention and IFA read depends on j − i.
 
 The bounds are those of `test_rope`: a pair turned at a position is off by the angle's error, two
-roundings of θ · position in the precision of the angles, and by ten roundings of the output.
+roundings of θ · position, and by ten roundings of the turn, all in fp32 at least, and by one
+rounding of the output.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +29,7 @@ POINTS = {
     InnerFunctionAttention: (("hook_q", "hook_rot_q"), ("hook_k", "hook_rot_k")),
 }
 """Hook points of what is rotated, before and after."""
+KINDS = tuple(POINTS)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
 
@@ -78,9 +82,9 @@ class Drawn:
 
 
 @st.composite
-def layers(draw: st.DrawFn, *dtypes: torch.dtype) -> Drawn:
+def layers(draw: st.DrawFn, *dtypes: torch.dtype, kinds: Sequence[Any] = KINDS) -> Drawn:
     """Layers of every kind: groups, layouts, bases, precisions and offsets."""
-    kind = draw(st.sampled_from(list(POINTS)))
+    kind = draw(st.sampled_from(kinds))
     groups, per_group = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]))
     options: dict[str, Any] = {
         "rope_base": draw(st.sampled_from([2.0, 100.0, 10_000.0, 500_000.0])),
@@ -99,21 +103,26 @@ def layers(draw: st.DrawFn, *dtypes: torch.dtype) -> Drawn:
     return Drawn(kind, groups * per_group, options, seed, t, start, dtype)
 
 
-@given(layers(torch.float64, torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.data())
 @torch.no_grad()
-def test_both_sides_turn_by_the_layer_s_base_at_their_positions(drawn: Drawn):
+def test_both_sides_turn_by_the_layer_s_base_at_their_positions(kind: Any, data: st.DataObject):
+    drawn = data.draw(layers(torch.float64, torch.float32, torch.bfloat16, kinds=[kind]))
+    # The options asked for: the layer's own could be lost at construction.
+    base, layout = drawn.options["rope_base"], drawn.options["rope_layout"]
     pairs = drawn.layer.rotary_pairs
+    assert (pairs.base, pairs.layout) == (base, layout)
     at = drawn.start + torch.arange(drawn.x.shape[1])
     seen = drawn.record(*(name for names in POINTS[type(drawn.layer)] for name in names))
     for before, after in POINTS[type(drawn.layer)]:
         given, turned = seen[before].double(), seen[after]
-        expected = rotate_by_matrix(given, at, pairs.base, pairs.layout)
+        expected = rotate_by_matrix(given, at, base, layout)
         n = given.shape[-1]
-        theta = pairs.base ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)
-        angle = EPS[torch.promote_types(drawn.x.dtype, torch.float32)] * theta * at[:, None]
-        bound = given.norm(dim=-1, keepdim=True) * (
-            angle.max(-1, keepdim=True).values[:, None] + 5 * EPS[turned.dtype]
-        )
+        theta = base ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)
+        high = EPS[torch.promote_types(drawn.x.dtype, torch.float32)]
+        angle = (theta * at[:, None]).max(-1, keepdim=True).values[:, None]
+        inside = given.norm(dim=-1, keepdim=True) * high * (angle + 5)
+        bound = inside + EPS[turned.dtype] / 2 * (expected.abs() + inside)
         assert ((turned.double() - expected).abs() <= bound).all(), before
 
 
@@ -128,15 +137,33 @@ def test_layers_do_not_see_where_positions_start(drawn: Drawn):
 
 @given(layers(torch.float64), st.data())
 @torch.no_grad()
+def test_some_positions_are_answered_as_among_all(drawn: Drawn, data: st.DataObject):
+    few = st.lists(st.integers(0, drawn.x.shape[1] - 1), min_size=2, max_size=2)
+    at = torch.tensor([data.draw(few), data.draw(few)])
+    y = drawn.layer(drawn.x)
+    some = y.gather(1, at[..., None].expand(-1, -1, D_MODEL))
+    assert (drawn.layer(drawn.x, at) - some).abs().max() <= 1e-9 * max(1.0, y.abs().max())
+
+
+@given(layers(torch.float64), st.data())
+@torch.no_grad()
 def test_a_carried_state_goes_on_at_its_position(drawn: Drawn, data: st.DataObject):
     cut = data.draw(st.integers(1, drawn.x.shape[1] - 1))
     whole, _ = drawn.layer.prefill(drawn.x, drawn.layer.start(2, drawn.start))
     head, state = drawn.layer.prefill(drawn.x[:, :cut], drawn.layer.start(2, drawn.start))
     assert state.position.tolist() == [drawn.start + cut] * 2
     tail, _ = drawn.layer.prefill(drawn.x[:, cut:], state)
-    step, _ = drawn.layer.step(drawn.x[:, cut], state)
-    for found, expected in ((torch.cat([head, tail], 1), whole), (step, whole[:, cut])):
-        assert (found - expected).abs().max() <= 1e-9 * max(1.0, whole.abs().max())
+    step, after = drawn.layer.step(drawn.x[:, cut], state)
+    assert after.position.tolist() == [drawn.start + cut + 1] * 2
+    rest, padding = whole[:, cut:], data.draw(st.integers(1, 3))
+    padded = torch.cat([drawn.x[:, :1].expand(-1, padding, -1), drawn.x[:, cut:]], 1)
+    keep = torch.arange(padded.shape[1]).expand(2, -1) >= padding
+    behind, after = drawn.layer.prefill(padded, state, keep)
+    assert after.position.tolist() == [drawn.start + drawn.x.shape[1]] * 2
+    found = {"prefill": torch.cat([head, tail], 1), "step": step, "padded": behind[:, padding:]}
+    expected = {"prefill": whole, "step": rest[:, 0], "padded": rest}
+    for name, y in found.items():
+        assert (y - expected[name]).abs().max() <= 1e-9 * max(1.0, whole.abs().max()), name
 
 
 @given(layers(torch.float64))

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.claims import verdict
+from analysis.claims.card import Card
 from analysis.claims.claim import Claim
 from analysis.claims.statistic import Statistic, StatisticValue
 from analysis.claims.verdict import Floor, compute_power, decide, judge
@@ -302,3 +305,22 @@ def test_a_claim_may_have_the_sweeps_of_another(tmp_path):
     second.write_text(f'sweeps_of = "first"{TINY}')
     with pytest.raises(ValueError, match=r"sweeps_of=first: has \[smoke\] too"):
         Claim.read(second)
+
+
+@pytest.mark.parametrize(
+    ("means", "seeds", "says"),
+    [
+        ({"a": 0.9, "b": 0.5}, 3, "holds: the whole interval lies above 0.1. difference +0."),
+        ({"a": 0.9, "b": 0.5}, 1, "undecided: one seed has no interval. difference +0."),
+        ({"a": 0.5, "b": 0.5}, 3, "fails: the whole interval lies below 0.1. difference "),
+    ],
+)
+def test_a_card_says_verdict_value_and_the_interval_if_there_is_one(means, seeds, says):
+    rows = plant(means, np.random.default_rng(0), seeds=seeds, spread=0.002)
+    found = decide(rows, DIFFERENCE, FACTORS)
+    claim: Any = SimpleNamespace(statistic=DIFFERENCE)
+    said = Card(claim, "smoke", found, None, seeds, {}).summarize()
+    assert said.startswith(f"{found.outcome}: {found.because}. difference ")
+    assert says in said
+    assert (", 95 %: " in said) == (seeds > 1)
+    assert f"n = {seeds} seed{'s' * (seeds > 1)} of each setting, {2 * seeds * 2} runs." in said

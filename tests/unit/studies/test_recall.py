@@ -54,6 +54,16 @@ def test_the_verdict_speaks_of_what_was_run_alone():
     assert said[1] == "4 of the 8 runs of the study are not there."
 
 
+def test_a_gain_does_not_hide_a_loss():
+    rows = recall_rows("attention", 0.0)
+    for row in rows:
+        change = 0.2 if row["d_model"] == 64 else -0.05
+        row["accuracy"] = PUBLISHED["attention", row["seq_len"], row["d_model"]] + change
+    said = recalled.summarize(recalled.measure(recall_frame(rows)), 0, 4)[0]
+    assert "more accurate in 4, less accurate in 4; the largest gain is" in said
+    assert "; the largest loss is" in said
+
+
 def recall_runs(mixer: str, gain: float, spread: float, seed: int):
     """Return eight runs of a mixer at one width, each about `gain` better than a half."""
     noise = np.random.default_rng(seed).normal(0, spread, 8)

@@ -53,6 +53,15 @@ def test_a_planted_expert_of_each_role_tells_all_of_it():
     assert "100.0 % of its choices" in describe(result).says
 
 
+def test_an_expert_that_avoids_the_commonest_role_is_not_named_by_it():
+    """Expert 0 has every “c”, a fifth of the tokens; 300 of its 500 choices are “a”."""
+    roles = np.repeat([0, 2], [800, 200])
+    experts = np.where((roles == 2) | (np.arange(1000) < 300), 0, 1 + np.arange(1000) % 10)
+    found = measure_preferences([chosen(experts[:, None, None])], roles, ("a", "b", "c"), 0)
+    says = describe(found).says
+    assert "0, makes 40.0 % of its choices at “c” tokens, which are 20.0 % of all." in says
+
+
 def test_choices_without_a_role_are_not_said_to_have_one():
     indices = np.random.default_rng(1).integers(12, size=(600, 2, 1))
     result = of(indices)

@@ -40,6 +40,17 @@ def test_a_planted_lag_is_where_the_score_peaks(lag):
     assert frequencies.describe(few).says.startswith("No lag has the 100 pairs of tokens")
 
 
+@pytest.mark.parametrize(("turn", "prefers"), [(1e-6, False), (1e-1, True)])
+def test_scores_that_lags_part_by_rounding_alone_prefer_none(turn: float, prefers: bool):
+    """Pairs that turn by 1e-6 a token fall by 1e-10 of the score within a row."""
+    batch = TASK.batch(split="test", size=40)
+    rotation = plant_product(np.ones(8), np.full(8, turn), rows=40)
+    found = measure_lag_curves(rotation, {}, batch, np.random.default_rng(0))
+    assert (find_peak(found) is not None) == prefers
+    says = frequencies.describe(ScoresByLag((found,), 16)).says
+    assert (says == "No layer's mean score prefers a lag.") != prefers
+
+
 @pytest.mark.parametrize("seq_len", [2, 16, 2048])
 def test_lags_are_within_the_row(seq_len):
     lags = make_lag_grid(seq_len)

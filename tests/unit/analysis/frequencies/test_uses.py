@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analysis import frequencies
-from analysis.frequencies.edges import Edges, link_edges, sample_placebo
+from analysis.frequencies.edges import Edges, link_edges, measure_score_spread, sample_placebo
 from analysis.frequencies.rotation import measure_rotated_sides
 from analysis.frequencies.uses import FrequencyUses, measure_use
 from tests.unit.analysis.frequencies.models import (
@@ -43,6 +43,15 @@ def test_scores_that_differ_by_rounding_alone_do_not_stand_out():
     assert (result.effect == 0).all()
     says = frequencies.describe(FrequencyUses((result,), 16)).says
     assert says == "Value → key: no layer's scores surely stand out."
+
+
+@pytest.mark.parametrize(("relative", "parts"), [(1e-6, False), (1e-4, True)])
+def test_only_a_spread_beyond_rounding_is_divided_by(relative: float, parts: bool):
+    scores = 4 + 4 * relative * np.random.default_rng(0).standard_normal((1000, 1, 2))
+    [spread] = measure_score_spread(scores)
+    assert np.isfinite(spread) == parts
+    assert measure_score_spread(np.zeros((9, 1, 2))) == np.inf
+    assert not parts or spread == pytest.approx(scores.sum(-1).std())
 
 
 def test_an_advantage_is_the_difference_of_two_loops():

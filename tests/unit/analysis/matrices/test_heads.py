@@ -118,3 +118,11 @@ def test_a_single_row_is_sure_of_no_head_and_no_recall(monkeypatch):
     [result] = rollout.measure(found)
     assert np.isnan(result.interval).all()
     assert rollout.describe(result).says.startswith("It is not sure whether recall shows")
+
+
+def test_heads_without_mass_are_said_to_have_none():
+    model = build("SM", vocab_size=32, d_model=16, options={"S.skip": False})
+    with torch.no_grad():
+        model.get_parameter("blocks.0.mixer.B_proj.weight").zero_()
+    for result in heads.measure(build_subject(model=model)):
+        assert heads.describe(result).says == "No head has any mass."

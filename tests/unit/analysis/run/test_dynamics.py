@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.base import NotApplicableError
+from analysis.base import NotApplicableError, Words
 from analysis.record import to_plain
 from analysis.run import dynamics
 from analysis.run.dynamics import compare_runs
@@ -44,7 +44,7 @@ def test_a_planted_run_is_told_in_order(tmp_path):
         "First mask drift (steps 4 to 8), then expert entropy (steps 32 to 64); "
     )
     assert "query → value mass" in says.split(";")[1]
-    assert "do not change" in says
+    assert "change by less than a tenth" in says
     assert "Mask drift of layer 0 goes from 0 nats to" in dynamics.describe(paths).says
     json.dumps(to_plain([paths, order]), allow_nan=False)
     for result in (paths, order):
@@ -84,17 +84,51 @@ def describe_series(*levels: np.ndarray) -> tuple[str, str]:
 def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
     assert describe_series(ramp, still) == (
-        "None of 2 quantities makes one clear change by step 1,024. Q0 goes from "
+        "None of q0 and q1 makes one clear change by step 1,024. Q0 goes from "
         "0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
-        "q0 moves, but at no one time; q1 does not change.",
+        "q0 moves, but at no one time; q1 changes by less than a tenth.",
     )
     assert describe_series(ramp, still, step) == (
         "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %). Q0 goes "
         "from 0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
-        "Only q2 (steps 45 to 64) changes at one time; q0 moves, but at no one time; q1 does "
-        "not change.",
+        "Only q2 (steps 45 to 64) changes at one time; q0 moves, but at no one time; q1 changes "
+        "by less than a tenth.",
     )
     assert describe_series(ramp, ramp)[1] == "q0 and q1 move, but at no one time."
+
+
+def describe_loss(loss: np.ndarray, accuracy: np.ndarray) -> tuple[Words, Words]:
+    """The words for a run's loss in nats and its accuracy, and for their order."""
+    of_loss, of_accuracy = follow_series(np.exp(-loss), accuracy)
+    named = replace(of_loss, quantity="loss", unit="nats", values=loss, null=4.2, dated="e^−loss")
+    paths = date_changes([named, replace(of_accuracy, quantity="accuracy")], STEPS, 4, bound())
+    return dynamics.describe(paths), dynamics.describe(Onsets(("",), (find_onsets(paths),), 1024))
+
+
+def test_a_loss_that_falls_from_60_nats_to_4_is_not_said_to_stay():
+    """What is dated, e^−loss, moves by a hundredth: it alone may be said to."""
+    late = STEPS > 63
+    told, order = describe_loss(np.where(late, 4.5, 59.8), 0.9 * late)
+    assert told.gist == "Accuracy makes one clear change by step 1,024."
+    assert order.says == (
+        "Only accuracy (steps 45 to 64) changes; e^−loss changes by less than a tenth."
+    )
+    told, order = describe_loss(np.where(late, 4.5, 59.8), np.zeros(len(STEPS)))
+    assert told.says == "None of e^−loss and accuracy moves by a tenth up to step 1,024."
+    assert order.says == "Nothing moves by a tenth: neither e^−loss nor accuracy."
+
+
+def test_what_is_dated_of_a_loss_is_named_with_every_date():
+    """The loss halves early and the answers' probability rises late: the order hangs on which."""
+    early, late = STEPS > 7, STEPS > 63
+    loss = np.where(late, 0.1, np.where(early, 6.0, 60.0))
+    told, order = describe_loss(loss, 0.9 * (STEPS > 15))
+    assert order.says == "First accuracy (steps 11 to 16), then e^−loss (steps 45 to 64)."
+    assert "the loss in nats is half-way at another step" in order.reading
+    assert told.gist == "E^−loss and accuracy each make one clear change by step 1,024."
+    ramp = np.linspace(0, 1, len(STEPS))
+    told, _ = describe_loss(-np.log(0.01 + 0.9 * ramp), np.zeros(len(STEPS)))
+    assert "but e^−loss moves at no one time." in told.says
 
 
 def test_no_order_is_told_of_runs_that_wander():
@@ -120,7 +154,10 @@ def test_overlapping_brackets_leave_the_order_open():
         Onset("d", None, None, moved=False),
     )
     says = dynamics.describe(Onsets(("",), (row,), 1000)).says
-    assert says == "First a and b (steps 32 to 128), then c (steps 128 to 181); d does not change."
+    assert says == (
+        "First a and b (steps 32 to 128), then c (steps 128 to 181); d changes by less than a "
+        "tenth."
+    )
     says = dynamics.describe(Onsets(("",), (row[:2],), 1000)).says
     assert says == "The order is not decided between a and b (steps 32 to 128)."
     says = dynamics.describe(Onsets(("",), (row[:1],), 1000)).says

@@ -89,6 +89,14 @@ def layer(on_value: float, written: float, uniform: float) -> LayerMatrix:
     return LayerMatrix(0, "Attention", "A", picture, mass, False, links, tokens, tokens, ("key",))
 
 
+def pairless(*on_previous: float) -> LayerMatrix:
+    """Return a layer without pairs, by its heads' mass on the token before, if there is one."""
+    none, heads = np.zeros(0), np.array(on_previous)
+    mass = Mass(none, none, none, heads, uniform_value=0, uniform_written=0, uniform_previous=0.3)
+    links = AnswerLinks(*[np.zeros(0, int)] * 3)
+    return replace(layer(0, 0, 0), mass=mass, links=links)
+
+
 def edges(*effects: float, method: str = "patched one by one") -> EdgeEffects:
     names = tuple(f"L0H{i}" for i in range(len(effects)))
     return EdgeEffects(names, ("logits",), np.array(effects)[:, None], 1.0, 0.0, method)
@@ -140,11 +148,15 @@ def uses(advantages: np.ndarray, error: float = 1.0) -> FrequencyUses:
     return FrequencyUses(tuple(found), 16)
 
 
-def edited(left: tuple[float, float], half: float = 0.1, followed: float = 0.0) -> Edited:
+def edited(left: tuple[float, float], half: tuple[float, float] = (0.1, 0.1)) -> Edited:
     """Return two layers, of whose margin blocking either kind of edge leaves this much."""
     blocked, placebo = np.array([left, left, left]), np.ones((3, 2))
-    ends = [np.stack([part - half, part + half], 2) for part in (blocked, placebo)]
-    moved = np.full(2, followed)
+    reach = np.array([half] * 3), np.full((3, 2), 0.1)
+    ends = [
+        np.stack([part - to, part + to], 2)
+        for part, to in zip((blocked, placebo), reach, strict=True)
+    ]
+    moved = np.zeros(2)
     return Edited(np.arange(2), blocked, ends[0], placebo, ends[1], moved, np.zeros(2), 8)
 
 
@@ -233,6 +245,8 @@ CASES = [
     Case("null", layer(0.2, 0.2, 0.2), "It shows neither recall nor binding."),
     # Of two pairs, uniform value rows have 37.5 % on their keys: most of the mass may lie there.
     Case("boundary", layer(0.1, 0.52, 0.375), "neither recall nor binding", "Most of the mass"),
+    Case("boundary", pairless(), "A single token.", "mass"),
+    Case("planted", pairless(0.9, 0.2), "Of a row's mass 90.0 % (head 0.0; uniform: 30.0 %) lies"),
     Case("planted", edges(0.1, -0.8), "Of 2 edges, L0H1 → logits changes the metric most: by -0.8"),
     Case(
         "planted", edges(0.1, 0.8, method="estimated from the gradient"), "is estimated to change"
@@ -257,9 +271,11 @@ CASES = [
     Case("null", uses(np.zeros((2, 4))), "no layer's scores surely stand out", "most"),
     # Beyond 1.96 standard errors, as one of eight is by chance in a third of cases.
     Case("boundary", uses(np.array([[2.1, 0, 0, 0], [0, 0, 0, 0]])), "surely stand out", "most"),
-    Case("planted", edited((0.1, 1)), "query → value leaves the least in layer 0, 0.10 of"),
-    Case("null", edited((0.97, 1)), "n no layer does blocking", "leaves the least"),
-    Case("boundary", edited((0.8, 1)), "n no layer does blocking", "leaves the least"),
+    Case("planted", edited((0.1, 1)), "surely leaves less than the placebo in layer 0, 0.10 of"),
+    Case("null", edited((0.97, 1)), "n no layer does blocking", "surely leaves less"),
+    Case("boundary", edited((0.8, 1)), "n no layer does blocking", "surely leaves less"),
+    # Layer 1 has the least, and an interval that reaches the placebo's.
+    Case("boundary", edited((0.6, 0.5), half=(0.1, 0.5)), "in layer 0, 0.60", "in layer 1, 0.5"),
     Case(
         "planted", selection(estimate(0.9)), "AUROC of its bias is 0.900 [0.800, 1.000]", "no bet"
     ),
@@ -268,6 +284,7 @@ CASES = [
     Case("planted", kept(0.2, 0.8), "keeps between 20.0 % (key at 0–7) and 80.0 % (key at 8–15)"),
     Case("null", kept(1.0, 1.0), "keeps 100.0 % of the keys everywhere", "between"),
     Case("boundary", kept(math.nan, 0.5), "keeps 50.0 % of the keys everywhere", "between"),
+    Case("boundary", kept(0.50001, 0.5), "keeps 50.0 % of the keys everywhere", "between"),
     Case(
         "planted", effect(estimate(0.4, 0.0), 0.001), "without the masks of layer 0: they do harm"
     ),

@@ -64,11 +64,12 @@ def together(excess: float) -> CoActivation:
     return CoActivation((LayerPairs(0, 99, 9, 9, excess, *found),))
 
 
-def held(count: int, holders: int, asked: int = 96) -> HeldAnswers:
+def held(count: int, holders: int, asked: int = 96, halved: int | None = None) -> HeldAnswers:
     top = tuple(Holder((0, i), count // holders, 1.0, ()) for i in range(holders))
     blank = np.zeros(1), np.zeros(1), np.zeros(1, bool)
     ends: Any = (holders, "token", math.nan, math.nan, 0, top, *blank)
-    return HeldAnswers(0, "CDMoE", 6, asked, count, count, 0, asked, (0.1, 0.2), *ends)
+    halved = count if halved is None else halved
+    return HeldAnswers(0, "CDMoE", 6, asked, count, halved, 0, asked, (0.99, 2.0), *ends)
 
 
 def history(used: list[int], n_values: int, *, zero_keys: bool) -> ValueHistory:
@@ -203,7 +204,14 @@ CASES = [
     # Beyond all shuffles, and yet 1.00 times independence.
     Case("boundary", together(0.002), "No pair of experts is seen to act together", "times"),
     Case("planted", held(96, 16), "96 of 96 answers (100.0 %) in layer 0 are each held by"),
-    Case("null", held(0, 1), "Hardly any answer is held by one expert alone: 0 of 96"),
+    Case("null", held(0, 1), "Hardly any answer is held by one expert alone: 0 of 96", "more"),
+    # Experts that answers need two by two: each halves them, and none holds them alone.
+    Case(
+        "boundary",
+        held(0, 1, halved=90),
+        "by 0.99 nats in the median and 2.00 at the 90 % quantile; without it 90 more are half as "
+        "likely or less, but wrong anyway or in need of other experts as well",
+    ),
     Case("boundary", held(96, 1), "Expert (0, 0) alone holds any", "1 experts"),
     Case("planted", history([1, 3, 2], 4, zero_keys=True), "because all keys are zero"),
     Case("null", history([2, 2, 2], 4, zero_keys=False), "as at every step between", "because"),
