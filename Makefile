@@ -74,11 +74,11 @@ shapes: development
 
 # A sweep on a Ray cluster of this machine, to the same bits; `make verify` kills parts of one, too.
 cluster: development
-	$(BIN)/pytest -m cluster
+	$(BIN)/pytest -m cluster tests/unit/sweeps
 
 # What takes minutes: thousands of random examples a property, whole notebooks, every planted fault.
 verify: shapes cluster
-	$(BIN)/pytest tests/property --hypothesis-profile=thorough
+	$(BIN)/pytest -n 2 --dist worksteal tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 
 # Thousands of faults, odd values and hostile files, the same ones again by number: FAULTS is how many

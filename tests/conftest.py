@@ -29,7 +29,7 @@ settings.register_profile(
 settings.register_profile(
     "thorough",
     deadline=None,
-    max_examples=5000,
+    max_examples=2000,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
