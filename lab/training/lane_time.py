@@ -17,7 +17,7 @@ from lab.lengthening import Stage, list_stages
 from lab.machine.measurements import read, remember
 from lab.models import LanguageModel
 from lab.models.reading import sees_all
-from lab.models.user_mixer import is_own
+from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run
 from lab.training.step_time import digest_setting, use_threads
@@ -180,7 +180,7 @@ def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) ->
     The lab's own layers are tested. In bf16 rounding may choose other experts, so this is in fp32.
     """
     mixers = [block.mixer for block in models[0].blocks]
-    foreign = [m for m in mixers if isinstance(m, nn.Module) and not is_own(m)]
+    foreign = [m for m in mixers if isinstance(m, nn.Module) and not is_from_lab(m)]
     if not foreign:
         return ""
     buffers = [buffer.clone() for buffer in models[0].buffers()]
