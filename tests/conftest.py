@@ -86,6 +86,16 @@ def no_report(monkeypatch):
     )
 
 
+@pytest.fixture(scope="module")
+def forked_workers():
+    """Fork the processes that train a sweep's cells, which would import torch first."""
+    from tests.forked_worker import start
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lab.sweeps.workers.Worker._start", start)
+        yield
+
+
 def pytest_configure():
     """Collect no garbage while tests are collected: a fifth of that time, and there is none."""
     gc.disable()

@@ -22,6 +22,8 @@ from lab.cli.run_settings import read_settings
 from lab.files import RunError
 from lab.models import build
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 LAWFUL = [{"law": law, "verdict": "holds", "evidence": ""} for law in record_checks.MUST_HOLD]
 COUNT = 6
 """Runs of an entry here: p is exact, and ten against ten can be split in 184,756 ways."""
