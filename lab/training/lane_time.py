@@ -159,7 +159,7 @@ def _together(
 ) -> float:
     began = clock()
     differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
-    _drop_gradients(models)
+    drop_gradients(models)
     return clock() - began
 
 
@@ -170,7 +170,7 @@ def _apart(
     with torch.random.fork_rng():
         for model, batch in zip(models, batches, strict=True):
             differentiate(model, batch, precision).loss.item()
-    _drop_gradients(models)
+    drop_gradients(models)
     return clock() - began
 
 
@@ -192,11 +192,11 @@ def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) ->
     except Exception as error:  # the user's code may raise anything under vmap
         return f"torch.func.vmap cannot run {type(foreign[0]).__name__}: {_shorten(error)}"
     finally:
-        _drop_gradients(models)
+        drop_gradients(models)
     for model, batch in zip(models, batches, strict=True):
         differentiate(model, batch, "fp32")
     apart = _take_gradients(models)
-    _drop_gradients(models)
+    drop_gradients(models)
     if not all(map(torch.equal, buffers, models[0].buffers())):
         return "a mixer changes its buffers in training"
     for mine, own in zip(together, apart, strict=True):
@@ -214,7 +214,8 @@ def _take_gradients(models: Sequence[LanguageModel]) -> list[torch.Tensor]:
     ]
 
 
-def _drop_gradients(models: Sequence[LanguageModel]) -> None:
+def drop_gradients(models: Sequence[LanguageModel]) -> None:
+    """Drop the gradients of models, so that the next ones are not added to them."""
     for model in models:
         model.zero_grad(set_to_none=True)
 
