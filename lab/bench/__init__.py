@@ -9,6 +9,7 @@ BENCHMARKS = (
     "step",
     "reading",
     "choices",
+    "graphs",
     "experts",
     "attention",
     "ssd",

@@ -107,22 +107,21 @@ class SSD(SSDParameters):
 
     @property
     def _backend_here(self) -> str:
-        """The backend's name; "auto" is resolved for the layer's device."""
-        if self.backend != "auto":
-            return self.backend
-        return resolve_backend("auto", self.out_proj.weight.device)
+        """The name of the backend that computes."""
+        return resolve_backend(self.backend, self.out_proj.weight.device)
 
     def forward(
         self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
     ) -> Float[Tensor, "b q d"]:
         """Return the mixed sequence; computed token by token when a hook is on writes or states.
 
-        With `at` [b q] only the outputs at those positions are computed, if plain torch does it.
+        With `at` [b q] only the outputs at those positions are computed, if plain torch does it on
+        a CPU: where they are decides the sizes, which an accelerator would wait for.
         """
         if at is None:
             return self.prefill(x)[0]
         read = take_positions(x, at)
-        if self._backend_here != "torch" or self._watched:
+        if self._backend_here != "torch" or self._watched or x.device.type != "cpu":
             z = take_positions(self._mix(self._compute_inputs(x)[0], None)[0], at)
         else:
             values, dt, log_decay, B, C = self._compute_inputs(x, at=at)[0]

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from lab.intervals import RowCounts
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.models.language_model import LanguageModel
-from lab.models.reading import read_hidden
+from lab.models.reading import find_even_places, find_places, read_hidden
 from lab.ops.cross_entropy import linear_answers
 from tasks.base import IGNORE, Batch, Task
+
+GPU_TOKENS = 2**16
+"""Tokens that a GPU evaluates at once: on fewer it waits for Python, more take its memory."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,21 @@ def evaluate(
 ) -> Evaluation:
     """Return how a model does on the first rows of a split, in fp32.
 
+    Args:
+        task: whose rows they are.
+        model: the model.
+        rows: how many.
+        rows_at_once: which a CPU evaluates at a time; a GPU more, as many as have `GPU_TOKENS`.
+        seed: of the rows.
+        split: of the rows.
+
     Raises:
         ValueError: for a task with more tokens than the model has.
     """
     check_vocabulary(task, model)
     device = next(model.parameters()).device
+    if device.type == "cuda":
+        rows_at_once = max(rows_at_once, GPU_TOKENS // task.seq_len)
     training = model.training
     model.eval()
     total, counts = 0.0, RowCounts()
@@ -94,19 +107,30 @@ def check_vocabulary(task: Task, model: LanguageModel) -> None:
         raise ValueError(f"vocab_size={task.vocab_size} of the task must be ≤ {known}, the model's")
 
 
-def score(model: LanguageModel, batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+def score(
+    model: LanguageModel, batch: Batch, precision: str, per_row: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
 
     Only scored positions are there: of a row of hard MQAR, a quarter. What nothing else needs is
     computed there alone (`lab.models.reading`).
+
+    Args:
+        model: the model.
+        batch: the rows.
+        precision: "fp32" or "bf16".
+        per_row: how many positions of each row are scored, where all rows have as many; then
+            nothing waits for a GPU. None: any number.
     """
     scored = batch.targets != IGNORE
+    places = find_places(scored) if per_row is None else find_even_places(scored, per_row)
     with choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
-        hidden = read_hidden(model, batch.inputs, scored)
+        hidden = read_hidden(model, batch.inputs, places)
     weight = model.head.weight
     if precision == "bf16":
         hidden, weight = hidden.bfloat16(), weight.bfloat16()
-    return hidden, weight, batch.targets[scored]
+    targets = batch.targets.gather(1, places.at).flatten().index_select(0, places.chosen)
+    return hidden, weight, targets
 
 
 def find_stored_positions(batch: Batch) -> Tensor:
@@ -119,8 +143,9 @@ def find_stored_positions(batch: Batch) -> Tensor:
         raise ValueError("mask=oracle: the task's links must name key_pos and value_pos")
     positions = torch.cat([batch.links["key_pos"], batch.links["value_pos"]], 1)
     # Padding, -1, lands in one more column that is cut off.
-    keep = torch.zeros(batch.inputs.shape[0], batch.inputs.shape[1] + 1, dtype=torch.bool)
-    return keep.to(positions.device).scatter_(1, positions % keep.shape[1], True)[:, :-1]
+    (b, t), device = batch.inputs.shape, positions.device
+    keep = torch.zeros(b, t + 1, dtype=torch.bool, device=device)
+    return keep.scatter_(1, positions % (t + 1), True)[:, :-1]
 
 
 def tell_oracle_masks(

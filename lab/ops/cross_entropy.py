@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK_BYTES = 4 * 2**20
-"""Logits of one block, in bytes: the fastest of 1 to 32 MiB on two cores (LOG.md)."""
+BLOCK_BYTES, GPU_BLOCK_BYTES = 4 * 2**20, 256 * 2**20
+"""Logits of one block, in bytes: on a CPU the fastest of 1 to 32 MiB on two cores (LOG.md); on a
+GPU, whose kernels want much work each, a small share of its memory."""
 
 
 def linear_cross_entropy(
@@ -38,7 +39,7 @@ def linear_cross_entropy(
 @torch.no_grad()
 def linear_argmax(hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"]) -> Int[Tensor, " q"]:
     """Return the token with the largest logit at each position, the first one where some tie."""
-    block = max(1, BLOCK_BYTES // (weight.shape[0] * hidden.element_size()))
+    block = _count_block_rows(weight, hidden.element_size())
     return torch.cat([(some @ weight.T).argmax(-1) for some in hidden.split(block)])
 
 
@@ -52,7 +53,7 @@ def linear_answers(
     """
     high = torch.promote_types(hidden.dtype, torch.float32)
     losses, answers = hidden.new_empty(len(hidden), dtype=high), torch.empty_like(targets)
-    block = max(1, BLOCK_BYTES // (weight.shape[0] * high.itemsize))
+    block = _count_block_rows(weight, high.itemsize)
     for start in range(0, len(hidden), block):
         rows = slice(start, start + block)
         logits = (hidden[rows] @ weight.T).to(high)
@@ -71,6 +72,11 @@ def naive_linear_cross_entropy(
     return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).sum()
 
 
+def _count_block_rows(weight: Tensor, itemsize: int) -> int:
+    block_bytes = GPU_BLOCK_BYTES if weight.is_cuda else BLOCK_BYTES
+    return max(1, block_bytes // (weight.shape[0] * itemsize))
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets):
@@ -81,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=high) if needs_weight else None
         loss = hidden.new_zeros((), dtype=high)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
-        block = max(1, BLOCK_BYTES // (weight.shape[0] * high.itemsize))
+        block = _count_block_rows(weight, high.itemsize)
         for start in range(0, n_rows, block):
             rows = slice(start, start + block)
             some, target = hidden[rows], targets[rows, None]

@@ -5,6 +5,7 @@ that the inner product of two turned vectors depends on their positions by the d
 Axis letter of this file, besides the package's: m pair of channels.
 """
 
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -68,10 +69,18 @@ def rotary_table(
         raise ValueError(f"n={n}: rotation pairs channels, so the width must be even and positive")
     if not 0 < base < float("inf"):
         raise ValueError(f"{base=} must be positive and finite")
-    # θ rounds once, from fp64 on the CPU: not every accelerator has fp64.
-    theta = base ** -(torch.arange(0, n, 2, dtype=torch.float64) / n)
-    angles = positions[..., None].to(dtype) * theta.to(positions.device, dtype)
+    compute = _compute_frequencies if positions.device.type == "cpu" else _keep_frequencies
+    angles = positions[..., None].to(dtype) * compute(n, base, positions.device, dtype)
     return angles.cos(), angles.sin()
+
+
+def _compute_frequencies(n: int, base: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # θ rounds once, from fp64 on the CPU: not every accelerator has fp64.
+    return (base ** -(torch.arange(0, n, 2, dtype=torch.float64) / n)).to(device, dtype)
+
+
+_keep_frequencies = lru_cache(maxsize=64)(_compute_frequencies)
+"""Copying to an accelerator waits for it, and a CUDA graph cannot record it."""
 
 
 def apply_rotary(

@@ -62,7 +62,7 @@ def ssd(
     """
     inputs = SSDInputs(x, dt, A, B, C, D, chunk_len, initial_state)
     inputs.check()
-    return BACKENDS[resolve_backend(backend, x.device, x.dtype)].run(inputs)
+    return BACKENDS[resolve_backend(backend, x.device)].run(inputs)
 
 
 @keep_dtypes

@@ -33,23 +33,19 @@ BACKENDS: dict[str, Backend] = {
 }
 """Name → backend."""
 
-FASTEST_ON_CUDA = ("mamba_ssm", "fla", "torch")
-"""On a GPU "auto" is the first of these that can run there."""
 
+def resolve_backend(backend: str, device: torch.device) -> str:
+    """Return the backend to use: the one named, or "torch" for "auto", also on a GPU.
 
-def resolve_backend(backend: str, device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-    """Return the backend to use: the one named, or for "auto" the fastest on the device.
-
-    In fp64 "auto" is "torch": the kernels compute in fp32 at most.
+    A CUDA graph replays torch's form there; the kernels of others are first compiled and tuned, at
+    every row length anew, which takes longer than most trainings (LOG.md).
 
     Raises:
         ValueError: for an unknown name; lists the known. For a backend that cannot run on the
             device; says what it lacks.
     """
     if backend == "auto":
-        if device.type != "cuda" or dtype == torch.float64:
-            return "torch"
-        return next(name for name in FASTEST_ON_CUDA if BACKENDS[name].missing(device) is None)
+        return "torch"
     check_choice("backend", backend, ("auto", *BACKENDS))
     missing = BACKENDS[backend].missing(device)
     if missing is not None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,11 +14,12 @@ from lab.laws.seeding import fix_seed
 from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
 from lab.models import LanguageModel
-from lab.models.evaluation import evaluate
 from lab.training.annealing import Annealing
 from lab.training.gradients import StepResult, differentiate
 from lab.training.optimizers import build_optimizers
+from lab.training.recorded_step import RecordedStep
 from lab.training.row import Row
+from lab.training.validation import evaluate_stage
 from tasks.base import Batch, Schedule, Task
 from tasks.mixture import Mixture
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 DIVERGED_AT = 4.0
 """A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
-VALIDATION_STEPS = 4
-"""Training steps that have as many rows as a validation; it takes about a twentieth of the time."""
 
 
 class DivergedError(Exception):
@@ -164,22 +163,29 @@ class Stepper:
         self._device = next(state.model.parameters()).device
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
         self._lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
+        self.records = self._device.type == "cuda" and leader is None and not self._lengths_vary
+        self._recorded: RecordedStep | None = None
 
     @property
     def stage(self) -> Stage:
         """The current stage."""
         return self._stages[self.state.stage]
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the next step is a CUDA graph."""
+        return self._recorded is not None
+
     def draw(self) -> Batch | None:
         """Return the rows of the next step; None at the end of training."""
         state, config, stage = self.state, self.config, self.stage
         if state.step >= config.max_steps or state.step - state.stage_step >= stage.max_steps:
             return None
+        first = find_first_row(config, state.rows)
+        if self._recorded is not None:
+            return self._recorded.draw(first)
         batch = stage.task.batch(
-            start=find_first_row(config, state.rows),
-            size=stage.batch_size,
-            seed=config.seed,
-            device=self._device,
+            start=first, size=stage.batch_size, seed=config.seed, device=self._device
         )
         # The model is causal: nothing reads what follows the last answer.
         return batch.trim() if self._lengths_vary else batch
@@ -187,8 +193,11 @@ class Stepper:
     def differentiate(self, batch: Batch, precision: str) -> StepResult:
         """Set the gradients of the next step, with its own random numbers, also after a resume."""
         state = self.state
+        self._precision = precision
         seed = (self.config.seed * 1_000_003 + state.step + 1) % 2**63
         with fix_seed(seed, self._device):
+            if self._recorded is not None:
+                return self._recorded.differentiate()
             if self._leader is None:
                 return differentiate(state.model, batch, precision)
             first = find_first_row(self.config, state.rows)
@@ -207,15 +216,22 @@ class Stepper:
         state, config, stage = self.state, self.config, self.stage
         last, step = stage is self._stages[-1], state.step + 1
         rate = compute_learning_rate(config, step, state.annealing.share)
-        norm = nn.utils.clip_grad_norm_(self._parameters, config.clip_norm)
+        if self._recorded is not None:
+            norm = self._recorded.norm
+        else:
+            norm = nn.utils.clip_grad_norm_(self._parameters, config.clip_norm)
         value, grad_norm = outcome.loss.item(), norm.item()
         _raise_if_diverged(state, step, value, grad_norm, self.task.vocab_size)
         for optimizer in state.optimizers.values():
             for group in optimizer.param_groups:
                 # Tables are learned in the first stage; their rate would keep longer rows noisy.
                 group["lr"] = rate * (group.get("rate", 1.0) if state.stage == 0 else 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        if self._recorded is not None:
+            self._recorded.update()
+        else:
+            for optimizer in state.optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         state.step, state.rows = step, state.rows + stage.batch_size
         spent = read_clocks() - began
         row = Row(
@@ -230,19 +246,32 @@ class Stepper:
         )
         ends = step == config.max_steps or step - state.stage_step == stage.max_steps
         if ends or step % config.eval_every == 0:
-            row = _evaluate(row, stage, state.model, config, self.on_note, last=last)
+            row = evaluate_stage(row, stage, state.model, config, self.on_note, last=last)
             assert row.validation_accuracy is not None
             if last:
                 state.annealing.observe(1 - row.validation_accuracy)
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
                 enter_next_stage(state, self._stages, config)
+        self._record(stage)
         return row
 
-
-def count_validation_rows(stage: Stage, config: TrainConfig) -> int:
-    """Return on how many validation rows a stage is evaluated."""
-    return min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
+    def _record(self, stage: Stage) -> None:
+        """Record the steps of this stage after its first, or drop those of the stage before."""
+        state = self.state
+        if stage is not self.stage:
+            if self._recorded is not None:
+                state.model.zero_grad(set_to_none=True)
+            self._recorded = None
+        elif self.records and self._recorded is None:
+            try:
+                self._recorded = RecordedStep(
+                    stage, state.model, state.optimizers, self.config, self._precision
+                )
+            except RuntimeError as error:
+                self.records = False
+                state.model.zero_grad(set_to_none=True)
+                self.on_note(f"no CUDA graph: {error}")
 
 
 def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: TrainConfig) -> None:
@@ -251,47 +280,6 @@ def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: Trai
     if config.train_rows is not None:  # a batch begins at a multiple of its size
         size = stages[state.stage].batch_size
         state.rows = -(-state.rows // size) * size
-
-
-def _evaluate(
-    row: Row,
-    stage: Stage,
-    model: LanguageModel,
-    config: TrainConfig,
-    on_note: Callable[[str], None],
-    *,
-    last: bool,
-) -> Row:
-    """Evaluate on validation rows, and on the test split if that may end the run."""
-    began = read_clocks()
-    found = evaluate(
-        stage.task,
-        model,
-        rows=count_validation_rows(stage, config),
-        rows_at_once=stage.batch_size,
-        seed=config.seed,
-        split="validation",
-    )
-    row = replace(
-        row,
-        validation_loss=found.loss,
-        validation_accuracy=found.accuracy,
-        cpu_seconds=(row.cpu_seconds or 0.0) + (read_clocks() - began).cpu,
-    )
-    promising = config.early_stop and found.accuracy >= config.solved_at
-    if not last or not (promising or row.step == config.max_steps):
-        return row
-    on_note(f"evaluating {config.test_rows:,} test rows")
-    test = evaluate(
-        stage.task,
-        model,
-        rows=config.test_rows,
-        rows_at_once=config.batch_size,
-        seed=config.seed,
-    )
-    return replace(
-        row, test_loss=test.loss, test_accuracy=test.accuracy, test_interval=test.interval
-    )
 
 
 def check(task: Task, config: TrainConfig) -> None:

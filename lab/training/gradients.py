@@ -44,7 +44,11 @@ class StepShare(NamedTuple):
 
 
 def differentiate(
-    model: LanguageModel, batch: Batch, precision: str, part: StepShare | None = None
+    model: LanguageModel,
+    batch: Batch,
+    precision: str,
+    part: StepShare | None = None,
+    per_row: int | None = None,
 ) -> StepResult:
     """Add the gradient of the loss on a batch to a model's parameters.
 
@@ -53,9 +57,10 @@ def differentiate(
         batch: the rows.
         precision: "fp32" or "bf16".
         part: of a step that they are; the parts' gradients add up to that of the step. None: all.
+        per_row: as in `lab.models.evaluation.score`.
     """
     with collect_balance_losses(model) as imbalances:
-        hidden, weight, targets = score(model, batch, precision)
+        hidden, weight, targets = score(model, batch, precision, per_row)
     loss, correct = linear_cross_entropy(hidden, weight, targets)
     if part is None:
         sum(imbalances, start=loss).backward()

@@ -19,6 +19,7 @@ from lab.models import LanguageModel
 from lab.models.reading import sees_all
 from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import differentiate, differentiate_lanes
+from lab.training.recorded_step import record_gradients
 from lab.training.runs import Run
 from lab.training.step_time import digest_setting, use_threads
 from tasks.base import Batch
@@ -27,7 +28,6 @@ SECONDS, QUICK = 2.0, 0.5
 """About how long to measure: one choice, and each of the many of a sweep."""
 KIND = "lane_time"
 """What `lab.machine.measurements` calls these."""
-Clock = Callable[[], float]
 WORTHWHILE = 0.9
 """Lanes share their steps if these take at most this share of the time one after another."""
 CLOSE = 1e-3
@@ -140,38 +140,52 @@ def measure_lanes(
     obstacle = _find_obstacle(models, batches[0])
     if obstacle:
         return LaneTime(obstacle=obstacle)
-    fastest = {way: [math.inf] * len(parts) for way in (_together, _apart)}
+    ways = [
+        [prepare(models, of_part, precision) for of_part in batches]
+        for prepare in (_prepare_together, _prepare_apart)
+    ]
+    fastest = [[math.inf] * len(parts) for _ in ways]
     on_cpu = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if on_cpu else time.perf_counter
-    for way in fastest:  # the first call of each allocates memory and fills caches
-        way(models, batches[0], precision, clock)
+    for steps in ways:  # the first call of each allocates memory and fills caches
+        steps[0]()
     began = time.perf_counter()
     while True:
-        for way, times in fastest.items():
-            for i, of_part in enumerate(batches):
-                times[i] = min(times[i], way(models, of_part, precision, clock))
+        for steps, times in zip(ways, fastest, strict=True):
+            for i, step in enumerate(steps):
+                before = clock()
+                with torch.random.fork_rng():
+                    step()
+                times[i] = min(times[i], clock() - before)
         if time.perf_counter() - began >= seconds:
-            return LaneTime(sum(fastest[_together]), sum(fastest[_apart]))
+            drop_gradients(models)
+            together, apart = map(sum, fastest)
+            return LaneTime(together, apart)
 
 
-def _together(
-    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str, clock: Clock
-) -> float:
-    began = clock()
-    differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
-    drop_gradients(models)
-    return clock() - began
+def _prepare_together(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
+) -> Callable[[], None]:
+    def step() -> None:
+        differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
+        drop_gradients(models)
+
+    return step
 
 
-def _apart(
-    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str, clock: Clock
-) -> float:
-    began = clock()
-    with torch.random.fork_rng():
-        for model, batch in zip(models, batches, strict=True):
-            differentiate(model, batch, precision).loss.item()
-    drop_gradients(models)
-    return clock() - began
+def _prepare_apart(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
+) -> Callable[[], None]:
+    steps = [
+        record_gradients(model, batch, precision)
+        for model, batch in zip(models, batches, strict=True)
+    ]
+
+    def step() -> None:
+        for each in steps:
+            each().loss.item()
+
+    return step
 
 
 def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) -> str:

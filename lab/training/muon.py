@@ -68,7 +68,10 @@ class BatchedMuon(WithoutDynamo, Muon):
         for p, update in zip(matrices, orthogonal, strict=True):
             p.mul_(1 - lr * group["weight_decay"])
             update = update.mT if p.shape[0] > p.shape[1] else update
-            p.add_(update, alpha=-lr * scale)
+            if isinstance(lr, Tensor):  # reading its value would wait for the GPU
+                p.sub_(update * (lr * scale))
+            else:
+                p.add_(update, alpha=-lr * scale)
 
 
 def orthogonalize(

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,11 +19,10 @@ import torch
 from lab.lengthening import Stage
 from lab.machine.measurements import read, remember
 from lab.machine.processor import count_cores, count_free_cores, describe_machine
-from lab.models.evaluation import score
 from lab.models.language_model import LanguageModel
-from lab.ops.cross_entropy import linear_cross_entropy
+from lab.training.gradients import StepResult
+from lab.training.recorded_step import record_gradients
 from lab.training.runs import Run
-from tasks.base import Batch
 
 SECONDS = 1.0
 """About how long to measure; every case is measured at least once."""
@@ -123,16 +122,21 @@ def find_fastest(
     """
     device = next(model.parameters()).device
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
+    steps = {
+        precision: [record_gradients(model, batch, precision) for batch in batches]
+        for precision, _ in choices
+    }
     fastest = {choice: [math.inf] * len(parts) for choice in choices}
     began, rounds = time.perf_counter(), 0
     # The first round warms up: it allocates memory, chooses kernels and fills caches.
     while rounds < 2 or time.perf_counter() - began < seconds:
         for (precision, threads), times in fastest.items():
             with use_threads(threads):
-                for i, batch in enumerate(batches):
-                    taken = _time_step(model, batch, precision)
+                for i, step in enumerate(steps[precision]):
+                    taken = _time_step(step)
                     times[i] = min(times[i], taken) if rounds else math.inf
         rounds += 1
+    model.zero_grad(set_to_none=True)
     found = [
         StepTime(precision, threads, first, last)
         for (precision, threads), (first, last) in fastest.items()
@@ -172,15 +176,11 @@ def list_precisions(device: torch.device) -> tuple[str, ...]:
     return ("fp32", "bf16") if has else ("fp32",)
 
 
-def _time_step(model: LanguageModel, batch: Batch, precision: str) -> float:
+def _time_step(step: Callable[[], StepResult]) -> float:
     """Return the seconds of a forward and backward pass."""
     began = time.perf_counter()
     with torch.random.fork_rng():
-        hidden, weight, targets = score(model, batch, precision)
-        loss, _ = linear_cross_entropy(hidden, weight, targets)
-        loss.backward()
-    model.zero_grad(set_to_none=True)
-    loss.item()  # waits for a GPU
+        step().loss.item()  # waits for a GPU
     return time.perf_counter() - began
 
 

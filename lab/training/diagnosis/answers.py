@@ -12,7 +12,7 @@ from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_argmax
 from lab.suite.audit import audit
 from lab.training.diagnosis.failed_run import FailedRun
-from lab.training.fit import count_validation_rows
+from lab.training.validation import count_validation_rows
 from tasks.base import IGNORE, count_rows
 
 ROWS, RULE_ROWS = 128, 256

@@ -11,7 +11,7 @@ from lab.models import ARCHITECTURES, build
 from lab.models.block import Block
 from lab.models.evaluation import score
 from lab.models.language_model import LanguageModel
-from lab.models.reading import read_hidden, read_hidden_at
+from lab.models.reading import find_places, read_hidden, read_hidden_at
 from lab.models.user_mixer import check_mixers
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks import TASKS
@@ -96,7 +96,7 @@ def differentiate(model, loss):
 
 def assert_same(model, tokens, scored):
     """Compare values and gradients with those of the whole form."""
-    got, whole = read_hidden(model, tokens, scored), model.hidden(tokens)[scored]
+    got, whole = read_hidden(model, tokens, find_places(scored)), model.hidden(tokens)[scored]
     torch.testing.assert_close(got, whole, rtol=0, atol=1e-12)
     weights = torch.randn(got.shape, dtype=got.dtype, generator=torch.Generator().manual_seed(1))
     for mine, other in zip(

@@ -29,12 +29,16 @@ def timed(monkeypatch, tmp_path):
     """Plant how long a step takes, by precision and row length; tells what was asked."""
     asked, planted = [], {}
 
-    def seconds(model, batch, precision):
-        asked.append(precision)
-        planned = planted[precision, batch.inputs.shape[1]]
+    def name(model, batch, precision):
+        return precision, batch.inputs.shape[1]
+
+    def seconds(step):
+        asked.append(step[0])
+        planned = planted[step]
         return planned[torch.get_num_threads()] if isinstance(planned, dict) else planned
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(step_time, "record_gradients", name)
     monkeypatch.setattr(step_time, "_time_step", seconds)
     monkeypatch.setattr(step_time, "list_precisions", lambda device: ("fp32", "bf16"))
     monkeypatch.setattr(step_time, "SECONDS", 0)
@@ -140,7 +144,7 @@ def test_a_run_keeps_the_threads_that_it_began_with(run):
 
 
 def test_a_real_step_takes_time_and_leaves_no_gradient(run):
-    model = run.build()
-    batch = run.task.batch(size=2)
-    assert step_time._time_step(model, batch, "fp32") > 0
+    model, stage = run.build(), list_stages(run.task, run.train)[0]
+    (found,) = step_time.find_fastest(model, [stage, stage], [("fp32", 1)], 0)
+    assert found.total > 0
     assert all(p.grad is None for p in model.parameters())

@@ -1,0 +1,61 @@
+"""Calls on a GPU that are recorded once as a CUDA graph and replayed as a whole."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class RecordedCall(Generic[T]):
+    """A call whose kernels a GPU starts by itself, where Python starts them one after another.
+
+    Small models leave a GPU waiting for Python between kernels. A replay does what the call did,
+    on what the same tensors hold by then, and writes into the same results.
+
+    Args:
+        call: takes and returns tensors of one place and shape, whatever they hold.
+        rehearse: whether to call it twice before: what it makes once is then there, and what would
+            wait for the GPU shows. False for what changes its inputs.
+
+    Raises:
+        RuntimeError: for a call that waits for the GPU or copies to it, which no graph can record.
+    """
+
+    def __init__(self, call: Callable[[], T], *, rehearse: bool = True):
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            if rehearse:
+                call()
+                with _refuse_waiting():
+                    call()
+            self._graph = torch.cuda.CUDAGraph()
+            aside.synchronize()
+            self._graph.capture_begin()
+            try:
+                self.result = call()
+            finally:
+                self._graph.capture_end()
+        current.wait_stream(aside)
+
+    def __call__(self) -> T:
+        """Do it again, and return the results: the same tensors each time."""
+        self._graph.replay()
+        return self.result
+
+
+@contextmanager
+def _refuse_waiting() -> Iterator[None]:
+    """Raise for what waits for the GPU, for a `with` block."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

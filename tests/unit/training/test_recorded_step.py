@@ -1,0 +1,179 @@
+"""Recorded steps are those that are taken one call after another.
+
+Without a GPU a replay is imitated: it does the call again, and writes into the first results.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.config import TrainConfig
+from lab.machine.clocks import read_clocks
+from lab.models import build
+from lab.training import recorded_step
+from lab.training.fit import Stepper, fit, start
+from lab.training.gradients import differentiate
+from tasks import TASKS
+from tasks.base import Batch, Task
+from tasks.mqar import MQAR
+from tasks.overwrite import Overwrite
+
+SMALL = MQAR(seq_len=64, vocab_size=256)
+TRAIN = TrainConfig(batch_size=16, test_rows=64, optimizer="adamw", max_steps=8)
+MODELS = [
+    ("AM*2", {}),
+    ("AM*2", {"A.mask": "soft"}),
+    ("AM*2", {"A.mask": "value"}),
+    ("AM*2", {"A.mask": "oracle"}),
+    ("IM*2", {}),
+    ("SM*2", {}),
+    ("SM*2", {"S.position": "conv"}),
+    ("SE IE", {}),
+]
+SYNTHETIC = [name for name in TASKS if name != "bytes"]
+
+
+class Imitation:
+    """A `RecordedCall` without a GPU."""
+
+    def __init__(self, call: Callable[[], object], *, rehearse: bool = True):
+        self._call = call
+        self.result = call() if rehearse else None
+
+    def __call__(self) -> object:
+        for held, new in zip(list_tensors(self.result), list_tensors(self._call()), strict=True):
+            held.copy_(new)
+        return self.result
+
+
+def list_tensors(result: object) -> list[Tensor]:
+    """List the tensors of a result that a replay writes anew."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, Batch):
+        return [result.inputs, result.targets, *result.links.values()]
+    return [z for part in result for z in list_tensors(part)] if isinstance(result, tuple) else []
+
+
+@pytest.fixture
+def imitated(monkeypatch):
+    monkeypatch.setattr(recorded_step, "RecordedCall", Imitation)
+
+
+def make_small(name: str) -> Task:
+    return TASKS[name](**TASKS[name].presets["small"].options)
+
+
+def train(
+    task: Task, stack: str, *, records: bool, device: str = "cpu", options: dict | None = None
+) -> tuple[Tensor, list[Tensor], Stepper, list[str]]:
+    """Return the losses and the weights after training in fp64, the stepper, and its notes."""
+    model = build(stack, vocab_size=task.vocab_size, d_model=32, options=options or {})
+    notes: list[str] = []
+    stepper = Stepper(task, start(model.double().to(device), TRAIN), TRAIN, notes.append)
+    stepper.records = records
+    losses = []
+    while (batch := stepper.draw()) is not None:
+        losses.append(stepper.update(stepper.differentiate(batch, "fp32"), read_clocks()).loss)
+    return torch.tensor(losses), [p.detach().cpu() for p in model.parameters()], stepper, notes
+
+
+def assert_same(task: Task, stack: str, options: dict, device: str) -> Stepper:
+    losses, weights, stepper, notes = train(
+        task, stack, records=True, device=device, options=options
+    )
+    plain, theirs, _, _ = train(task, stack, records=False, device=device, options=options)
+    torch.testing.assert_close(losses, plain, rtol=1e-9, atol=0, msg=lambda m: f"{m}\n{notes}")
+    for mine, other in zip(weights, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
+    return stepper
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("stack", "options"), MODELS)
+def test_on_a_gpu_recorded_steps_are_the_plain_ones(stack, options):
+    assert assert_same(SMALL, stack, options, "cuda").recorded
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_on_a_gpu_every_task_trains_as_without_graphs(name):
+    assert_same(make_small(name), "AM", {}, "cuda")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_each_stage_is_recorded_anew():
+    config = TrainConfig(
+        batch_size=64, lengthen=True, lengthen_at=0.05, start_len=16, max_steps=300, eval_every=25
+    )
+    model = build("AM*2", vocab_size=256, d_model=64).cuda()
+    rows = list(fit(SMALL, start(model, config), config, "fp32"))
+    assert {row.seq_len for row in rows} == {16, 32, 64}
+    assert rows[-1].accuracy > 0.05
+
+
+@pytest.mark.parametrize(("stack", "options"), MODELS)
+def test_recorded_steps_are_the_plain_ones(imitated, stack, options):
+    assert assert_same(SMALL, stack, options, "cpu").recorded
+
+
+def test_rows_are_drawn_anew_with_what_an_oracle_mask_is_told(imitated):
+    task = Overwrite(**TASKS["overwrite"].presets["small"].options)
+    assert assert_same(task, "AM", {"A.mask": "oracle"}, "cpu").recorded
+
+
+def test_rows_that_no_graph_can_draw_are_drawn_by_calls(monkeypatch):
+    def refuse_rows(call, *, rehearse=True):
+        if call.__name__ == "_generate":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return Imitation(call, rehearse=rehearse)
+
+    monkeypatch.setattr(recorded_step, "RecordedCall", refuse_rows)
+    task = Overwrite(**TASKS["overwrite"].presets["small"].options)
+    assert assert_same(task, "AM", {"A.mask": "oracle"}, "cpu").recorded
+
+
+def test_a_batch_with_other_counts_of_scored_positions_is_taken_by_calls(imitated, monkeypatch):
+    """The count of the first rows is recorded; here it is that of no later ones."""
+    monkeypatch.setattr(recorded_step, "_count_scored", lambda model, batch: 3)
+    assert assert_same(SMALL, "AM", {}, "cpu").recorded
+
+
+@pytest.mark.parametrize("name", ["flip_flop", "language"])
+def test_rows_that_differ_in_scored_positions_are_not_recorded(imitated, name):
+    _, _, stepper, notes = train(make_small(name), "AM", records=True)
+    assert not stepper.recorded
+    assert any("rows differ in how many positions are scored" in note for note in notes)
+
+
+def test_a_mixer_of_another_package_is_not_recorded(imitated):
+    model = build("AM", vocab_size=256, d_model=32)
+    model.blocks[0].mixer = nn.Identity()
+    with pytest.raises(RuntimeError, match="a mixer that is not the lab's"):
+        recorded_step._count_scored(model, SMALL.batch(size=2))
+
+
+def test_a_watched_model_is_not_recorded(imitated):
+    model = build("AM", vocab_size=256, d_model=32)
+    model.register_forward_hook(lambda *call: None)
+    with pytest.raises(RuntimeError, match="a hook is attached"):
+        recorded_step._count_scored(model, SMALL.batch(size=2))
+
+
+@pytest.mark.parametrize(("stack", "options"), MODELS)
+def test_gradients_depend_on_no_value_that_a_graph_would_wait_for(monkeypatch, stack, options):
+    """On the meta device there are no values, so reading one raises."""
+    monkeypatch.setattr(torch, "autocast", lambda *given, **options: nullcontext())
+    model = build(stack, vocab_size=256, d_model=32, options=options).to("meta")
+    batch = SMALL.batch(size=4, device="meta")
+    differentiate(model, batch, "fp32", per_row=16)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["mqar", "copy", "induction", "flip_flop", "memorize"])
+def test_these_rows_depend_on_no_value_that_a_graph_would_wait_for(name):
+    batch = make_small(name).generate("train", torch.arange(4, device="meta"), 0)
+    assert batch.inputs.device.type == "meta"
