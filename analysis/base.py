@@ -166,7 +166,7 @@ class Words:
 class Finding(ABC):
     """What an analysis found: numbers in the fields of a frozen dataclass, words, and a figure.
 
-    `analysis.record.to_plain` must be able to convert the fields for analysis.json.
+    `analysis.plain.to_plain` must be able to convert the fields for analysis.json.
     """
 
     @abstractmethod

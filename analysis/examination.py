@@ -7,7 +7,8 @@ from typing import Any
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
-from analysis.record import collect_provenance, to_plain
+from analysis.plain import to_plain
+from analysis.provenance import collect_provenance
 from tasks.near_names import suggest
 
 FORMAT = 1

@@ -15,7 +15,7 @@ from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
 from lab.models import Block, LanguageModel
 from lab.models.evaluation import find_stored_positions, score
-from lab.models.user_mixer import is_own
+from lab.models.user_mixer import is_from_lab
 from tasks.base import Batch
 
 TOLERANCE = 1e-3
@@ -72,7 +72,7 @@ class Mixer:
                 what forward applies.
         """
         module, x = self.module, self.x[:1]
-        if not isinstance(module, MatrixMixer) or is_own(module):
+        if not isinstance(module, MatrixMixer) or is_from_lab(module):
             return
         with self._tell_mask(0):
             values, mixed = None, []
@@ -133,7 +133,7 @@ class Mixer:
 
     def _answer(self, name: str, call: Callable[[], Tensor]) -> Tensor:
         """Call one of the mixer's methods; what a user's mixer raises becomes one line."""
-        if is_own(self.module):
+        if is_from_lab(self.module):
             return call()
         try:
             return call()

@@ -40,7 +40,7 @@ def sign(config: Mapping[str, Any]) -> str | None:
     return hmac.new(key, json.dumps(named).encode(), hashlib.sha256).hexdigest()
 
 
-def is_own(config: Mapping[str, Any], signature: object) -> bool:
+def is_trusted(config: Mapping[str, Any], signature: object) -> bool:
     """Whether a config.json names nothing, or what a command of this user named."""
     if not list_named(config):
         return True

@@ -1,20 +1,34 @@
-"""Constants that say for how many seconds a run measures its choices: zero in tests."""
+"""What tests replace in the lab, so that a run measures neither for seconds nor for its choices."""
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
-MEASURED = (
-    "lab.training.step_time.SECONDS",
-    "lab.training.lane_time.SECONDS",
-    "lab.training.lane_time.QUICK",
-    "lab.machine.processor.INTERVAL",
-)
+REPLACED = {
+    "lab.training.step_time.SECONDS": 0.0,
+    "lab.training.lane_time.SECONDS": 0.0,
+    "lab.training.lane_time.QUICK": 0.0,
+    "lab.machine.processor.INTERVAL": 0.0,
+    # A run in precision "auto" then has nothing to choose, and the same bits everywhere.
+    "torch.cpu._is_avx512_bf16_supported": lambda: False,
+    "torch.cpu._is_amx_tile_supported": lambda: False,
+}
+
+
+def replace_measurements(replace: Callable[[Any, str, object], object] = setattr) -> None:
+    """Replace them all in this process.
+
+    Args:
+        replace: sets an attribute of a module.
+    """
+    for path, value in REPLACED.items():
+        module, _, name = path.rpartition(".")
+        replace(import_module(module), name, value)
 
 
 def behave_as_in_tests() -> None:
-    """Let this process, which pytest did not set up, measure briefly and poison its memory."""
+    """Let this process, which pytest did not set up, measure nothing and poison its memory."""
     import torch
 
-    for path in MEASURED:
-        module, _, name = path.rpartition(".")
-        setattr(import_module(module), name, 0.0)
+    replace_measurements()
     torch.use_deterministic_algorithms(True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from lab.models import ARCHITECTURES
 from lab.models.language_model import LanguageModel, ModelState
 
 Kind = Literal["mixer", "transform", "model", "printed", "sequence"]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Embedded(nn.Module):
         return self.model.step_embeddings(x, state)
 
 
-def move(module: nn.Module) -> nn.Module:
+def move(module: Module) -> Module:
     """Add noise to the parameters, so that masks and gates have an effect."""
     with torch.no_grad():
         for parameter in module.parameters():

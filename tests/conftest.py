@@ -10,7 +10,7 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.brief import MEASURED
+from tests.brief import replace_measurements
 
 settings.register_profile(
     "default",
@@ -50,11 +50,10 @@ def _one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Keep measured step times out of the user's cache folder, and measure briefly."""
+    """Keep measured step times out of the user's cache folder, and measure next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        for constant in MEASURED:
-            patch.setattr(constant, 0.0)
+        replace_measurements(patch.setattr)
         yield
 
 
@@ -84,6 +83,16 @@ def no_report(monkeypatch):
     monkeypatch.setattr(
         "analysis.pages.report.write_quick", lambda run, *calls: ReportFiles(run.path)
     )
+
+
+@pytest.fixture(scope="module")
+def forked_workers():
+    """Fork the processes that train a sweep's cells, which would import torch first."""
+    from tests.forked_worker import start
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lab.sweeps.workers.Worker._start", start)
+        yield
 
 
 def pytest_configure():

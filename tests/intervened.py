@@ -11,6 +11,7 @@ from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.models import Block, LanguageModel
+from tests.case import move
 from tests.ssd_variants import moved as ssd_moved
 
 TOKENS = torch.randint(8, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -49,13 +50,6 @@ class Opaque(nn.Module):
         return x
 
 
-def moved(module: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) / 2)
-    return module
-
-
 def stack(*mixers: nn.Module | None, mlps: tuple[nn.Module, ...] = ()) -> LanguageModel:
     """Return a model in fp64 of these layers, one block each."""
     pairs = [(mixer, None) for mixer in mixers] + [(None, mlp) for mlp in mlps]
@@ -65,9 +59,7 @@ def stack(*mixers: nn.Module | None, mlps: tuple[nn.Module, ...] = ()) -> Langua
 
 def attention(cls: type[Attention] = Attention, **options) -> Attention:
     torch.manual_seed(1)
-    mixer = moved(cls(12, 2, **options))
-    assert isinstance(mixer, Attention)
-    return mixer.double()
+    return move(cls(12, 2, **options)).double()
 
 
 ATTENTIONS = {
@@ -94,7 +86,7 @@ EXPERTS = {
 
 def experts(kind: str, seed: int = 2, **options) -> nn.Module:
     torch.manual_seed(seed)
-    return moved(EXPERTS[kind](**options)).double()
+    return move(EXPERTS[kind](**options)).double()
 
 
 def mixed(model: LanguageModel, layer: int = 0) -> Tensor:

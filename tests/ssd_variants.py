@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.layers.ssd import SSD
+from tests.case import move
 
 
 def layer(**options: Any) -> SSD:
@@ -18,11 +19,7 @@ def layer(**options: Any) -> SSD:
 
 def moved(**options: Any) -> SSD:
     """Return the layer with noise on its parameters, so that it forgets, skips and gates."""
-    mixer = layer(**options)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(torch.randn_like(parameter) / 2)
-    return mixer
+    return move(layer(**options))
 
 
 POSITIONS, GATES = ("rope", "conv", "decay", "none"), ("none", "silu", "norm")

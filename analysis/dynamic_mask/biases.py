@@ -16,9 +16,9 @@ from analysis.dynamic_mask.gradients import measure_gradients
 from analysis.dynamic_mask.heads import MaskedHead
 from analysis.dynamic_mask.layers import MaskedLayer
 from analysis.dynamic_mask.positions import find_width, sum_neighbours
+from analysis.plain import figure_only
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes
 from analysis.plots.style import COLORS, SYMBOLS
-from analysis.record import figure_only
 from analysis.words import name_layers, percent
 
 

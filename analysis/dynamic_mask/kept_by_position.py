@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from analysis.base import Finding, Words
 from analysis.dynamic_mask.heads import MaskedHead, pick_most
 from analysis.dynamic_mask.positions import BANDS
+from analysis.plain import figure_only
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes
 from analysis.plots.style import SEQUENTIAL
-from analysis.record import figure_only
 from analysis.words import capitalize, percent, percents
 
 

@@ -17,8 +17,8 @@ from analysis.experts.holders import (
     find_holders,
 )
 from analysis.experts.sites import find_retrieval_layers
+from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.record import figure_only
 from analysis.words import format_nats, percent
 from lab.intervals import wilson
 from lab.layers.retrieval import RetrievedExperts

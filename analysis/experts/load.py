@@ -18,7 +18,7 @@ from analysis.experts.spread import (
     measure_spread,
     rank_loads,
 )
-from analysis.record import figure_only
+from analysis.plain import figure_only
 
 PAIR_ENTRIES = 2**24
 """About how many pairs of chosen experts are compared for the overlap of heads, at most."""

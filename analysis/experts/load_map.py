@@ -10,8 +10,8 @@ from plotly.subplots import make_subplots
 
 from analysis.base import Finding, Words
 from analysis.experts.pairs import PairedChoices, exchange_ids
+from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.record import figure_only
 from analysis.statistics.distributions import (
     compute_shares,
     count_joint,

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.experts.choices import ExpertChoices, record_choices
+from analysis.plain import figure_only
 from analysis.plots.lines import name_lines
 from analysis.plots.style import new_figure
-from analysis.record import figure_only
 from analysis.statistics import distributions
 from analysis.words import format_nats, percent
 

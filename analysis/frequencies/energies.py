@@ -10,8 +10,8 @@ from analysis.base import Finding, Words
 from analysis.frequencies.axes import BOTTOM, ROW, TOP, HeatRows, add_heat_rows, lay_out_heat_rows
 from analysis.frequencies.comparisons import join_parts, name_comparison
 from analysis.frequencies.rotation import RotatedSides, average_causal_pairs
+from analysis.plain import figure_only
 from analysis.plots.style import new_figure
-from analysis.record import figure_only
 from analysis.statistics.distributions import compute_shares, effective_number
 from analysis.words import capitalize, name_layers, percent
 

@@ -17,7 +17,7 @@ from analysis.frequencies.axes import (
 )
 from analysis.frequencies.comparisons import format_range, join_parts, name_comparison
 from analysis.frequencies.lag_curves import FEWEST, PREFERS, TOO_FEW, LagCurves, new_lag_panels
-from analysis.record import figure_only
+from analysis.plain import figure_only
 from analysis.words import capitalize
 
 

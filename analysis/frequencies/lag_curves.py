@@ -22,8 +22,8 @@ from analysis.frequencies.edges import (
     score_edges,
 )
 from analysis.frequencies.rotation import RotatedSides, average_by_lag
+from analysis.plain import figure_only
 from analysis.plots.style import new_figure
-from analysis.record import figure_only
 from analysis.words import name_head
 from tasks.base import Batch
 

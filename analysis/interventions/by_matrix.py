@@ -22,7 +22,7 @@ from lab.layers.mixer import (
     offers_rows,
 )
 from lab.layers.state import Decoder
-from lab.models.user_mixer import convert_errors, is_own
+from lab.models.user_mixer import convert_errors, is_from_lab
 
 Edit = Callable[[Tensor, Tensor], Tensor]
 """Gets a matrix [b h t s] and which rows of the batch it is of [b]; returns the one to apply."""
@@ -48,7 +48,7 @@ class MatrixForward:
         self.blocked: list[BlockedEdges] = []
         self.edits: list[Edit] = []
         self.swaps: list[Edit] = []
-        self.verified = is_own(mixer)
+        self.verified = is_from_lab(mixer)
         self.verifying = False
 
     def __call__(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:

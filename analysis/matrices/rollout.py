@@ -22,8 +22,8 @@ from torch import Tensor
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.links import find_links
 from analysis.mixing import Mixer, collect_mixers
+from analysis.plain import figure_only
 from analysis.plots.heatmaps import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
-from analysis.record import figure_only
 from analysis.statistics.intervals import bootstrap
 from analysis.words import percent, percents
 from lab.laws import MatrixMixer

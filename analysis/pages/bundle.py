@@ -11,7 +11,7 @@ from functools import cache
 
 from plotly.offline import get_plotlyjs
 
-from analysis.record import deflate
+from analysis.plain import deflate
 
 TESTED = "plotly.js v4.1.1"
 """The version whose cut bundles are tested. Others stay whole."""

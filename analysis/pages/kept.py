@@ -17,7 +17,8 @@ from analysis.base import Passage, Words, count_default_rows
 from analysis.examination import FORMAT, Examination, record
 from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
 from analysis.pages.schema import NumbersFile, SectionsFile
-from analysis.record import DATA, to_plain
+from analysis.plain import to_plain
+from analysis.provenance import DATA
 from lab.files import RunError, is_marked
 from lab.folder import Folder, has_entries
 from lab.training.report_coverage import PAGE, read_coverage

@@ -15,8 +15,8 @@ from analysis.base import Analysis, Subject, Words
 from analysis.examination import Examination
 from analysis.pages.bundle import pack_plotly
 from analysis.pages.formulas import typeset
+from analysis.plain import deflate
 from analysis.plots.style import DARK, HEAD, LIGHT, add_title
-from analysis.record import deflate
 from analysis.words import percent
 
 

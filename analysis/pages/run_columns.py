@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
 from analysis.mechanism.label import Mechanism
-from analysis.record import figure_only
+from analysis.plain import figure_only
 from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations
 from lab.training.catalog import name_choices

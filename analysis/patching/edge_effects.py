@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from analysis.base import Finding, Words
+from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.record import figure_only
 
 
 @dataclass(frozen=True)

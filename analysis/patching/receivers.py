@@ -8,7 +8,7 @@ from torch import nn
 from lab.layers.mixer import SplitInputMixer
 from lab.models import Block, LanguageModel
 from lab.models.activation_cache import ActivationCache
-from lab.models.user_mixer import is_own
+from lab.models.user_mixer import is_from_lab
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _split_receiver(
 ) -> Iterator[Receiver]:
     """Yield the inputs of each head where the mixer names them, else the mixer as a whole."""
     # A user's class may read x in further ways, whatever it inherits.
-    if not (isinstance(mixer, SplitInputMixer) and is_own(mixer)):
+    if not (isinstance(mixer, SplitInputMixer) and is_from_lab(mixer)):
         yield Receiver(whole.name, whole.order, whole.residual, f"{way}.hook_attn_out")
         return
     for hook in mixer.input_hooks:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from analysis.base import Finding, Words
 from analysis.interventions.places import get_language_model
 from analysis.interventions.points import list_axes
+from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.record import figure_only
 from analysis.scoring import PART_ENTRIES
 from analysis.words import capitalize, name_head
 from lab.hooks import HookPoint, hook_points, hooks

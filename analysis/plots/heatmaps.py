@@ -10,8 +10,8 @@ from plotly.subplots import make_subplots
 
 from analysis.base import Subject
 from analysis.links import AnswerLinks, find_links
+from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.record import figure_only
 from analysis.words import name_head
 
 SIDE = 512

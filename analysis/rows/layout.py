@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Finding, Words
+from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.record import figure_only
 from analysis.words import percent
 from lab.palette import color_roles
 from tasks.base import IGNORE, Batch, Task

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from analysis.base import Finding, Subject, Words, describe, draw
 from analysis.links import find_links
 from analysis.mixing import Mixer, collect_mixers
-from analysis.record import deflate, figure_only
+from analysis.plain import deflate, figure_only
 from analysis.scoring import scored
 from analysis.words import name_head
 from lab.layers.mixer import MatrixMixer

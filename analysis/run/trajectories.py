@@ -9,7 +9,7 @@ from torch import Tensor
 
 from analysis.base import Subject
 from analysis.mixing import collect_mixers
-from analysis.record import figure_only
+from analysis.plain import figure_only
 from analysis.run.quantities import (
     ACCURACY,
     QUANTITIES,

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import Finding, Subject, Words
+from analysis.plain import figure_only
 from analysis.plots.heatmaps import Heatmap, Picture, choose_pool, draw_heatmap, pool_matrix
-from analysis.record import figure_only
 from analysis.state_space.recurrence import Recurrence
 from analysis.words import percent
 

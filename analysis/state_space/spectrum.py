@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
 from analysis.base import Finding, Words
+from analysis.plain import figure_only
 from analysis.plots.heads import NAMED, add_head_lines, name_heads
 from analysis.plots.style import new_figure
-from analysis.record import figure_only
 
 LEAST = 1e-8
 """Where the axis of singular values ends at the latest: below is fp32's rounding."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 from lab.bench.ratio import Ratio, take_turns
 from lab.models import build
 from lab.training.gradients import differentiate, differentiate_lanes
+from lab.training.lane_time import drop_gradients
 from lab.training.step_time import use_threads
 from tasks.mqar import MQAR
 
@@ -83,13 +85,9 @@ def _compare_steps(stack: str, seq_len: int, vocab_size: int, rows: int) -> Rati
         for model, batch in zip(models, batches, strict=True):
             differentiate(model, batch, "fp32")
 
-    def clear() -> None:
-        for model in models:
-            model.zero_grad(set_to_none=True)
-
     calls = (lambda: differentiate_lanes(models, batches, "fp32"), compute_apart)
     with use_threads(1):
-        times = take_turns(calls, REPEATS + 1, time.process_time, clear)
+        times = take_turns(calls, REPEATS + 1, time.process_time, partial(drop_gradients, models))
     ours, theirs = (taken[1:] for taken in times)  # the first call warms up
     ratios = sorted(apart / together for together, apart in zip(ours, theirs, strict=True))
     low, _, high = quantiles(ratios, n=4)

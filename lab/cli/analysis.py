@@ -181,7 +181,7 @@ def compare(
     if as_json:
         typer.echo(comparison.as_json(found))
         return
-    from analysis.record import to_plain
+    from analysis.plain import to_plain
     from lab.cli.console import open_table_console
     from lab.cli.tables.runs import build_comparison_table
 

@@ -62,7 +62,7 @@ def bench(
             if before:
                 typer.echo(f"  {before}", err=as_json)
         if history is not None:
-            from analysis.record import find_commit
+            from analysis.provenance import find_commit
 
             with report_failures():
                 kept.append(history, ratios, find_commit() or "unknown")

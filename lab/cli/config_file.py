@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from lab.config import ModelConfig, TrainConfig
-from lab.trust import ask_for_trust, is_own, list_named
+from lab.trust import ask_for_trust, is_trusted, list_named
 from tasks import TASKS
 from tasks.near_names import ask, suggest
 
@@ -48,7 +48,7 @@ def read_config(
     for part, values in content.items():
         if not isinstance(values, dict):
             raise ValueError(f"config={file}: {part} holds no object")
-    if not trust and not is_own(content, signature):
+    if not trust and not is_trusted(content, signature):
         used = {
             part: {key: value for key, value in values.items() if key not in (given or {})}
             for part, values in content.items()

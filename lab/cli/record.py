@@ -1,4 +1,4 @@
-"""`lab record`: the tracks of the speedrun, their holders, and a candidate against one of them."""
+"""`lab record`: the tracks, the holders of their records, and a candidate against one of them."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,9 @@ from lab.cli.trust_option import Trust
 from lab.config import RECORD_SEEDS
 
 if TYPE_CHECKING:
-    from analysis.speedrun.candidate import Candidate
-    from analysis.speedrun.entry import Entry
-    from analysis.speedrun.track import Track
+    from analysis.records.candidate import Candidate
+    from analysis.records.entry import Entry
+    from analysis.records.track import Track
 
 MOST_SEEDS = 1_000
 
@@ -52,10 +52,10 @@ def record(
     is lower than the holder's, with p below .01. On tracks of CPU seconds, the holder is run again,
     in turns with the candidate on this machine. The same command resumes what was interrupted.
     """
-    from analysis.speedrun.candidate import Candidate
-    from analysis.speedrun.entry import HOME
-    from analysis.speedrun.history import read_histories
-    from analysis.speedrun.track import TRACKS
+    from analysis.records.candidate import Candidate
+    from analysis.records.entry import HOME
+    from analysis.records.history import read_histories
+    from analysis.records.track import TRACKS
     from lab.sweeps.runner import check_limits
     from tasks.near_names import suggest
 
@@ -79,13 +79,13 @@ def record(
         _print_histories({name: histories[name] for name in ([track] if track else TRACKS)})
     else:
         options = SweepOptions(out=out, workers=workers)
-        _race(TRACKS[track], candidate, histories[track], seeds, options, home, trust)
+        _attempt(TRACKS[track], candidate, histories[track], seeds, options, home, trust)
     if track is not None and figure is not None:
         _draw(home, TRACKS[track], figure)
 
 
 def _print_histories(histories: "dict[str, list[Entry]]") -> None:
-    from analysis.speedrun.track import TRACKS
+    from analysis.records.track import TRACKS
     from lab.cli.console import open_console, open_table_console
     from lab.cli.tables.records import build_records_table
 
@@ -96,8 +96,8 @@ def _print_histories(histories: "dict[str, list[Entry]]") -> None:
 
 def _draw(home: Path, track: "Track", figure: Path) -> None:
     from analysis.plots.style import add_title
-    from analysis.speedrun.entry import read_history
-    from analysis.speedrun.history import draw
+    from analysis.records.entry import read_history
+    from analysis.records.history import draw
 
     with report_failures():
         entries = read_history(home, track)
@@ -109,7 +109,7 @@ def _draw(home: Path, track: "Track", figure: Path) -> None:
     typer.echo(figure)
 
 
-def _race(
+def _attempt(
     track: "Track",
     candidate: "Candidate",
     history: "list[Entry]",
@@ -123,11 +123,11 @@ def _race(
     from importlib.metadata import version
 
     from analysis.claims.card import digest_code
-    from analysis.speedrun.entry import HOME, Entry
-    from analysis.speedrun.history import PAGE, build_table, read_histories, update_page
-    from analysis.speedrun.judgement import judge, verify_history
-    from analysis.speedrun.trials import read_trials
-    from lab.cli import racing
+    from analysis.records.entry import HOME, Entry
+    from analysis.records.history import PAGE, build_table, read_histories, update_page
+    from analysis.records.judgement import judge, verify_history
+    from analysis.records.trials import read_trials
+    from lab.cli import record_checks
     from lab.cli.run_settings import read_settings
     from lab.cli.sweep import run_sweep
 
@@ -142,18 +142,18 @@ def _race(
         if holder is not None and holder.candidate.options == candidate.options:
             raise ValueError(f"{candidate.name}: has the options of {holder.candidate.name}")
         verify_history(history, track.measure)
-        source = racing.read_source(candidate, trust)
+        source = record_checks.read_source(candidate, trust)
         if holder is not None and on_time:
-            racing.check_holder(holder, home / track.name, trust)
+            record_checks.check_holder(holder, home / track.name, trust)
         again = holder.candidate if holder is not None and on_time else None
-        sweep = racing.build_race(track, candidate, again, seeds)
+        sweep = record_checks.build_record_sweep(track, candidate, again, seeds)
         out = options.out or Path("runs") / "records" / sweep.name
         typer.echo(f"{candidate.name} for {track.name}, {track.says}; certifying …", err=True)
         first = sweep.cells[0]
         run, _ = read_settings(first.task, first.options)
-        certificate = racing.certify_model(run, source, out)
+        certificate = record_checks.certify_model(run, source, out)
         typer.echo(f"certified: {certificate}", err=True)
-        machine = racing.note_machine(out, on_time)
+        machine = record_checks.note_machine(out, on_time)
     if on_time and options.workers is None:
         options = replace(options, workers=1)
     run_sweep(sweep, replace(options, out=out), lanes=False)

@@ -41,6 +41,10 @@ class ForeignPart(nn.Module):
         super().__init__()
         self.module = module
 
+    def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
+        """Return what the foreign part returns."""
+        return self.module(x)
+
     def extra_repr(self) -> str:
         """Return the foreign class."""
         return f"{type(self.module).__module__}.{type(self.module).__name__}"

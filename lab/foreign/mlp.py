@@ -52,10 +52,6 @@ class ForeignMLP(ForeignPart):
             inner.linear.register_forward_hook(self._pass_linear)
         inner.down.register_forward_pre_hook(self._pass_post)
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return what the foreign MLP returns."""
-        return self.module(x)
-
     def _pass_pre(self, activation: nn.Module, args: Any) -> Any:
         assert self.hook_pre is not None
         return (self.hook_pre(args[0]), *args[1:])

@@ -35,10 +35,6 @@ class ForeignNorm(ForeignPart):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
-    def forward(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes d"]:
-        """Return what the foreign norm returns."""
-        return self.module(x)
-
     @property
     def shift(self) -> Float[Tensor, " d"]:
         """What the norm returns for zeros."""

@@ -22,7 +22,7 @@ USER_MIXER = "U"
 """The letter of a mixer class that is not the lab's own."""
 
 
-def is_own(mixer: nn.Module) -> bool:
+def is_from_lab(mixer: nn.Module) -> bool:
     """Whether a mixer's class is the lab's own, whose promises the laws have tested.
 
     A user's class that inherits from one of the lab's is not: it may change anything. Nor is what
@@ -49,7 +49,7 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
                 f"{type(module).__name__}.forward: must map [b t d] to [b t d]; "
                 f"given {list(given)} it returned {got}"
             )
-        if module in offering and not is_own(module):
+        if module in offering and not is_from_lab(module):
             _check_positions(module, args[0])
 
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def _replace_forwards(
         for block in model.blocks:
             assert isinstance(block, Block)
             mixer = block.mixer
-            if mixer is not None and not is_own(mixer):
+            if mixer is not None and not is_from_lab(mixer):
                 stack.callback(setattr, mixer, "forward", mixer.forward)
                 mixer.forward = convert(mixer.forward, type(mixer))
         yield

@@ -13,7 +13,7 @@ from lab.files import shorten_message
 from lab.hooks import HookPoint
 from lab.laws.certification import Certification
 from lab.lengthening import list_stages
-from lab.models.user_mixer import is_own
+from lab.models.user_mixer import is_from_lab
 from lab.training.runs import Run
 
 LAWS = (
@@ -78,7 +78,7 @@ def _list_layers(model: nn.Module, every: bool) -> Iterator[tuple[int, nn.Module
     blocks: Any = model.get_submodule("blocks")
     for number, block in enumerate(blocks):
         for layer in (block.mixer, block.mlp):
-            if layer is not None and (every or not is_own(layer)):
+            if layer is not None and (every or not is_from_lab(layer)):
                 yield number, layer
 
 

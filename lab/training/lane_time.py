@@ -17,7 +17,7 @@ from lab.lengthening import Stage, list_stages
 from lab.machine.measurements import read, remember
 from lab.models import LanguageModel
 from lab.models.reading import sees_all
-from lab.models.user_mixer import is_own
+from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.recorded_step import record_gradients
 from lab.training.runs import Run
@@ -158,7 +158,7 @@ def measure_lanes(
                     step()
                 times[i] = min(times[i], clock() - before)
         if time.perf_counter() - began >= seconds:
-            _drop_gradients(models)
+            drop_gradients(models)
             together, apart = map(sum, fastest)
             return LaneTime(together, apart)
 
@@ -168,7 +168,7 @@ def _prepare_together(
 ) -> Callable[[], None]:
     def step() -> None:
         differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
-        _drop_gradients(models)
+        drop_gradients(models)
 
     return step
 
@@ -194,7 +194,7 @@ def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) ->
     The lab's own layers are tested. In bf16 rounding may choose other experts, so this is in fp32.
     """
     mixers = [block.mixer for block in models[0].blocks]
-    foreign = [m for m in mixers if isinstance(m, nn.Module) and not is_own(m)]
+    foreign = [m for m in mixers if isinstance(m, nn.Module) and not is_from_lab(m)]
     if not foreign:
         return ""
     buffers = [buffer.clone() for buffer in models[0].buffers()]
@@ -206,11 +206,11 @@ def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) ->
     except Exception as error:  # the user's code may raise anything under vmap
         return f"torch.func.vmap cannot run {type(foreign[0]).__name__}: {_shorten(error)}"
     finally:
-        _drop_gradients(models)
+        drop_gradients(models)
     for model, batch in zip(models, batches, strict=True):
         differentiate(model, batch, "fp32")
     apart = _take_gradients(models)
-    _drop_gradients(models)
+    drop_gradients(models)
     if not all(map(torch.equal, buffers, models[0].buffers())):
         return "a mixer changes its buffers in training"
     for mine, own in zip(together, apart, strict=True):
@@ -228,7 +228,8 @@ def _take_gradients(models: Sequence[LanguageModel]) -> list[torch.Tensor]:
     ]
 
 
-def _drop_gradients(models: Sequence[LanguageModel]) -> None:
+def drop_gradients(models: Sequence[LanguageModel]) -> None:
+    """Drop the gradients of models, so that the next ones are not added to them."""
     for model in models:
         model.zero_grad(set_to_none=True)
 

@@ -15,7 +15,7 @@ from lab.lengthening import Stage
 from lab.machine.cuda_graph import RecordedCall
 from lab.models import LanguageModel
 from lab.models.block import Block
-from lab.models.user_mixer import is_own
+from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import StepResult, differentiate
 from tasks.base import IGNORE, Batch, Task
 
@@ -164,7 +164,7 @@ def _count_scored(model: LanguageModel, batch: Batch) -> int:
     if is_watched(model):
         raise RuntimeError("a hook is attached to the model")
     mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
-    if not all(mixer is None or is_own(mixer) for mixer in mixers):
+    if not all(mixer is None or is_from_lab(mixer) for mixer in mixers):
         raise RuntimeError("what a mixer that is not the lab's does beside torch would be left out")
     counts = (batch.targets != IGNORE).sum(1).unique().tolist()
     if len(counts) > 1:

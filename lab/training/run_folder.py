@@ -15,7 +15,7 @@ from lab.folder import LEFTOVER, Folder
 from lab.training.differences import get_defaults, list_differences
 from lab.training.metrics import Metrics
 from lab.training.schema import ConfigFile, ResultFile, validate
-from lab.trust import ask_for_trust, is_own, list_named, sign
+from lab.trust import ask_for_trust, is_trusted, list_named, sign
 from tasks import TASKS, restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
@@ -77,7 +77,7 @@ class RunFolder:
             )
         validate(ConfigFile, config, f"{path}/config.json does not describe a run")
         wanted = list_named(config)
-        trusted = trust or {*wanted} <= {*named} or is_own(config, config.get("signature"))
+        trusted = trust or {*wanted} <= {*named} or is_trusted(config, config.get("signature"))
         if not trusted and config["task"].get("path") is not None:
             raise RunError(ask_for_trust(path, wanted))
         try:

@@ -44,3 +44,8 @@ def make() -> Path:
 def copy(folder: Path) -> Path:
     """Copy the run into a folder, and return where it is."""
     return Path(shutil.copytree(make(), folder / "run", dirs_exist_ok=True))
+
+
+def take_stock(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files below a folder."""
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}

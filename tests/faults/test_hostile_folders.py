@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.faults.attempt import attempt, report, run_command
 from tests.faults.numbered import draw_cases
-from tests.faults.planted import copy
+from tests.faults.planted import copy, take_stock
 from tests.faults.plants import plant
 
 COMMANDS = (
@@ -24,11 +24,6 @@ PATIENCE = 240
 """Seconds after which a command waits for something, however busy the machine is."""
 MOST = 2**26
 """Bytes of the largest page that is searched; a file of holes only would fill memory."""
-
-
-def take_stock(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder."""
-    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def test_planted_folders(tmp_path, monkeypatch):

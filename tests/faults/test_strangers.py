@@ -12,7 +12,7 @@ from lab.files import RunError, encode_json
 from lab.training.runs import Run
 from tests.faults.attempt import attempt, report, run_command
 from tests.faults.numbered import draw_cases
-from tests.faults.planted import copy
+from tests.faults.planted import copy, take_stock
 
 LINKED = (
     "history",
@@ -49,11 +49,6 @@ class Mixer(nn.Module):
     def forward(self, x):
         return self.map(x)
 """
-
-
-def take_stock(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder."""
-    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def test_links_are_not_followed(tmp_path):

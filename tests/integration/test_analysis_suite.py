@@ -6,7 +6,7 @@ import pytest
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.models import build
 from tasks import TASKS
 from tests.task_cases import CASES

@@ -66,7 +66,6 @@ def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
         ("--help", "torch"),
         ("mqar --help", "torch"),
         ("runs", "torch"),
-        ("mqar --show 1", "torch._dynamo"),
     ],
 )
 def test_a_command_does_not_import_what_it_can_do_without(words, package):

@@ -18,11 +18,11 @@ def home(tmp_path, monkeypatch) -> Path:
 
 def test_a_key_is_made_once_for_its_user_alone(home):
     signature = trust.sign(CONFIG)
-    assert trust.is_own(CONFIG, signature)
+    assert trust.is_trusted(CONFIG, signature)
     assert trust.find_key().stat().st_mode & 0o777 == 0o600
     assert list(trust.find_key().parent.iterdir()) == [trust.find_key()]
     assert trust.sign(CONFIG) == signature
-    assert not trust.is_own({"model": {"model": "another:Mixer"}}, signature)
+    assert not trust.is_trusted({"model": {"model": "another:Mixer"}}, signature)
 
 
 def test_a_command_that_is_killed_while_it_makes_a_key_leaves_none_or_a_whole_one(
@@ -44,7 +44,7 @@ def test_a_command_that_is_killed_while_it_makes_a_key_leaves_none_or_a_whole_on
 def test_a_damaged_key_is_made_anew(home, content):
     trust.find_key().parent.mkdir(parents=True)
     trust.find_key().write_bytes(content)
-    assert trust.is_own(CONFIG, trust.sign(CONFIG))
+    assert trust.is_trusted(CONFIG, trust.sign(CONFIG))
     assert len(trust.find_key().read_bytes()) == trust.BYTES
 
 

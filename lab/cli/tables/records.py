@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from analysis.speedrun.entry import Entry
-from analysis.speedrun.history import list_cells
-from analysis.speedrun.track import TRACKS
+from analysis.records.entry import Entry
+from analysis.records.history import list_cells
+from analysis.records.track import TRACKS
 
 
 def build_records_table(histories: Mapping[str, Sequence[Entry]]) -> Table:

@@ -9,7 +9,7 @@ import pytest
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine, record, select_analyses
-from analysis.record import figure_only, to_plain
+from analysis.plain import figure_only, to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.models import build

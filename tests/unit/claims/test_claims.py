@@ -24,6 +24,8 @@ from lab.suite.audit import audit
 from lab.sweeps.table import MEASURED
 from tasks import TASKS
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 FACTORS = ("mixer", "d_model", "learning_rate", "seed")
 DIFFERENCE = Statistic("difference", {"mixer": "a"}, {"mixer": "b"}, "above", 0.1, {})
 LEAST = Statistic("least", {"mixer": "a"}, {}, "above", 0.9, {})

@@ -8,7 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from lab.models import build
-from tests.intervened import TOKENS, UserMixer, attention, experts, moved, stack
+from tests.case import move
+from tests.intervened import TOKENS, UserMixer, attention, experts, stack
 from tests.ssd_variants import moved as ssd_moved
 
 
@@ -17,7 +18,7 @@ def model():
     """Attention and SSD of two heads, a gated norm, a user's mixer, and experts, in fp64."""
     mixers = [attention(), ssd_moved(), ssd_moved(gate="norm"), UserMixer()]
     torch.manual_seed(5)
-    return moved(stack(*mixers, None, mlps=(experts("cdmoe"), experts("shared"))))
+    return move(stack(*mixers, None, mlps=(experts("cdmoe"), experts("shared"))))
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 import json
 
 import polars as pl
+import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
 from lab.studies.trainability import BASELINE
 from tests.unit.sweeps.test_cells import TINY
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def test_a_missing_library_is_one_line_before_anything_is_run(monkeypatch, tmp_path):

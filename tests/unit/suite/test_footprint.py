@@ -24,11 +24,11 @@ def test_an_audit_of_many_rows_takes_what_few_foretell(name):
 
 
 def test_an_audit_that_memory_does_not_hold_is_refused_in_one_line():
-    task = TASKS["flip_flop"](seq_len=2**16)
+    task = TASKS["flip_flop"](seq_len=2**13)
     check_audit(task, free=2**30)
-    words = r"seq_len=65536: does not fit in memory: an audit takes about .* tokens would fit"
+    words = r"seq_len=8192: does not fit in memory: an audit takes about .* tokens would fit"
     with pytest.raises(DoesNotFitError, match=words):
-        check_audit(task, free=2**23)
+        check_audit(task, free=2**20)
 
 
 def test_the_ladder_takes_the_weights_and_the_pass_of_its_largest_model():

@@ -28,6 +28,8 @@ from lab.sweeps.workers import Trainer, start_processes
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 TINY = {
     "seq_len": 8,
     "vocab_size": 32,

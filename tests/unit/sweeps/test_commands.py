@@ -112,6 +112,7 @@ def _load(file: Path):
     return tomllib.loads(file.read_text())
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_python_runs_a_sweep_and_shows_it(tmp_path):
     options: dict[str, Any] = {
         "seq_len": 8,

@@ -13,6 +13,8 @@ from lab.sweeps.remote import train_elsewhere
 from lab.training.runs import Run
 from tests.unit.sweeps.test_cells import cell
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 LONG = {"max_steps": 30, "checkpoint_every": 10, "early_stop": False}
 
 

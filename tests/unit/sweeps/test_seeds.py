@@ -15,6 +15,8 @@ from lab.training.runs import Run
 from tasks.schedule import Schedule
 from tests.unit.sweeps.test_commands import TINY
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def invoke(words: str, *more: object):
     return CliRunner().invoke(app, [*words.split(), *map(str, more)])

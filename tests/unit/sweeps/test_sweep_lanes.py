@@ -14,6 +14,8 @@ from lab.sweeps.table import tabulate_cells
 from lab.training.lane_time import LaneTime
 from tests.unit.sweeps.test_cells import TRAIN, cell, fake, study
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 FASTER, SLOWER = LaneTime(0.5, 1.0), LaneTime(1.0, 1.0)
 
 

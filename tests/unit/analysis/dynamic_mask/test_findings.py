@@ -16,7 +16,7 @@ from analysis.dynamic_mask.kept_by_position import KeptByPosition
 from analysis.dynamic_mask.layers import record_masked_layers
 from analysis.dynamic_mask.selection import KeySelection
 from analysis.dynamic_mask.trajectory import MaskTrajectory
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.models import build
 from tasks.mqar import FILLER
 from tests.unit.analysis.dynamic_mask.models import (

@@ -22,7 +22,7 @@ from analysis.errors.causes import (
 )
 from analysis.errors.examples import Examples
 from analysis.errors.ledger import Ledger
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
 from lab.layers.mixer import take_positions

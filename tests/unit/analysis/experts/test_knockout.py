@@ -16,7 +16,7 @@ from analysis.experts.knockout import describe, measure, plan_knockout
 from analysis.experts.layer_knockout import LayerKnockout, knock_out_layer
 from analysis.experts.role_effects import RoleEffects
 from analysis.experts.sites import Site, build_sites, find_retrieval_layers
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from analysis.statistics.intervals import bootstrap
 from tasks.base import Batch
 from tasks.mqar import MQAR

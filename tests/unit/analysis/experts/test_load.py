@@ -17,7 +17,7 @@ from analysis.experts.load import Ranked, measure_load
 from analysis.experts.load_by_rank import LoadByRank, assign_faces
 from analysis.experts.load_comparison import LoadComparison, compare_loads
 from analysis.experts.spread import Spread, bound_standing
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.layers.printed.cdmoe import FloorSquareCDMoE
 from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE

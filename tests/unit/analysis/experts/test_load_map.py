@@ -24,7 +24,7 @@ from analysis.experts.pairs import (
     find_coalition,
     shuffle_choices,
 )
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import build
 from tasks.mqar import MQAR

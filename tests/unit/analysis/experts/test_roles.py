@@ -17,7 +17,7 @@ from analysis.experts.roles import (
     measure_layer,
     measure_preferences,
 )
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.models import build
 from tasks.mqar import MQAR
 

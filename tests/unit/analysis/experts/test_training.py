@@ -15,7 +15,7 @@ from analysis.experts.training import (
     measure_membership,
     measure_saturation,
 )
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.retrieval import RetrievedExperts
 from lab.training import history

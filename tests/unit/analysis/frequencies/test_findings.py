@@ -14,7 +14,7 @@ from analysis.frequencies.energies import Energies
 from analysis.frequencies.frequencies_by_lag import FrequenciesByLag
 from analysis.frequencies.scores_by_lag import ScoresByLag
 from analysis.frequencies.uses import FrequencyUses
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from tests.unit.analysis.frequencies.models import (
     TASK,
     build_subject,

@@ -10,8 +10,8 @@ from analysis.matrices.head_scores import HeadScores
 from analysis.matrices.patterns import PATTERNS
 from analysis.matrices.row_sums import sum_row
 from analysis.mixing import collect_mixers
+from analysis.plain import to_plain
 from analysis.plots.heads import LINES, choose_log_ticks
-from analysis.record import to_plain
 from lab.models import build
 from tests.unit.analysis.matrices.planted_heads import (
     GivenMatrix,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from analysis.base import NotApplicableError
 from analysis.matrices import heads, rollout
 from analysis.mixing import collect_mixers
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.models import build
 from tests.unit.analysis.matrices.planted_heads import (
     GivenMatrix,

@@ -14,7 +14,7 @@ from analysis.mechanism.cues import Cues, Measured
 from analysis.mechanism.edits import Edited
 from analysis.mechanism.effects import Restored
 from analysis.mechanism.label import classify
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from tasks.base import IGNORE, Batch
 from tests import mechanisms
 from tests.unit.analysis.mechanism.planted import MAKERS, ROWS, measure_mechanism, measure_planted

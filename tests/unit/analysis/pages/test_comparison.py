@@ -16,7 +16,7 @@ from analysis.pages.comparison import (
 from analysis.pages.ranking import Ranking
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn, name_apart
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.intervals import wilson

@@ -10,7 +10,7 @@ from analysis.base import Subject
 from analysis.examination import examine
 from analysis.pages.kept import Report, choose_work, find_page, is_complete
 from analysis.pages.report import render, write_both, write_quick
-from analysis.record import DATA
+from analysis.provenance import DATA
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.training.runs import Run

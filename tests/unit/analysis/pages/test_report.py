@@ -9,7 +9,7 @@ from analysis import ANALYSES, QUICK
 from analysis.base import Analysis, Subject
 from analysis.examination import examine
 from analysis.pages.report import render
-from analysis.record import find_commit, hash_data
+from analysis.provenance import find_commit, hash_data
 from lab.config import ModelConfig, TrainConfig
 from lab.intervals import wilson
 from lab.training.runs import Run

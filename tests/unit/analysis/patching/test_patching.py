@@ -13,7 +13,8 @@ from analysis.interventions.places import get_block, get_mixer
 from analysis.patching import attribute_edges, patch_edges, sweep_heads, sweep_positions
 from lab.layers.attention import Attention
 from lab.models import build
-from tests.intervened import TOKENS, UserMixer, attention, experts, moved, stack
+from tests.case import move
+from tests.intervened import TOKENS, UserMixer, attention, experts, stack
 from tests.ssd_variants import moved as ssd_moved
 
 CLEAN, CORRUPT = TOKENS[:1], TOKENS[1:2]
@@ -28,7 +29,7 @@ def metric(logits):
 def model():
     torch.manual_seed(7)
     mixers = [attention(), ssd_moved(), attention(n_kv_heads=1)]
-    return moved(stack(*mixers, None, mlps=(experts("cdmoe"),)))
+    return move(stack(*mixers, None, mlps=(experts("cdmoe"),)))
 
 
 @torch.no_grad()

@@ -10,12 +10,12 @@ from torch import nn
 from analysis import recall
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import collect_mixers
+from analysis.plain import to_plain
 from analysis.plots.style import MUTED
 from analysis.recall import pair_mass
 from analysis.recall.by_place import RecallByPlace, measure_by_place
 from analysis.recall.masses import measure_pair_mass
 from analysis.recall.pair_mass import PairMass
-from analysis.record import to_plain
 from analysis.statistics.binned import Bins, bin_accuracy
 from analysis.statistics.intervals import bound_share
 from lab.models import Block, build

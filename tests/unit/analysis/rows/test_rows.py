@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from analysis.rows import describe
 from analysis.rows.layout import LINES, RowLayout, lay_out
 from tasks.copying import Copy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Words
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from analysis.run import dynamics
 from analysis.run.dynamics import compare_runs
 from analysis.run.onsets import Onset, Onsets, find_onsets

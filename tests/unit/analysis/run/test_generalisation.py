@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.base import NotApplicableError, Subject
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from analysis.run.generalisation import AccuracyByOption, describe, measure
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build

@@ -10,7 +10,7 @@ import torch
 from analysis import state_space
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import Mixer
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from analysis.state_space import rank as state_rank
 from analysis.state_space.contexts import Contexts
 from analysis.state_space.magnitudes import DECADES, Magnitudes

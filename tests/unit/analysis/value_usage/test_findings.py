@@ -7,7 +7,7 @@ import pytest
 
 from analysis import value_usage
 from analysis.base import NotApplicableError
-from analysis.record import to_plain
+from analysis.plain import to_plain
 from analysis.value_usage.history import ValueHistory
 from analysis.value_usage.swaps import Swaps
 from analysis.value_usage.uses import ValueUses

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.speedrun.entry import Entry, RecordTrial
-from analysis.speedrun.track import WORDS, Measure
+from analysis.records.entry import Entry, RecordTrial
+from analysis.records.track import WORDS, Measure
 from analysis.statistics.survival import estimate_median, log_rank_p
 from lab.config import RECORD_SEEDS
 from lab.files import RunError

@@ -1,4 +1,4 @@
-"""The tracks of the speedrun: what is to be solved, and what is counted until it is."""
+"""The tracks of the records: what is to be solved, and what is counted until it is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

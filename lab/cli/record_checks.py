@@ -12,9 +12,9 @@ from lab.files import RunError, explain_write_errors
 from lab.folder import has_entries, read_json, write_json
 
 if TYPE_CHECKING:
-    from analysis.speedrun.candidate import Candidate
-    from analysis.speedrun.entry import Entry
-    from analysis.speedrun.track import Track
+    from analysis.records.candidate import Candidate
+    from analysis.records.entry import Entry
+    from analysis.records.track import Track
     from lab.certification.request import Request
     from lab.sweeps import Sweep
     from lab.training.runs import Run
@@ -27,7 +27,7 @@ CERTIFICATE, MACHINE = "certificate.json", "machine.json"
 SEVERAL = "several machines"
 
 
-def build_race(
+def build_record_sweep(
     track: "Track", candidate: "Candidate", holder: "Candidate | None", seeds: int
 ) -> "Sweep":
     """Return the sweep of a candidate's runs, in turns with those of the holder if one is given.
@@ -35,15 +35,15 @@ def build_race(
     Raises:
         ValueError: for options that no run has, or mixers that the track does not allow.
     """
-    from analysis.speedrun.track import FIRST_SEED
-    from analysis.speedrun.trials import FACTOR
+    from analysis.records.track import FIRST_SEED
+    from analysis.records.trials import FACTOR
     from lab.cli.run_settings import read_settings
     from lab.cli.sweep_settings import SweepSettings
 
-    racers = {each.name: each.options for each in (candidate, holder) if each is not None}
-    name = f"{track.course}-{'-against-'.join(racers)}"
-    numbers = range(FIRST_SEED, FIRST_SEED + seeds)
-    sweep = SweepSettings("mqar", {FACTOR: racers}, track.options, tuple(numbers), (), name).build()
+    options = {each.name: each.options for each in (candidate, holder) if each is not None}
+    name = f"{track.course}-{'-against-'.join(options)}"
+    numbers = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
+    sweep = SweepSettings("mqar", {FACTOR: options}, track.options, numbers, (), name).build()
     run, _ = read_settings(sweep.cells[0].task, sweep.cells[0].options)
     if track.only_ssd:
         _check_mixers(run, track.name)

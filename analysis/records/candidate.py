@@ -13,7 +13,7 @@ from tasks.near_names import suggest
 PARTS = ("says", "options")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 JUDGED = ("seed", "init", "early_stop", "solved_at", "test_rows", "options")
-"""Options of model and training that the track sets, or that would make a run another race."""
+"""Options of model and training that the track sets, or that would make the task another."""
 FREE = tuple(
     f.name for kind in (ModelConfig, TrainConfig) for f in fields(kind) if f.name not in JUDGED
 )

@@ -8,9 +8,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
-from analysis.speedrun.entry import Entry, RecordTrial, read_history
-from analysis.speedrun.judgement import find_median
-from analysis.speedrun.track import TRACKS, WORDS, Measure, Track
+from analysis.records.entry import Entry, RecordTrial, read_history
+from analysis.records.judgement import find_median
+from analysis.records.track import TRACKS, WORDS, Measure, Track
 from lab.files import RunError, explain_write_errors
 from lab.folder import write
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NotRequired
 from pydantic import ConfigDict, Strict, with_config
 from typing_extensions import TypedDict
 
-from analysis.speedrun.candidate import Candidate
-from analysis.speedrun.track import Measure, Track
+from analysis.records.candidate import Candidate
+from analysis.records.track import Measure, Track
 from lab.files import RunError, explain_write_errors
 from lab.folder import read_json, write_json
 from lab.training.schema import validate

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from analysis.speedrun.entry import RecordTrial
+from analysis.records.entry import RecordTrial
 from lab.files import RunError
 from lab.sweeps.folder import ENDED, CellFolder
 from lab.sweeps.sweep import Cell, Sweep

@@ -1,0 +1,1 @@
+"""Records: the least rows or CPU seconds until hard recall is solved, and who holds each."""
