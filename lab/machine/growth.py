@@ -219,6 +219,7 @@ def measure_growth(
     some = count_rows(tokens, length, most=rows)
     if rows <= 2 * some:
         return Growth(0.0, measure_rows(rows) / rows / length, 0.0, length)
+    measure_rows(1)  # what a first call imports and keeps belongs to no row
     found = measure_rows(some), measure_rows(2 * some)
     per_row = max(0.0, (found[1] - found[0]) / some)
     return Growth(max(0.0, found[0] - some * per_row), per_row / length, 0.0, length)

@@ -293,7 +293,7 @@ def test_lengths_are_evaluated_with_the_weights_at_the_end_of_their_stage(tmp_pa
     def praise(*given, **options):  # so that every stage is passed at its first evaluation
         return replace(evaluate(*given, **options), accuracy=1.0)
 
-    monkeypatch.setattr("lab.training.fit.evaluate", praise)
+    monkeypatch.setattr("lab.training.validation.evaluate", praise)
     given = {**TINY, "seq_len": 32, "vocab_size": 64, "max_steps": 12}
     run, runtime = describe_run("mqar", given, tmp_path / "run")
     result = carry_out(run, runtime)

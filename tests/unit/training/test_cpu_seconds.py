@@ -8,7 +8,7 @@ from lab.config import TrainConfig
 from lab.machine.clocks import Spent, read_clocks
 from lab.models import build
 from lab.models.evaluation import Evaluation
-from lab.training import fit
+from lab.training import fit, validation
 from lab.training.metrics import Metrics
 from tasks.mqar import MQAR
 
@@ -34,9 +34,10 @@ def test_a_step_counts_its_validation_and_not_its_test(monkeypatch):
         return known(*args, **kwargs)
 
     known = fit.differentiate
-    monkeypatch.setattr(fit, "evaluate", evaluate)
+    monkeypatch.setattr(validation, "evaluate", evaluate)
     monkeypatch.setattr(fit, "differentiate", differentiate)
-    monkeypatch.setattr(fit, "read_clocks", lambda: Spent(0.0, clock["cpu"]))
+    for module in (fit, validation):
+        monkeypatch.setattr(module, "read_clocks", lambda: Spent(0.0, clock["cpu"]))
     task = MQAR(seq_len=8, vocab_size=16)
     config = TrainConfig(batch_size=2, max_steps=2, eval_every=2)
     state = fit.start(build("AN", vocab_size=16, d_model=4), config)
