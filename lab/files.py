@@ -146,7 +146,12 @@ def is_marked(path: Path) -> bool:
         return False
 
 
-def shorten_message(error: Exception, most: int = 300) -> str:
+def describe_error(error: BaseException) -> str:
+    """Return an error's class and text, in one line."""
+    return f"{type(error).__name__}: {shorten_message(error)}"
+
+
+def shorten_message(error: BaseException, most: int = 300) -> str:
     """Shorten an error's text, of many lines in torch, to one line of at most `most` characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[: most - 1]}…"

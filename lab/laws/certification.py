@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lab.certify_settings import CertifySettings, Condition
+from lab.files import describe_error
 from lab.laws.adapters import Adapted, adapt, find_lengths_taken
 from lab.laws.conditions import Seeded, apply_condition
 from lab.laws.copying import copy_module
@@ -110,7 +111,7 @@ class Certification:
                     verdict = law.judge(*self._bring_to(condition, law.seeded))
             # The target's own code may raise anything.
             except Exception as error:
-                words = f"raised {type(error).__name__}: {error}".splitlines()[0]
+                words = f"raised {describe_error(error)}"
                 verdict = Verdict(name, "not decided", words)
             verdict = self._restore_names(verdict)
             if verdict.verdict == "fails":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lab.files import describe_error
 from lab.laws.comparison import run_trials
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
@@ -40,7 +41,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         try:
             found = run_trials(LAW.name, module, longest, partial(_list_trials, backend))
         except (RuntimeError, ValueError) as error:
-            words = f"{backend} does not compile it: {type(error).__name__}: {error}"
+            words = f"{backend} does not compile it: {describe_error(error)}"
             refusals.append(words.splitlines()[0])
             continue
         if found.verdict != "not decided":

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.files import describe_error
 from lab.laws.small_models import SmallModel, is_config_class
 from lab.user_modules import import_object
 from tasks.near_names import suggest
@@ -30,7 +31,7 @@ def load(path: str) -> Any:
         found = import_object(module, name)
     # A user's module may raise anything when it is imported.
     except Exception as error:
-        raise ValueError(f"target={path}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"target={path}: {describe_error(error)}") from error
     return SmallModel(found) if is_config_class(found) else found
 
 
@@ -64,7 +65,7 @@ def build(factory: Callable[..., Any], options: Mapping[str, Any], seed: int) ->
         try:
             made = factory(**options)
         except Exception as error:
-            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+            raise ValueError(f"{name} raised {describe_error(error)}") from error
     if not callable(made):
         raise ValueError(f"{name} returned {made!r:.100}, must return a module or a function")
     return made

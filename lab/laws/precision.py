@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lab.files import shorten_message
 from lab.laws.arithmetic import Exact, RoundedAngles
 from lab.laws.copying import copy_module
 from lab.laws.law import Law
@@ -47,7 +48,11 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         try:
             errors, allowed = measure_rounding(module, x, dtype)
         except (RuntimeError, ValueError) as error:
-            return Verdict(LAW.name, "not decided", f"the module does not run in {name}: {error}")
+            return Verdict(
+                LAW.name,
+                "not decided",
+                f"the module does not run in {name}: {shorten_message(error)}",
+            )
         if not all(map(math.isfinite, allowed)):
             words = f"in {name}, or in fp64, the output of length {x.shape[1]} is not finite"
             return Verdict(LAW.name, "not decided", words)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lab.files import describe_error
 from lab.layers.mixer import offers_positions, take_positions
 from lab.machine.allocation import OverLimitError
 from lab.models.block import Block
@@ -127,7 +128,7 @@ def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
             raise
         except (Exception, SystemExit) as error:
             where = f"{cls.__module__}:{cls.__name__}"
-            raise ValueError(f"model={where}: raised {type(error).__name__}: {error}") from error
+            raise ValueError(f"model={where}: raised {describe_error(error)}") from error
 
     return answer
 
@@ -145,7 +146,7 @@ def load_class(path: str) -> type[nn.Module]:
         cls = import_object(module, name)
     # A user's module may raise anything while it is imported.
     except (Exception, SystemExit) as error:
-        raise ValueError(f"model={path}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"model={path}: {describe_error(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"model={path}: {name} must be a subclass of torch.nn.Module")
     return cls

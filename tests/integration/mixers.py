@@ -29,6 +29,11 @@ class Raising(Good):
         raise FileNotFoundError("no weights")
 
 
+class Verbose(Good):
+    def forward(self, x):
+        raise RuntimeError("no weights\n" * 10_000)
+
+
 class Unbuildable(Good):
     def __init__(self, d_model: int, depth):
         super().__init__(d_model)

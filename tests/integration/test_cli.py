@@ -217,6 +217,7 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         (f"--model {MIXERS}Wrong", ("Wrong", "[b t d]", "[1, 256, 1]")),
         (f"--model {MIXERS}Pair", ("Pair", "tuple")),
         (f"--model {MIXERS}Raising", ("Raising", "FileNotFoundError", "no weights")),
+        (f"--model {MIXERS}Verbose", ("Verbose", "no weights no weights", "…")),
         (f"--model {MIXERS}Unbuildable", ("Unbuildable", "TypeError", "depth")),
         ("--model tests.integration.broken_module:Any", ("RuntimeError", "on import")),
     ],
@@ -225,6 +226,7 @@ def test_bad_usage_is_one_clear_line_and_exit_code_2(tmp_path, options, words):
     result = lab(f"mqar --out {tmp_path / 'run'} {options}")
     assert result.exit_code == 2
     line = one_line(result)
+    assert len(line) < 600
     for word in words:
         assert word in line
     assert not (tmp_path / "run").exists()
