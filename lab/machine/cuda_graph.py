@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 import torch
@@ -35,11 +35,15 @@ class RecordedCall(Generic[T]):
                     call()
             self._graph = torch.cuda.CUDAGraph()
             aside.synchronize()
+            torch.cuda.empty_cache()  # a graph has memory of its own
             self._graph.capture_begin()
             try:
                 self.result = call()
-            finally:
-                self._graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of the capture, which that has broken off
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
         current.wait_stream(aside)
 
     def __call__(self) -> T:

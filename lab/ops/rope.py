@@ -79,8 +79,9 @@ def _compute_frequencies(n: int, base: float, device: torch.device, dtype: torch
     return (base ** -(torch.arange(0, n, 2, dtype=torch.float64) / n)).to(device, dtype)
 
 
-_keep_frequencies = lru_cache(maxsize=64)(_compute_frequencies)
-"""Copying to an accelerator waits for it, and a CUDA graph cannot record it."""
+_keep_frequencies = lru_cache(maxsize=None)(_compute_frequencies)
+"""Copying to an accelerator waits for it, and a CUDA graph cannot record it, but reads what is kept
+as long as it is replayed."""
 
 
 def apply_rotary(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lab.config import TrainConfig
-from lab.files import RunError
+from lab.files import RunError, shorten_message
 from lab.laws.seeding import fix_seed
 from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
@@ -163,8 +163,9 @@ class Stepper:
         self._device = next(state.model.parameters()).device
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
         self._lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
-        self.records = self._device.type == "cuda" and leader is None and not self._lengths_vary
+        self.may_record = self._device.type == "cuda" and leader is None and not self._lengths_vary
         self._recorded: RecordedStep | None = None
+        self._taken: tuple[Stage, str] | None = None
 
     @property
     def stage(self) -> Stage:
@@ -182,6 +183,7 @@ class Stepper:
         if state.step >= config.max_steps or state.step - state.stage_step >= stage.max_steps:
             return None
         first = find_first_row(config, state.rows)
+        self._record(first)
         if self._recorded is not None:
             return self._recorded.draw(first)
         batch = stage.task.batch(
@@ -193,7 +195,7 @@ class Stepper:
     def differentiate(self, batch: Batch, precision: str) -> StepResult:
         """Set the gradients of the next step, with its own random numbers, also after a resume."""
         state = self.state
-        self._precision = precision
+        self._taken = self.stage, precision
         seed = (self.config.seed * 1_000_003 + state.step + 1) % 2**63
         with fix_seed(seed, self._device):
             if self._recorded is not None:
@@ -253,25 +255,31 @@ class Stepper:
             learned = row.validation_accuracy >= config.lengthen_at
             if learned and not last and step < config.max_steps:
                 enter_next_stage(state, self._stages, config)
-        self._record(stage)
         return row
 
-    def _record(self, stage: Stage) -> None:
-        """Record the steps of this stage after its first, or drop those of the stage before."""
-        state = self.state
-        if stage is not self.stage:
-            if self._recorded is not None:
-                state.model.zero_grad(set_to_none=True)
-            self._recorded = None
-        elif self.records and self._recorded is None:
-            try:
-                self._recorded = RecordedStep(
-                    stage, state.model, state.optimizers, self.config, self._precision
-                )
-            except RuntimeError as error:
-                self.records = False
-                state.model.zero_grad(set_to_none=True)
-                self.on_note(f"no CUDA graph: {error}")
+    def _record(self, first: int) -> None:
+        """Record the steps of this stage, of which one was taken; drop what no longer serves.
+
+        Args:
+            first: the number of the next row.
+        """
+        if self._taken is None:
+            return
+        (stage, precision), state = self._taken, self.state
+        changed = stage is not self.stage
+        if self._recorded is not None and (changed or not self._recorded.even):
+            self._recorded, self.may_record = None, changed
+            state.model.zero_grad(set_to_none=True)
+        if changed or self._recorded is not None or not self.may_record:
+            return
+        try:
+            self._recorded = RecordedStep(
+                stage, first, state.model, state.optimizers, self.config, precision
+            )
+        except RuntimeError as error:
+            self.may_record = False
+            state.model.zero_grad(set_to_none=True)
+            self.on_note(f"no CUDA graph: {shorten_message(error)}")
 
 
 def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: TrainConfig) -> None:

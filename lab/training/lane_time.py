@@ -176,14 +176,15 @@ def _prepare_together(
 def _prepare_apart(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
 ) -> Callable[[], None]:
-    steps = [
-        record_gradients(model, batch, precision)
-        for model, batch in zip(models, batches, strict=True)
-    ]
+    each = zip(models, batches, strict=True)
+    if batches[0].inputs.is_cuda:  # where one takes as long as another, and each would take memory
+        steps = [record_gradients(*next(each), precision)] * len(models)
+    else:
+        steps = [record_gradients(model, batch, precision) for model, batch in each]
 
     def step() -> None:
-        for each in steps:
-            each().loss.item()
+        for take in steps:
+            take().loss.item()
 
     return step
 

@@ -95,7 +95,7 @@ def train_lanes(
 
         together = bool(lanes) and _prepare(lanes, runtime, device, shared, on_plan)
         for lane in lanes:
-            lane.stepper.records = lane.stepper.records and not together
+            lane.stepper.may_record = lane.stepper.may_record and not together
             lane.folder.enter_context(lane.session.record())
         ended = {lane: Ending("solved") for lane in lanes if lane.session.is_solved()}
         due = lanes if together else []

@@ -43,10 +43,13 @@ def record_gradients(
 
 
 class RecordedStep:
-    """The steps of one stage of a training, on one model, with the same rounding as without graphs.
+    """The steps of one stage of a training, on one model; as without graphs, up to rounding.
+
+    Hooks that are attached later are not called.
 
     Args:
         stage: whose rows are drawn.
+        start: the number of the next row.
         model: whose weights are trained.
         optimizers: which have taken a step already, so that their state is there.
         config: how to train.
@@ -54,16 +57,20 @@ class RecordedStep:
 
     Attributes:
         norm: of the last gradients, before they were clipped.
+        even: whether the rows have had as many scored positions as the first. If not, their
+            gradients were computed once more, call by call.
 
     Raises:
         RuntimeError: for a model or a task whose gradients no CUDA graph can record.
     """
 
     norm: Tensor
+    even: bool = True
 
     def __init__(
         self,
         stage: Stage,
+        start: int,
         model: LanguageModel,
         optimizers: Mapping[str, torch.optim.Optimizer],
         config: TrainConfig,
@@ -74,7 +81,7 @@ class RecordedStep:
         device = self._trained[0].device
         links = has_oracle_mask(model)
         self._rows = _Rows(stage.task, stage.batch_size, config.seed, device, links=links)
-        self._per_row = _count_scored(model, self._rows.batch)
+        self._per_row = _count_scored(model, self._rows.draw(start))
         self._differentiate = RecordedCall(self._compute)
         self._groups = [g for optimizer in optimizers.values() for g in optimizer.param_groups]
         self._rates = [torch.zeros((), device=device) for _ in self._groups]
@@ -90,7 +97,8 @@ class RecordedStep:
     def differentiate(self) -> StepResult:
         """Set the gradients for the rows drawn, clipped."""
         outcome, self.norm, even = self._differentiate()
-        if even:
+        self.even = bool(even)
+        if self.even:
             return outcome
         for p in self._trained:
             if p.grad is not None:
@@ -144,6 +152,7 @@ class _Rows:
         drawn = self._generate()
         self.batch.inputs.copy_(drawn.inputs)
         self.batch.targets.copy_(drawn.targets)
+        self.batch.roles.copy_(drawn.roles)
         for name, link in drawn.links.items():
             self.batch.links[name].copy_(link)
         return self.batch
@@ -152,7 +161,8 @@ class _Rows:
         batch = self._task.generate("train", self._numbers, self._seed)
         # Links are made when they are first read, which would be once for all rows.
         links = batch.links.items() if self._links else ()
-        return replace(batch, links={name: link.contiguous() for name, link in links})
+        made = {name: link.contiguous() for name, link in links}
+        return replace(batch, roles=batch.roles.contiguous(), links=made)
 
 
 def _count_scored(model: LanguageModel, batch: Batch) -> int:

@@ -30,6 +30,8 @@ WORTHWHILE = 0.97
 """More threads, or bf16, are chosen if steps take at most this share of the time without."""
 KIND = "step_time"
 """What `lab.machine.measurements` calls these."""
+VERSION = 2
+"""Of what is measured; kept measurements of others are not used."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def digest_setting(
     """Return a digest of everything that a step's time depends on."""
     gpu = None if device.type == "cpu" else torch.cuda.get_device_name(device)
     sizes = [(part.task.describe(), part.batch_size) for part in (parts[0], parts[-1])]
-    facts = [describe_machine(), gpu, list(threads), precision, sizes, run.model.to_dict()]
+    facts = [VERSION, describe_machine(), gpu, list(threads), precision, sizes, run.model.to_dict()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

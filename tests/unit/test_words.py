@@ -15,7 +15,7 @@ SOURCES = {
 def test_no_two_classes_share_a_name():
     homes = defaultdict(list)
     for path, text in SOURCES.items():
-        for name in re.findall(r"^class ([A-Za-z]\w*)", text, re.MULTILINE):
+        for name in re.findall(r"^class (\w+)", text, re.MULTILINE):
             homes[name].append(path)
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 

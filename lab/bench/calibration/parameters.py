@@ -60,7 +60,7 @@ class _SumOfOne(RightExperts):
         return kept / kept.sum(-1, keepdim=True)
 
 
-class _Rounded(RightAttention):
+class _RoundedGradient(RightAttention):
     """A quantiser's step is rounded, which has no gradient."""
 
     def __init__(self):
@@ -148,7 +148,7 @@ PARAMETERS = (
     Fault("branch times zero", "gradient reach", _TimesZero),
     Fault("router by choice alone", "gradient reach", _HardChoice),
     Fault("weight of one over its sum", "gradient reach", _SumOfOne),
-    Fault("gradient lost in rounding", "gradient reach", _Rounded),
+    Fault("gradient lost in rounding", "gradient reach", _RoundedGradient),
     Fault("parameter read as a number", "gradient reach", _AsNumber),
     Fault("clamped where it begins", "gradient reach", _Clamped, notes="weights as built"),
     Fault("floor of a root", "table reach", _FloorOfRoot),

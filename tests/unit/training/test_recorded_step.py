@@ -5,6 +5,7 @@ Without a GPU a replay is imitated: it does the call again, and writes into the 
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from lab.training import recorded_step
 from lab.training.fit import Stepper, fit, start
 from lab.training.gradients import differentiate
 from tasks import TASKS
-from tasks.base import Batch, Task
+from tasks.base import Batch, Schedule, Task
 from tasks.mqar import MQAR
 from tasks.overwrite import Overwrite
 
 SMALL = MQAR(seq_len=64, vocab_size=256)
 TRAIN = TrainConfig(batch_size=16, test_rows=64, optimizer="adamw", max_steps=8)
+MUON = replace(TRAIN, optimizer="muon")
 MODELS = [
     ("AM*2", {}),
     ("AM*2", {"A.mask": "soft"}),
@@ -68,24 +70,31 @@ def make_small(name: str) -> Task:
 
 
 def train(
-    task: Task, stack: str, *, records: bool, device: str = "cpu", options: dict | None = None
+    task: Task,
+    stack: str,
+    *,
+    records: bool,
+    device: str = "cpu",
+    options: dict | None = None,
+    config: TrainConfig = TRAIN,
 ) -> tuple[Tensor, list[Tensor], Stepper, list[str]]:
     """Return the losses and the weights after training in fp64, the stepper, and its notes."""
     model = build(stack, vocab_size=task.vocab_size, d_model=32, options=options or {})
     notes: list[str] = []
-    stepper = Stepper(task, start(model.double().to(device), TRAIN), TRAIN, notes.append)
-    stepper.records = records
+    stepper = Stepper(task, start(model.double().to(device), config), config, notes.append)
+    stepper.may_record = records
     losses = []
     while (batch := stepper.draw()) is not None:
         losses.append(stepper.update(stepper.differentiate(batch, "fp32"), read_clocks()).loss)
     return torch.tensor(losses), [p.detach().cpu() for p in model.parameters()], stepper, notes
 
 
-def assert_same(task: Task, stack: str, options: dict, device: str) -> Stepper:
-    losses, weights, stepper, notes = train(
-        task, stack, records=True, device=device, options=options
-    )
-    plain, theirs, _, _ = train(task, stack, records=False, device=device, options=options)
+def assert_same(
+    task: Task, stack: str, options: dict, device: str, config: TrainConfig = TRAIN
+) -> Stepper:
+    given = {"device": device, "options": options, "config": config}
+    losses, weights, stepper, notes = train(task, stack, records=True, **given)
+    plain, theirs, _, _ = train(task, stack, records=False, **given)
     torch.testing.assert_close(losses, plain, rtol=1e-9, atol=0, msg=lambda m: f"{m}\n{notes}")
     for mine, other in zip(weights, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
@@ -120,6 +129,10 @@ def test_recorded_steps_are_the_plain_ones(imitated, stack, options):
     assert assert_same(SMALL, stack, options, "cpu").recorded
 
 
+def test_muon_takes_recorded_steps_as_plain_ones(imitated):
+    assert assert_same(SMALL, "AM", {}, "cpu", MUON).recorded
+
+
 def test_rows_are_drawn_anew_with_what_an_oracle_mask_is_told(imitated):
     task = Overwrite(**TASKS["overwrite"].presets["small"].options)
     assert assert_same(task, "AM", {"A.mask": "oracle"}, "cpu").recorded
@@ -136,10 +149,18 @@ def test_rows_that_no_graph_can_draw_are_drawn_by_calls(monkeypatch):
     assert assert_same(task, "AM", {"A.mask": "oracle"}, "cpu").recorded
 
 
-def test_a_batch_with_other_counts_of_scored_positions_is_taken_by_calls(imitated, monkeypatch):
-    """The count of the first rows is recorded; here it is that of no later ones."""
-    monkeypatch.setattr(recorded_step, "_count_scored", lambda model, batch: 3)
-    assert assert_same(SMALL, "AM", {}, "cpu").recorded
+@pytest.mark.parametrize("count", [3, 15, 17])
+def test_rows_with_other_counts_of_scored_positions_end_the_recording(imitated, monkeypatch, count):
+    """Of the 16 of each row, too few or too many are recorded."""
+    monkeypatch.setattr(recorded_step, "_count_scored", lambda model, batch: count)
+    stepper = assert_same(SMALL, "AM", {}, "cpu")
+    assert not stepper.recorded
+    assert not stepper.may_record
+
+
+def test_rows_that_come_to_differ_end_the_recording(imitated):
+    task = MQAR(seq_len=64, vocab_size=256, n_pairs=Schedule(16, 4, 64))
+    assert not assert_same(task, "AM", {}, "cpu").recorded
 
 
 @pytest.mark.parametrize("name", ["flip_flop", "language"])
@@ -149,14 +170,14 @@ def test_rows_that_differ_in_scored_positions_are_not_recorded(imitated, name):
     assert any("rows differ in how many positions are scored" in note for note in notes)
 
 
-def test_a_mixer_of_another_package_is_not_recorded(imitated):
+def test_a_mixer_of_another_package_is_not_recorded():
     model = build("AM", vocab_size=256, d_model=32)
     model.blocks[0].mixer = nn.Identity()
     with pytest.raises(RuntimeError, match="a mixer that is not the lab's"):
         recorded_step._count_scored(model, SMALL.batch(size=2))
 
 
-def test_a_watched_model_is_not_recorded(imitated):
+def test_a_watched_model_is_not_recorded():
     model = build("AM", vocab_size=256, d_model=32)
     model.register_forward_hook(lambda *call: None)
     with pytest.raises(RuntimeError, match="a hook is attached"):
