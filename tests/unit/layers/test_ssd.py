@@ -235,3 +235,8 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
 def test_layer_refuses(unchecked, options, message):
     with pytest.raises(ValueError, match=message):
         SSD(**({"d_model": 12, "n_heads": 4} | options))
+
+
+@pytest.mark.parametrize(("backend", "name"), [("auto", "torch"), ("fla", "fla")])
+def test_what_is_printed_names_the_backend_without_asking_whether_it_can_run(backend, name):
+    assert repr(SSD(16, backend=backend)).splitlines()[1].endswith(f", by {name}")

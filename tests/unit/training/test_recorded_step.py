@@ -6,6 +6,7 @@ Without a GPU a replay is imitated: it does the call again, and writes into the 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -159,7 +160,8 @@ def test_rows_with_other_counts_of_scored_positions_end_the_recording(imitated, 
 
 
 def test_rows_that_come_to_differ_end_the_recording(imitated):
-    task = MQAR(seq_len=64, vocab_size=256, n_pairs=Schedule(16, 4, 64))
+    fewer: dict[str, Any] = {"n_pairs": Schedule(16, 4, 64)}
+    task = MQAR(seq_len=64, vocab_size=256, **fewer)
     assert not assert_same(task, "AM", {}, "cpu").recorded
 
 
