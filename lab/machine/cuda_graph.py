@@ -18,6 +18,7 @@ class RecordedCall(Generic[T]):
 
     Args:
         call: takes and returns tensors of one place and shape, whatever they hold.
+        device: where they are.
         rehearse: whether to call it twice before: what it makes once is then there, and what would
             wait for the GPU shows. False for what changes its inputs.
 
@@ -25,10 +26,11 @@ class RecordedCall(Generic[T]):
         RuntimeError: for a call that waits for the GPU or copies to it, which no graph can record.
     """
 
-    def __init__(self, call: Callable[[], T], *, rehearse: bool = True):
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    def __init__(self, call: Callable[[], T], device: torch.device, *, rehearse: bool = True):
+        self._device = device
+        current, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         aside.wait_stream(current)
-        with torch.cuda.stream(aside):
+        with torch.cuda.stream(aside):  # which also makes its device the current one
             if rehearse:
                 call()
                 with _refuse_waiting():
@@ -48,7 +50,8 @@ class RecordedCall(Generic[T]):
 
     def __call__(self) -> T:
         """Do it again, and return the results: the same tensors each time."""
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self.result
 
 

@@ -24,6 +24,4 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
         raise ValueError(f"device={name}: this machine has cuda:0 to cuda:{last}")
-    if device.index is not None:
-        torch.cuda.set_device(device)  # where streams and graphs go
     return device

@@ -38,7 +38,7 @@ def record_gradients(
     if batch.inputs.is_cuda:
         with contextlib.suppress(RuntimeError):
             per_row = _count_scored(model, batch)
-            return RecordedCall(lambda: compute(per_row))
+            return RecordedCall(lambda: compute(per_row), batch.inputs.device)
     return compute
 
 
@@ -82,12 +82,12 @@ class RecordedStep:
         links = has_oracle_mask(model)
         self._rows = _Rows(stage.task, stage.batch_size, config.seed, device, links=links)
         self._per_row = _count_scored(model, self._rows.draw(start))
-        self._differentiate = RecordedCall(self._compute)
+        self._differentiate = RecordedCall(self._compute, device)
         self._groups = [g for optimizer in optimizers.values() for g in optimizer.param_groups]
         self._rates = [torch.zeros((), device=device) for _ in self._groups]
         with _read_rates(self._groups, self._rates):
             self._update = RecordedCall(
-                lambda: [optimizer.step() for optimizer in optimizers.values()], rehearse=False
+                lambda: [each.step() for each in optimizers.values()], device, rehearse=False
             )
 
     def draw(self, start: int) -> Batch:
@@ -139,7 +139,7 @@ class _Rows:
         self._offsets = torch.arange(size, device=device)
         self._numbers = self._offsets.clone()
         try:
-            self._recorded = RecordedCall(self._generate)
+            self._recorded = RecordedCall(self._generate, device)
             self.batch = self._recorded()
         except RuntimeError:
             self._recorded, self.batch = None, self._generate()

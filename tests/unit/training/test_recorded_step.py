@@ -42,7 +42,7 @@ SYNTHETIC = [name for name in TASKS if name != "bytes"]
 class Imitation:
     """A `RecordedCall` without a GPU."""
 
-    def __init__(self, call: Callable[[], object], *, rehearse: bool = True):
+    def __init__(self, call: Callable[[], object], device: torch.device, *, rehearse: bool = True):
         self._call = call
         self.result = call() if rehearse else None
 
@@ -140,10 +140,10 @@ def test_rows_are_drawn_anew_with_what_an_oracle_mask_is_told(imitated):
 
 
 def test_rows_that_no_graph_can_draw_are_drawn_by_calls(monkeypatch):
-    def refuse_rows(call, *, rehearse=True):
+    def refuse_rows(call, device, *, rehearse=True):
         if call.__name__ == "_generate":
             raise RuntimeError("called a synchronizing CUDA operation")
-        return Imitation(call, rehearse=rehearse)
+        return Imitation(call, device, rehearse=rehearse)
 
     monkeypatch.setattr(recorded_step, "RecordedCall", refuse_rows)
     task = Overwrite(**TASKS["overwrite"].presets["small"].options)
