@@ -87,8 +87,8 @@ class Folder:
         try:
             return parse_json(self.read(name, MOST_JSON), last, otherwise)
         except (FileNotFoundError, NotADirectoryError) as error:
-            missing = f"{last} is missing" if self.path.is_dir() else "it does not exist"
-            missing = "it is a file" if self.path.is_file() else missing
+            there = "it is a file" if self.path.is_file() else f"{last} is missing"
+            missing = there if self.path.exists() else "it does not exist"
             raise RunError(f"{otherwise}: {missing}") from error
         except OSError as error:
             raise RunError(f"{otherwise}: {error.strerror or error}") from error

@@ -14,24 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
 import torch
 
 from lab.bench.ratio import Ratio
-from lab.config import ModelConfig, TrainConfig
+from lab.bench.stepping import prepare_steps
 from lab.lengthening import list_stages
 from lab.machine.clocks import read_clocks
 from lab.machine.memory import keep_freed_memory
 from lab.machine.spinning import CHOICES as WAITS
 from lab.machine.spinning import VARIABLES
-from lab.training.fit import Stepper, start
+from lab.training.fit import Stepper
 from lab.training.runs import Run
 from lab.training.step_time import list_precisions, list_thread_counts, use_threads
 from lab.training.step_time import measure as time_choices
-from tasks.mqar import MQAR
 
 CPU = torch.device("cpu")
 SETTINGS = (
@@ -180,7 +178,7 @@ def serve(orders: Connection) -> None:
     """
     keep_freed_memory()
     for number, choice in iter(orders.recv, None):
-        run, stepper = _prepare(*SETTINGS[number])
+        run, stepper = _prepare(number)
         if choice is None:
             stages = list_stages(run.task, run.train)
             best, *_ = time_choices(run, stages, CPU, run.train.precision, None)
@@ -190,11 +188,8 @@ def serve(orders: Connection) -> None:
 
 
 @lru_cache(maxsize=1)
-def _prepare(stack: str, seq_len: int, vocab_size: int, rows: int) -> tuple[Run, Stepper]:
-    task = MQAR(seq_len=seq_len, vocab_size=vocab_size)
-    train = TrainConfig(batch_size=rows, eval_every=TrainConfig.max_steps)
-    run = Run(Path("not written"), task, ModelConfig(stack=stack, d_model=64), train)
-    return run, Stepper(task, start(run.build(), train), train)
+def _prepare(number: int) -> tuple[Run, Stepper]:
+    return prepare_steps(*SETTINGS[number], CPU)
 
 
 def _time_step(stepper: Stepper, choice: FixedChoice) -> float:
@@ -210,7 +205,5 @@ def _time_step(stepper: Stepper, choice: FixedChoice) -> float:
 def _take_step(stepper: Stepper, precision: str) -> float:
     """Take a step of training; return its seconds."""
     began = read_clocks()
-    batch = stepper.draw()
-    assert batch is not None
-    stepper.update(stepper.differentiate(batch, precision), began)
+    stepper.take_step(precision)
     return (read_clocks() - began).wall

@@ -5,17 +5,12 @@ steps, from drawn rows to updated weights. Without a GPU there is nothing to mea
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lab.bench.ratio import Ratio, time_in_turns
-from lab.config import ModelConfig, TrainConfig
-from lab.machine.clocks import read_clocks
-from lab.training.fit import Stepper, start
-from lab.training.runs import Run
-from tasks.mqar import MQAR
+from lab.bench.stepping import prepare_steps
 
 SETTINGS = (
     ("AM*2", 64, 256, 64),
@@ -39,8 +34,8 @@ def measure() -> list[Ratio]:
     ratios = []
     for stack, seq_len, vocab_size, rows in SETTINGS:
         for precision in ("fp32", "bf16"):
-            recorded = _prepare(stack, seq_len, vocab_size, rows, precision, records=True)
-            plain = _prepare(stack, seq_len, vocab_size, rows, precision, records=False)
+            setting = stack, seq_len, vocab_size, rows
+            recorded, plain = (_prepare(setting, precision, records=way) for way in (True, False))
             ours, theirs = time_in_turns(recorded, plain, REPEATS)
             kernels, busy = _count_kernels(recorded)
             where = f"{stack}, T={seq_len}, V={vocab_size}, {rows} rows, {precision}"
@@ -58,25 +53,20 @@ def measure() -> list[Ratio]:
 
 
 def _prepare(
-    stack: str, seq_len: int, vocab_size: int, rows: int, precision: str, *, records: bool
+    setting: tuple[str, int, int, int], precision: str, *, records: bool
 ) -> Callable[[], object]:
-    """Return what takes a step of a run that does not lengthen, recorded or not."""
-    task = MQAR(seq_len=seq_len, vocab_size=vocab_size)
-    train = TrainConfig(batch_size=rows, eval_every=TrainConfig.max_steps, lengthen=False)
-    run = Run(Path("not written"), task, ModelConfig(stack=stack, d_model=64), train)
-    stepper = Stepper(task, start(run.build().to("cuda"), train), train)
+    """Return what takes a step of a training, recorded or not."""
+    _, stepper = prepare_steps(*setting, torch.device("cuda"))
     stepper.may_record = records
 
     def step() -> None:
-        batch = stepper.draw()
-        assert batch is not None
-        stepper.update(stepper.differentiate(batch, precision), read_clocks())
+        stepper.take_step(precision)
         torch.cuda.synchronize()
 
     for _ in range(WARM_UP):
         step()
     if records and not stepper.recorded:
-        raise RuntimeError(f"{stack}: its steps cannot be recorded")
+        raise RuntimeError(f"{setting[0]}: its steps cannot be recorded")
     return step
 
 

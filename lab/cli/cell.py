@@ -108,7 +108,7 @@ def _train_in_turn(
 
 def _try(train: Callable[[], bool]) -> tuple[str | None, bool]:
     """Call what trains cells; return its error, if it has one, and whether a signal stopped it."""
-    from lab.files import RunError, shorten_message
+    from lab.files import RunError, describe_error
     from lab.training.fit import DivergedError
     from tasks.corpus import TextChangedError
 
@@ -120,7 +120,7 @@ def _try(train: Callable[[], bool]) -> tuple[str | None, bool]:
     except Exception as error:  # of a mixer of the user's, say; the log has where
         traceback.print_exc()
         sys.stderr.flush()
-        return f"{type(error).__name__}: {shorten_message(error)}", False
+        return describe_error(error), False
 
 
 def train_together(folders: "Sequence[CellFolder]", on_end: OnEnd) -> bool:

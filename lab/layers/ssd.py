@@ -12,6 +12,7 @@ from lab.layers.state import check_decoding, next_position
 from lab.ops.precision import promote
 from lab.ops.ssd import ssd, ssd_step
 from lab.ops.ssd_at import ssd_at
+from lab.ops.ssd_backends import name_backend
 from lab.ops.ssd_chunked import ssd_chunked
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
 
@@ -107,7 +108,7 @@ class SSD(SSDParameters):
     @property
     def _backend_here(self) -> str:
         """The name of the backend that computes."""
-        return "torch" if self.backend == "auto" else self.backend
+        return name_backend(self.backend)
 
     def forward(
         self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None

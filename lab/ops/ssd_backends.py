@@ -34,20 +34,25 @@ BACKENDS: dict[str, Backend] = {
 """Name → backend."""
 
 
-def resolve_backend(backend: str, device: torch.device) -> str:
-    """Return the backend to use: the one named, or "torch" for "auto", also on a GPU.
+def name_backend(backend: str) -> str:
+    """Return the backend that a name means: "torch" for "auto", also on a GPU.
 
     A CUDA graph replays torch's form there; the kernels of others are first compiled and tuned, at
     every row length anew, which takes longer than most trainings (LOG.md).
+    """
+    return "torch" if backend == "auto" else backend
+
+
+def resolve_backend(backend: str, device: torch.device) -> str:
+    """Return the backend to use.
 
     Raises:
         ValueError: for an unknown name; lists the known. For a backend that cannot run on the
             device; says what it lacks.
     """
-    if backend == "auto":
-        return "torch"
     check_choice("backend", backend, ("auto", *BACKENDS))
-    missing = BACKENDS[backend].missing(device)
+    name = name_backend(backend)
+    missing = BACKENDS[name].missing(device)
     if missing is not None:
         raise ValueError(f"{backend=} cannot run on {device}: {missing}")
-    return backend
+    return name

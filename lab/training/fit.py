@@ -124,12 +124,8 @@ def fit(
         LostProcessError: when another process has ended.
     """
     stepper = Stepper(task, state, config, on_note, leader)
-    while True:
-        began = read_clocks()
-        batch = stepper.draw()
-        if batch is None:
-            return
-        yield stepper.update(stepper.differentiate(batch, precision), began)
+    while (row := stepper.take_step(precision)) is not None:
+        yield row
 
 
 class Stepper:
@@ -176,6 +172,21 @@ class Stepper:
     def recorded(self) -> bool:
         """Whether the next step is a CUDA graph."""
         return self._recorded is not None
+
+    def take_step(self, precision: str) -> Row | None:
+        """Draw rows, compute gradients and update the weights; None at the end of training.
+
+        Args:
+            precision: as for `fit`.
+
+        Raises:
+            DivergedError: before weights would become non-finite.
+        """
+        began = read_clocks()
+        batch = self.draw()
+        if batch is None:
+            return None
+        return self.update(self.differentiate(batch, precision), began)
 
     def draw(self) -> Batch | None:
         """Return the rows of the next step; None at the end of training."""

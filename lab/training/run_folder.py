@@ -68,8 +68,6 @@ class RunFolder:
             config = Folder(path).read_json("config.json", f"{path} is not a run folder")
         except RunError as error:
             near = "" if os.path.isdir(path) else _ask(path)
-            if path.is_file() and (path.parent / "config.json").is_file():
-                near = ask([str(path.parent)])
             raise RunError(f"{error}. {near}" if near else str(error)) from error
         if config.get("format") != FORMAT:
             raise RunError(
@@ -211,8 +209,12 @@ class RunFolder:
 
 
 def _ask(missing: Path) -> str:
-    """Ask whether a run beside a missing folder was meant; "" if none has a near name."""
-    # Unlike pathlib's, this glob finds nothing where it may not look.
+    """Ask whether the run that a file is in, or one of a near name, was meant; "" if there is none.
+
+    Unlike pathlib, os.path and glob find nothing where they may not look.
+    """
+    if os.path.isfile(missing) and os.path.isfile(missing.with_name("config.json")):
+        return ask([str(missing.parent)])
     known = glob("*/config.json", root_dir=missing.parent)
     near = find_near(missing.name, (os.path.dirname(file) for file in known))
     return ask(str(missing.with_name(name)) for name in near)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.config import TrainConfig
-from lab.machine.clocks import read_clocks
 from lab.models import build
 from lab.training import recorded_step
 from lab.training.fit import Stepper, fit, start
@@ -21,7 +20,6 @@ from lab.training.gradients import differentiate
 from tasks import TASKS
 from tasks.base import Batch, Schedule, Task
 from tasks.mqar import MQAR
-from tasks.overwrite import Overwrite
 
 SMALL = MQAR(seq_len=64, vocab_size=256)
 TRAIN = TrainConfig(batch_size=16, test_rows=64, optimizer="adamw", max_steps=8)
@@ -85,8 +83,8 @@ def train(
     stepper = Stepper(task, start(model.double().to(device), config), config, notes.append)
     stepper.may_record = records
     losses = []
-    while (batch := stepper.draw()) is not None:
-        losses.append(stepper.update(stepper.differentiate(batch, "fp32"), read_clocks()).loss)
+    while (row := stepper.take_step("fp32")) is not None:
+        losses.append(row.loss)
     return torch.tensor(losses), [p.detach().cpu() for p in model.parameters()], stepper, notes
 
 
@@ -135,8 +133,7 @@ def test_muon_takes_recorded_steps_as_plain_ones(imitated):
 
 
 def test_rows_are_drawn_anew_with_what_an_oracle_mask_is_told(imitated):
-    task = Overwrite(**TASKS["overwrite"].presets["small"].options)
-    assert assert_same(task, "AM", {"A.mask": "oracle"}, "cpu").recorded
+    assert assert_same(make_small("overwrite"), "AM", {"A.mask": "oracle"}, "cpu").recorded
 
 
 def test_rows_that_no_graph_can_draw_are_drawn_by_calls(monkeypatch):
@@ -146,8 +143,7 @@ def test_rows_that_no_graph_can_draw_are_drawn_by_calls(monkeypatch):
         return Imitation(call, device, rehearse=rehearse)
 
     monkeypatch.setattr(recorded_step, "RecordedCall", refuse_rows)
-    task = Overwrite(**TASKS["overwrite"].presets["small"].options)
-    assert assert_same(task, "AM", {"A.mask": "oracle"}, "cpu").recorded
+    assert assert_same(make_small("overwrite"), "AM", {"A.mask": "oracle"}, "cpu").recorded
 
 
 @pytest.mark.parametrize("count", [3, 15, 17])
