@@ -36,7 +36,7 @@ def reproduce(
         list[float] | None,
         typer.Option(
             help="Peak learning rate. If repeated, the best on validation rows counts.",
-            show_default="the lab's",
+            show_default="the lab's, half and double",
         ),
     ] = None,
     figure: FigureFile = None,

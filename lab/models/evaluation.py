@@ -119,8 +119,9 @@ def score(
         model: the model.
         batch: the rows.
         precision: "fp32" or "bf16".
-        per_row: how many positions of each row are scored, where all rows have as many; then
-            nothing waits for a GPU, and for other rows the result means nothing. None: any number.
+        per_row: how many positions to take of each row; then nothing waits for a GPU. In rows that
+            score fewer, others make up the number, with the target `IGNORE`; of more, the last are
+            left out. None: what is scored and no more.
     """
     scored = batch.targets != IGNORE
     places = find_places(scored) if per_row is None else find_even_places(scored, per_row)
@@ -130,7 +131,7 @@ def score(
     if precision == "bf16":
         hidden, weight = hidden.bfloat16(), weight.bfloat16()
     targets = batch.targets.gather(1, places.at).flatten().index_select(0, places.chosen)
-    return hidden, weight, targets if per_row is None else targets.clamp(min=0)
+    return hidden, weight, targets
 
 
 def find_stored_positions(batch: Batch) -> Tensor:

@@ -52,7 +52,7 @@ def find_places(scored: Bool[Tensor, "b t"]) -> Places:
 
 
 def find_even_places(scored: Bool[Tensor, "b t"], per_row: int) -> Places:
-    """Return where the scored positions are, `per_row` of each row; nothing waits for a GPU."""
+    """Return `per_row` positions of each row, scored ones first; nothing waits for a GPU."""
     at = scored.byte().argsort(dim=1, descending=True, stable=True)[:, :per_row]
     return Places(at, torch.arange(at.numel(), device=at.device), scored.shape[1])
 

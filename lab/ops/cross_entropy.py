@@ -18,12 +18,23 @@ GPU, whose kernels want much work each, a small share of its memory."""
 
 
 def linear_cross_entropy(
-    hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
+    hidden: Float[Tensor, "q d"],
+    weight: Float[Tensor, "v d"],
+    targets: Int[Tensor, " q"],
+    *,
+    padded: bool = False,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
     """Return the mean loss in nats, differentiable, and how many targets have the largest logit.
 
     The products run in the inputs' dtype, the softmax in fp32 at least. A target that ties for the
     largest logit counts as right; use an argmax where that could matter.
+
+    Args:
+        hidden: hidden states.
+        weight: of the head.
+        targets: the right answers.
+        padded: whether a target below 0 stands for a position that counts for nothing. Nothing
+            waits for a GPU to learn how many count.
 
     Raises:
         ValueError: when no position is scored, or the widths differ.
@@ -32,7 +43,7 @@ def linear_cross_entropy(
         raise ValueError("hidden has 0 rows: at least one position must be scored")
     if hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden is {hidden.shape[1]} wide, weight {weight.shape[1]}")
-    loss, correct = _LinearCrossEntropy.apply(hidden, weight, targets)
+    loss, correct = _LinearCrossEntropy.apply(hidden, weight, targets, padded)
     return loss, correct
 
 
@@ -79,9 +90,11 @@ def _count_block_rows(weight: Tensor, itemsize: int) -> int:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets):
+    def forward(ctx, hidden, weight, targets, padded):
         n_rows = hidden.shape[0]
-        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        counts = (targets >= 0)[:, None] if padded else None
+        targets = targets.clamp(min=0) if padded else targets
         high = torch.promote_types(hidden.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=high) if needs_weight else None
@@ -96,10 +109,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             right = logits.gather(-1, target)
             p = torch.softmax(logits, -1)
             # The largest probability is 1/Σexp(logits − largest): no second pass, no underflow.
-            loss += (largest - right - p.amax(-1, keepdim=True).log()).sum()
-            correct += (right >= largest).sum()
+            losses, hits = largest - right - p.amax(-1, keepdim=True).log(), right >= largest
+            if counts is not None:
+                losses, hits = losses.where(counts[rows], 0), hits & counts[rows]
+            loss += losses.sum()
+            correct += hits.sum()
             if needs_hidden or needs_weight:
                 p.scatter_add_(-1, target, p.new_full((1, 1), -1.0).expand_as(target))
+                if counts is not None:
+                    p.mul_(counts[rows])
                 grad_logits = p.to(hidden.dtype)
                 if grad_hidden is not None:
                     torch.mm(grad_logits, weight, out=grad_hidden[rows])
@@ -108,16 +126,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 elif grad_weight is not None:
                     grad_weight += grad_logits.T @ some
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype, ctx.n_rows = weight.dtype, n_rows
+        ctx.weight_dtype = weight.dtype
+        ctx.counted = n_rows if counts is None else counts.sum()
         ctx.mark_non_differentiable(correct)
-        return loss / n_rows, correct
+        return loss / ctx.counted, correct
 
     @staticmethod
     def backward(ctx, grad_loss, _):  # type: ignore[override]
         grad_hidden, grad_weight = ctx.saved_tensors
-        share = grad_loss / ctx.n_rows
+        share = grad_loss / ctx.counted
         if grad_hidden is not None:
             grad_hidden = grad_hidden * share.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * share).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None
+        return grad_hidden, grad_weight, None, None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lab.config import PAPER_SEQ_LENS
+from lab.config import PAPER_SEQ_LENS, get_protocol_defaults
 from lab.sweeps.sweep import Cell, Sweep
 
 MIXERS: dict[str, dict[str, object]] = {
@@ -21,6 +21,9 @@ MIXERS: dict[str, dict[str, object]] = {
 WIDTHS = (64, 32, 128, 256)
 """In the order in which they are run."""
 LENGTHS = tuple(sorted(PAPER_SEQ_LENS))
+VOCAB_SIZE = 8192
+RATES = {"lab": 1.0, "half": 0.5, "double": 2.0}
+"""Multiples of the lab's learning rate, which depends on the width."""
 TEST_ROWS = 256
 """Test rows of each length. With 64 or more queries a row, its error is well below ±0.02."""
 
@@ -32,10 +35,9 @@ def build_study(
 
     Args:
         seeds: runs of each setting.
-        learning_rates: rates to try; if empty, the lab's own.
+        learning_rates: rates to try; if empty, those of `RATES`, all settings at one first.
         precision: of every run, the same for all.
     """
-    rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in learning_rates] or [{}]
     return Sweep(
         "recall",
         "How accurate is each mixer on hard recall, by width and row length?",
@@ -44,25 +46,35 @@ def build_study(
                 {
                     "mixer": name,
                     "d_model": width,
-                    "learning_rate": rate.get("learning_rate", "lab"),
+                    "learning_rate": rate,
                     "seed": seed,
                 },
                 "mqar",
                 {
                     "seq_len": max(LENGTHS),
-                    "vocab_size": 8192,
+                    "vocab_size": VOCAB_SIZE,
                     "d_model": width,
                     "seed": seed,
                     "test_rows": TEST_ROWS,
                     "precision": precision,
                     **model,
-                    **rate,
+                    **_choose_rate(rate, width),
                 },
                 LENGTHS,
             )
+            for rate in learning_rates or RATES
             for seed in range(seeds)
-            for rate in rates
             for width in WIDTHS
             for name, model in MIXERS.items()
         ),
     )
+
+
+def _choose_rate(rate: str | float, width: int) -> dict[str, float]:
+    """Return the option of a rate by its value or its name; none for the lab's own."""
+    if rate == "lab":
+        return {}
+    if isinstance(rate, str):
+        defaults = get_protocol_defaults("lab", max(LENGTHS), VOCAB_SIZE, width)
+        rate = RATES[rate] * defaults["learning_rate"]
+    return {"learning_rate": rate}

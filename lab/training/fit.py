@@ -251,7 +251,7 @@ class Stepper:
             step=step,
             seq_len=stage.task.seq_len,
             loss=value,
-            accuracy=outcome.correct.item() / outcome.scored,
+            accuracy=outcome.correct.item() / int(outcome.scored),
             learning_rate=rate,
             grad_norm=grad_norm,
             seconds=spent.wall,
@@ -278,7 +278,7 @@ class Stepper:
             return
         (stage, precision), state = self._taken, self.state
         changed = stage is not self.stage
-        if self._recorded is not None and (changed or not self._recorded.even):
+        if self._recorded is not None and (changed or not self._recorded.whole):
             self._recorded, self.may_record = None, changed
             state.model.zero_grad(set_to_none=True)
         if changed or self._recorded is not None or not self.may_record:

@@ -28,12 +28,12 @@ class StepResult(NamedTuple):
     Attributes:
         loss: mean cross-entropy at the scored positions, nats, without balance losses.
         correct: how many of them have the right answer.
-        scored: how many there are.
+        scored: how many there are; a tensor where nothing waited for a GPU to count them.
     """
 
     loss: Tensor
     correct: Tensor
-    scored: int
+    scored: int | Tensor
 
 
 class StepShare(NamedTuple):
@@ -61,12 +61,14 @@ def differentiate(
     """
     with collect_balance_losses(model) as imbalances:
         hidden, weight, targets = score(model, batch, precision, per_row)
-    loss, correct = linear_cross_entropy(hidden, weight, targets)
+    padded = per_row is not None
+    loss, correct = linear_cross_entropy(hidden, weight, targets, padded=padded)
     if part is None:
         sum(imbalances, start=loss).backward()
     else:
         (part.scored * loss + part.rows * sum(imbalances)).backward()
-    return StepResult(loss.detach(), correct, len(targets))
+    scored = (targets >= 0).sum() if padded else len(targets)
+    return StepResult(loss.detach(), correct, scored)
 
 
 def differentiate_lanes(

@@ -37,7 +37,8 @@ def record_gradients(
 
     if batch.inputs.is_cuda:
         with contextlib.suppress(RuntimeError):
-            per_row = _count_scored(model, batch)
+            check_recordable(model)
+            per_row = _count_positions(batch)
             return RecordedCall(lambda: compute(per_row), batch.inputs.device)
     return compute
 
@@ -57,15 +58,15 @@ class RecordedStep:
 
     Attributes:
         norm: of the last gradients, before they were clipped.
-        even: whether the rows have had as many scored positions as the first. If not, their
-            gradients were computed once more, call by call.
+        whole: whether no row had more scored positions than were recorded. If not, the gradients
+            were computed once more, call by call.
 
     Raises:
         RuntimeError: for a model or a task whose gradients no CUDA graph can record.
     """
 
     norm: Tensor
-    even: bool = True
+    whole: bool = True
 
     def __init__(
         self,
@@ -76,12 +77,13 @@ class RecordedStep:
         config: TrainConfig,
         precision: str,
     ):
+        check_recordable(model)
         self._model, self._precision, self._clip_norm = model, precision, config.clip_norm
         self._trained = [p for p in model.parameters() if p.requires_grad]
         device = self._trained[0].device
         links = has_oracle_mask(model)
         self._rows = _Rows(stage.task, stage.batch_size, config.seed, device, links=links)
-        self._per_row = _count_scored(model, self._rows.draw(start))
+        self._per_row = _count_positions(self._rows.draw(start))
         self._differentiate = RecordedCall(self._compute, device)
         self._groups = [g for optimizer in optimizers.values() for g in optimizer.param_groups]
         self._rates = [torch.zeros((), device=device) for _ in self._groups]
@@ -96,9 +98,9 @@ class RecordedStep:
 
     def differentiate(self) -> StepResult:
         """Set the gradients for the rows drawn, clipped."""
-        outcome, self.norm, even = self._differentiate()
-        self.even = bool(even)
-        if self.even:
+        outcome, self.norm, whole = self._differentiate()
+        self.whole = bool(whole)
+        if self.whole:
             return outcome
         for p in self._trained:
             if p.grad is not None:
@@ -114,13 +116,13 @@ class RecordedStep:
         self._update()
 
     def _compute(self) -> tuple[StepResult, Tensor, Tensor]:
-        """Return the outcome, the norm, and whether each row has as many scored positions."""
+        """Return the outcome, the norm, and whether all scored positions were computed."""
         batch = self._rows.batch
         self._model.zero_grad(set_to_none=True)
         outcome = differentiate(self._model, batch, self._precision, per_row=self._per_row)
         norm = nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
-        even = ((batch.targets != IGNORE).sum(1) == self._per_row).all()
-        return outcome, norm, even
+        whole = ((batch.targets != IGNORE).sum(1) <= self._per_row).all()
+        return outcome, norm, whole
 
 
 class _Rows:
@@ -165,21 +167,26 @@ class _Rows:
         return replace(batch, roles=batch.roles.contiguous(), links=made)
 
 
-def _count_scored(model: LanguageModel, batch: Batch) -> int:
-    """Return how many positions of each row are scored.
+def check_recordable(model: LanguageModel) -> None:
+    """Check that a model does nothing beside torch.
 
     Raises:
-        RuntimeError: where rows differ in that, or for a model whose steps are not to be recorded.
+        RuntimeError: for one with hooks, or with a mixer that is not the lab's.
     """
     if is_watched(model):
         raise RuntimeError("a hook is attached to the model")
     mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
     if not all(mixer is None or is_from_lab(mixer) for mixer in mixers):
         raise RuntimeError("what a mixer that is not the lab's does beside torch would be left out")
-    counts = (batch.targets != IGNORE).sum(1).unique().tolist()
-    if len(counts) > 1:
-        raise RuntimeError("rows differ in how many positions are scored")
-    return counts[0]
+
+
+def _count_positions(batch: Batch) -> int:
+    """Return of how many positions a recorded step computes the loss: in each row as many.
+
+    Where rows differ in how many are scored, other rows may have more, so all are taken.
+    """
+    fewest, most = (batch.targets != IGNORE).sum(1).aminmax()
+    return int(most) if fewest == most else batch.targets.shape[1]
 
 
 @contextmanager

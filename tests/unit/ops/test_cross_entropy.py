@@ -1,5 +1,7 @@
 """The blocked cross-entropy against the obvious one: values, gradients, blocks, memory."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -32,6 +34,19 @@ def test_values_and_gradients_equal_the_oracle(monkeypatch, block_rows, q, v, d)
     inputs = problem(q, v, d)
     ours = gradients(linear_cross_entropy, *inputs)
     theirs = gradients(naive_linear_cross_entropy, *inputs)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("block_rows", [1, 3, 100])
+@pytest.mark.parametrize("left_out", [0, 1, 22])
+def test_positions_without_a_target_count_for_nothing(monkeypatch, block_rows, left_out):
+    monkeypatch.setattr(cross_entropy, "BLOCK_BYTES", block_rows * 64 * 8)
+    hidden, weight, targets = problem(23, 64, 8)
+    targets[torch.randperm(23)[:left_out]] = -100
+    padded = partial(linear_cross_entropy, padded=True)
+    ours = gradients(padded, hidden, weight, targets)
+    theirs = gradients(naive_linear_cross_entropy, hidden, weight, targets)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
 

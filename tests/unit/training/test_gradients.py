@@ -94,9 +94,9 @@ def test_in_bf16_too(stack):
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
 def test_the_head_multiplies_in_the_precision_asked_for(precision, dtype, monkeypatch):
-    def watch(hidden, weight, targets):
+    def watch(hidden, weight, targets, **options):
         dtypes.append((hidden.dtype, weight.dtype))
-        return linear_cross_entropy(hidden, weight, targets)
+        return linear_cross_entropy(hidden, weight, targets, **options)
 
     monkeypatch.setattr("lab.training.gradients.linear_cross_entropy", watch)
     dtypes, batches = [], [TASK.batch(size=4, seed=z) for z in range(2)]
