@@ -7,6 +7,7 @@ with either term, so the best k pairs lie among the best k rows and the best k c
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import isqrt
 
 import torch
@@ -69,9 +70,8 @@ def product_topk(
     best_columns, column_indices = column_scores.topk(min(k, column_scores.shape[-1]), dim=-1)
     # Autograd has no need to see the search: the gradient is that of the k sums.
     with torch.no_grad():
-        row_ranks, column_ranks = (
-            torch.tensor(ranks, device=row_scores.device)
-            for ranks in _list_possible_ranks(best_rows.shape[-1], best_columns.shape[-1], k)
+        row_ranks, column_ranks = _list_possible_ranks(
+            best_rows.shape[-1], best_columns.shape[-1], k, row_scores.device
         )
         sums = best_rows.index_select(-1, row_ranks) + best_columns.index_select(-1, column_ranks)
         chosen = sums.topk(k, dim=-1).indices
@@ -90,10 +90,17 @@ def naive_product_topk(
     return scores, indices
 
 
-def _list_possible_ranks(rows: int, columns: int, k: int) -> tuple[list[int], list[int]]:
-    """Return the ranks (from 0) of the row and of the column of every pair that can be chosen."""
+@lru_cache(maxsize=64)
+def _list_possible_ranks(
+    rows: int, columns: int, k: int, device: torch.device
+) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
+    """Return the ranks (from 0) of the row and of the column of every pair that can be chosen.
+
+    They are kept, as copying them to a GPU waits for it.
+    """
     pairs = [(i, j) for i in range(rows) for j in range(min(columns, k // (i + 1)))]
-    return [i for i, _ in pairs], [j for _, j in pairs]
+    row_ranks, column_ranks = torch.tensor(pairs).T.contiguous().to(device)
+    return row_ranks, column_ranks
 
 
 def _add_all_pairs(
