@@ -24,7 +24,7 @@ DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN = (
 )
 CAUSES = (DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN)
 """In order of precedence: an error is attributed to the first cause that applies."""
-BLOCK_ENTRIES = 2**22
+BLOCK_ENTRIES = 2**20
 """Most tokens that are compared with answers at once."""
 
 
