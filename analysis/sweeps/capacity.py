@@ -21,6 +21,8 @@ from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_valu
 RESAMPLES, PERCENTILES = 200, (2.5, 97.5)
 FEWEST = 4
 """Fewest runs through which a curve is drawn; it has two parameters."""
+APART = 0.5
+"""Runs of one setting whose accuracies differ by more than this tell of training, not of a state."""
 PAIRS = ("pairs", "n_pairs")
 """Columns that may hold the number of pairs."""
 
@@ -52,6 +54,11 @@ class CapacityCurve:
         """Whether the half point lies among the numbers of pairs that were tried."""
         return self.half is not None and self.pairs.min() <= self.half <= self.pairs.max()
 
+    @property
+    def spread(self) -> float:
+        """The largest difference of accuracy between runs with as many pairs."""
+        return max(float(np.ptp(self.accuracy[self.pairs == k])) for k in set(self.pairs.tolist()))
+
 
 @dataclass(frozen=True)
 class CapacityCurves(Finding):
@@ -67,7 +74,7 @@ class CapacityCurves(Finding):
 
     def describe(self) -> Words:
         """Say how many pairs each setting holds, and how that grows."""
-        sentences = [_describe_curve(curve) for curve in self.curves]
+        sentences = [_describe_curve(curve) + _describe_spread(curve) for curve in self.curves]
         known = [curve for curve in self.curves if curve.within and curve.size]
         if len(known) > 1:
             first, last = known[0], known[-1]
@@ -219,3 +226,12 @@ def _describe_curve(curve: CapacityCurve) -> str:
     lower = f"{low:.1f}" if low else f"below {least}"
     upper = f"{high:.1f}" if high < np.inf else f"above {most}"
     return f"{name} recalls half of {curve.half:.1f} pairs (95 %: {lower} … {upper})."
+
+
+def _describe_spread(curve: CapacityCurve) -> str:
+    if curve.half is None or curve.spread <= APART:
+        return ""
+    return (
+        f" Its runs with as many pairs differ by up to {curve.spread:.2f}: some did not learn, "
+        "which lowers the curve, whatever the state could hold."
+    )

@@ -64,6 +64,14 @@ def test_a_half_point_that_was_not_reached_is_not_named(half, says):
     assert not found.curves[0].within
 
 
+@pytest.mark.parametrize(("lost", "is_said"), [(0.0, False), (0.49, False), (0.51, True)])
+def test_runs_that_did_not_learn_are_told_from_states_that_cannot(lost, is_said):
+    table = plant(8, 500.0)
+    fewer = pl.when(pl.col("seed") == 0).then(pl.col("accuracy") - lost)
+    (found,) = capacity.measure(table.with_columns(fewer.otherwise("accuracy").alias("accuracy")))
+    assert ("some did not learn" in found.describe().says) is is_said
+
+
 def test_few_runs_get_no_curve():
     (found,) = capacity.measure(plant(8, 10.0, seeds=1).head(2))
     assert found.curves[0].half is None
