@@ -48,7 +48,13 @@ def look(failed: FailedRun, found: Answers) -> Look:
     if trend is not None:
         change, error, steps = trend
         evidence |= {"change of loss": change, "standard error": error, "over steps": steps}
-        falls = ", so more steps may be all it needs" if change < -SURE_FALL * error else ""
+        falls = ""
+        if change < -SURE_FALL * error:
+            falls = (
+                ", so more steps may be all it needs"
+                if high >= found.plateau
+                else ", which need not mean more: it has yet to learn what needs no recall"
+            )
         says.append(
             f"Over the last {steps:,} steps the loss changes by {change:+.3f} ± {error:.3f} "
             f"nats{falls}"

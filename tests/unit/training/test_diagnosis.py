@@ -244,6 +244,10 @@ def test_a_plateau_has_not_begun(tmp_path):
     assert look.evidence["change of loss"] / look.evidence["over steps"] == pytest.approx(-1e-4)
     assert look.says.endswith("so more steps may be all it needs")
     assert look.says.startswith("after 120 steps, accuracy")
+    below = not_begun.look(ended, make_answers(0.15))
+    assert below.says.endswith("it has yet to learn what needs no recall")
+    level = plant(make(tmp_path / "level"), [0.25] * 12)
+    assert not_begun.look(level, make_answers(0.25)).says.endswith("± 0.000 nats")
     alone = plant(make(tmp_path / "alone"), [0.0], every=1)
     assert not_begun.look(alone, make_answers(0.0)).says.startswith("after 1 step, accuracy")
     assert not not_begun.look(ended, make_answers(0.35)).claims
