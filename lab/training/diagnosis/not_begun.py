@@ -53,7 +53,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
             falls = (
                 ", so more steps may be all it needs"
                 if high >= found.plateau
-                else ", which need not mean more: it has yet to learn what needs no recall"
+                else ", but this promises no recall: it has yet to learn what needs none"
             )
         says.append(
             f"Over the last {steps:,} steps the loss changes by {change:+.3f} ± {error:.3f} "

@@ -245,7 +245,7 @@ def test_a_plateau_has_not_begun(tmp_path):
     assert look.says.endswith("so more steps may be all it needs")
     assert look.says.startswith("after 120 steps, accuracy")
     below = not_begun.look(ended, make_answers(0.15))
-    assert below.says.endswith("it has yet to learn what needs no recall")
+    assert below.says.endswith("but this promises no recall: it has yet to learn what needs none")
     level = plant(make(tmp_path / "level"), [0.25] * 12)
     assert not_begun.look(level, make_answers(0.25)).says.endswith("± 0.000 nats")
     alone = plant(make(tmp_path / "alone"), [0.0], every=1)
