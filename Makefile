@@ -2,10 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# A module is compiled at its first import. Compiling all takes half of an installation's CPU time.
 # Where the environment forbids to keep what is compiled, every process would compile torch again.
 export PYTHONDONTWRITEBYTECODE :=
-PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := sh install.sh $(BIN)/python --constraint constraints.txt
 INSTALLED := .venv/.installed
 DEVELOPMENT := .venv/.development
 NOTEBOOKS := .venv/.notebooks
@@ -19,7 +18,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[browser,studies]"
+	$(INSTALL) --editable ".[browser,studies]"
 	touch $@
 
 # All that tests, checks and benchmarks use, in one installation, as each takes seconds of its own:
@@ -29,20 +28,18 @@ development: $(DEVELOPMENT)
 
 $(DEVELOPMENT): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP) --constraint constraints.txt setuptools wheel ninja \
-		--editable ".[dev,browser,peers,tensorboard,wandb]"
-	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
-		$(BIN)/python $(PIP) --constraint constraints.txt --no-deps --no-build-isolation mamba-ssm
+	$(INSTALL) setuptools wheel ninja --editable ".[dev,browser,peers,tensorboard,wandb]"
+	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE $(INSTALL) --no-deps --no-build-isolation mamba-ssm
 	touch $(INSTALLED) $@
 
 # What runs notebooks.
 $(NOTEBOOKS): $(INSTALLED)
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[notebooks]"
+	$(INSTALL) --editable ".[notebooks]"
 	touch $@
 
 # What builds the site of docs/ and draws the gallery.
 $(DOCS): $(INSTALLED)
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[docs]"
+	$(INSTALL) --editable ".[docs]"
 	touch $@
 
 # The main job: the paper's hardest recall, then the verdict and the path of its report.
@@ -120,8 +117,8 @@ findings: $(FINDINGS)
 # A place of their own, for the versions named; their requirements are listed whole.
 $(FINDINGS): tests/findings/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-findings
-	.venv-findings/bin/python $(PIP) --constraint constraints.txt torch setuptools
-	.venv-findings/bin/python $(PIP) --no-deps --requirement tests/findings/requirements.txt
+	sh install.sh .venv-findings/bin/python --constraint constraints.txt torch setuptools
+	sh install.sh .venv-findings/bin/python --no-deps --requirement tests/findings/requirements.txt
 	touch $@
 
 clean:

@@ -127,7 +127,7 @@ def _attempt(
     from analysis.records.history import PAGE, build_table, read_histories, update_page
     from analysis.records.judgement import judge, verify_history
     from analysis.records.trials import read_trials
-    from lab.cli import record_checks
+    from lab.cli import record_certificate, record_rules
     from lab.cli.run_settings import read_settings
     from lab.cli.sweep import run_sweep
 
@@ -142,18 +142,18 @@ def _attempt(
         if holder is not None and holder.candidate.options == candidate.options:
             raise ValueError(f"{candidate.name}: has the options of {holder.candidate.name}")
         verify_history(history, track.measure)
-        source = record_checks.read_source(candidate, trust)
+        source = record_rules.read_source(candidate, trust)
         if holder is not None and on_time:
-            record_checks.check_holder(holder, home / track.name, trust)
+            record_rules.check_holder(holder, home / track.name, trust)
         again = holder.candidate if holder is not None and on_time else None
-        sweep = record_checks.build_record_sweep(track, candidate, again, seeds)
+        sweep = record_rules.build_record_sweep(track, candidate, again, seeds)
         out = options.out or Path("runs") / "records" / sweep.name
         typer.echo(f"{candidate.name} for {track.name}, {track.says}; certifying …", err=True)
         first = sweep.cells[0]
         run, _ = read_settings(first.task, first.options)
-        certificate = record_checks.certify_model(run, source, out)
+        certificate = record_certificate.certify_model(run, source, out)
         typer.echo(f"certified: {certificate}", err=True)
-        machine = record_checks.note_machine(out, on_time)
+        machine = record_rules.note_machine(out, on_time)
     if on_time and options.workers is None:
         options = replace(options, workers=1)
     run_sweep(sweep, replace(options, out=out), lanes=False)

@@ -77,4 +77,4 @@ def _choose_rate(rate: str | float, width: int) -> dict[str, float]:
     if isinstance(rate, str):
         defaults = get_protocol_defaults("lab", max(LENGTHS), VOCAB_SIZE, width)
         rate = RATES[rate] * defaults["learning_rate"]
-    return {"learning_rate": rate}
+    return {"learning_rate": float(rate)}

@@ -16,7 +16,7 @@ from analysis.records.judgement import judge, verify_history
 from analysis.records.track import TRACKS, Track
 from lab.certification import process
 from lab.certify_settings import read_value
-from lab.cli import app, record_checks
+from lab.cli import app, record_certificate
 from lab.cli import record as command
 from lab.cli.run_settings import read_settings
 from lab.files import RunError
@@ -24,7 +24,7 @@ from lab.models import build
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-LAWFUL = [{"law": law, "verdict": "holds", "evidence": ""} for law in record_checks.MUST_HOLD]
+LAWFUL = [{"law": law, "verdict": "holds", "evidence": ""} for law in record_certificate.MUST_HOLD]
 COUNT = 6
 """Runs of an entry here: p is exact, and ten against ten can be split in 184,756 ways."""
 TINY = """
@@ -218,9 +218,9 @@ def test_an_unlawful_or_undecided_model_is_refused_before_it_trains(tiny):
 def test_what_is_certified_is_the_model_that_trains():
     given = {"stack": "SM", "d_model": 16, "options": ["S.d_state=4"], "seq_len": 16}
     run, _ = read_settings("mqar", {**given, "vocab_size": 32})
-    request = record_checks.describe_certification(run)
+    request = record_certificate.describe_certification(run)
     options = {name: read_value(text) for name, text in (request.settings.options or {}).items()}
-    assert options.pop("vocab_size") == record_checks.CERTIFIED_VOCABULARY
+    assert options.pop("vocab_size") == record_certificate.CERTIFIED_VOCABULARY
     assert options == run.model.to_dict()
     assert build(**options, vocab_size=32).parameter_count() == run.build().parameter_count()
 
