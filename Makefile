@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Where the environment forbids to keep what is compiled, every process would compile torch again.
 export PYTHONDONTWRITEBYTECODE :=
-INSTALL := sh install.sh $(BIN)/python --constraint constraints.txt
+INSTALL := sh docs/scripts/install.sh $(BIN)/python --constraint constraints.txt
 INSTALLED := .venv/.installed
 DEVELOPMENT := .venv/.development
 NOTEBOOKS := .venv/.notebooks
@@ -117,8 +117,8 @@ findings: $(FINDINGS)
 # A place of their own, for the versions named; their requirements are listed whole.
 $(FINDINGS): tests/findings/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-findings
-	sh install.sh .venv-findings/bin/python --constraint constraints.txt torch setuptools
-	sh install.sh .venv-findings/bin/python --no-deps --requirement tests/findings/requirements.txt
+	sh docs/scripts/install.sh .venv-findings/bin/python --constraint constraints.txt torch setuptools
+	sh docs/scripts/install.sh .venv-findings/bin/python --no-deps --requirement tests/findings/requirements.txt
 	touch $@
 
 clean:
