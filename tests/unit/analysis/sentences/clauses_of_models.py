@@ -172,7 +172,9 @@ CLAUSES = [
     Clause(crop(0), crop(2), "columns 0 to 7 hold 2 of the 2 cells where a query meets"),
     Clause(crop(4), crop(0), "Rows 4 to 11, columns 4 to 11; each cell is one entry"),
     Clause(rollout(0.5, (0.4, 0.6), pool=2), rollout(0.5, (0.4, 0.6)), ", max over 2 × 2"),
+    Clause(rollout(0.5, (0.4, 0.6)), rollout(0.5, (0.4, 0.6), pool=2), "first test row, lower"),
     Clause(rollout(0.5, NO_ENDS, rows=1), rollout(0.5, (0.4, 0.6)), "means over 1 row of"),
+    Clause(of_models.sweep(0.01), of_models.sweep(0.0099), "restores most: 0.01 of the"),
     Clause(rollout(0.5, (0.4, 0.6)), TIED, "rings where a query meets its value"),
     Clause(rollout(0.5, NO_ENDS, rows=1), rollout(0.5, (0.4, 0.6)), "50.0 % (one row;"),
     Clause(rollout(0.5, (0.2, 0.8)), rollout(0.5, (0.19, 0.8)), "both layers queries reach the"),
@@ -183,7 +185,10 @@ CLAUSES = [
     Clause(components(0.6, 0.5), components(0.6), "each restore more than a third"),
     Clause(components(*[0.5] * 5), components(*[0.5] * 4), "; and 1 more."),
     Clause(components(*[0.5] * 5), components(*[0.5] * 4), ", and 1 more each restore"),
+    Clause(components(*[0.5] * 4), components(*[0.5] * 5), "placebo 0.00). Corrupt rows are"),
+    Clause(components(*[0.5] * 4), components(*[0.5] * 5), "at the keys each restore more than"),
     Clause(components(0.5, n_layers=2), components(0.5), "Some of the 2 layers are left out."),
+    Clause(components(0.5), components(0.5, n_layers=2), "appears here by itself. Heat map of"),
     Clause(INDUCTION, DIRECT, "by values 0.90 (0.80 to 1.00), as many others 0.05; "),
     Clause(INDUCTION, DIRECT, "alone brings back 90 % of the answer."),
     # The best depth decides: at others it is less, and not all depths are tried in deep models.
@@ -203,6 +208,7 @@ CLAUSES = [
     Clause(pair_mass(0.1, 0.2), pair_mass(0.9, 0.1), "No head clearly looks at its pair"),
     Clause(pair_mass(0.9, 0.1), pair_mass(0.1, key=0.9), "Queries put up to 90.0 % (head 0.0;"),
     Clause(HISTORY, of_runs.history([2, 1, 1], 4, zero_keys=False), "are used by step 1;"),
+    Clause(HISTORY, of_runs.history([2, 1, 1], 4, zero_keys=False), "; more than at first"),
     Clause(
         of_runs.history([1, 2], 7, zero_keys=False),
         of_runs.history([1, 2], 6, zero_keys=False),
@@ -219,5 +225,5 @@ CLAUSES = [
         "shuffling the layer's choices changes it by -30.0 points",
     ),
     Clause(usage(1), usage(1, math.nan), "median margin 0.1, ties 0.0 %"),
-    Clause(usage(5), usage(4), "The first 4 of 5 layers are shown."),
+    Clause(usage(5), usage(4), " layers are shown."),
 ]
