@@ -200,6 +200,11 @@ CLAUSES = [
         RunCurves((replace(RUNS[0], full_from=2),), {}),
         "Half of the answers are right at full row length: a by step 2.",
     ),
+    Clause(
+        RunAccuracies((run("a", 0.9996),), {}),
+        RunAccuracies((run("a", 0.3),), {}),
+        "Test accuracy: a 99.960 %.",
+    ),
     # An interval that only reaches what chance has does not lie above it.
     Clause(
         RunAccuracies((replace(run("a", 0.3), interval=(0.11, 0.4)),), {"chance": 0.1}),
