@@ -87,7 +87,7 @@ class Components(Finding):
         carriers = find_carriers(self)
         if carriers:
             parts = "; ".join(describe_share(n, s) for n, s in carriers[:4])
-            says = f"Components that restore the answer alone: {parts}"
+            says = f"Components that restore more than a third of the answer alone: {parts}"
             says += f"; and {len(carriers) - 4} more." if len(carriers) > 4 else "."
         else:
             real = np.nan_to_num(self.share[:, :-1], nan=-np.inf)

@@ -122,9 +122,10 @@ class Mechanism(Finding):
         if self.label == "direct":
             return (
                 "It recalls directly. One mixer finds the key and reads the value in one step. "
-                f"Restoring the values' positions brings back {round_percent(shares['value'])} of "
-                "the answer at any depth. Restoring as many other positions, the placebo, brings "
-                f"back {round_percent(shares['placebo'])}."
+                "Restoring the values' positions brings back at most "
+                f"{round_percent(shares['value'])} of the answer at the depths tried. Restoring as "
+                "many other positions, the placebo, brings back "
+                f"{round_percent(shares['placebo'])}."
             )
         if self.label == "positional":
             return (

@@ -99,8 +99,8 @@ class Standing(Finding):
         text = f"A blind guess is right in {percent(chance)} of cases."
         if score:
             best = max(score, key=score.__getitem__)
-            meaning = f", which {MEANINGS[best]}," if best in MEANINGS else ""
-            text += f" The best shortcut, “{best}”{meaning} is right in {percent(score[best])}."
+            meaning = f" which {MEANINGS[best]}," if best in MEANINGS else ""
+            text += f" The best shortcut, “{best}”,{meaning} is right in {percent(score[best])}."
         return (
             f"{text} The oracle, plain code that works out the answer, is right in "
             f"{percent(oracle)}."

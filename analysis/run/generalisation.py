@@ -143,7 +143,8 @@ class AccuracyByOption(Finding):
             value = percent(float(self.accuracy[last]))
             text = f"{side} that it holds {way} to {self.values[last]} ({value})"
         else:
-            text = f"{side} that it falls at once, to {self._quote(order[0])}"
+            first = end if far == order[0] else self._quote(order[0])
+            text = f"{side} that it falls at once, to {first}"
         if half > max(holds, 1):
             limit = self.values[order[half - 1]]
             text += f", keeps half of its lead over a guess {way} to {limit}"

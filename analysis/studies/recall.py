@@ -131,7 +131,8 @@ def summarize(settings: Sequence[Setting], missing: int, runs: int) -> list[str]
             "the accuracy is that of training cut short."
         )
     if missing:
-        sentences.append(f"{missing} of the {runs} runs of the study are not there.")
+        are = "is" if missing == 1 else "are"
+        sentences.append(f"{missing} of the {runs} runs of the study {are} not there.")
     return sentences
 
 
@@ -156,7 +157,8 @@ def _compare_with_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
         )
         if count
     ]
-    text = f"Of {len(pairs)} settings run, {mixer} is, against the paper, {', '.join(found)}"
+    text = f"Of {len(pairs)} setting{'s' * (len(pairs) != 1)} run, {mixer} is, against the paper, "
+    text += ", ".join(found)
     if above:
         setting, published = max(above, key=lambda pair: pair[0].mean - pair[1])
         text += f"; the largest gain is {_describe_difference(setting, published)}"

@@ -133,13 +133,16 @@ def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:
     blind = sum(p >= LEVEL for p in least)
     if blind:
         sentences.append(
-            f"{blind} of {len(tested)} factors have too few runs to differ significantly from the "
+            f"{blind} of {len(tested)} factors {'has' if blind == 1 else 'have'} too few runs to "
+            "differ significantly from the "
             "baseline, whatever their effect: run more --seeds."
         )
     return sentences + _describe_unfinished(without)
 
 
 def _describe_unfinished(without: int) -> list[str]:
+    if without == 1:
+        return ["1 run has not ended and is left out."]
     return [f"{without} runs have not ended and are left out."] if without else []
 
 

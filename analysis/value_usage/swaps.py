@@ -136,7 +136,7 @@ class Swaps(Finding):
         says += f"(p {worst.p:.2g}, the worst of {n})"
         if worst.value is not None:
             same = (s for s in self.swaps if s.layer == worst.layer and s.value is None)
-            says += f"; shuffling the layer's choices changes {next(same).summarize_change()}"
+            says += f"; shuffling the layer's choices changes it by {next(same).summarize_change()}"
         return f"{says}."
 
     def _name_swap(self, swap: Swap) -> str:

@@ -1,7 +1,6 @@
 """`lab verify`: random examples for the properties that the package must have."""
 
 import importlib.util
-import signal
 import subprocess
 import sys
 import time
@@ -40,8 +39,9 @@ def verify(
         try:
             code = process.wait(left)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # pytest would answer an interrupt with a traceback
             if process.wait() != FAILED:
+                typer.echo()  # pytest's dots have no end of line
                 break
             code = FAILED
         if code:

@@ -42,9 +42,9 @@ def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
         def wait(self, seconds: float | None = None) -> int:
             if not self.stopped:
                 raise subprocess.TimeoutExpired("pytest", seconds or 0)
-            return 2
+            return -15
 
-        def send_signal(self, number: int) -> None:
+        def terminate(self) -> None:
             self.stopped = True
 
     monkeypatch.setattr("lab.cli.verify.subprocess.Popen", Endless)

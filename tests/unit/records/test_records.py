@@ -11,7 +11,15 @@ from typer.testing import CliRunner
 from analysis.records import judgement, track
 from analysis.records.candidate import FREE, Candidate
 from analysis.records.entry import HOME, Entry, RecordTrial, read_history
-from analysis.records.history import BEGIN, END, PAGE, build_table, draw, read_histories
+from analysis.records.history import (
+    BEGIN,
+    END,
+    PAGE,
+    build_table,
+    draw,
+    format_median,
+    read_histories,
+)
 from analysis.records.judgement import judge, verify_history
 from analysis.records.track import TRACKS, Track
 from lab.certification import process
@@ -143,6 +151,12 @@ def test_the_records_of_the_project_stand_and_are_in_its_documents():
 def test_the_table_names_the_holder_first(history):
     lines = build_table({"rows-256": history, "cpu-256": []}).splitlines()
     assert [line.split(" | ")[1] for line in lines[2:5]] == ["2. entry-2", "1. entry-1", "none yet"]
+    assert TRACKS["rows-256-ssd"].says == f"{TRACKS['rows-256'].says}, SSD alone"
+
+
+def test_an_end_that_too_few_solved_runs_leave_open_is_unknown():
+    half = run_trials(1000, np.random.default_rng(0), COUNT, unsolved=2)
+    assert format_median(half, "rows").endswith(" … unknown)")
 
 
 @pytest.fixture

@@ -52,6 +52,9 @@ def test_the_verdict_speaks_of_what_was_run_alone():
     )
     assert "the largest gain is at T 2,048, d_model 64, 0.99 here and 0.09 there" in said[0]
     assert said[1] == "4 of the 8 runs of the study are not there."
+    single = recalled.summarize(settings[:1], 1, 8)
+    assert single[0].startswith("Of 1 setting run, attention is")
+    assert single[1] == "1 of the 8 runs of the study is not there."
 
 
 def test_a_gain_does_not_hide_a_loss():

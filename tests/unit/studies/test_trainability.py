@@ -72,8 +72,9 @@ def test_the_verdict_is_silent_on_a_null_and_says_when_runs_are_too_few():
     assert not any(effect.counts for effect in found)
     said = trained.summarize(found, 5)
     assert not any(text.startswith("Solved") for text in said)
-    assert "1 of 1 factors have too few runs" in said[1]
+    assert "1 of 1 factors has too few runs" in said[1]
     assert said[-1].startswith("5 runs have not ended")
+    assert trained.summarize(found, 1)[-1] == "1 run has not ended and is left out."
     assert trained.summarize(trained.measure(three), 0) == [
         "Nothing to compare yet: the baseline and at least one factor must be run first."
     ]

@@ -55,6 +55,11 @@ def test_all_solved_has_a_range_and_an_interval_over_seeds():
     assert found.mean == pytest.approx(0.99)
     assert found.interval is not None
     assert found.interval[0] < 0.98
+    assert ". Mean accuracy 0.9900, 95 % 0.9" in found.describe()
+    alone = summarize_seeds(plant([100], [True]).with_columns(accuracy=None))
+    assert alone.describe().endswith("from 100 to 100.")
+    bare = summarize_seeds(plant([100], [True]).with_columns(low=None, high=None))
+    assert bare.describe().endswith("from 100 to 100.")
 
 
 def test_seeds_are_trained_in_folders_of_their_own_and_found_again(tmp_path):

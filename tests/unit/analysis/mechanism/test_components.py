@@ -96,3 +96,11 @@ def test_a_component_is_named_by_chance_in_few_of_a_hundred_cases():
         named += bool(find_carriers(one))
     # 2.5 % by the interval, which 12 rows make a point or two short; two standard errors are 4.
     assert named <= 8
+
+
+def test_a_share_is_bold_where_its_interval_excludes_zero():
+    share = np.array([[0.5, -0.5, 0.5, 0.0]])
+    ends = np.array([[[0.1, 0.9], [-0.9, -0.1], [0.0, 1.0], [-1.0, 0.0]]])
+    one = Components(np.zeros(1, int), ("mixer",), share, ends, 12, 24, 1)
+    [heatmap] = one.draw().to_dict()["data"]
+    assert [*heatmap["text"][0]] == ["<b>0.50</b>", "<b>-0.50</b>", "0.50", "0.00"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.plain import to_plain
-from analysis.rows import describe
+from analysis.rows import describe, layout
 from analysis.rows.layout import LINES, RowLayout, lay_out
 from tasks.copying import Copy
 from tasks.induction import Induction
@@ -123,3 +123,11 @@ def test_the_last_role_is_grey_unless_it_is_the_only_one():
     colors = [color for _, color in cells(lay_out(task, task.batch(size=1))).colorscale]
     assert len(set(colors)) == 4
     assert colors[-1] == "#808691"
+
+
+def test_answers_beside_a_row_are_cut_where_there_is_no_room():
+    fit = ("ab", "", "c" * (layout.BESIDE - 3))
+    assert layout._shorten_answers(fit) == f"ab {fit[2]}"
+    assert layout._shorten_answers((*fit, "d")) == f"ab {fit[2]} …"
+    long = "c" * (layout.BESIDE + 1)
+    assert layout._shorten_answers((long, "d")) == f"{long} …"

@@ -1,5 +1,7 @@
 """The verdict in words for every way a run can end."""
 
+from dataclasses import replace
+
 import pytest
 
 from analysis.run import baselines
@@ -21,6 +23,7 @@ def standing(stopped: str, accuracy: float | None, scored: int = 1000) -> Standi
         ("solved", 0.995, "Solved after 30 steps: 99.5 % of the answers are right."),
         ("budget", 0.5, "Not solved within 30 steps: 50.0 %"),
         ("budget", 0.995, "Solved, after all of its 30 steps: 99.5 %"),
+        ("budget", 0.99, "Solved, after all of its 30 steps: 99.0 %"),
         ("interrupted", 0.5, "Interrupted after 30 steps: 50.0 %"),
         ("out of time", 0.5, "Stopped at the time limit after 30 steps: 50.0 %"),
         ("diverged", None, "Training diverged after 30 steps"),
@@ -48,3 +51,35 @@ def test_a_solved_run_is_not_said_to_be_open():
     assert baselines._describe_construction(result) == ""
     result["stopped"] = "budget"
     assert "is open: too narrow" in baselines._describe_construction(result)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "accuracy", "end"),
+    [
+        ("budget", 0.99, "weights set by hand do."),
+        ("solved", 0.98, "weights set by hand do."),
+        ("budget", 0.98, "do, so training failed to find what the model can represent."),
+        ("diverged", None, "do, so training failed to find what the model can represent."),
+    ],
+)
+def test_training_failed_only_below_what_weights_set_by_hand_reach(stopped, accuracy, end):
+    found = {"verdict": "solves", "accuracy": 0.99, "because": ""}
+    result = {"stopped": stopped, "accuracy": accuracy, "set_by_hand": found}
+    assert baselines._describe_construction(result).endswith(end)
+
+
+def test_a_reason_is_given_once():
+    found = {"kind": "cannot", "because": "the model is too narrow", "seq_len": 1024}
+    assert baselines._describe_failure({}) == ""
+    assert baselines._describe_failure({"diagnosis": found}) == ""
+    assert baselines._describe_failure({"diagnosis": {**found, "kind": "not begun"}}) == (
+        "Why it is not solved, at rows of 1,024 tokens: not begun. The model is too narrow."
+    )
+
+
+def test_the_best_shortcut_is_named_where_there_is_one():
+    found = standing("budget", 0.5)
+    assert "The best shortcut, “most recent match”, which " in found.rules
+    unknown = replace(found, names=("chance", "last value", "mine", "oracle"))
+    assert "The best shortcut, “mine”, is right in 90.0 %." in unknown.rules
+    assert "shortcut" not in replace(found, names=("chance", "oracle"), scores=(0.1, 1.0)).rules

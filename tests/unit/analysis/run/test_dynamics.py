@@ -217,3 +217,24 @@ def test_a_damaged_file_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(RunError, match="step-00000016"):
         dynamics.measure(subject(run))
+
+
+def list_notes(order: Onsets) -> list[str]:
+    """Return what a figure says where it is pointed at."""
+    fig = order.draw()
+    assert fig is not None
+    return [note for trace in fig.to_dict()["data"] for note in trace.get("customdata", ())]
+
+
+def test_a_figure_names_the_layer_that_all_runs_agree_on():
+    change = Change(9.0, 8, 16, 8, 16, 0.0, 1.0)
+    mass, loss = (Onset(name, None, change, moved=True) for name in ("mass", "loss"))
+    first = (replace(mass, layer=1), loss, Onset("drift", 0, None, moved=False))
+    for layer, label in ((1, "mass, layer 1"), (2, "mass")):
+        both = Onsets(("x", "y"), (first, (replace(mass, layer=layer), loss)), 100)
+        fig = both.draw()
+        assert fig is not None
+        assert sorted(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["loss", label]
+        where = "steps 8 to 16"
+        assert list_notes(both)[:2] == [f"x<br>mass, layer 1: {where}", f"x<br>loss: {where}"]
+    assert list_notes(Onsets(("",), (first,), 100))[0] == "mass, layer 1: steps 8 to 16"

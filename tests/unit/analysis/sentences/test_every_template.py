@@ -14,13 +14,20 @@ import pytest
 import analysis
 from analysis.base import Finding
 from analysis.statistics.binned import describe_extremes
-from tests.unit.analysis.sentences import of_models, of_runs
-from tests.unit.analysis.sentences.clauses import CLAUSES, Clause
+from tests.unit.analysis.sentences import (
+    clauses,
+    clauses_of_models,
+    clauses_of_runs,
+    of_models,
+    of_runs,
+)
+from tests.unit.analysis.sentences.clauses import Clause
 from tests.unit.analysis.sentences.of_models import Case, edited, uses
 from tests.unit.analysis.sentences.of_runs import bins, change, knockout, roles
 
 KINDS = ("planted", "null", "boundary")
 CASES = of_models.CASES + of_runs.CASES
+CLAUSES = clauses.CLAUSES + clauses_of_models.CLAUSES + clauses_of_runs.CLAUSES
 UNIT = Path(__file__).parents[2]
 ELSEWHERE = {
     "AccuracyByPlace": "rows/test_positions: named_only_where_their_intervals_part, "
@@ -87,7 +94,7 @@ def test_words_have_what_holds_and_lack_what_does_not(case: Case):
 @pytest.mark.parametrize("clause", CLAUSES, ids=[clause.words for clause in CLAUSES])
 def test_a_clause_stands_only_where_it_holds(clause: Clause):
     holds, lacks = (
-        f"{words.title} {words.says} {words.reading}"
+        f"{words.title} {words.gist} {words.says} {words.reading} {words.alt}"
         for words in (clause.holds.describe(), clause.lacks.describe())
     )
     assert clause.words in holds
