@@ -96,7 +96,7 @@ def test_the_name_of_a_folder_is_never_too_long_and_still_its_own(tmp_path):
 
 def test_only_takes_any_value_of_a_factor_and_all_factors():
     whole = recall.build_study(seeds=2)
-    some = whole.select(["mixer=attention", "mixer=soft mask", "d_model=64"])
+    some = whole.select(["mixer=attention", "mixer=soft mask", "d_model=64", "learning_rate=lab"])
     assert [(c.factors["mixer"], c.factors["seed"]) for c in some.cells] == [
         *(("attention", 0), ("soft mask", 0), ("attention", 1), ("soft mask", 1))
     ]
