@@ -1,6 +1,6 @@
 # Install into a virtual environment: sh docs/scripts/install.sh PYTHON ARGUMENTS...
 # The arguments are those of `pip install`.
-# uv needs a third of pip's CPU time, but does not read pip's settings: it is told the indexes that
+# uv needs two thirds of pip's CPU time, with its cache a fifth, but does not read pip's settings: it is told the indexes that
 # pip is set to. Where uv cannot be installed or fails, pip installs.
 
 python=$1
