@@ -22,7 +22,7 @@ RESAMPLES, PERCENTILES = 200, (2.5, 97.5)
 FEWEST = 4
 """Fewest runs through which a curve is drawn; it has two parameters."""
 APART = 0.5
-"""Runs of one setting whose accuracies differ by more than this tell of training, not of a state."""
+"""Runs of a setting whose accuracies differ by more tell of training, not of what it holds."""
 PAIRS = ("pairs", "n_pairs")
 """Columns that may hold the number of pairs."""
 
