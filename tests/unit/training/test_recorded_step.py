@@ -6,6 +6,7 @@ Without a GPU a replay is imitated: it does the call again, and writes into the 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -154,13 +155,10 @@ def test_more_scored_positions_than_were_recorded_end_the_recording(imitated, mo
     assert not stepper.may_record
 
 
-@pytest.mark.parametrize(("stack", "options"), MODELS)
-@pytest.mark.parametrize("count", [17, 40, 64])
-def test_positions_that_are_not_scored_count_for_nothing(
-    imitated, monkeypatch, stack, options, count
-):
+@pytest.mark.parametrize(("model", "count"), zip(MODELS, cycle([17, 40, 64]), strict=False))
+def test_positions_that_are_not_scored_count_for_nothing(imitated, monkeypatch, model, count):
     monkeypatch.setattr(recorded_step, "_count_positions", lambda batch: count)
-    assert assert_same(SMALL, stack, options, "cpu").recorded
+    assert assert_same(SMALL, *model, "cpu").recorded
 
 
 @pytest.mark.parametrize(("first", "last"), [(16, 4), (4, 16)])
