@@ -155,7 +155,7 @@ def test_more_scored_positions_than_were_recorded_end_the_recording(imitated, mo
     assert not stepper.may_record
 
 
-@pytest.mark.parametrize(("model", "count"), zip(MODELS, cycle([17, 40, 64]), strict=False))
+@pytest.mark.parametrize(("model", "count"), [*zip(MODELS, cycle([17, 40, 64]), strict=False)])
 def test_positions_that_are_not_scored_count_for_nothing(imitated, monkeypatch, model, count):
     monkeypatch.setattr(recorded_step, "_count_positions", lambda batch: count)
     assert assert_same(SMALL, *model, "cpu").recorded
