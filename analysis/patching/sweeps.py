@@ -14,7 +14,6 @@ from analysis.interventions.places import get_language_model
 from analysis.interventions.points import list_axes
 from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.scoring import PART_ENTRIES
 from analysis.words import capitalize, name_head
 from lab.hooks import HookPoint, hook_points, hooks
 from lab.layers.mixer import HeadsMixer
@@ -24,6 +23,8 @@ from lab.models.point_names import find_name
 Metric = Callable[[Float[Tensor, "b t v"]], Tensor | float]
 """One number of the logits, such as a logit difference."""
 
+PASS_ENTRIES = 2**24
+"""Scores or logits of the patched copies of a batch that go through the model in one pass."""
 LEAST = 0.01
 """The share of the difference from which on a cell restores something; less may be rounding."""
 ROW = 26
@@ -270,7 +271,7 @@ def _patch_each(
     b, t = tokens.shape
     size, found = source.shape[axis], []
     entries = b * t * max(t, model.head.out_features)
-    for part in torch.arange(size).split(max(1, PART_ENTRIES // entries)):
+    for part in torch.arange(size).split(max(1, PASS_ENTRIES // entries)):
         marks = (part[:, None] == torch.arange(size)).to(source.device)
         marks = marks.view(len(part), *(size if i == axis else 1 for i in range(source.ndim)))
 

@@ -22,6 +22,7 @@ from analysis.statistics.survival import (
     estimate_median,
     log_rank_p,
 )
+from analysis.sweeps.settings import describe_unfinished
 from lab.studies.trainability import BASELINE
 
 LEVEL = 0.05
@@ -114,7 +115,7 @@ def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:
         sentences = [
             "Nothing to compare yet: the baseline and at least one factor must be run first."
         ]
-        return sentences + _describe_unfinished(without)
+        return sentences + describe_unfinished(without)
     faster = [e for e in tested if e.counts and _is_faster(e, baseline)]
     slower = [e for e in tested if e.counts and not _is_faster(e, baseline)]
     same = [e for e in tested if not e.counts]
@@ -137,13 +138,7 @@ def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:
             "differ significantly from the "
             "baseline, whatever their effect: run more --seeds."
         )
-    return sentences + _describe_unfinished(without)
-
-
-def _describe_unfinished(without: int) -> list[str]:
-    if without == 1:
-        return ["1 run has not ended and is left out."]
-    return [f"{without} runs have not ended and are left out."] if without else []
+    return sentences + describe_unfinished(without)
 
 
 def _is_faster(effect: FactorEffect, baseline: FactorEffect) -> bool:

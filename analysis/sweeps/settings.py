@@ -128,6 +128,13 @@ def _collect(factors: Mapping[str, Any], rows: pl.DataFrame) -> SettingResult:
     )
 
 
+def describe_unfinished(without: int) -> list[str]:
+    """Say how many runs of a sweep have not ended; nothing if all have."""
+    if without == 1:
+        return ["1 run has not ended and is left out."]
+    return [f"{without} runs have not ended and are left out."] if without else []
+
+
 def name_values(factors: Mapping[str, Any]) -> str:
     """Return the values of factors as one name; text says by itself what it is a value of."""
     parts = [

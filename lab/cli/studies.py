@@ -107,6 +107,7 @@ def _study_trainability(options: SweepOptions, chosen: dict[str, Any], figure: P
 def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path | None) -> None:
     from analysis.base import NotApplicableError
     from analysis.sweeps import capacity as results
+    from analysis.sweeps.settings import describe_unfinished
     from lab.cli.tables.studies import build_capacity_table
     from lab.studies.capacity import FACTOR, build_study
 
@@ -118,7 +119,7 @@ def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path 
     except NotApplicableError as error:
         said.append(f"No curve: {error}.")
     left = found["accuracy"].null_count()
-    said += [f"{left} runs have not ended and are left out."] if left else []
+    said += describe_unfinished(left)
     title = "How many pairs the state of SSD holds"
 
     def draw(curves: list[Any]) -> Any:

@@ -158,7 +158,8 @@ def test_more_scored_positions_than_were_recorded_end_the_recording(imitated, mo
 @pytest.mark.parametrize(("model", "count"), [*zip(MODELS, cycle([17, 40, 64]), strict=False)])
 def test_positions_that_are_not_scored_count_for_nothing(imitated, monkeypatch, model, count):
     monkeypatch.setattr(recorded_step, "_count_positions", lambda batch: count)
-    assert assert_same(SMALL, *model, "cpu").recorded
+    stack, options = model
+    assert assert_same(SMALL, stack, options, "cpu").recorded
 
 
 @pytest.mark.parametrize(("first", "last"), [(16, 4), (4, 16)])
