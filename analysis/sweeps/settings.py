@@ -16,6 +16,7 @@ from lab.sweeps.table import MEASURED
 RATE = "learning_rate"
 NO_FACTORS = {*MEASURED, "seed", "path", "date"} - {"seq_len"}
 """Columns that tell no setting from another."""
+_HAS_RESULT = pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged").fill_null(False)
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,16 @@ def list_factors(table: pl.DataFrame) -> list[str]:
 
 def select_results(table: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of runs from which something was learned: an accuracy, or divergence."""
-    return table.filter(pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged"))
+    return table.filter(_HAS_RESULT)
 
 
 def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """Return the rows at the best learning rate of each setting.
 
     The best rate has the highest mean accuracy on validation rows, of which a run that diverged has
-    none right. Rates at which all runs were solved count as equal, and of them the best took the
-    fewest steps.
+    none right. Rates at which all runs were solved count as equal; of them, the best has the most
+    seeds, and then took the fewest steps. Where a seed was run at some rates only, it has no part
+    in the choice, unless no seed was run at all of them.
 
     Args:
         table: of runs, with a column of learning rates or without.
@@ -88,11 +90,23 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """
     if RATE not in table.columns:
         return table
-    solved = pl.col("solved").fill_null(False).all()
+    runs = table.with_columns(
+        _seed="seed" if "seed" in table.columns else pl.lit(0), _known=_HAS_RESULT, _all=pl.lit(0)
+    )
+    tried = pl.col(RATE).filter("_known").n_unique()
+    shared = tried.over("_all", *setting, "_seed") == tried.over("_all", *setting)
+    runs = runs.with_columns(_counts=shared | ~shared.any().over("_all", *setting))
+    solved = (pl.col("solved").fill_null(False) | ~pl.col("_counts")).all() & pl.col("_known").any()
     right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
-    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(right.mean())
-    by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(score.alias("_score"))
-    ranked = by_rate.sort("_score", descending=True, nulls_last=True, maintain_order=True)
+    by_rate = runs.group_by([*setting, RATE], maintain_order=True).agg(
+        _solved=solved,
+        _seeds=pl.when(solved).then(pl.col("_seed").filter("_known").n_unique()),
+        _score=pl.when(solved)
+        .then(-pl.col("steps").filter("_counts").mean())
+        .otherwise(right.filter("_counts").mean()),
+    )
+    merits = ["_solved", "_seeds", "_score"]
+    ranked = by_rate.sort(merits, descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)
     return table.join(
         best.select([*setting, RATE]), on=[*setting, RATE], nulls_equal=True, maintain_order="left"

@@ -64,6 +64,41 @@ def test_the_learning_rate_is_chosen_on_validation_rows_and_among_solving_ones_b
     assert chosen == {"AM*2": 0.001, "SM*2": 0.003}
 
 
+def test_rates_are_compared_by_the_seeds_that_all_of_them_have():
+    table, seed = plant(), pl.col("seed")
+    lucky = (pl.col("learning_rate") == 0.001) & (seed == 2)
+    better = pl.when(lucky).then(5.0).otherwise("validation")
+    others = (pl.col("learning_rate") == 0.001) | (seed < 2)
+    for partial in (
+        table.filter(others),
+        table.with_columns(
+            accuracy=pl.when(others).then("accuracy"), status=pl.when(others).then("status")
+        ),
+    ):
+        chosen = collect_settings(partial.with_columns(validation=better))
+        assert {s.factors["learning_rate"] for s in chosen if "SM" in s.name()} == {0.003}
+    alone = table.filter((pl.col("learning_rate") == 0.001) == (seed == 2))
+    chosen = collect_settings(alone.with_columns(validation=better))
+    assert {s.factors["learning_rate"] for s in chosen if "SM" in s.name()} == {0.001}
+
+
+def test_of_rates_at_which_all_runs_are_solved_the_one_with_most_seeds_is_chosen():
+    fewer = plant().filter((pl.col("learning_rate") != 0.003) | (pl.col("seed") == 0))
+    chosen = {s.factors["stack"]: s.factors["learning_rate"] for s in collect_settings(fewer)}
+    assert chosen == {"AM*2": 0.001, "SM*2": 0.003}
+
+
+def test_a_rate_that_was_not_run_is_not_chosen():
+    lost = (pl.col("learning_rate") != 0.03) | (pl.col("seed") == 1)
+    table = plant().with_columns(
+        status=pl.when(~lost).then("status"),
+        accuracy=pl.when(~lost).then("accuracy"),
+        validation=pl.when(~lost).then("validation"),
+        solved=pl.when(~lost).then("solved"),
+    )
+    assert {s.factors["learning_rate"] for s in collect_settings(table)} == {0.03}
+
+
 def test_a_rate_at_which_most_runs_diverge_is_not_chosen_for_the_one_that_did_not():
     lucky = (pl.col("learning_rate") == 0.03) & (pl.col("seed") == 0)
     lost = (pl.col("learning_rate") == 0.03) & (pl.col("seed") > 0)
