@@ -17,9 +17,9 @@ from analysis.claims.claim import Claim
 from analysis.claims.verdict import ClaimVerdict
 from analysis.pages.page import Shown, fill_template
 from analysis.words import percents
+from lab import __version__
 from lab.files import explain_write_errors
 from lab.folder import write, write_json
-from lab.machine.processor import describe_machine
 from tasks.base import Task
 
 CARD, PAGE = "claim.json", "claim.html"
@@ -39,6 +39,7 @@ class Card:
             about costs.
         seeds: of each setting, or rounds in which costs were taken.
         digests: of data, code and configuration.
+        machines: on which the runs were trained, or costs taken.
     """
 
     claim: Claim
@@ -47,6 +48,7 @@ class Card:
     power: float | None
     seeds: int
     digests: dict[str, str]
+    machines: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card, ready for JSON; ends that are not finite are null."""
@@ -78,8 +80,8 @@ class Card:
             "power": self.power,
             "assumed": vars(self.claim.power) if self.claim.power else None,
             "digests": self.digests,
-            "versions": {name: version(name) for name in ("torch", "numpy", "wonderful-lab")},
-            "machine": describe_machine(),
+            "versions": list_versions(),
+            "machines": self.machines,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
@@ -167,6 +169,11 @@ def digest_code() -> str:
             found.update(str(file.relative_to(home.parent)).encode())
             found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of the lab and of what computes in it."""
+    return {**{name: version(name) for name in ("torch", "numpy")}, "wonderful-lab": __version__}
 
 
 def digest_configuration(claim: Claim, scale: str) -> str:

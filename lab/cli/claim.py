@@ -113,6 +113,9 @@ def claim(
             power=power,
             seeds=seeds,
             digests=_compute_digests(stated, scale, built),
+            machines=_list_measuring_machines(out, show)
+            if results is None
+            else _list_training_machines(built, out),
         )
         page = card.write(out, shown, results.errors if results else {})
     typer.echo(json.dumps(card.to_dict()) if as_json else card.summarize())
@@ -173,6 +176,28 @@ def _say_power(assumed: "Power", seeds: int, power: float) -> None:
         + ("; more seeds would decide more often" if power < ENOUGH else ""),
         err=True,
     )
+
+
+def _list_training_machines(sweep: "Sweep", out: Path) -> tuple[str, ...]:
+    """Return the machines on which runs of a sweep ended; older runs do not tell."""
+    from lab.sweeps.folder import CellFolder
+
+    runs = [CellFolder(out / cell.name).open_run() for cell in sweep.cells]
+    results = [run.read_result() for run in runs if run is not None]
+    return tuple(sorted({result.get("machine", "not recorded") for result in results if result}))
+
+
+def _list_measuring_machines(out: Path, show: bool) -> tuple[str, ...]:
+    """Return the machine on which costs were taken: this one, unless earlier ones are shown."""
+    from analysis.claims.card import CARD
+    from lab.folder import has_entries, read_json
+    from lab.machine.device import choose_device, describe_device
+
+    if not show:
+        return (describe_device(choose_device("auto")),)
+    if not has_entries(out / CARD, "machines"):
+        return ("not recorded",)
+    return tuple(read_json(out / CARD, "the card cannot be read")["machines"])
 
 
 def _compute_digests(stated: "Claim", scale: str, sweep: "Sweep") -> dict[str, str]:

@@ -120,9 +120,8 @@ def _attempt(
 ) -> None:
     """Certify, run and judge a candidate; write an entry if it takes the track."""
     from dataclasses import replace
-    from importlib.metadata import version
 
-    from analysis.claims.card import digest_code
+    from analysis.claims.card import digest_code, list_versions
     from analysis.records.entry import HOME, Entry
     from analysis.records.history import PAGE, build_table, read_histories, update_page
     from analysis.records.judgement import judge, verify_history
@@ -177,7 +176,7 @@ def _attempt(
             source=source,
             code=digest_code(),
             machine=machine,
-            versions={name: version(name) for name in ("torch", "numpy", "wonderful-lab")},
+            versions=list_versions(),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         written = entry.write(home)

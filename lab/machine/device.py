@@ -1,7 +1,8 @@
-"""Choosing the device to compute on."""
+"""Choosing the device to compute on, and naming it."""
 
 import torch
 
+from lab.machine.processor import describe_machine
 from tasks.near_names import list_choices
 
 
@@ -25,3 +26,10 @@ def choose_device(name: str) -> torch.device:
         last = torch.cuda.device_count() - 1
         raise ValueError(f"device={name}: this machine has cuda:0 to cuda:{last}")
     return device
+
+
+def describe_device(device: torch.device) -> str:
+    """Return all that the speed of training on a device depends on, apart from the run."""
+    if device.type == "cpu":
+        return describe_machine()
+    return f"{torch.cuda.get_device_name(device)}, {describe_machine()}"

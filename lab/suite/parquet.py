@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from polars.io.plugins import register_io_source
 
+from lab import __version__
 from lab.files import shorten_message
 from lab.folder import Folder
 from lab.trust import ask_for_trust, list_named
@@ -157,7 +157,7 @@ def _write(recipe: Recipe, path: Path) -> None:
         "seed": recipe.seed,
         "rows": recipe.rows,
         "role_names": recipe.task.role_names,
-        "version": version("wonderful-lab"),
+        "version": __version__,
         "python": recipe.python(),
     }
     try:

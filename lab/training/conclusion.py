@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from lab.config import AUDIT_ROWS
 from lab.constructions import BUILT, rung
+from lab.machine.device import describe_device
 from lab.models.evaluation import evaluate
 from lab.suite.audit import audit
 from lab.training.diagnosis import diagnose
@@ -33,7 +36,9 @@ class Ending:
     by: signal.Signals | None = None
 
 
-def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> dict[str, Any]:
+def summarize(
+    run: Run, state: TrainingState, ending: Ending, device: torch.device
+) -> dict[str, Any]:
     """Return the content of result.json, ready for JSON.
 
     After a signal the model is not evaluated again, no construction is tried, and nothing is
@@ -72,7 +77,8 @@ def summarize(run: Run, state: TrainingState, ending: Ending, device: str) -> di
         ],
         "stopped": ending.stopped,
         "signal": ending.by and ending.by.name,
-        "device": device,
+        "device": str(device),
+        "machine": describe_device(device),
         "precision": state.precision,
         "baselines": score_baselines(run.task, run.train.seed),
         "set_by_hand": by_hand,

@@ -116,6 +116,7 @@ class ResultFile(TypedDict):
     stages: NotRequired[list[StageEntry]]
     signal: NotRequired[Literal["SIGINT", "SIGTERM"] | None]
     device: NotRequired[str]
+    machine: NotRequired[str]
     precision: NotRequired[str]
     task: NotRequired[str]
     model: NotRequired[str]

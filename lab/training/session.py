@@ -129,7 +129,7 @@ class Session:
         """Write the result of the run, and return it."""
         if ending.stopped != "diverged":
             self.on_note("evaluating shortcuts, and weights set by hand")
-        result = summarize(self.run, self.state, ending, str(self.device))
+        result = summarize(self.run, self.state, ending, self.device)
         self.run.write_result(result)
         return result
 

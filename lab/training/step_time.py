@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from lab.lengthening import Stage
+from lab.machine.device import describe_device
 from lab.machine.measurements import read, remember
-from lab.machine.processor import count_cores, count_free_cores, describe_machine
+from lab.machine.processor import count_cores, count_free_cores
 from lab.models.language_model import LanguageModel
 from lab.training.gradients import StepResult
 from lab.training.recorded_step import record_gradients
@@ -194,9 +195,9 @@ def digest_setting(
     threads: Sequence[int],
 ) -> str:
     """Return a digest of everything that a step's time depends on."""
-    gpu = None if device.type == "cpu" else torch.cuda.get_device_name(device)
     sizes = [(part.task.describe(), part.batch_size) for part in (parts[0], parts[-1])]
-    facts = [VERSION, describe_machine(), gpu, list(threads), precision, sizes, run.model.to_dict()]
+    machine = describe_device(device)
+    facts = [VERSION, machine, list(threads), precision, sizes, run.model.to_dict()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

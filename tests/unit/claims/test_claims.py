@@ -20,8 +20,10 @@ from lab.cli import app
 from lab.cli.claim import HOME, build_sweep
 from lab.cli.claim_floor import measure_floor
 from lab.cli.equal_parameters import check_parameters
+from lab.machine.processor import describe_machine
 from lab.suite.audit import audit
 from lab.sweeps.table import MEASURED
+from lab.training.runs import Run
 from tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -215,8 +217,15 @@ def test_a_claim_through_the_command_line(tmp_path):
     assert (card["verdict"], card["seeds"], card["runs"]) == ("fails", 2, 2)
     assert set(card["digests"]) == {"data", "code", "configuration"}
     assert "Small attention recalls." in (out / "claim.html").read_text()
-    again = CliRunner().invoke(app, [*words, "--show", "--json"])
-    assert json.loads(again.stdout)["digests"] == card["digests"]
+    assert card["machines"] == [describe_machine()]
+    for folder, machine in zip(out.glob("*/run"), ({"machine": "a laptop"}, {}), strict=True):
+        held = Run.open(folder)
+        result = held.read_result() or {}
+        del result["machine"]
+        held.write_result(result | machine)
+    again = json.loads(CliRunner().invoke(app, [*words, "--show", "--json"]).stdout)
+    assert again["digests"] == card["digests"]
+    assert again["machines"] == ["a laptop", "not recorded"]
 
 
 def test_a_claim_with_a_run_that_fails_names_it_and_exits_with_1(tmp_path, monkeypatch):
@@ -321,7 +330,7 @@ def test_a_card_says_verdict_value_and_the_interval_if_there_is_one(means, seeds
     rows = plant(means, np.random.default_rng(0), seeds=seeds, spread=0.002)
     found = decide(rows, DIFFERENCE, FACTORS)
     claim: Any = SimpleNamespace(statistic=DIFFERENCE)
-    said = Card(claim, "smoke", found, None, seeds, {}).summarize()
+    said = Card(claim, "smoke", found, None, seeds, {}, ()).summarize()
     assert said.startswith(f"{found.outcome}: {found.because}. difference ")
     assert says in said
     assert (", 95 %: " in said) == (seeds > 1)

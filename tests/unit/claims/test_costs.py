@@ -14,6 +14,7 @@ from analysis.claims.costs import collect_costs, decide_costs, estimate_ratio
 from analysis.claims.statistic import Statistic
 from lab.bench import costs
 from lab.cli import app
+from lab.machine.processor import describe_machine
 
 FASTER = Statistic("ratio", {"model": "a"}, {"model": "b"}, "above", 1.0, {}, "training")
 
@@ -109,6 +110,10 @@ def test_a_claim_about_sizes_is_exact(tmp_path):
     assert card["value"] == card["low"] == card["high"] == pytest.approx(TWO / ONE)
     page = (tmp_path / "out" / "claim.html").read_text()
     assert "Costs were taken in 1 round on the machine named below." in page
+    assert card["machines"] == [describe_machine()]
+    held = tmp_path / "out" / "claim.json"
+    held.write_text(held.read_text().replace(describe_machine(), "an old laptop"))
+    assert json.loads(run(file, TINY, "--show", "--json").stdout)["machines"] == ["an old laptop"]
     shown = run(file, TINY, "--show")
     assert shown.stdout.startswith(
         "holds: the whole interval lies above 1. ratio of parameters 1.7"
