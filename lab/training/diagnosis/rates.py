@@ -29,8 +29,9 @@ STEPS, FEWEST = 40, 20
 """Steps at each rate from the last weights, at most and at least; their second half is compared."""
 FEWEST_AFRESH = 100
 """Steps at each rate from the first weights, at least."""
-SHARE, SECONDS = 0.1, 60.0
-"""Limits for all these steps: a share of the run's own steps, and their time."""
+SHARE, MOST, SECONDS = 0.1, 1 / 3, 60.0
+"""Limits for all these steps: a share of the run's own steps, the most where that is too few to
+look both ways, and their time."""
 NATS, ERRORS = 0.1, 3.0
 """Another rate is clearly better if its loss is lower by both, in nats and in standard errors."""
 
@@ -43,9 +44,10 @@ def look(failed: FailedRun) -> Look:
         says = f"training diverged at step {state.step + 1:,}, at a learning rate of {rate:.3g}"
         return Look(True, says, {"step": state.step + 1, "learning_rate": rate})
     rates = 1 + len(FACTORS)
-    spent = int(SHARE * state.step)
+    both = STEPS * rates + FEWEST_AFRESH * len(FACTORS)
+    spent = max(int(SHARE * state.step), min(int(MOST * state.step), both))
     if spent < FEWEST * rates:
-        least = math.ceil(FEWEST * rates / SHARE)
+        least = math.ceil(FEWEST * rates / MOST)
         return Look(False, f"other learning rates are tried after {least} steps or more")
     each = statistics.median(row["seconds"] for row in failed.rows[-50:])
     spent = min(spent, int(SECONDS / max(each, 1e-9)))
