@@ -37,7 +37,7 @@ def measure() -> list[Ratio]:
             setting = stack, seq_len, vocab_size, rows
             recorded, plain = (_prepare(setting, precision, records=way) for way in (True, False))
             ours, theirs = time_in_turns(recorded, plain, REPEATS)
-            kernels, busy = _count_kernels(recorded)
+            kernels, busy = count_kernels(recorded)
             where = f"{stack}, T={seq_len}, V={vocab_size}, {rows} rows, {precision}"
             ratios.append(
                 Ratio.of_costs(
@@ -70,7 +70,7 @@ def _prepare(
     return step
 
 
-def _count_kernels(step: Callable[[], object]) -> tuple[int, float]:
+def count_kernels(step: Callable[[], object]) -> tuple[int, float]:
     """Return how many kernels a step runs, and their seconds."""
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         step()

@@ -1,20 +1,34 @@
 """Steps of training on hard MQAR, for benchmarks: no run folder, no evaluation, one row length."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from lab.config import ModelConfig, TrainConfig
+from lab.machine.clocks import Spent
 from lab.training.fit import Stepper, start
 from lab.training.runs import Run
+from lab.training.together import differentiate_together, update_together
 from tasks.mqar import MQAR
 
 
 def prepare_steps(
-    stack: str, seq_len: int, vocab_size: int, rows: int, device: torch.device
+    stack: str, seq_len: int, vocab_size: int, rows: int, device: torch.device, seed: int = 0
 ) -> tuple[Run, Stepper]:
     """Return a run of width 64 with `rows` rows a step, and what takes its steps on a device."""
     task = MQAR(seq_len=seq_len, vocab_size=vocab_size)
-    train = TrainConfig(batch_size=rows, eval_every=TrainConfig.max_steps)
+    train = TrainConfig(batch_size=rows, eval_every=TrainConfig.max_steps, seed=seed)
     run = Run(Path("not written"), task, ModelConfig(stack=stack, d_model=64), train)
     return run, Stepper(task, start(run.build().to(device), train), train)
+
+
+def take_steps_together(steppers: Sequence[Stepper], precision: str) -> list[float]:
+    """Take a step of each of several trainings as lanes; return their losses."""
+    batches = [batch for each in steppers if (batch := each.draw()) is not None]
+    outcomes = differentiate_together(steppers, batches, precision)
+    rows = [each.approve(outcome) for each, outcome in zip(steppers, outcomes, strict=True)]
+    update_together(steppers)
+    for each, row in zip(steppers, rows, strict=True):
+        each.conclude(row, Spent(0.0, 0.0))
+    return [row.loss for row in rows]

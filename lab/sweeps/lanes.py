@@ -6,8 +6,11 @@ sweep and the number of workers alone, so that a sweep that is resumed has the s
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 from lab.config import Runtime
 from lab.lengthening import list_stages
@@ -121,4 +124,21 @@ def _time(run: Run, runtime: Runtime, size: int, workers: int) -> tuple[LaneTime
         fitting = count_fitting_lanes(run, size, measure_free_memory() // workers)
     if fitting < 2:
         return LaneTime(obstacle="memory does not hold two"), 1
-    return time_lanes(run, fitting, device, runtime.threads or 1), fitting
+    with _share_memory(device, workers):
+        return time_lanes(run, fitting, device, runtime.threads or 1), fitting
+
+
+@contextmanager
+def _share_memory(device: torch.device, workers: int) -> Iterator[None]:
+    """Leave this process, in a `with` block, the share of a GPU's free memory that a worker has."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    torch.cuda.set_per_process_memory_fraction(free / total / workers, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.empty_cache()

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from lab.config import TrainConfig
-from lab.files import RunError, shorten_message
+from lab.files import RunError
 from lab.laws.seeding import fix_seed
 from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
@@ -19,6 +19,7 @@ from lab.training.gradients import StepResult, differentiate
 from lab.training.optimizers import build_optimizers
 from lab.training.recorded_step import RecordedStep
 from lab.training.row import Row
+from lab.training.together import differentiate_together, update_together
 from lab.training.validation import evaluate_stage
 from tasks.base import Batch, Schedule, Task
 from tasks.mixture import Mixture
@@ -140,6 +141,12 @@ class Stepper:
         on_note: called with what is done now, before what takes longer than a step.
         leader: of other processes that compute shares of the gradients; None: there are none.
 
+    Attributes:
+        may_record: whether its steps may become CUDA graphs.
+        recording: of the next steps, its own or of several trainings; None: they are calls.
+        lane: its place in the recording.
+        taken: the stage and the precision of the last step; None before the first.
+
     Raises:
         ValueError: as `check`.
     """
@@ -160,8 +167,9 @@ class Stepper:
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
         self._lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
         self.may_record = self._device.type == "cuda" and leader is None and not self._lengths_vary
-        self._recorded: RecordedStep | None = None
-        self._taken: tuple[Stage, str] | None = None
+        self.recording: RecordedStep | None = None
+        self.lane = 0
+        self.taken: tuple[Stage, str] | None = None
 
     @property
     def stage(self) -> Stage:
@@ -169,9 +177,14 @@ class Stepper:
         return self._stages[self.state.stage]
 
     @property
+    def first_row(self) -> int:
+        """The number of the first row of the next step."""
+        return find_first_row(self.config, self.state.rows)
+
+    @property
     def recorded(self) -> bool:
         """Whether the next step is a CUDA graph."""
-        return self._recorded is not None
+        return self.recording is not None
 
     def take_step(self, precision: str) -> Row | None:
         """Draw rows, compute gradients and update the weights; None at the end of training.
@@ -186,17 +199,21 @@ class Stepper:
         batch = self.draw()
         if batch is None:
             return None
-        return self.update(self.differentiate(batch, precision), began)
+        (outcome,) = differentiate_together([self], [batch], precision)
+        return self.update(outcome, began)
 
     def draw(self) -> Batch | None:
         """Return the rows of the next step; None at the end of training."""
         state, config, stage = self.state, self.config, self.stage
         if state.step >= config.max_steps or state.step - state.stage_step >= stage.max_steps:
             return None
-        first = find_first_row(config, state.rows)
-        self._record(first)
-        if self._recorded is not None:
-            return self._recorded.draw(first)
+        changed = self.taken is not None and self.taken[0] is not stage
+        if self.recording is not None and (changed or not self.recording.whole):
+            self.may_record = changed
+            self.stop_recording()
+        first = self.first_row
+        if self.recording is not None:
+            return self.recording.draw(self.lane, first)
         batch = stage.task.batch(
             start=first, size=stage.batch_size, seed=config.seed, device=self._device
         )
@@ -205,16 +222,13 @@ class Stepper:
 
     def differentiate(self, batch: Batch, precision: str) -> StepResult:
         """Set the gradients of the next step, with its own random numbers, also after a resume."""
-        state = self.state
-        self._taken = self.stage, precision
-        seed = (self.config.seed * 1_000_003 + state.step + 1) % 2**63
+        seed = (self.config.seed * 1_000_003 + self.state.step + 1) % 2**63
         with fix_seed(seed, self._device):
-            if self._recorded is not None:
-                return self._recorded.differentiate()
+            if self.recording is not None:
+                return self.recording.differentiate()[0]
             if self._leader is None:
-                return differentiate(state.model, batch, precision)
-            first = find_first_row(self.config, state.rows)
-            return self._leader.differentiate(batch, state.stage, first)
+                return differentiate(self.state.model, batch, precision)
+            return self._leader.differentiate(batch, self.state.stage, self.first_row)
 
     def update(self, outcome: StepResult, began: Spent) -> Row:
         """Take the step whose gradients were set, and evaluate the model if it is time to.
@@ -226,12 +240,22 @@ class Stepper:
         Raises:
             DivergedError: before weights would become non-finite.
         """
-        state, config, stage = self.state, self.config, self.stage
-        last, step = stage is self._stages[-1], state.step + 1
+        row = self.approve(outcome)
+        update_together([self])
+        return self.conclude(row, read_clocks() - began)
+
+    def approve(self, outcome: StepResult) -> Row:
+        """Clip the gradients that were set, and set the rates of the update that is to follow.
+
+        Returns the step's row, without its times.
+
+        Raises:
+            DivergedError: where weights would become non-finite.
+        """
+        state, config, step = self.state, self.config, self.state.step + 1
         rate = compute_learning_rate(config, step, state.annealing.share)
-        if self._recorded is not None:
-            norm = self._recorded.norm
-        else:
+        norm = outcome.norm
+        if norm is None:
             norm = nn.utils.clip_grad_norm_(self._parameters, config.clip_norm)
         value, grad_norm = outcome.loss.item(), norm.item()
         _raise_if_diverged(state, step, value, grad_norm, self.task.vocab_size)
@@ -239,24 +263,28 @@ class Stepper:
             for group in optimizer.param_groups:
                 # Tables are learned in the first stage; their rate would keep longer rows noisy.
                 group["lr"] = rate * (group.get("rate", 1.0) if state.stage == 0 else 1.0)
-        if self._recorded is not None:
-            self._recorded.update()
-        else:
-            for optimizer in state.optimizers.values():
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-        state.step, state.rows = step, state.rows + stage.batch_size
-        spent = read_clocks() - began
-        row = Row(
+        return Row(
             step=step,
-            seq_len=stage.task.seq_len,
+            seq_len=self.stage.task.seq_len,
             loss=value,
             accuracy=outcome.correct.item() / int(outcome.scored),
             learning_rate=rate,
             grad_norm=grad_norm,
-            seconds=spent.wall,
-            cpu_seconds=spent.cpu,
+            seconds=0.0,
+            cpu_seconds=0.0,
         )
+
+    def conclude(self, row: Row, spent: Spent) -> Row:
+        """Count the step whose update was taken, and evaluate the model if it is time to.
+
+        Args:
+            row: what `approve` returned.
+            spent: by the step.
+        """
+        state, config, stage, step = self.state, self.config, self.stage, row.step
+        last = stage is self._stages[-1]
+        state.step, state.rows = step, state.rows + stage.batch_size
+        row = replace(row, seconds=spent.wall, cpu_seconds=spent.cpu)
         ends = step == config.max_steps or step - state.stage_step == stage.max_steps
         if ends or step % config.eval_every == 0:
             row = evaluate_stage(row, stage, state.model, config, self.on_note, last=last)
@@ -268,29 +296,10 @@ class Stepper:
                 enter_next_stage(state, self._stages, config)
         return row
 
-    def _record(self, first: int) -> None:
-        """Record the steps of this stage, of which one was taken; drop what no longer serves.
-
-        Args:
-            first: the number of the next row.
-        """
-        if self._taken is None:
-            return
-        (stage, precision), state = self._taken, self.state
-        changed = stage is not self.stage
-        if self._recorded is not None and (changed or not self._recorded.whole):
-            self._recorded, self.may_record = None, changed
-            state.model.zero_grad(set_to_none=True)
-        if changed or self._recorded is not None or not self.may_record:
-            return
-        try:
-            self._recorded = RecordedStep(
-                stage, first, state.model, state.optimizers, self.config, precision
-            )
-        except RuntimeError as error:
-            self.may_record = False
-            state.model.zero_grad(set_to_none=True)
-            self.on_note(f"no CUDA graph: {shorten_message(error)}")
+    def stop_recording(self) -> None:
+        """Take the next steps by calls, and free what a recording holds."""
+        self.recording = None
+        self.state.model.zero_grad(set_to_none=True)
 
 
 def enter_next_stage(state: TrainingState, stages: Sequence[Stage], config: TrainConfig) -> None:

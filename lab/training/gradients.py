@@ -16,7 +16,7 @@ from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.routed import collect_balance_losses
 from lab.models import LanguageModel
 from lab.models.evaluation import choose_autocast, find_stored_positions, score
-from lab.models.reading import find_places, read_hidden_at
+from lab.models.reading import find_even_places, find_places, read_hidden_at
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.lanes import map_lanes
 from tasks.base import IGNORE, Batch
@@ -29,11 +29,13 @@ class StepResult(NamedTuple):
         loss: mean cross-entropy at the scored positions, nats, without balance losses.
         correct: how many of them have the right answer.
         scored: how many there are; a tensor where nothing waited for a GPU to count them.
+        norm: of the gradients, before they were clipped; None: they are not clipped yet.
     """
 
     loss: Tensor
     correct: Tensor
     scored: int | Tensor
+    norm: Tensor | None = None
 
 
 class StepShare(NamedTuple):
@@ -72,9 +74,18 @@ def differentiate(
 
 
 def differentiate_lanes(
-    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
+    models: Sequence[LanguageModel],
+    batches: Sequence[Batch],
+    precision: str,
+    per_row: int | None = None,
 ) -> list[StepResult]:
     """Set the gradients of several models of one shape, each on its own batch of one shape.
+
+    Args:
+        models: the lanes' own.
+        batches: their rows.
+        precision: "fp32" or "bf16".
+        per_row: as in `lab.models.evaluation.score`, of all lanes.
 
     Raises:
         RuntimeError: for a model that `torch.func.vmap` cannot run, such as one with dropout.
@@ -86,32 +97,36 @@ def differentiate_lanes(
     }
     tokens = torch.stack([batch.inputs for batch in batches])
     scored = torch.stack([batch.targets != IGNORE for batch in batches])
-    places = find_places(scored.flatten(0, 1))
+    rows = scored.flatten(0, 1)
+    places = find_places(rows) if per_row is None else find_even_places(rows, per_row)
     at = places.at.unflatten(0, scored.shape[:2])
     stored = None
     if has_oracle_mask(models[0]):
         stored = torch.stack([find_stored_positions(batch) for batch in batches])
     reader = _Reader(models[0], places.end)
 
-    def read(*lane):
+    def read_lane(*lane):
         return torch.func.functional_call(reader, lane[:2], lane[2:])
 
     given = (weights, buffers, tokens, at, *(() if stored is None else (stored,)))
     with choose_autocast(tokens.device, precision):
-        hidden, *imbalances = map_lanes(read)(*given)
-    counts = [int(each.sum()) for each in scored]
-    read_rows = hidden.flatten(0, 2).index_select(0, places.chosen).split(counts)
+        hidden, *imbalances = map_lanes(read_lane)(*given)
+    padded = per_row is not None
+    counts = [at[0].numel() if padded else int(each.sum()) for each in scored]
+    read = hidden.flatten(0, 2).index_select(0, places.chosen).split(counts)
     head = "model.embed.weight" if "model.head.weight" not in weights else "model.head.weight"
     outcomes, losses = [], [each.sum() for each in imbalances]
-    for rows, weight, batch, count in zip(
-        read_rows, weights[head].unbind(), batches, counts, strict=True
+    for z, (rows, weight, batch) in enumerate(
+        zip(read, weights[head].unbind(), batches, strict=True)
     ):
-        targets = batch.targets[batch.targets != IGNORE]
+        targets = batch.targets
+        targets = targets.gather(1, at[z]).flatten() if padded else targets[targets != IGNORE]
         if precision == "bf16":
             rows, weight = rows.bfloat16(), weight.bfloat16()
-        loss, correct = linear_cross_entropy(rows, weight, targets)
+        loss, correct = linear_cross_entropy(rows, weight, targets, padded=padded)
         losses.append(loss)
-        outcomes.append(StepResult(loss.detach(), correct, count))
+        found = (targets >= 0).sum() if padded else counts[z]
+        outcomes.append(StepResult(loss.detach(), correct, found))
     # A lane's weights reach its own loss alone, so the sum has every lane's gradients.
     torch.stack(losses).sum().backward()
     for name, stacked in weights.items():

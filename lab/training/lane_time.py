@@ -19,7 +19,7 @@ from lab.models import LanguageModel
 from lab.models.reading import sees_all
 from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import differentiate, differentiate_lanes
-from lab.training.recorded_step import record_gradients
+from lab.training.recorded_step import record_gradients, record_lane_gradients
 from lab.training.runs import Run
 from lab.training.step_time import digest_setting, use_threads
 from tasks.base import Batch
@@ -30,6 +30,8 @@ KIND = "lane_time"
 """What `lab.machine.measurements` calls these."""
 WORTHWHILE = 0.9
 """Lanes share their steps if these take at most this share of the time one after another."""
+FULL = "the GPU's memory does not hold them together"
+"""An obstacle that is not kept, since another time more memory may be free."""
 CLOSE = 1e-3
 """Share of a parameter's largest gradient by which rounding in fp32 may move one."""
 
@@ -94,7 +96,8 @@ def time_lanes(run: Run, count: int, device: torch.device, threads: int) -> Lane
     models = [each.build().to(device) for each in seeds]
     with use_threads(threads):
         found = measure_lanes(models, stages, run.train.precision, QUICK)
-    remember(KIND, key, asdict(found))
+    if found.obstacle != FULL:
+        remember(KIND, key, asdict(found))
     return found
 
 
@@ -140,11 +143,28 @@ def measure_lanes(
     obstacle = _find_obstacle(models, batches[0])
     if obstacle:
         return LaneTime(obstacle=obstacle)
+    try:
+        together, apart = _time_both(models, batches, precision, seconds)
+    except torch.OutOfMemoryError:  # of a GPU
+        return LaneTime(obstacle=FULL)
+    finally:
+        drop_gradients(models)
+    return LaneTime(together, apart)
+
+
+def _time_both(
+    models: Sequence[LanguageModel],
+    batches: Sequence[Sequence[Batch]],
+    precision: str,
+    seconds: float,
+) -> tuple[float, float]:
+    """Return the seconds of a step of each stage, together and apart, by the batches of stages."""
     ways = [
         [prepare(models, of_part, precision) for of_part in batches]
         for prepare in (_prepare_together, _prepare_apart)
     ]
-    fastest = [[math.inf] * len(parts) for _ in ways]
+    fastest = [[math.inf] * len(batches) for _ in ways]
+    device = batches[0][0].inputs.device
     on_cpu = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if on_cpu else time.perf_counter
     for steps in ways:  # the first call of each allocates memory and fills caches
@@ -158,16 +178,17 @@ def measure_lanes(
                     step()
                 times[i] = min(times[i], clock() - before)
         if time.perf_counter() - began >= seconds:
-            drop_gradients(models)
             together, apart = map(sum, fastest)
-            return LaneTime(together, apart)
+            return together, apart
 
 
 def _prepare_together(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
 ) -> Callable[[], None]:
+    differentiate_all = record_lane_gradients(models, batches, precision)
+
     def step() -> None:
-        differentiate_lanes(models, batches, precision)[-1].loss.item()  # waits for a GPU
+        differentiate_all()[-1].loss.item()  # waits for a GPU
         drop_gradients(models)
 
     return step

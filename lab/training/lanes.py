@@ -24,13 +24,13 @@ from lab.training.conclusion import Ending
 from lab.training.experiment import Plan, explain_divergence, plan_training
 from lab.training.fit import DivergedError, Stepper
 from lab.training.footprint import count_fitting_lanes
-from lab.training.gradients import differentiate_lanes
 from lab.training.lane_time import LaneTime, measure_lanes
 from lab.training.row import Row
 from lab.training.runs import Run
 from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import use_threads
+from lab.training.together import differentiate_together, update_together
 from tasks.base import Batch
 
 FREE = ("embedding_std",)
@@ -95,7 +95,6 @@ def train_lanes(
 
         together = bool(lanes) and _prepare(lanes, runtime, device, shared, on_plan)
         for lane in lanes:
-            lane.stepper.may_record = lane.stepper.may_record and not together
             lane.folder.enter_context(lane.session.record())
         ended = {lane: Ending("solved") for lane in lanes if lane.session.is_solved()}
         due = lanes if together else []
@@ -103,6 +102,7 @@ def train_lanes(
             # A lane ends, and its last checkpoint goes, only when all have one of this step.
             saved = _save(due, ended)
             for lane, ending in ended.items():
+                lane.stepper.stop_recording()
                 results[lane.number] = lane.session.conclude(ending)
             for lane in saved:
                 keep_only(lane.session.run.path, lane.session.state.step)
@@ -251,18 +251,16 @@ def _step_group(
     """Take the steps of lanes at one row length; yield each with its row, None if it diverged."""
     precision, threads = group[0][0].setting
     with use_threads(threads):
-        began = read_clocks()
-        if len(group) > 1:
-            models = [lane.session.state.model for lane, _, _ in group]
-            outcomes = differentiate_lanes(models, [batch for _, batch, _ in group], precision)
-        else:
-            lane, batch, _ = group[0]
-            outcomes = [lane.stepper.differentiate(batch, precision)]
-        each = (read_clocks() - began) / len(group)
-        for (lane, _, drawn), outcome in zip(group, outcomes, strict=True):
-            row = None
+        began, steppers = read_clocks(), [lane.stepper for lane, _, _ in group]
+        outcomes = differentiate_together(steppers, [batch for _, batch, _ in group], precision)
+        rows: dict[_Lane, Row] = {}
+        for (lane, _, _), outcome in zip(group, outcomes, strict=True):
             try:
-                row = lane.stepper.update(outcome, read_clocks() - each - drawn)
+                rows[lane] = lane.stepper.approve(outcome)
             except DivergedError as error:
                 lane.diverge(error)
-            yield lane, row
+        update_together([lane.stepper for lane in rows])
+        each = (read_clocks() - began) / len(group)
+        for lane, _, drawn in group:
+            row = rows.get(lane)
+            yield lane, None if row is None else lane.stepper.conclude(row, each + drawn)

@@ -1,6 +1,7 @@
-"""Muon, whose iteration runs once for all matrices of one shape."""
+"""Muon, whose iteration runs once for all matrices of one shape, of one model or of several."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -37,41 +38,63 @@ class BatchedMuon(WithoutDynamo, Muon):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape.setdefault(tuple(sorted(p.shape)), []).append(p)
-            for matrices in by_shape.values():
-                self._update(matrices, group)
+        update_matrices([self])
         return loss
 
-    def _update(self, matrices: list[Tensor], group: dict) -> None:
-        """Update matrices of one shape, but for transposition."""
-        momentum, lr = group["momentum"], group["lr"]
-        updates = []
-        for p in matrices:
-            state = self.state[p]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            assert p.grad is not None
-            buffer = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-            update = p.grad.lerp(buffer, momentum)
-            updates.append(update.mT if p.shape[0] > p.shape[1] else update)
-        stacked = torch.stack(updates)
-        if stacked.device.type != "cpu":
-            stacked = stacked.bfloat16()
-        orthogonal = orthogonalize(
-            stacked, group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
-        scale = 0.2 * max(matrices[0].shape) ** 0.5
-        for p, update in zip(matrices, orthogonal, strict=True):
-            p.mul_(1 - lr * group["weight_decay"])
-            update = update.mT if p.shape[0] > p.shape[1] else update
-            if isinstance(lr, Tensor):  # reading its value would wait for the GPU
-                p.sub_(update * (lr * scale))
-            else:
-                p.add_(update, alpha=-lr * scale)
+
+class _Matrix(NamedTuple):
+    """A parameter, its gradient and momentum, and by what its step and its decay are multiplied."""
+
+    p: Tensor
+    gradient: Tensor
+    momentum: Tensor
+    rate: float | Tensor
+    kept: float | Tensor
+
+    def turn(self, z: Tensor) -> Tensor:
+        """Return a tensor of the parameter's shape as a wide matrix, or back."""
+        return z.mT if self.p.shape[0] > self.p.shape[1] else z
+
+
+@torch.no_grad()
+def update_matrices(optimizers: Sequence[BatchedMuon]) -> None:
+    """Take a step of several optimizers, which may differ in their rates and decays alone."""
+    by_shape: dict[tuple[int, ...], list[_Matrix]] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            kept = 1 - rate * group["weight_decay"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = optimizer.state[p]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                matrix = _Matrix(p, p.grad, state["momentum_buffer"], rate, kept)
+                by_shape.setdefault(tuple(sorted(p.shape)), []).append(matrix)
+    for matrices in by_shape.values():
+        _update(matrices, optimizers[0].param_groups[0])
+
+
+def _update(matrices: Sequence[_Matrix], group: dict[str, Any]) -> None:
+    """Update matrices of one shape, but for transposition."""
+    parameters, gradients, buffers, rates, kept = map(list, zip(*matrices, strict=True))
+    lerp, lerp_, copy_ = (getattr(torch, f"_foreach_{name}") for name in ("lerp", "lerp_", "copy_"))
+    lerp_(buffers, gradients, 1 - group["momentum"])
+    updates = lerp(gradients, buffers, group["momentum"])
+    stacked = torch.stack([z.turn(update) for z, update in zip(matrices, updates, strict=True)])
+    if stacked.device.type != "cpu":
+        stacked = stacked.bfloat16()
+    orthogonal = orthogonalize(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    scale = 0.2 * max(parameters[0].shape) ** 0.5
+    if isinstance(rates[0], Tensor):  # reading a value would wait for the GPU
+        before = torch.stack([z.turn(z.p) for z in matrices])
+        kept, rates = (torch.stack(each)[:, None, None] for each in (kept, rates))
+        after = before * kept - orthogonal * (rates * scale)
+        copy_(parameters, [z.turn(new) for z, new in zip(matrices, after, strict=True)])
+        return
+    for z, update in zip(matrices, orthogonal, strict=True):
+        z.p.mul_(z.kept).add_(z.turn(update), alpha=-z.rate * scale)
 
 
 def orthogonalize(

@@ -1,11 +1,13 @@
 """Which optimiser trains which parameters."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 
 from lab.config import TrainConfig
 from lab.models import LanguageModel
-from lab.training.muon import BatchedMuon
+from lab.training.muon import BatchedMuon, update_matrices
 from lab.training.without_dynamo import AdamW
 
 
@@ -47,6 +49,15 @@ def build_optimizers(model: LanguageModel, config: TrainConfig) -> dict[str, tor
     if muon:
         optimizers["muon"] = BatchedMuon(muon, lr=rate, weight_decay=decay)
     return optimizers
+
+
+def step_together(of_models: Sequence[Mapping[str, torch.optim.Optimizer]]) -> None:
+    """Take a step of the optimizers of each model; Muon's iteration runs once for all of them."""
+    optimizers = [each for of_model in of_models for each in of_model.values()]
+    for each in optimizers:
+        if not isinstance(each, BatchedMuon):
+            each.step()
+    update_matrices([each for each in optimizers if isinstance(each, BatchedMuon)])
 
 
 def _list_linear_weights(model: LanguageModel, layers: str) -> list[nn.Parameter]:

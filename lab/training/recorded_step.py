@@ -1,23 +1,32 @@
-"""Training steps on a GPU as three CUDA graphs: drawing rows, their gradients, and the update."""
+"""Training steps on a GPU as CUDA graphs: drawing rows, their gradients, and the update.
+
+The steps of several trainings that compute together, as lanes, are one graph of the gradients of
+all and one of their updates; each draws its own rows.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lab.config import TrainConfig
 from lab.hooks import is_watched
 from lab.layers.mask import has_oracle_mask
-from lab.lengthening import Stage
 from lab.machine.cuda_graph import RecordedCall
 from lab.models import LanguageModel
 from lab.models.block import Block
 from lab.models.user_mixer import is_from_lab
-from lab.training.gradients import StepResult, differentiate
+from lab.training.gradients import StepResult, differentiate, differentiate_lanes
+from lab.training.optimizers import step_together
 from tasks.base import IGNORE, Batch, Task
+
+if TYPE_CHECKING:
+    from lab.training.fit import Stepper
+
+T = TypeVar("T")
 
 
 def record_gradients(
@@ -32,32 +41,59 @@ def record_gradients(
     """
 
     def compute(per_row: int | None = None) -> StepResult:
-        model.zero_grad(set_to_none=True)
-        return differentiate(model, batch, precision, per_row=per_row)
+        return _differentiate([model], [batch], precision, per_row)[0]
 
-    if batch.inputs.is_cuda:
+    return _record(compute, [model], [batch])
+
+
+def record_lane_gradients(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
+) -> Callable[[], list[StepResult]]:
+    """Return what computes the gradients of lanes on their batches, as `record_gradients`."""
+
+    def compute(per_row: int | None = None) -> list[StepResult]:
+        return _differentiate(models, batches, precision, per_row)
+
+    return _record(compute, models, batches)
+
+
+def _record(
+    compute: Callable[[int | None], T], models: Sequence[LanguageModel], batches: Sequence[Batch]
+) -> Callable[[], T]:
+    if batches[0].inputs.is_cuda:
         with contextlib.suppress(RuntimeError):
-            check_recordable(model)
-            per_row = _count_positions(batch)
-            return RecordedCall(lambda: compute(per_row), batch.inputs.device)
-    return compute
+            for model in models:
+                check_recordable(model)
+            per_row = max(map(_count_positions, batches))
+            return RecordedCall(lambda: compute(per_row), batches[0].inputs.device)
+    return lambda: compute(None)
+
+
+def _differentiate(
+    models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str, per_row: int | None
+) -> list[StepResult]:
+    """Set the gradients of a model, or of lanes, anew."""
+    for model in models:
+        model.zero_grad(set_to_none=True)
+    if len(models) > 1:
+        return differentiate_lanes(models, batches, precision, per_row)
+    return [differentiate(models[0], batches[0], precision, per_row=per_row)]
 
 
 class RecordedStep:
-    """The steps of one stage of a training, on one model; as without graphs, up to rounding.
+    """The steps of a training at one stage, or of several as lanes.
+
+    They are those without graphs, up to rounding.
 
     Hooks that are attached later are not called.
 
     Args:
-        stage: whose rows are drawn.
-        start: the number of the next row.
-        model: whose weights are trained.
-        optimizers: which have taken a step already, so that their state is there.
-        config: how to train.
+        steppers: of the trainings, whose rows have one length. Each has taken a step already, so
+            that its optimizers' state is there.
         precision: "fp32" or "bf16".
 
     Attributes:
-        norm: of the last gradients, before they were clipped.
+        lanes: how many trainings there are.
         whole: whether no row had more scored positions than were recorded. If not, the gradients
             were computed once more, call by call.
 
@@ -65,64 +101,71 @@ class RecordedStep:
         RuntimeError: for a model or a task whose gradients no CUDA graph can record.
     """
 
-    norm: Tensor
     whole: bool = True
 
-    def __init__(
-        self,
-        stage: Stage,
-        start: int,
-        model: LanguageModel,
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        config: TrainConfig,
-        precision: str,
-    ):
-        check_recordable(model)
-        self._model, self._precision, self._clip_norm = model, precision, config.clip_norm
-        self._trained = [p for p in model.parameters() if p.requires_grad]
-        device = self._trained[0].device
-        links = has_oracle_mask(model)
-        self._rows = _Rows(stage.task, stage.batch_size, config.seed, device, links=links)
-        self._per_row = _count_positions(self._rows.draw(start))
+    def __init__(self, steppers: Sequence["Stepper"], precision: str):
+        self.lanes = len(steppers)
+        self._models = [each.state.model for each in steppers]
+        self._precision = precision
+        for model in self._models:
+            check_recordable(model)
+        self._trained = [[p for p in m.parameters() if p.requires_grad] for m in self._models]
+        self._clip_norms = [each.config.clip_norm for each in steppers]
+        device = self._trained[0][0].device
+        links = has_oracle_mask(self._models[0])
+        self._rows = [
+            _Rows(each.stage.task, each.stage.batch_size, each.config.seed, device, links=links)
+            for each in steppers
+        ]
+        drawn = [self.draw(lane, each.first_row) for lane, each in enumerate(steppers)]
+        self._per_row = max(map(_count_positions, drawn))
         self._differentiate = RecordedCall(self._compute, device)
-        self._groups = [g for optimizer in optimizers.values() for g in optimizer.param_groups]
-        self._rates = [torch.zeros((), device=device) for _ in self._groups]
-        with _read_rates(self._groups, self._rates):
-            self._update = RecordedCall(
-                lambda: [each.step() for each in optimizers.values()], device, rehearse=False
-            )
+        optimizers = [each.state.optimizers for each in steppers]
+        _check_states(self._trained, optimizers)
+        every = [each for of_lane in optimizers for each in of_lane.values()]
+        self._groups = [group for each in every for group in each.param_groups]
+        self._rates = torch.zeros(len(self._groups), device=device)
+        with _read_rates(self._groups, self._rates.unbind()):
+            self._update = RecordedCall(lambda: step_together(optimizers), device, rehearse=False)
 
-    def draw(self, start: int) -> Batch:
-        """Return the rows from a number on; the next ones replace them."""
-        return self._rows.draw(start)
+    def draw(self, lane: int, start: int) -> Batch:
+        """Return a lane's rows from a number on; the next ones replace them."""
+        return self._rows[lane].draw(start)
 
-    def differentiate(self) -> StepResult:
-        """Set the gradients for the rows drawn, clipped."""
-        outcome, self.norm, whole = self._differentiate()
-        self.whole = bool(whole)
+    def differentiate(self) -> list[StepResult]:
+        """Set the gradients of all lanes for the rows drawn, clipped."""
+        found = self._differentiate().tolist()  # waits for the GPU, once for all
+        self.whole = all(whole for *_, whole in found)
         if self.whole:
-            return outcome
-        for p in self._trained:
-            if p.grad is not None:
-                p.grad.zero_()  # the update reads these very tensors
-        outcome = differentiate(self._model, self._rows.batch, self._precision)
-        self.norm = nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
-        return outcome
+            return [
+                StepResult(_keep(loss), _keep(correct), int(scored), _keep(norm))
+                for loss, correct, scored, norm, _ in found
+            ]
+        return [self._differentiate_by_calls(lane) for lane in range(self.lanes)]
 
     def update(self) -> None:
-        """Take the step, each group of parameters at its own rate."""
-        for held, group in zip(self._rates, self._groups, strict=True):
-            held.fill_(group["lr"])
+        """Take the step of all lanes, each group of parameters at its own rate."""
+        rates = torch.tensor([group["lr"] for group in self._groups])
+        self._rates.copy_(rates, non_blocking=True)
         self._update()
 
-    def _compute(self) -> tuple[StepResult, Tensor, Tensor]:
-        """Return the outcome, the norm, and whether all scored positions were computed."""
-        batch = self._rows.batch
-        self._model.zero_grad(set_to_none=True)
-        outcome = differentiate(self._model, batch, self._precision, per_row=self._per_row)
-        norm = nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
-        whole = ((batch.targets != IGNORE).sum(1) <= self._per_row).all()
-        return outcome, norm, whole
+    def _compute(self) -> Tensor:
+        """Return of each lane the loss, correct and scored positions, norm and if all were seen."""
+        batches = [rows.batch for rows in self._rows]
+        outcomes = _differentiate(self._models, batches, self._precision, self._per_row)
+        clipped = map(nn.utils.clip_grad_norm_, self._trained, self._clip_norms)
+        whole = [((each.targets != IGNORE).sum(1) <= self._per_row).all() for each in batches]
+        losses, correct, scored, _ = zip(*outcomes, strict=True)
+        columns = losses, correct, scored, list(clipped), whole
+        return torch.stack([torch.stack(list(each)).double() for each in columns], 1)
+
+    def _differentiate_by_calls(self, lane: int) -> StepResult:
+        for p in self._trained[lane]:
+            if p.grad is not None:
+                p.grad.zero_()  # the update reads these very tensors
+        outcome = differentiate(self._models[lane], self._rows[lane].batch, self._precision)
+        norm = nn.utils.clip_grad_norm_(self._trained[lane], self._clip_norms[lane])
+        return outcome._replace(norm=norm)
 
 
 class _Rows:
@@ -178,6 +221,24 @@ def check_recordable(model: LanguageModel) -> None:
     mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
     if not all(mixer is None or is_from_lab(mixer) for mixer in mixers):
         raise RuntimeError("what a mixer that is not the lab's does beside torch would be left out")
+
+
+def _check_states(
+    trained: Sequence[Sequence[nn.Parameter]],
+    optimizers: Sequence[Mapping[str, torch.optim.Optimizer]],
+) -> None:
+    """Check that optimizers have updated all that has gradients now.
+
+    Raises:
+        RuntimeError: for a parameter that would get its first update.
+    """
+    known = {p for of_lane in optimizers for each in of_lane.values() for p in each.state}
+    if any(p.grad is not None and p not in known for of_lane in trained for p in of_lane):
+        raise RuntimeError("a parameter has its first gradient, for which no optimizer is prepared")
+
+
+def _keep(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
 
 
 def _count_positions(batch: Batch) -> int:

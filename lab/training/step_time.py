@@ -31,7 +31,7 @@ WORTHWHILE = 0.97
 """More threads, or bf16, are chosen if steps take at most this share of the time without."""
 KIND = "step_time"
 """What `lab.machine.measurements` calls these."""
-VERSION = 2
+VERSION = 3
 """Of what is measured; kept measurements of others are not used."""
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.training.muon import BatchedMuon, orthogonalize
+from lab.training.muon import BatchedMuon, orthogonalize, update_matrices
 
 SHAPES = ((16, 16), (16, 48), (48, 16), (16, 16), (8, 16))
 
@@ -81,3 +81,37 @@ def test_a_matrix_without_a_gradient_stays():
     before = mine[1].clone()
     take_steps(batched, mine[:1] + mine[2:], 0, 1)
     assert torch.equal(mine[1], before)
+
+
+def test_rates_may_be_tensors():
+    mine, batched, others, plain = make_pair_of_batched()
+    batched.param_groups[0]["lr"] = torch.tensor(0.01, dtype=torch.float64)
+    take_steps(batched, mine, 0, 3)
+    take_steps(plain, others, 0, 3)
+    for p, q in zip(mine, others, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+
+def make_pair_of_batched(rates=(0.01, 0.01)):
+    mine, others = draw_matrices(), draw_matrices()
+    first, second = rates
+    return (
+        mine,
+        BatchedMuon(mine, lr=first, weight_decay=0.1),
+        others,
+        BatchedMuon(others, lr=second, weight_decay=0.1),
+    )
+
+
+def test_several_take_their_steps_at_once_each_at_its_own_rate():
+    mine, first, others, second = make_pair_of_batched((0.01, 0.03))
+    alone, own, also, too = make_pair_of_batched((0.01, 0.03))
+    for matrices in (mine, others, alone, also):
+        generator = torch.Generator().manual_seed(len(matrices[0]))
+        for p in matrices:
+            p.grad = torch.randn(p.shape, generator=generator)
+    update_matrices([first, second])
+    own.step()
+    too.step()
+    for p, q in zip([*mine, *others], [*alone, *also], strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
