@@ -134,11 +134,12 @@ def _share_memory(device: torch.device, workers: int) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
+    number = torch.cuda.current_device() if device.index is None else device.index
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    torch.cuda.set_per_process_memory_fraction(free / total / workers, device)
+    free, total = torch.cuda.mem_get_info(number)
+    torch.cuda.set_per_process_memory_fraction(free / total / workers, number)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, number)
         torch.cuda.empty_cache()

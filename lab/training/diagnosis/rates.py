@@ -30,8 +30,10 @@ STEPS, FEWEST = 40, 20
 FEWEST_AFRESH = 100
 """Steps at each rate from the first weights, at least."""
 SHARE, MOST, SECONDS = 0.1, 1 / 3, 60.0
-"""Limits for all these steps: a share of the run's own steps, the most where that is too few to
-look both ways, and their time."""
+"""Limits for all these steps: a share of the run's own steps, the most for a run whose loss has
+hardly fallen, and their time."""
+HARDLY = 0.8
+"""A loss has hardly fallen if it still is this share of that after the first `FEWEST_AFRESH`."""
 NATS, ERRORS = 0.1, 3.0
 """Another rate is clearly better if its loss is lower by both, in nats and in standard errors."""
 
@@ -44,10 +46,12 @@ def look(failed: FailedRun) -> Look:
         says = f"training diverged at step {state.step + 1:,}, at a learning rate of {rate:.3g}"
         return Look(True, says, {"step": state.step + 1, "learning_rate": rate})
     rates = 1 + len(FACTORS)
-    both = STEPS * rates + FEWEST_AFRESH * len(FACTORS)
-    spent = max(int(SHARE * state.step), min(int(MOST * state.step), both))
+    spent = int(SHARE * state.step)
+    if _has_hardly_fallen(failed):
+        both = STEPS * rates + FEWEST_AFRESH * len(FACTORS)
+        spent = max(spent, min(int(MOST * state.step), both))
     if spent < FEWEST * rates:
-        least = math.ceil(FEWEST * rates / MOST)
+        least = math.ceil(FEWEST * rates / SHARE)
         return Look(False, f"other learning rates are tried after {least} steps or more")
     each = statistics.median(row["seconds"] for row in failed.rows[-50:])
     spent = min(spent, int(SECONDS / max(each, 1e-9)))
@@ -62,6 +66,14 @@ def look(failed: FailedRun) -> Look:
     if state.stage or any(isinstance(values, Schedule) for values in run.task.options.values()):
         return found
     return _try_afresh(failed, afresh, found)
+
+
+def _has_hardly_fallen(failed: FailedRun) -> bool:
+    losses, half = [row["loss"] for row in failed.rows], FEWEST_AFRESH // 2
+    if failed.state.stage or len(losses) < 2 * FEWEST_AFRESH:
+        return False
+    then = statistics.fmean(losses[half:FEWEST_AFRESH])
+    return statistics.fmean(losses[-half:]) > HARDLY * then
 
 
 def _try_from_last(failed: FailedRun, rate: float, steps: int) -> Look:

@@ -59,6 +59,10 @@ def plant(run: Run, accuracies, *, loss=lambda step: 2.0, every: int = 10) -> Fa
     return FailedRun(run, state, None, "budget")
 
 
+def fall(step: int) -> float:
+    return 8.0 / step
+
+
 def make_answers(accuracy: float, plateau: float = 0.25) -> Answers:
     return Answers(
         500, accuracy, wilson(accuracy, 500), 0.5, (0.48, 0.52), "context value", plateau
@@ -148,7 +152,7 @@ def test_a_rate_that_undoes_a_solution_is_too_high_and_a_lower_one_is_not(tmp_pa
     """From weights that solve the task, a high rate leaves them and a low one stays."""
     for rate, claims in ((0.1, True), (1e-4, False)):
         run = make(tmp_path / f"{rate}", d_model=64, init="oracle", learning_rate=rate)
-        look = rates.look(plant(run, [0.9] * 25))
+        look = rates.look(plant(run, [0.9] * 80, loss=fall))
         assert look.claims == claims
         assert look.evidence["steps"] == rates.FEWEST
     assert "from the last weights, no learning rate near the run's 0.0001" in look.says
@@ -171,7 +175,8 @@ def test_a_fresh_start_that_overtakes_the_whole_run_shows_its_rate(
         assert look.says.startswith("from the start, 100 steps at a learning rate of 0.01 reach a")
 
 
-def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path):
+def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "SHARE", 0.4)
     run = make(tmp_path / "run", max_steps=240, d_model=32, batch_size=16, eval_every=24)
     found = finish(run)["diagnosis"]
     assert found["kind"] in ("under way", "not begun", "undecided")
@@ -181,8 +186,18 @@ def test_a_healthy_run_cut_short_is_not_blamed_on_its_rate(tmp_path):
 
 
 def test_a_short_run_is_not_probed(tmp_path):
-    look = rates.look(plant(make(tmp_path / "run"), [0.1] * 23))
-    assert look.says == "other learning rates are tried after 240 steps or more"
+    look = rates.look(plant(make(tmp_path / "run"), [0.1] * 79, loss=fall))
+    assert look.says == "other learning rates are tried after 800 steps or more"
+
+
+def test_a_run_whose_loss_has_hardly_fallen_is_looked_at_for_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "STEPS", rates.FEWEST)
+    monkeypatch.setattr(rates, "FEWEST_AFRESH", 10)
+    monkeypatch.setattr(rates, "_train_at_rate", lambda *given: [2.0, 2.1] * (given[-1] // 2))
+    still = rates.look(plant(make(tmp_path / "still", warmup_steps=0), [0.1] * 36))
+    assert (still.evidence["steps"], still.evidence["steps afresh"]) == (20, 10)
+    falling = rates.look(plant(make(tmp_path / "falling"), [0.1] * 36, loss=fall))
+    assert falling.says == "other learning rates are tried after 800 steps or more"
 
 
 def test_rows_that_rise_say_how_many_are_missing(tmp_path):
