@@ -7,7 +7,7 @@ class CannotError(ValueError):
     """There is no construction: the model cannot solve the task, or nobody has built one for it.
 
     Attributes:
-        reason: one clause, without the verdict.
+        reason: one clause, without the outcome.
         proven: whether the reason holds for all weights. False where it holds for this construction
             only, so that another one might work.
     """
@@ -23,6 +23,6 @@ class CannotError(ValueError):
         self.proven = proven
 
     @property
-    def verdict(self) -> Literal["cannot", "not built"]:
+    def outcome(self) -> Literal["cannot", "not built"]:
         """What the reason holds for: all weights ("cannot"), or this construction ("not built")."""
         return "cannot" if self.proven else "not built"

@@ -16,7 +16,7 @@ from lab.models.room import refuse_weights
 from lab.models.stack import parse_stack
 from tasks.base import Task, count_rows
 
-Verdict = Literal["solves", "cannot", "not built", "no such model"]
+Outcome = Literal["solves", "cannot", "not built", "no such model"]
 NAMES = {"A": "attention", "I": "inner function attention"}
 BLOCKS = 2
 TOKENS_AT_ONCE = 4096
@@ -32,7 +32,7 @@ class Rung:
         mixer: in words.
         stack: in letters.
         options: of the layers, by letter.
-        verdict: "cannot" holds for all weights, "not built" for this construction; "no such model"
+        outcome: "cannot" holds for all weights, "not built" for this construction; "no such model"
             where the options allow none.
         accuracy: on the test rows; None where no weights were set.
         because: one clause: the bound, why nothing is built, or how many rows the accuracy is of.
@@ -41,7 +41,7 @@ class Rung:
     mixer: str
     stack: str
     options: Mapping[str, Any]
-    verdict: Verdict
+    outcome: Outcome
     accuracy: float | None
     because: str
 
@@ -108,13 +108,13 @@ def rung(
         ValueError: for a task of another name.
     """
     check_known(task)
-    verdict, accuracy, because = _climb(task, config, test_rows, seed)
-    return Rung(mixer, config.stack, config.options, verdict, accuracy, because)
+    outcome, accuracy, because = _climb(task, config, test_rows, seed)
+    return Rung(mixer, config.stack, config.options, outcome, accuracy, because)
 
 
 def _climb(
     task: Task, config: ModelConfig, test_rows: int, seed: int
-) -> tuple[Verdict, float | None, str]:
+) -> tuple[Outcome, float | None, str]:
     try:
         with refuse_weights(config, task.vocab_size):
             model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
@@ -125,7 +125,7 @@ def _climb(
     try:
         set_by_hand(model, task)
     except CannotError as refusal:
-        return refusal.verdict, None, refusal.reason
+        return refusal.outcome, None, refusal.reason
     at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     try:
         reached = evaluate(task, model, rows=test_rows, rows_at_once=at_once, seed=seed)

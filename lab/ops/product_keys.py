@@ -7,12 +7,13 @@ with either term, so the best k pairs lie among the best k rows and the best k c
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
 from math import isqrt
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from lab.ops.kept import keep_on_accelerator
 
 MOST = 2**32
 """Experts that a grid of keys may have: finding the factors tries numbers up to the root."""
@@ -70,9 +71,8 @@ def product_topk(
     best_columns, column_indices = column_scores.topk(min(k, column_scores.shape[-1]), dim=-1)
     # Autograd has no need to see the search: the gradient is that of the k sums.
     with torch.no_grad():
-        device = row_scores.device
-        find = _list_possible_ranks if device.type == "cpu" else _keep_possible_ranks
-        row_ranks, column_ranks = find(best_rows.shape[-1], best_columns.shape[-1], k, device)
+        sizes = best_rows.shape[-1], best_columns.shape[-1], k
+        row_ranks, column_ranks = _list_possible_ranks(row_scores.device, *sizes)
         sums = best_rows.index_select(-1, row_ranks) + best_columns.index_select(-1, column_ranks)
         chosen = sums.topk(k, dim=-1).indices
         row_ranks, column_ranks = row_ranks[chosen], column_ranks[chosen]
@@ -90,17 +90,14 @@ def naive_product_topk(
     return scores, indices
 
 
+@keep_on_accelerator
 def _list_possible_ranks(
-    rows: int, columns: int, k: int, device: torch.device
+    device: torch.device, rows: int, columns: int, k: int
 ) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
     """Return the ranks (from 0) of the row and of the column of every pair that can be chosen."""
     pairs = [(i, j) for i in range(rows) for j in range(min(columns, k // (i + 1)))]
     row_ranks, column_ranks = torch.tensor(pairs).T.contiguous().to(device)
     return row_ranks, column_ranks
-
-
-_keep_possible_ranks = lru_cache(maxsize=None)(_list_possible_ranks)
-"""Copying to an accelerator waits for it, which no CUDA graph can record."""
 
 
 def _add_all_pairs(

@@ -5,13 +5,13 @@ that the inner product of two turned vectors depends on their positions by the d
 Axis letter of this file, besides the package's: m pair of channels.
 """
 
-from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.ops.kept import keep_on_accelerator
 from lab.ops.lanes import fold_rows, over_lanes
 from tasks.bounds import check_choice
 
@@ -69,19 +69,14 @@ def rotary_table(
         raise ValueError(f"n={n}: rotation pairs channels, so the width must be even and positive")
     if not 0 < base < float("inf"):
         raise ValueError(f"{base=} must be positive and finite")
-    compute = _compute_frequencies if positions.device.type == "cpu" else _keep_frequencies
-    angles = positions[..., None].to(dtype) * compute(n, base, positions.device, dtype)
+    angles = positions[..., None].to(dtype) * _find_frequencies(positions.device, n, base, dtype)
     return angles.cos(), angles.sin()
 
 
-def _compute_frequencies(n: int, base: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+@keep_on_accelerator
+def _find_frequencies(device: torch.device, n: int, base: float, dtype: torch.dtype) -> Tensor:
     # θ rounds once, from fp64 on the CPU: not every accelerator has fp64.
     return (base ** -(torch.arange(0, n, 2, dtype=torch.float64) / n)).to(device, dtype)
-
-
-_keep_frequencies = lru_cache(maxsize=None)(_compute_frequencies)
-"""Copying to an accelerator waits for it, and a CUDA graph cannot record it, but reads what is kept
-as long as it is replayed."""
 
 
 def apply_rotary(

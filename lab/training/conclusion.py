@@ -100,7 +100,7 @@ def _try_construction(run: Run) -> dict[str, Any] | None:
         return None
     rows = count_rows(CONSTRUCTION_TOKENS, run.task.seq_len, fewest=FEWEST_ROWS, most=AUDIT_ROWS)
     found = rung(run.task, run.model, mixer=run.model.stack, test_rows=rows, seed=run.train.seed)
-    return {"verdict": found.verdict, "accuracy": found.accuracy, "because": found.because}
+    return {"verdict": found.outcome, "accuracy": found.accuracy, "because": found.because}
 
 
 def _score(

@@ -28,9 +28,9 @@ def build_ladder_table(rungs: Sequence[Rung]) -> Table:
     table.add_column(overflow="fold")
     alike: dict[tuple[str, float | None, str], list[str]] = {}
     for rung in rungs:
-        alike.setdefault((rung.verdict, rung.accuracy, rung.because), []).append(rung.mixer)
-    for (verdict, accuracy, because), mixers in alike.items():
+        alike.setdefault((rung.outcome, rung.accuracy, rung.because), []).append(rung.mixer)
+    for (outcome, accuracy, because), mixers in alike.items():
         reached = "" if accuracy is None else f"accuracy {accuracy:.4f}: "
-        table.add_row(verdict, "; ".join(mixers))
+        table.add_row(outcome, "; ".join(mixers))
         table.add_row("", f"→ {reached}{because}")
     return table

@@ -36,7 +36,7 @@ def diagnose(
         state: its last.
         stopped: why training ended, as in result.json.
         accuracy: on the test split; None if it diverged.
-        by_hand: verdict and reason of the construction; None for a task that has none.
+        by_hand: outcome and reason of the construction; None for a task that has none.
     """
     if (
         run.task.stochastic
@@ -78,7 +78,7 @@ def _look_for_proof(failed: FailedRun) -> Look:
     if not failed.full_length:
         model: ModelConfig = failed.run.model
         shorter = rung(failed.stage.task, model, mixer=model.stack, test_rows=1)
-        if shorter.verdict != "cannot":
+        if shorter.outcome != "cannot":
             return Look(
                 False, f"no weights solve rows of {failed.run.task.seq_len} tokens: {because}"
             )

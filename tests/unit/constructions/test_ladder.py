@@ -23,22 +23,22 @@ ONCE = Copy(seq_len=64, repeats=False)
 
 def test_the_ladder_of_mqar_has_a_rung_for_each_mixer_and_mask():
     rungs = ladder(RECALL, test_rows=4)
-    assert [(rung.mixer, rung.verdict) for rung in rungs[:2]] == [
+    assert [(rung.mixer, rung.outcome) for rung in rungs[:2]] == [
         ("attention, no mask", "solves"),
         ("attention + literal mask", "solves"),
     ]
-    assert [rung.verdict for rung in rungs] == ["solves"] * 15 + ["not built"]
-    assert all((rung.accuracy == 1) == (rung.verdict == "solves") for rung in rungs)
+    assert [rung.outcome for rung in rungs] == ["solves"] * 15 + ["not built"]
+    assert all((rung.accuracy == 1) == (rung.outcome == "solves") for rung in rungs)
     assert rungs[12].options == {"S.position": "rope"}
     assert rungs[12].stack == "SM*2"
     assert "in no order" in rungs[15].because
-    assert not any(rung.verdict in rung.because for rung in rungs)
+    assert not any(rung.outcome in rung.because for rung in rungs)
     assert "every answer of 4 rows" in rungs[13].because
 
 
 def test_the_ladder_says_how_many_answers_are_right_where_a_few_are_missed():
     found = rung(ONCE, ModelConfig(stack="SM*2"), mixer="SSD", test_rows=64)
-    assert found.verdict == "solves"
+    assert found.outcome == "solves"
     assert found.accuracy is not None
     assert 0.99 <= found.accuracy < 1
     assert found.because.startswith(f"{100 * found.accuracy:.2f} % of the answers of 64 rows")
@@ -46,13 +46,13 @@ def test_the_ladder_says_how_many_answers_are_right_where_a_few_are_missed():
 
 def test_the_ladder_of_parity_says_what_is_proven():
     rungs = ladder(WordProblem(group="Z2", seq_len=16), d_model=16, test_rows=8)
-    assert [rung.verdict for rung in rungs] == ["cannot"] * 12 + ["solves"] * 4
+    assert [rung.outcome for rung in rungs] == ["cannot"] * 12 + ["solves"] * 4
     assert [rung.accuracy for rung in rungs] == [None] * 12 + [1.0] * 4
 
 
 def test_what_is_no_layer_is_a_rung_and_what_is_no_stack_an_error():
     rungs = ladder(TRIGGER, d_model=4, n_heads=4, test_rows=1)
-    assert {rung.verdict for rung in rungs[:12]} == {"no such model"}
+    assert {rung.outcome for rung in rungs[:12]} == {"no such model"}
     assert "must be even for position='rope'" in rungs[0].because
     with pytest.raises(ValueError, match="unknown transform 'Q'"):
         ladder(TRIGGER, transform="Q")
@@ -70,7 +70,7 @@ def test_a_task_without_constructions_has_an_empty_ladder():
         rung(task, ModelConfig(), mixer="attention")
 
 
-def test_a_bug_in_setting_weights_is_no_verdict(monkeypatch):
+def test_a_bug_in_setting_weights_is_no_outcome(monkeypatch):
     def broken(*args):
         raise ValueError("a bug")
 
@@ -86,11 +86,11 @@ def test_a_bug_in_setting_weights_is_no_verdict(monkeypatch):
         ("AM", "are known for this model: one mixer"),
     ],
 )
-def test_a_refusal_alone_says_its_verdict(stack, words):
+def test_a_refusal_alone_says_its_outcome(stack, words):
     with pytest.raises(CannotError, match=words) as refused:
         construct(RECALL, ModelConfig(stack=stack))
     found = rung(RECALL, ModelConfig(stack=stack), mixer="one")
-    assert (found.verdict, found.because) == (refused.value.verdict, refused.value.reason)
+    assert (found.outcome, found.because) == (refused.value.outcome, refused.value.reason)
 
 
 START = [
@@ -135,5 +135,5 @@ def test_a_model_that_cannot_take_a_row_does_not_end_the_ladder(monkeypatch):
 
     monkeypatch.setattr(sys.modules["lab.constructions.ladder"], "evaluate", refuse)
     found = rung(TRIGGER, ModelConfig(stack="AM*2"), mixer="attention")
-    assert (found.verdict, found.accuracy) == ("no such model", None)
+    assert (found.outcome, found.accuracy) == ("no such model", None)
     assert "beyond the mask's table" in found.because

@@ -80,7 +80,7 @@ def test_the_printed_square_leaves_experts_unreachable():
 
 @pytest.mark.parametrize(("rows", "columns", "k"), [(16, 16, 16), (3, 128, 16), (2, 3, 6)])
 def test_only_possible_pairs_are_looked_at(rows, columns, k):
-    ranks = _list_possible_ranks(rows, columns, k, torch.device("cpu"))
+    ranks = _list_possible_ranks(torch.device("cpu"), rows, columns, k)
     looked_at = list(zip(*(z.tolist() for z in ranks), strict=True))
     assert len(looked_at) == len(set(looked_at)) >= k
     for i, j in product(range(rows), range(columns)):
