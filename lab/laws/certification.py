@@ -127,7 +127,10 @@ class Certification:
         strip = partial(re.sub, rf"(?<![\w.]){re.escape(prefix)}(?!py:)", "") if prefix else str
         words = verdict.counterexample
         return replace(
-            verdict, evidence=strip(verdict.evidence), counterexample=words and strip(words)
+            verdict,
+            evidence=strip(verdict.evidence),
+            counterexample=words and strip(words),
+            note=strip(verdict.note),
         )
 
     def _bring_to(self, condition: Condition, seeded: bool) -> tuple[nn.Module, Probes]:
