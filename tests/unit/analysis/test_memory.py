@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis import positions
+from analysis import memory_bench, positions
 from analysis.base import Subject
 from analysis.memory import COPIES, FLOAT, check_memory, estimate_memory
 from lab.machine.allocation import measure_peak
@@ -65,6 +65,17 @@ def test_a_whole_matrix_is_counted_only_where_a_mixer_has_nothing_else(foreign):
     task = describe(65_536)
     assert estimate_memory(foreign, task, 1).total > COPIES * FLOAT * 65_536**2
     assert estimate_memory(make("AM"), task, 1).total < 65_536**2
+
+
+def test_analyses_of_a_run_are_estimated_and_carried_out(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(memory_bench, "examine", seen.append)
+    tiny = memory_bench.AnalysedRun(memory_bench.ANALYSED[0].setting.shrink())
+    assert tiny.estimate() > 0
+    tiny.prepare(tmp_path)()
+    # A tiny run goes first, so that what Python imports is not counted.
+    assert [subject.run.path.name for subject in seen] == ["tiny", "run"]
+    assert {len(subject.batch.inputs) for subject in seen} == {tiny.setting.rows}
 
 
 def test_how_many_rows_would_fit():
