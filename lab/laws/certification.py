@@ -251,7 +251,8 @@ def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
     words, tokens = [worst.evidence], max(verdict.tokens for verdict in holding)
     if len(verdicts) > 1:
         reach = f", up to {tokens:,} tokens" if tokens > worst.tokens else ""
-        words.append(f"the worst of {len(holding)} conditions{reach}")
+        n = len(holding)
+        words.append(f"{f'the worst of {n} conditions' if n > 1 else 'in one condition'}{reach}")
     for condition, verdict in verdicts:
         left = verdict.evidence if verdict.verdict == "not decided" else verdict.left
         if left and verdict is not worst:

@@ -257,6 +257,22 @@ def test_long_lengths_alone_are_tried_under_every_condition():
     assert found.evidence.endswith("lengths 200 in float64; the worst of 4 conditions")
 
 
+def test_a_law_that_is_decided_in_one_condition_says_so():
+    class Unmoved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.shift.any():
+                raise RuntimeError("shift must be 0")
+            return x + self.shift
+
+    found = Certification(Unmoved(), replace(QUICK, d_model=8, lengths=(5,))).judge("causal")
+    assert found.verdict == "holds"
+    assert "lengths 5 in float64; in one condition; not decided with seed 1" in found.evidence
+
+
 def test_a_module_that_comes_evaluating_is_tried_so():
     trained = Certification(nn.Dropout(0.5), replace(QUICK, d_model=8))
     assert [c.training for c in trained.conditions] == [False, False]
