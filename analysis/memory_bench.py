@@ -3,6 +3,7 @@
 `lab bench --only memory` measures it beside runs, evaluations and audits.
 """
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,6 @@ from lab.bench import memory
 from lab.bench.memory import MemorySetting
 from lab.bench.ratio import Ratio
 from lab.config import Runtime
-from lab.machine.memory import keep_freed_memory
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
 
@@ -35,19 +35,25 @@ class AnalysedRun:
         return estimate_memory(run.build().eval(), run.task, self.setting.rows).total
 
     def prepare(self, folder: Path) -> Callable[[], object]:
-        """Analyse a tiny run in a folder, and return a call that analyses the whole one there."""
-        keep_freed_memory()
-        tiny = replace(self, setting=self.setting.shrink())
-        tiny._analyse(tiny._train(folder / "tiny"))
-        return partial(self._analyse, self._train(folder / "run"))
+        """Analyse a tiny run in a folder, and return a call that analyses the whole one there.
 
-    def _train(self, folder: Path) -> Run:
-        run = self.setting.describe(folder)
-        carry_out(run, Runtime(device="cpu", threads=1))
-        return run
+        Both are trained in a process of their own, since training changes how memory is kept.
+        """
+        tiny = replace(self, setting=self.setting.shrink())
+        runs = tiny.setting.describe(folder / "tiny"), self.setting.describe(folder / "run")
+        process = multiprocessing.get_context("spawn").Process(target=_train, args=runs)
+        process.start()
+        process.join()
+        tiny._analyse(runs[0])
+        return partial(self._analyse, runs[1])
 
     def _analyse(self, run: Run) -> None:
         examine(Subject.of(run, rows=self.setting.rows))
+
+
+def _train(*runs: Run) -> None:
+    for run in runs:
+        carry_out(run, Runtime(device="cpu", threads=1))
 
 
 ANALYSED = tuple(
