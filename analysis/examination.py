@@ -9,6 +9,7 @@ from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.plain import to_plain
 from analysis.provenance import collect_provenance
+from lab.machine.memory import give_back_freed_memory
 from tasks.near_names import suggest
 
 FORMAT = 1
@@ -75,6 +76,7 @@ def examine(
             if only and not lenient:
                 raise NotApplicableError(f"{name}: {error}") from error
             not_applicable[name] = str(error)
+        give_back_freed_memory()  # or what one analysis leaves adds to what the next one takes
         seconds[name] = time.perf_counter() - began
     return Examination(subject, results, not_applicable, seconds)
 

@@ -2,6 +2,7 @@
 
     a forward pass over all rows, with the input of each mixer, in proportion to the rows
     blocks of logits, and a block of a matrix, each copied while it is measured
+    or the matrices of all layers multiplied, T² entries each, up to `LONGEST_ROLLED` tokens
 
 The pass is measured on a few rows, so the estimate holds for mixers of the user, too. The memory of
 Python and torch themselves is not included.
@@ -26,6 +27,10 @@ FLOAT = 4
 """Bytes per number."""
 COPIES = 6
 """Copies of a block of a matrix, or of logits, while it is measured."""
+LONGEST_ROLLED = 4096
+"""Most tokens of a row of which the layers' matrices are multiplied: that costs T³."""
+ROLLED = 16
+"""Matrices of T² entries in memory while layers are multiplied; measured at 2,048 tokens."""
 
 
 def estimate_memory(model: LanguageModel, task: Task, rows: int) -> Demand:
@@ -37,7 +42,9 @@ def estimate_memory(model: LanguageModel, task: Task, rows: int) -> Demand:
     largest = task.seq_len**2 * model.embed.embedding_dim  # with as many heads as there can be
     matrices = max(_count_entries(block, task.seq_len) for block in model.blocks)
     entries = max(min(largest, BLOCK_ENTRIES), matrices)
-    return Demand(COPIES * (FLOAT * entries + BLOCK_BYTES), rows, growth)
+    rolled = task.seq_len**2 if _is_rolled_out(model, task.seq_len) else 0
+    fixed = max(COPIES * (FLOAT * entries + BLOCK_BYTES), ROLLED * FLOAT * rolled)
+    return Demand(fixed, rows, growth)
 
 
 def check_memory(model: LanguageModel, task: Task, rows: int, limit: int | None = None) -> None:
@@ -75,6 +82,12 @@ def _pass_forward(model: LanguageModel, batch: Batch) -> None:
 
     with model.hooks([(lambda name: name.endswith("hook_resid_pre"), keep)]):
         score(model, batch, "fp32")
+
+
+def _is_rolled_out(model: LanguageModel, seq_len: int) -> bool:
+    """Whether the matrices of all layers are multiplied, which all mixers must offer."""
+    mixers = [block.mixer for block in model.blocks if block.mixer is not None]
+    return seq_len <= LONGEST_ROLLED and all(isinstance(mixer, MatrixMixer) for mixer in mixers)
 
 
 def _count_entries(block: nn.Module, seq_len: int) -> int:

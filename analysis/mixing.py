@@ -13,11 +13,14 @@ from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
+from lab.machine.memory import give_back_freed_memory
 from lab.models import Block, LanguageModel
 from lab.models.evaluation import find_stored_positions, score
 from lab.models.user_mixer import is_from_lab
 from tasks.base import Batch
 
+LARGE = 2**20
+"""Entries from which on a matrix leaves gaps worth giving back; it would slow down smaller ones."""
 TOLERANCE = 1e-3
 """How far a mixer's output may be from what its matrix gives, as a share of its largest output."""
 
@@ -105,6 +108,9 @@ class Mixer:
         for first in range(0, seq_len, height):
             rows = slice(first, min(seq_len, first + height))
             yield rows, self.matrix(row, rows) if whole is None else whole[:, rows]
+        if heads * seq_len**2 >= LARGE:
+            # Gaps that a block leaves in the heap would not hold those of the next row.
+            give_back_freed_memory()
 
     def _choose_rows(self) -> list[slice] | list[None]:
         """Return the slices of rows by which the matrix is checked; None for the whole."""

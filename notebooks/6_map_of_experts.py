@@ -218,7 +218,7 @@ for i, layer in enumerate(zero_course.layers):
 # ## Answer
 #
 # Nearly all are chosen, but not evenly: 64 experts count as some 52 equal ones in layer 0 and
-# some 31 in layer 1, and row and column keys are not chosen independently. Few are needed.
+# some 30 in layer 1, and row and column keys are not chosen independently. Few are needed.
 # Without all of layer 0's experts five answers in a hundred are lost, mostly through what they
 # add at the queries, and no single one by more than .04 nats; without all of layer 1's nothing
 # changes. A map of load is no map of need. From zero keys every token takes the same four

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
 from analysis.links import find_links
+from analysis.memory import LONGEST_ROLLED
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.plots.heatmaps import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
@@ -33,8 +34,6 @@ __all__ = ["TITLE", "Rollout", "describe", "draw", "measure", "multiply_layers"]
 TITLE = "All layers in one"
 PRODUCTS = 2**35
 """Multiplications in all; they decide how many rows of the batch are rolled out."""
-LONGEST = 4096
-"""Most tokens of a row: the cost of multiplying matrices grows with its cube."""
 SHOWS = 2.0
 """Recall shows if R to the value is surely this many times what uniform layers would give."""
 
@@ -120,8 +119,10 @@ def measure(subject: Subject) -> list[Rollout]:
         if not isinstance(mixer.module, MatrixMixer):
             raise NotApplicableError(f"layer {mixer.layer}, {mixer.kind}, offers no matrix")
     count, seq_len = batch.inputs.shape
-    if seq_len > LONGEST:
-        raise NotApplicableError(f"rows of {seq_len} tokens are too long, must be ≤ {LONGEST}")
+    if seq_len > LONGEST_ROLLED:
+        raise NotApplicableError(
+            f"rows of {seq_len} tokens are too long, must be ≤ {LONGEST_ROLLED}"
+        )
     rows = min(count, max(1, PRODUCTS // (len(layers) * seq_len**3)))
     layers = collect_mixers(subject.model, batch[:rows])
     place = torch.arange(1, seq_len + 1, dtype=torch.float32)

@@ -21,6 +21,8 @@ MOVED = 1e-3
 """Change of a hidden state, as a share of the largest, that rounding does not explain."""
 TRAINED_TOKENS, TRAINED_ROWS = 2**20, 4096
 """Most tokens and rows of the training split that are searched for test rows."""
+BLOCK_TOKENS = 2**15
+"""Tokens of training rows in memory at once: as many as an analysis looks at."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,11 @@ def _count_repeated(subject: Subject) -> dict[str, int]:
     """Count the subject's rows, the first training rows, and how many of the former are there."""
     rows = subject.batch.inputs
     trained = count_rows(TRAINED_TOKENS, rows.shape[1], fewest=1, most=TRAINED_ROWS)
-    batch = subject.task.batch(split="train", size=trained, seed=subject.seed)
-    seen = {row.tobytes() for row in batch.inputs.numpy()}
-    repeated = sum(row.tobytes() in seen for row in rows.cpu().numpy())
+    tested, seen = [row.tobytes() for row in rows.cpu().numpy()], set[bytes]()
+    block = count_rows(BLOCK_TOKENS, rows.shape[1], fewest=1, most=trained)
+    for start in range(0, trained, block):
+        size = min(block, trained - start)
+        batch = subject.task.batch(split="train", start=start, size=size, seed=subject.seed)
+        seen |= {row.tobytes() for row in batch.inputs.numpy()} & set(tested)
+    repeated = sum(row in seen for row in tested)
     return {"rows": len(rows), "trained": trained, "repeated": repeated}

@@ -2,7 +2,7 @@
 
 Each is carried out in a process of its own, which has done the same in tiny before, so that what
 Python and torch take themselves does not count. A run takes two steps, with its evaluations, its
-checkpoint and its result.
+checkpoint and its result. `analysis.memory_bench` does the same for analyses.
 """
 
 import tempfile
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -168,15 +168,27 @@ EVALUATIONS = tuple(
     )
 )
 AUDITS = tuple(map(AuditedTask, TASKS))
-Work = MemorySetting | EvaluatedModel | AuditedTask
+
+
+class Work(Protocol):
+    """What is estimated and measured; text names it."""
+
+    def estimate(self) -> int:
+        """Estimate it, in bytes."""
+        ...
+
+    def prepare(self, folder: Path) -> Callable[[], object]:
+        """Do tiny work of the same kind in a folder, and return a call that does the whole."""
+        ...
 
 
 def measure(works: Sequence[Work] = (*SETTINGS, *EVALUATIONS, *AUDITS)) -> list[Ratio]:
     """Estimate each piece of work, and measure it (Linux)."""
-    return [_compare(work) for work in works]
+    return [compare_peak(work) for work in works]
 
 
-def _compare(work: Work) -> Ratio:
+def compare_peak(work: Work) -> Ratio:
+    """Estimate one piece of work, and measure it."""
     with use_threads(1):
         ours = work.estimate() / MIB
     with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
@@ -193,6 +205,5 @@ def _compare(work: Work) -> Ratio:
 
 
 def _prepare(work: Work, folder: Path) -> Callable[[], object]:
-    """Do tiny work of the same kind, and return a call that does the whole one."""
     torch.set_num_threads(1)
     return work.prepare(folder)

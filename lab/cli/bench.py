@@ -16,6 +16,8 @@ from lab.cli.output import AsJsonLines, Force
 from lab.machine.spinning import choose_wait
 from tasks.bounds import check_choice
 
+FURTHER = {"memory": ["analysis.memory_bench"]}
+"""Modules above `lab.bench` in the order of imports that measure more of a benchmark."""
 DRAWN = "scaling"
 """The benchmark that has a figure."""
 
@@ -52,7 +54,8 @@ def bench(
     missed = False
     for name in names:
         try:
-            ratios = import_module(f"lab.bench.{name}").measure()
+            modules = [f"lab.bench.{name}", *FURTHER.get(name, [])]
+            ratios = [ratio for each in modules for ratio in import_module(each).measure()]
         except MissingPeerError as error:
             raise refuse(error, 2) from error
         for ratio in ratios:

@@ -127,7 +127,10 @@ class Certification:
         strip = partial(re.sub, rf"(?<![\w.]){re.escape(prefix)}(?!py:)", "") if prefix else str
         words = verdict.counterexample
         return replace(
-            verdict, evidence=strip(verdict.evidence), counterexample=words and strip(words)
+            verdict,
+            evidence=strip(verdict.evidence),
+            counterexample=words and strip(words),
+            note=strip(verdict.note),
         )
 
     def _bring_to(self, condition: Condition, seeded: bool) -> tuple[nn.Module, Probes]:
@@ -248,7 +251,8 @@ def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
     words, tokens = [worst.evidence], max(verdict.tokens for verdict in holding)
     if len(verdicts) > 1:
         reach = f", up to {tokens:,} tokens" if tokens > worst.tokens else ""
-        words.append(f"the worst of {len(holding)} conditions{reach}")
+        n = len(holding)
+        words.append(f"{f'the worst of {n} conditions' if n > 1 else 'in one condition'}{reach}")
     for condition, verdict in verdicts:
         left = verdict.evidence if verdict.verdict == "not decided" else verdict.left
         if left and verdict is not worst:

@@ -40,8 +40,9 @@ class Undecided:
 
     def __str__(self) -> str:
         words = [f"length {length}: {why}" for length, why in list(self.noisy.items())[:1]]
-        if len(self.noisy) > 1:
-            words.append(f"the same at {len(self.noisy) - 1} more lengths")
+        more = len(self.noisy) - 1
+        if more > 0:
+            words.append(f"the same at {more} more {'length' if more == 1 else 'lengths'}")
         if self.late:
             words.append(f"no time was left for lengths {', '.join(map(str, self.late))}")
         return "; ".join(words)

@@ -1,7 +1,7 @@
 """Where a parameter's gradient is cut: the operation, and its line in the module's source."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +62,7 @@ def _explain_missing(operations: list[Operation], parameter: Tensor, x: Tensor, 
     carries, reaches = _find_carriers(operations, parameter), _find_sources(operations, y)
     ends = [o for o in operations if _contains_any(o.inputs, carries)]
     by = next((o for o in ends if any(id(t) in reaches - carries for t in o.outputs)), None)
-    taken = [o for o in operations if any(t is parameter for t in o.inputs)]
-    taken = [o for o in taken if o.outputs or o.method in TO_PYTHON | POINTERS]
+    taken = list(list_uses(operations, parameter))
     if by is None:
         if _has_hole(operations, reaches, x, y) or any(o.method in POINTERS for o in taken):
             return ""
@@ -73,6 +72,14 @@ def _explain_missing(operations: list[Operation], parameter: Tensor, x: Tensor, 
     if not taken:
         return "never used"
     return f"used{_describe_place(taken[0])}{UNREACHED}"
+
+
+def list_uses(operations: list[Operation], parameter: Tensor) -> Iterator[Operation]:
+    """Yield the operations that compute with a parameter, beyond asking for its shape."""
+    for o in operations:
+        computes = o.outputs or o.method in TO_PYTHON | POINTERS
+        if computes and any(t is parameter for t in o.inputs):
+            yield o
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """The law of gradients: every parameter learns."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lab.laws.reach import (
     reach,
 )
 from lab.laws.reproduction import write_program
+from lab.laws.uncalled import find_uncalled
 from lab.laws.verdict import Verdict
 
 Moves = dict[str, Tensor]
@@ -43,6 +45,9 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     What stands behind a projection, a gate or keys that are initialised to zero waits for them to
     move, and that is no fault: constant parameters are moved at entries that get a gradient, and
     the gradients are computed again. Two zeros that wait for each other never move.
+
+    Parameters of a submodule that no input calls are not judged: a note names it, as long as any
+    other parameter learns.
 
     A row that is chosen among equal candidates has a gradient only because of how ties are broken.
     If no row of a parameter keeps one however ties are broken, the parameter is "tie-only".
@@ -67,8 +72,13 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     dead = [n for n in dead if n not in cancelled]
     if cancelled:
         evidence += f"; {_join_three(cancelled)} cancels out: changing it never moves the output"
+    note = ""
+    if n_alive or waiting:
+        uncalled = _find_uncalled(module, probes.inputs, moves, {n: later[n] for n in dead})
+        dead = [n for n in dead if n not in uncalled]
+        note = _describe_uncalled(uncalled)
     if not dead:
-        return Verdict(LAW.name, "holds", evidence, measured=0, allowed=0)
+        return Verdict(LAW.name, "holds", evidence, measured=0, allowed=0, note=note)
     with _move(module, moves):
         words = list(_explain(module, inputs[-1], {n: later[n] for n in dead[:SHOWN]}, tied))
     more = f"; and {len(dead) - SHOWN} more" if len(dead) > SHOWN else ""
@@ -170,6 +180,30 @@ def _name_movers(
         left -= freed
     movers = list(moves) if left else movers
     return f"{_join_three(movers)} {'has' if len(movers) == 1 else 'have'} moved"
+
+
+def _find_uncalled(
+    module: nn.Module, inputs: Sequence[Tensor], moves: Moves, dead: dict[str, Reach]
+) -> dict[str, str]:
+    """Return the parameters of submodules that are called neither as built nor after moves."""
+    names = [n for n, how in dead.items() if how == "none" and "." in n]
+    found = find_uncalled(module, inputs, names) if names else {}
+    if not (found and moves):
+        return found
+    with _move(module, moves):
+        return find_uncalled(module, inputs[-1:], list(found))
+
+
+def _describe_uncalled(uncalled: dict[str, str]) -> str:
+    """Name submodules that are not called, with how many parameters each has."""
+    counts = Counter(uncalled.values())
+    words = [
+        f"{path} ({n} {'parameter' if n == 1 else 'parameters'})" for path, n in counts.items()
+    ]
+    if not words:
+        return ""
+    verb = "is" if len(words) == 1 else "are"
+    return f"{_join_three(words)} {verb} not called with these inputs, so not judged"
 
 
 @torch.no_grad()

@@ -97,8 +97,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
     "Gemma3nTextConfig": {"intermediate_size": 64, "num_kv_shared_layers": 0},
-    # Their usual experts refuse fp64, and in fp32 too many choices are near a tie.
-    **{f"GraniteMoe{kind}Config": {"experts_implementation": "eager"} for kind in ("", "Shared")},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "HunYuanDenseV1Config": {"head_dim": 8},
     "HunYuanMoEV1Config": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
@@ -130,6 +128,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Zamba2Config": {"attention_hidden_size": 64, "attention_head_dim": 16},
 }
 """Fields of configurations for which the sizes alone are not enough."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of configurations whose models choose experts. Their usual implementation refuses fp64,
+and in fp32 so many choices are near a tie that little can be decided: the eager one is built."""
 SPREAD = ("initializer_range", "init_std", "initializer_std")
 STD = 0.2
 """Standard deviation of the weights: with the usual 0.02, so small a model hardly attends."""
@@ -191,6 +192,8 @@ def find_small_fields(config_class: Any) -> dict[str, Any]:
         if is_config_class(type(part))
     }
     found = {**dict(_list_fields(usual)), **dict(_list_layer_kinds(usual)), **inner}
+    if any(name in vars(usual) for name in EXPERTS):
+        found["experts_implementation"] = "eager"
     found |= OTHERS.get(config_class.__name__, {})
     if vars(usual).get("is_decoder") is False and not usual.is_encoder_decoder:
         found["is_decoder"] = True  # BERT and its kin attend to later tokens without it

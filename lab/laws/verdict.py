@@ -22,7 +22,8 @@ class Verdict:
         where: the counter-example's numbers by name: length, rows, row, position, the check's own.
         left: what was not decided although the law holds, in words.
         tokens: length of the longest input that was compared; 0 where none was.
-        note: what fails in fp64 alone, and not in the module's own precision, in words.
+        note: what the law does not judge, but a reader should know, in words: a failure in fp64
+            alone, and not in the module's own precision; a submodule that is never called.
     """
 
     law: str

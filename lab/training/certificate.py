@@ -56,8 +56,10 @@ def _describe_layer(layer: dict[str, Any]) -> str:
     if not holding:
         return f"{layer['layer']}: no law was decided{why}"
     laws = [f"{law['law']}{_name_reach(law)}" for law in holding]
-    words = f"{layer['layer']} obeys {', '.join(laws)}"
-    return f"{words}; not decided: {', '.join(left)}" if left else words
+    words = [f"{layer['layer']} obeys {', '.join(laws)}"]
+    words += [f"not decided: {', '.join(left)}"] if left else []
+    words += [f"note: {law['note']}" for law in holding if law.get("note")]
+    return "; ".join(words)
 
 
 def _name_reach(law: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def _judge(layer: nn.Module, settings: Any) -> dict[str, Any]:
         certification = Certification(layer, settings)
     except ValueError as error:
         return {"note": shorten_message(error), "laws": []}
-    kept = ("law", "verdict", "evidence", "counterexample", "tokens")
+    kept = ("law", "verdict", "evidence", "counterexample", "tokens", "note")
     verdicts = [asdict(certification.judge(law)) for law in LAWS]
     return {"laws": [{name: verdict[name] for name in kept} for verdict in verdicts]}
 

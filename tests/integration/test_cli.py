@@ -7,6 +7,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from analysis import memory_bench
+from lab.bench import memory
+from lab.bench.ratio import Ratio
 from lab.cli import app
 from lab.training.runs import Run
 
@@ -32,6 +35,18 @@ def test_help_names_the_tasks_and_the_commands():
     assert result.exit_code == 0
     for name in ("mqar", "analyze", "runs", "bench"):
         assert name in result.output
+
+
+def test_the_memory_of_analyses_is_measured_with_that_of_runs(monkeypatch):
+    def measure(work: memory_bench.AnalysedRun | memory.MemorySetting) -> Ratio:
+        return Ratio(str(work), 3, 4, "MiB", 0.75, 0.75)
+
+    monkeypatch.setattr(memory, "compare_peak", measure)
+    result = lab("bench --only memory --json")
+    assert result.exit_code == 0
+    names = [json.loads(line)["name"] for line in result.stdout.splitlines()]
+    works = (*memory.SETTINGS, *memory.EVALUATIONS, *memory.AUDITS, *memory_bench.ANALYSED)
+    assert names == list(map(str, works))
 
 
 def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):

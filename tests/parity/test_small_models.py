@@ -60,6 +60,13 @@ def test_windows_of_a_small_deepseek_v4_are_short_enough_to_be_compressed():
     assert max(rates.values()) <= 8
 
 
+@pytest.mark.parametrize("name", ["MixtralConfig", "GptOssConfig", "DeepseekV3Config"])
+@torch.no_grad()
+def test_experts_compute_in_fp64(name: str):
+    model = build(name).double()
+    assert model(input_ids=torch.arange(3, 12)[None]).logits.dtype == torch.float64
+
+
 @pytest.mark.parametrize("name", ["BertConfig", "XLMConfig"])
 def test_an_encoder_is_built_as_a_decoder(name: str):
     assert_lawful(name, laws=["causal"], lengths=SHORT, options={"num_hidden_layers": 1})

@@ -4,10 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from analysis import positions
+from analysis import memory_bench, positions, rollout
 from analysis.base import Subject
-from analysis.memory import COPIES, FLOAT, check_memory, estimate_memory
-from lab.machine.allocation import measure_peak
+from analysis.memory import (
+    COPIES,
+    FLOAT,
+    LONGEST_ROLLED,
+    ROLLED,
+    check_memory,
+    estimate_memory,
+)
+from lab.machine.allocation import measure_peak, measure_whole_peak
 from lab.models import LanguageModel, build
 from tasks.mqar import MQAR
 
@@ -65,6 +72,32 @@ def test_a_whole_matrix_is_counted_only_where_a_mixer_has_nothing_else(foreign):
     task = describe(65_536)
     assert estimate_memory(foreign, task, 1).total > COPIES * FLOAT * 65_536**2
     assert estimate_memory(make("AM"), task, 1).total < 65_536**2
+
+
+def test_matrices_that_are_multiplied_are_counted_where_they_are():
+    model, shorter, longer = make("AM"), describe(LONGEST_ROLLED), describe(LONGEST_ROLLED + 2)
+    assert estimate_memory(model, shorter, 1).fixed == ROLLED * FLOAT * LONGEST_ROLLED**2
+    assert estimate_memory(model, longer, 1).fixed < ROLLED * FLOAT * LONGEST_ROLLED**2
+
+
+@pytest.mark.parametrize("seq_len", [256, 512])
+def test_multiplying_layers_takes_no_more_than_is_counted(seq_len):
+    task = MQAR(seq_len=seq_len, vocab_size=64 * seq_len)
+    model = build("AM*2", vocab_size=64 * seq_len, d_model=16).eval()
+    subject = Subject(task, model, task.batch(split="test", size=1))
+    taken = measure_whole_peak(lambda: rollout.measure(subject))
+    assert 0.4 * ROLLED < taken / (FLOAT * seq_len**2) < 1.1 * ROLLED
+
+
+def test_analyses_of_a_run_are_estimated_and_carried_out(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(memory_bench, "examine", seen.append)
+    tiny = memory_bench.AnalysedRun(memory_bench.ANALYSED[0].setting.shrink())
+    assert tiny.estimate() > 0
+    tiny.prepare(tmp_path)()
+    # A tiny run goes first, so that what Python imports is not counted.
+    assert [subject.run.path.name for subject in seen] == ["tiny", "run"]
+    assert {len(subject.batch.inputs) for subject in seen} == {tiny.setting.rows}
 
 
 def test_how_many_rows_would_fit():

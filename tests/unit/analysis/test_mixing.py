@@ -140,6 +140,17 @@ def test_blocks_are_the_rows_of_the_matrix(stack, options, entries, multiple, mo
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("large", "times"), [(2 * 16**2, 1), (2 * 16**2 + 1, 0)])
+def test_a_large_matrix_leaves_no_gaps(large, times, monkeypatch):
+    given = []
+    monkeypatch.setattr("analysis.mixing.LARGE", large)
+    monkeypatch.setattr("analysis.mixing.give_back_freed_memory", lambda: given.append(1))
+    model = build("AM", vocab_size=32, d_model=16, n_heads=2)
+    (mixer,) = collect_mixers(model, TASK.batch(size=1))
+    assert sum(len(range(*rows.indices(16))) for rows, _ in mixer.blocks(0)) == 16
+    assert len(given) == times
+
+
 def test_an_oracle_mask_is_told_what_to_keep():
     model = build("AM", vocab_size=32, d_model=16, options={"A.mask": "oracle"})
     batch = TASK.batch(split="test", size=2)

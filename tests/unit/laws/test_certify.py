@@ -44,7 +44,7 @@ class Rows(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rows, self.spare = nn.Parameter(torch.randn(9, 8)), nn.Linear(8, 8)
+        self.rows, self.spare = nn.Parameter(torch.randn(9, 8)), nn.Parameter(torch.randn(8))
 
     def forward(self, x):
         chosen = self.rows[(x[..., 0].abs() * 3).long() % 7]
@@ -177,10 +177,13 @@ def test_parameters_have_their_own_names():
             self.table, self.spare = nn.Embedding(9, 8), nn.Linear(8, 8)
 
         def forward(self, tokens: Tensor) -> Tensor:
-            return self.table(tokens)
+            y = self.table(tokens)
+            self.spare(y)
+            return y
 
     found = Certification(Unused(), replace(SMALL, lengths=(3,))).judge("gradient reach")
-    assert found.counterexample == "spare.weight: none, never used; spare.bias: none, never used"
+    names = [words.partition(":")[0] for words in (found.counterexample or "").split("; ")]
+    assert names == ["spare.weight", "spare.bias"]
 
 
 def test_options_go_to_the_factory():
@@ -252,6 +255,22 @@ def test_long_lengths_alone_are_tried_under_every_condition():
     )
     assert found.verdict == "holds"
     assert found.evidence.endswith("lengths 200 in float64; the worst of 4 conditions")
+
+
+def test_a_law_that_is_decided_in_one_condition_says_so():
+    class Unmoved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.shift.any():
+                raise RuntimeError("shift must be 0")
+            return x + self.shift
+
+    found = Certification(Unmoved(), replace(QUICK, d_model=8, lengths=(5,))).judge("causal")
+    assert found.verdict == "holds"
+    assert "lengths 5 in float64; in one condition; not decided with seed 1" in found.evidence
 
 
 def test_a_module_that_comes_evaluating_is_tried_so():

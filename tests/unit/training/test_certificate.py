@@ -65,6 +65,14 @@ class Deaf(Causal):
         self.unused = nn.Parameter(torch.ones(d_model))
 
 
+class Forgetful(Causal):
+    """Forgets its last projection."""
+
+    def __init__(self, d_model: int):
+        super().__init__(d_model)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+
 def plan(path: Path, mixer: type[nn.Module] | None, stack: str = "UN") -> Run:
     model = None if mixer is None else f"{HERE}:{mixer.__name__}"
     return Run(path / "run", TASK, ModelConfig(stack=stack, d_model=8, model=model), TRAIN)
@@ -137,6 +145,12 @@ def test_what_could_not_be_decided_is_said():
     some = {"layers": [{"layer": "Mix", "laws": [held, *left]}]}
     assert describe_certificate(some) == "Mix obeys deterministic; not decided: causal"
     assert describe_certificate({"layers": []}) == "no layer was certified"
+
+
+def test_a_submodule_that_is_never_called_is_named(tmp_path: Path):
+    run = plan(tmp_path, Forgetful)
+    words = train(run)
+    assert "; note: out (1 parameter) is not called with these inputs, so not judged" in words
 
 
 def test_an_unreadable_certificate_is_named(tmp_path: Path):

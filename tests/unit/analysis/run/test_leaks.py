@@ -62,6 +62,20 @@ def test_rows_that_are_trained_on_are_counted():
     assert "8 of 8 test rows are among the first 4,096 training rows" in leaks.describe(found).lead
 
 
+@pytest.mark.parametrize("tokens", [6, 12, 2**15], ids=["one row", "two rows", "all"])
+def test_training_rows_are_searched_to_the_last_block(monkeypatch, tokens):
+    monkeypatch.setattr(leaks, "TRAINED_ROWS", 5)
+    monkeypatch.setattr(leaks, "BLOCK_TOKENS", tokens)
+    task = WordProblem(group="Z2", seq_len=6)
+    trained, tested = (
+        task.batch(split=split, size=size).inputs.tolist()
+        for split, size in (("train", 5), ("test", 8))
+    )
+    assert sum(row in trained[:4] for row in tested) == 1
+    assert sum(row in trained for row in tested) == 2
+    assert check(task).repeated == 2
+
+
 @pytest.mark.parametrize("seq_len", [4, 32])
 def test_some_answers_are_before_every_cut(seq_len):
     assert check(MQAR(seq_len=seq_len, vocab_size=64)).answers > 0
