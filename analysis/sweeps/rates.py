@@ -10,11 +10,15 @@ from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
 from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.lines import HEIGHT, SHARES, add_line, choose_look, put_legend_below
-from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values, select_results
+from analysis.sweeps.settings import (
+    CLOSE,
+    RATE,
+    choose_rates,
+    list_factors,
+    name_values,
+    select_results,
+)
 from analysis.words import percent
-
-CLOSE = 0.05
-"""Rates whose mean validation accuracy is within this of the best form the window."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from lab.sweeps.table import MEASURED
 RATE = "learning_rate"
 NO_FACTORS = {*MEASURED, "seed", "path", "date"} - {"seq_len"}
 """Columns that tell no setting from another."""
+CLOSE = 0.05
+"""Rates whose mean validation accuracy is within this of the best one's work as well."""
 _HAS_RESULT = pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged").fill_null(False)
 
 
@@ -80,9 +82,9 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """Return the rows at the best learning rate of each setting.
 
     The best rate has the highest mean accuracy on validation rows, of which a run that diverged has
-    none right. Rates at which all runs were solved count as equal; of them, the best has the most
-    seeds, and then took the fewest steps. Where a seed was run at some rates only, it has no part
-    in the choice, unless no seed was run at all of them.
+    none right; of rates at which all runs were solved, the best took the fewest steps. Where a seed
+    was run at some rates only, it has no part in the choice, unless no seed was run at all of them;
+    but of rates that are solved, or `CLOSE`, one with more seeds is taken first.
 
     Args:
         table: of runs, with a column of learning rates or without.
@@ -100,12 +102,13 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
     by_rate = runs.group_by([*setting, RATE], maintain_order=True).agg(
         _solved=solved,
-        _seeds=pl.when(solved).then(pl.col("_seed").filter("_known").n_unique()),
+        _seeds=pl.col("_seed").filter("_known").n_unique(),
         _score=pl.when(solved)
         .then(-pl.col("steps").filter("_counts").mean())
         .otherwise(right.filter("_counts").mean()),
     )
-    merits = ["_solved", "_seeds", "_score"]
+    most = pl.col("_score").max().over(*setting) if setting else pl.col("_score").max()
+    merits = ["_solved", pl.col("_solved") | (pl.col("_score") >= most - CLOSE), "_seeds", "_score"]
     ranked = by_rate.sort(merits, descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)
     return table.join(
