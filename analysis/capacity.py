@@ -14,7 +14,8 @@ from analysis.words import count_interval_decimals, percent
 from lab.config import TrainConfig, get_protocol_defaults
 from lab.models import LanguageModel
 from lab.models.evaluation import check_vocabulary, evaluate
-from lab.training.fit import fit, start
+from lab.training.fit import fit
+from lab.training.state import start
 from tasks.base import Task
 
 __all__ = ["Capacity", "describe", "draw", "measure_capacity"]

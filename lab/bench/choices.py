@@ -26,10 +26,10 @@ from lab.machine.clocks import read_clocks
 from lab.machine.memory import keep_freed_memory
 from lab.machine.spinning import CHOICES as WAITS
 from lab.machine.spinning import VARIABLES
-from lab.training.fit import Stepper
 from lab.training.runs import Run
 from lab.training.step_time import list_precisions, list_thread_counts, use_threads
 from lab.training.step_time import measure as time_choices
+from lab.training.stepper import Stepper
 
 CPU = torch.device("cpu")
 SETTINGS = (

@@ -24,7 +24,7 @@ from lab.models import Block, LanguageModel, build
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
-from lab.training.fit import start
+from lab.training.state import start
 from lab.training.step_time import (
     SECONDS,
     StepTime,

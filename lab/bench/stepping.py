@@ -7,8 +7,9 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.machine.clocks import Spent
-from lab.training.fit import Stepper, start
 from lab.training.runs import Run
+from lab.training.state import start
+from lab.training.stepper import Stepper
 from lab.training.together import differentiate_together, update_together
 from tasks.mqar import MQAR
 

@@ -14,7 +14,7 @@ def report_failures() -> Iterator[None]:
     except Exception as error:
         # These import torch, which only a failure should wait for.
         from lab.files import RunError
-        from lab.training.fit import DivergedError
+        from lab.training.divergence import DivergedError
         from lab.training.run_folder import OutError
         from tasks.corpus import TextChangedError
 

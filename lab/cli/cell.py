@@ -109,7 +109,7 @@ def _train_in_turn(
 def _try(train: Callable[[], bool]) -> tuple[str | None, bool]:
     """Call what trains cells; return its error, if it has one, and whether a signal stopped it."""
     from lab.files import RunError, describe_error
-    from lab.training.fit import DivergedError
+    from lab.training.divergence import DivergedError
     from tasks.corpus import TextChangedError
 
     try:

@@ -3,8 +3,14 @@
 import os
 from dataclasses import dataclass
 
+from lab.files import RunError
+
 NAME = "TORCHELASTIC_RUN_ID"
 """The environment variable that only torchrun sets."""
+
+
+class LostProcessError(RunError):
+    """Another process that trains the same run has ended."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Schedule "error": how the learning rate follows what is left to learn at the full row length."""
+"""The learning rate of a step; schedule "error" lets it follow what is left to learn."""
 
 import math
 from dataclasses import dataclass
+
+from lab.config import TrainConfig
 
 BELOW, LEAST = 0.1, 0.1
 """The rate falls below this share of wrong answers, down to this share of the peak; halvings come
@@ -51,3 +53,24 @@ class Annealing:
     def share(self) -> float:
         """The rate, as a share of its peak."""
         return min(1.0, max(LEAST, math.sqrt(self.wrong / BELOW))) * 0.5**self.halvings
+
+
+def compute_learning_rate(config: TrainConfig, step: int, annealed: float = 1.0) -> float:
+    """Return the rate of a step (from 1): a linear warm-up, then the configuration's schedule.
+
+    It is constant, or a cosine down to a tenth of the peak, or "error" (`Annealing`).
+
+    Args:
+        config: how to train.
+        step: its number.
+        annealed: share of the peak that schedule "error" asks for.
+    """
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    if config.schedule == "error":
+        return peak * annealed
+    if config.schedule == "constant":
+        return peak
+    progress = (step - warmup) / max(1, config.max_steps - warmup)
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -15,9 +15,10 @@ from torch import Tensor
 from lab.files import FORMAT, RunError, shorten_message
 from lab.folder import Folder
 from lab.training.annealing import Annealing
-from lab.training.fit import DivergedError, TrainingState
+from lab.training.divergence import DivergedError
 from lab.training.history import bound_file
 from lab.training.schema import StateFile, validate
+from lab.training.state import TrainingState
 from tasks.base import MAX_ROWS
 
 HOME, STATE = "checkpoint", "state.json"
@@ -108,7 +109,7 @@ def rewrite_counters(run: Path, state: TrainingState) -> None:
 
 
 def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
-    """Load a checkpoint into `state`, fresh from `lab.training.fit.start`, and return it.
+    """Load a checkpoint into `state`, fresh from `lab.training.state.start`, and return it.
 
     Args:
         home: the checkpoint's folder.

@@ -14,9 +14,9 @@ from lab.machine.device import describe_device
 from lab.models.evaluation import evaluate
 from lab.suite.audit import audit
 from lab.training.diagnosis import diagnose
-from lab.training.fit import TrainingState
 from lab.training.metrics import Metrics
 from lab.training.runs import Run
+from lab.training.state import TrainingState
 from tasks.base import Task, count_rows
 
 CONSTRUCTION_TOKENS, FEWEST_ROWS = 2**15, 16

@@ -11,17 +11,21 @@ from lab.config import Runtime
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
 from lab.machine.growth import TOKENS
+from lab.machine.launch import LostProcessError
 from lab.models.evaluation import score
 from lab.models.room import refuse_weights
 from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending
-from lab.training.fit import DivergedError, LostProcessError, TrainingState, check, fit
+from lab.training.divergence import DivergedError
+from lab.training.fit import fit
 from lab.training.footprint import COPIES, check_step
 from lab.training.row import Row
 from lab.training.runs import Run
 from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
+from lab.training.state import TrainingState
 from lab.training.step_time import StepTime, measure, use_threads
+from lab.training.stepper import check
 
 if TYPE_CHECKING:
     from lab.machine.launch import Launch

@@ -11,9 +11,10 @@ from lab.files import explain_write_errors, lock
 from lab.folder import Folder
 from lab.lengthening import list_stages
 from lab.training import checkpoint
-from lab.training.fit import TrainingState, compute_learning_rate, enter_next_stage
+from lab.training.annealing import compute_learning_rate
 from lab.training.metrics import MetricsRow
 from lab.training.runs import Run
+from lab.training.state import TrainingState, enter_next_stage
 from tasks.base import Schedule
 
 

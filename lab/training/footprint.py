@@ -31,8 +31,8 @@ from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.models.room import measure_model
 from lab.ops.cross_entropy import linear_cross_entropy
-from lab.training.fit import start
 from lab.training.runs import Run
+from lab.training.state import start
 from tasks.base import Batch, count_rows
 
 PREDICTORS = 200

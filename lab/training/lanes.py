@@ -21,8 +21,8 @@ from lab.machine.clocks import Spent, read_clocks
 from lab.machine.device import choose_device
 from lab.training.checkpoint import keep_only
 from lab.training.conclusion import Ending
+from lab.training.divergence import DivergedError
 from lab.training.experiment import Plan, explain_divergence, plan_training
-from lab.training.fit import DivergedError, Stepper
 from lab.training.footprint import count_fitting_lanes
 from lab.training.lane_time import LaneTime, measure_lanes
 from lab.training.row import Row
@@ -30,6 +30,7 @@ from lab.training.runs import Run
 from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import use_threads
+from lab.training.stepper import Stepper
 from lab.training.together import differentiate_together, update_together
 from tasks.base import Batch
 

@@ -1,8 +1,8 @@
 """What a run saved before and is no longer there: training would go on without it, unnoticed."""
 
 from lab.files import RunError
-from lab.training.fit import TrainingState
 from lab.training.runs import Run
+from lab.training.state import TrainingState
 
 ADVICE = "put it back, or remove checkpoint/, metrics.jsonl and result.json to begin again"
 

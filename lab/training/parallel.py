@@ -23,12 +23,12 @@ from lab.laws.seeding import fix_seed
 from lab.layers.routed import SHARE_HOOK
 from lab.lengthening import list_stages
 from lab.machine.device import choose_device
-from lab.machine.launch import Launch, forget_launch
+from lab.machine.launch import Launch, LostProcessError, forget_launch
 from lab.models import LanguageModel
-from lab.training.fit import LostProcessError, TrainingState
 from lab.training.gradients import StepResult, StepShare, differentiate
 from lab.training.runs import Run
 from lab.training.signals import catch_interrupts
+from lab.training.state import TrainingState
 from tasks.base import IGNORE, Batch
 
 PATIENCE = timedelta(days=30)

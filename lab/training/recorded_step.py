@@ -24,7 +24,7 @@ from lab.training.optimizers import step_together
 from tasks.base import IGNORE, Batch, Task
 
 if TYPE_CHECKING:
-    from lab.training.fit import Stepper
+    from lab.training.stepper import Stepper
 
 T = TypeVar("T")
 

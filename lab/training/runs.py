@@ -28,10 +28,10 @@ from lab.lengthening import list_stages
 from lab.models import LanguageModel, build
 from lab.models.room import refuse_weights
 from lab.training import checkpoint, history
-from lab.training.fit import TrainingState, start
 from lab.training.metrics import encode_row
 from lab.training.row import Row
 from lab.training.run_folder import RunFolder
+from lab.training.state import TrainingState, start
 from lab.trust import ask_for_trust, list_named
 
 

@@ -13,7 +13,7 @@ from lab.training.recorded_step import RecordedStep
 from tasks.base import Batch
 
 if TYPE_CHECKING:
-    from lab.training.fit import Stepper
+    from lab.training.stepper import Stepper
 
 
 def differentiate_together(

@@ -12,8 +12,8 @@ import torch
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError, lock
 from lab.folder import Folder
+from lab.training.divergence import DivergedError
 from lab.training.experiment import carry_out
-from lab.training.fit import DivergedError
 from lab.training.run_folder import OutError
 from lab.training.runs import Run
 from tasks import TASKS

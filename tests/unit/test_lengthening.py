@@ -11,9 +11,10 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.lengthening import explain_start_length, list_stages
 from lab.models import build
 from lab.training.experiment import carry_out
-from lab.training.fit import fit, start
+from lab.training.fit import fit
 from lab.training.row import Row
 from lab.training.runs import Run
+from lab.training.state import start
 from tasks import TASKS
 from tasks.base import IGNORE, Schedule
 

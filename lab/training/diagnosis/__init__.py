@@ -12,8 +12,8 @@ from lab.constructions import rung
 from lab.training.diagnosis import not_begun, rates, rotary, under_way
 from lab.training.diagnosis.answers import collect_answers
 from lab.training.diagnosis.failed_run import Diagnosis, FailedRun, Kind, Look
-from lab.training.fit import TrainingState
 from lab.training.runs import Run
+from lab.training.state import TrainingState
 
 __all__ = ["Diagnosis", "FailedRun", "Kind", "Look", "diagnose"]
 

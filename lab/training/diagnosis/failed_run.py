@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from lab.lengthening import Stage, list_stages
-from lab.training.fit import TrainingState
 from lab.training.metrics import Metrics, MetricsRow
 from lab.training.runs import Run
+from lab.training.state import TrainingState
 
 Kind = Literal[
     "cannot",

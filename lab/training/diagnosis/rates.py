@@ -12,15 +12,11 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 
+from lab.training.annealing import compute_learning_rate
 from lab.training.diagnosis.failed_run import FailedRun, Look
-from lab.training.fit import (
-    DIVERGED_AT,
-    DivergedError,
-    TrainingState,
-    compute_learning_rate,
-    fit,
-    start,
-)
+from lab.training.divergence import DIVERGED_AT, DivergedError
+from lab.training.fit import fit
+from lab.training.state import TrainingState, start
 from tasks.base import Schedule
 
 FACTORS = (0.1, 1 / 3, 3.0)

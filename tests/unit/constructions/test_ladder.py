@@ -9,7 +9,8 @@ from lab.config import ModelConfig, TrainConfig
 from lab.constructions import CannotError, construct, ladder, rung
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
-from lab.training.fit import fit, start
+from lab.training.fit import fit
+from lab.training.state import start
 from tasks.copying import Copy
 from tasks.flip_flop import FlipFlop
 from tasks.induction import Induction

@@ -8,8 +8,10 @@ from lab.config import TrainConfig
 from lab.machine.clocks import Spent, read_clocks
 from lab.models import build
 from lab.models.evaluation import Evaluation
-from lab.training import fit, validation
+from lab.training import stepper, validation
+from lab.training.fit import fit
 from lab.training.metrics import Metrics
+from lab.training.state import start
 from tasks.mqar import MQAR
 
 
@@ -33,15 +35,15 @@ def test_a_step_counts_its_validation_and_not_its_test(monkeypatch):
         clock["cpu"] += 1.0
         return known(*args, **kwargs)
 
-    known = fit.differentiate
+    known = stepper.differentiate
     monkeypatch.setattr(validation, "evaluate", evaluate)
-    monkeypatch.setattr(fit, "differentiate", differentiate)
-    for module in (fit, validation):
+    monkeypatch.setattr(stepper, "differentiate", differentiate)
+    for module in (stepper, validation):
         monkeypatch.setattr(module, "read_clocks", lambda: Spent(0.0, clock["cpu"]))
     task = MQAR(seq_len=8, vocab_size=16)
     config = TrainConfig(batch_size=2, max_steps=2, eval_every=2)
-    state = fit.start(build("AN", vocab_size=16, d_model=4), config)
-    rows = list(fit.fit(task, state, config, "fp32"))
+    state = start(build("AN", vocab_size=16, d_model=4), config)
+    rows = list(fit(task, state, config, "fp32"))
     assert [row.cpu_seconds for row in rows] == [1.0, 6.0]
     assert rows[1].test_accuracy == 0.995
 

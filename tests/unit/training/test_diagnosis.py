@@ -18,10 +18,11 @@ from lab.models import build
 from lab.training.diagnosis import diagnose, not_begun, rates, rotary, under_way
 from lab.training.diagnosis.answers import Answers, collect_answers
 from lab.training.diagnosis.failed_run import FailedRun
+from lab.training.divergence import DivergedError
 from lab.training.experiment import carry_out
-from lab.training.fit import DivergedError, start
 from lab.training.row import Row
 from lab.training.runs import Run
+from lab.training.state import start
 from tasks import TASKS
 from tasks.base import Task
 

@@ -8,15 +8,12 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
-from lab.training.annealing import Annealing
-from lab.training.fit import (
-    DivergedError,
-    compute_learning_rate,
-    find_first_row,
-    fit,
-    start,
-)
+from lab.training.annealing import Annealing, compute_learning_rate
+from lab.training.divergence import DivergedError
+from lab.training.fit import fit
 from lab.training.runs import Run
+from lab.training.state import start
+from lab.training.stepper import find_first_row
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)

@@ -10,10 +10,10 @@ from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.growth import TOKENS
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models.room import count_bytes, refuse_weights
-from lab.training.fit import start
 from lab.training.footprint import check_step, count_fitting_lanes, estimate
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run
+from lab.training.state import start
 from tasks import TASKS
 from tasks.schedule import LARGEST, Schedule
 from tests.faults.attempt import attempt

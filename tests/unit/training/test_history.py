@@ -16,8 +16,9 @@ from lab.cli import app
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
 from lab.training import history
+from lab.training.divergence import DivergedError
 from lab.training.experiment import carry_out
-from lab.training.fit import DivergedError, fit
+from lab.training.fit import fit
 from lab.training.history import MEMORY, RISE, WeightsSchedule
 from lab.training.row import Row
 from lab.training.runs import Run

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from lab.cli import app
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.machine.launch import NAME, Launch, read_launch
+from lab.machine.launch import NAME, Launch, LostProcessError, read_launch
 from lab.training.experiment import carry_out
-from lab.training.fit import LostProcessError
 from lab.training.parallel import check_shares, dismiss, find_share, follow
 from lab.training.runs import Run
 from tasks import TASKS

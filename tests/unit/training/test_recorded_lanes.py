@@ -16,12 +16,13 @@ from lab.lengthening import Stage
 from lab.models import build
 from lab.training import lane_time, recorded_step, together
 from lab.training.experiment import carry_out
-from lab.training.fit import Stepper, start
 from lab.training.gradients import differentiate_lanes
 from lab.training.lane_time import FULL, measure_lanes
 from lab.training.lanes import train_lanes
 from lab.training.recorded_step import RecordedStep
 from lab.training.runs import Run
+from lab.training.state import start
+from lab.training.stepper import Stepper
 from tasks.base import Task
 from tasks.flip_flop import FlipFlop
 from tests.unit.training.test_lanes import assert_same as assert_same_runs

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from lab.config import TrainConfig
 from lab.models import build
 from lab.training import recorded_step
-from lab.training.fit import Stepper, fit, start
+from lab.training.fit import fit
 from lab.training.gradients import differentiate
+from lab.training.state import start
+from lab.training.stepper import Stepper
 from tasks import TASKS
 from tasks.base import Batch, Schedule, Task
 from tasks.mqar import MQAR
