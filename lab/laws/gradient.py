@@ -46,8 +46,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     move, and that is no fault: constant parameters are moved at entries that get a gradient, and
     the gradients are computed again. Two zeros that wait for each other never move.
 
-    Parameters of a submodule that no input calls are not judged: a note names it, as long as any
-    other parameter learns.
+    Parameters of a part that no input calls are not judged (`find_uncalled`): a note names it, as
+    long as any other parameter learns.
 
     A row that is chosen among equal candidates has a gradient only because of how ties are broken.
     If no row of a parameter keeps one however ties are broken, the parameter is "tie-only".

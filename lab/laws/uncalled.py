@@ -18,8 +18,9 @@ def find_uncalled(
     """Return for each parameter of an uncalled submodule the path of the outermost such submodule.
 
     Neither the submodule nor any part of it is called, and no operation uses the parameter, on any
-    probe. A member of a `ModuleList` or a `Sequential` of which another member is called is left
-    out: a list is there to be gone through, so one that is passed over is a fault.
+    probe. Left out, since they are faults, are a layer that holds no others, which `forward` must
+    have forgotten, unless it is one branch of a `ModuleDict`; and a member of a `ModuleList` or a
+    `Sequential` of which another member is called, since lists are there to be gone through.
 
     Args:
         module: as it is; it runs forward.
@@ -35,7 +36,7 @@ def find_uncalled(
                     module(draw_input(x, seed))
                 used |= {n for n in names if any(list_uses(trace.operations, parameters[n]))}
     found = {n: _find_outermost(n, reached) for n in names if n not in used}
-    return {n: path for n, path in found.items() if path and not _is_passed_over(module, path)}
+    return {n: path for n, path in found.items() if path and not _is_forgotten(module, path)}
 
 
 @contextmanager
@@ -60,7 +61,10 @@ def _find_outermost(name: str, reached: set[str]) -> str:
     return next((path for path in paths if path not in reached), "")
 
 
-def _is_passed_over(module: nn.Module, path: str) -> bool:
-    """Whether a submodule is a member of a list of which another member is reached."""
+def _is_forgotten(module: nn.Module, path: str) -> bool:
+    """Whether a submodule that is not reached, while its parent is, must be a fault."""
     parent = module.get_submodule(path.rpartition(".")[0])
-    return isinstance(parent, nn.ModuleList | nn.Sequential)
+    if isinstance(parent, nn.ModuleList | nn.Sequential):
+        return True
+    single = next(module.get_submodule(path).children(), None) is None
+    return single and not isinstance(parent, nn.ModuleDict)

@@ -73,12 +73,12 @@ NOTED: dict[str, tuple[Callable, str]] = {
         "part (4 parameters) is",
     ),
     "called in training alone": (
-        lambda: Two(call_in_training, part=nn.Linear(8, 8)).eval(),
-        "part (2 parameters) is",
+        lambda: Two(call_in_training, part=Encoder()).eval(),
+        "part (5 parameters) is",
     ),
     "two": (
-        lambda: Two(ignore, part=nn.Linear(8, 8), other=nn.Linear(8, 8)),
-        "part (2 parameters), other (2 parameters) are",
+        lambda: Two(ignore, part=Encoder(), other=Encoder()),
+        "part (5 parameters), other (5 parameters) are",
     ),
 }
 
@@ -102,6 +102,10 @@ FAILING: dict[str, tuple[Callable, str]] = {
     "its forward called directly and dropped": (
         lambda: Two(lambda m, h: (m.part.forward(h), h)[1], part=nn.Linear(8, 8)),
         "part.weight: none, used",
+    ),
+    "a layer forgotten": (
+        lambda: Two(ignore, part=nn.Linear(8, 8)),
+        "part.weight: none, never used",
     ),
     "a layer passed over": (
         lambda: Two(
@@ -167,7 +171,7 @@ class Reads(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.tower = nn.Embedding(9, 8), nn.Linear(8, 8)
+        self.table, self.tower = nn.Embedding(9, 8), nn.Sequential(nn.Linear(8, 8))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.table(tokens)

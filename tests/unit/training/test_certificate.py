@@ -73,6 +73,14 @@ class Forgetful(Causal):
         self.out = nn.Linear(d_model, d_model, bias=False)
 
 
+class Listening(Causal):
+    """Has a part for what it is not given."""
+
+    def __init__(self, d_model: int):
+        super().__init__(d_model)
+        self.ear = nn.Sequential(nn.Linear(d_model, d_model, bias=False), nn.SiLU())
+
+
 def plan(path: Path, mixer: type[nn.Module] | None, stack: str = "UN") -> Run:
     model = None if mixer is None else f"{HERE}:{mixer.__name__}"
     return Run(path / "run", TASK, ModelConfig(stack=stack, d_model=8, model=model), TRAIN)
@@ -87,6 +95,7 @@ def train(run: Run, **runtime: Any) -> str:
 @pytest.mark.parametrize(
     ("mixer", "law", "words"),
     [
+        (Forgetful, "gradient reach", "out.weight: none, never used"),
         (Centred, "causal", "length 2: changing position 1 moves output 0"),
         (Normed, "causal", "training"),
         (LateLeak, "causal", "length 64: "),
@@ -147,10 +156,10 @@ def test_what_could_not_be_decided_is_said():
     assert describe_certificate({"layers": []}) == "no layer was certified"
 
 
-def test_a_submodule_that_is_never_called_is_named(tmp_path: Path):
-    run = plan(tmp_path, Forgetful)
+def test_a_part_that_is_never_called_is_named(tmp_path: Path):
+    run = plan(tmp_path, Listening)
     words = train(run)
-    assert "; note: out (1 parameter) is not called with these inputs, so not judged" in words
+    assert "; note: ear (1 parameter) is not called with these inputs, so not judged" in words
 
 
 def test_an_unreadable_certificate_is_named(tmp_path: Path):
