@@ -10,15 +10,11 @@ from analysis.base import Finding, NotApplicableError, Words
 from analysis.plots.style import new_figure
 from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.lines import HEIGHT, SHARES, add_line, choose_look, put_legend_below
-from analysis.sweeps.settings import (
-    CLOSE,
-    RATE,
-    choose_rates,
-    list_factors,
-    name_values,
-    select_results,
-)
+from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values, select_results
 from analysis.words import percent
+
+CLOSE = 0.05
+"""Rates whose mean validation accuracy is within this of the chosen one's form the window."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class RateCurve:
         rates: learning rates, ascending.
         validation: mean accuracy on validation rows at each rate; 0 where all runs diverged.
         accuracies: of each run on test rows, at each rate.
-        chosen: the rate that is best on validation rows.
+        chosen: the rate that is best on validation rows, of those with the most seeds.
     """
 
     name: str
@@ -75,8 +71,9 @@ class RateCurves(Finding):
             "Accuracy by learning rate",
             says,
             "A point is the mean over seeds on test rows; whiskers are 95 % intervals. The ring is "
-            f"the rate that is best on validation rows; the window holds the rates within {CLOSE} "
-            "of it there. A best rate at the end of what was tried asks for further rates.",
+            "the rate that is best on validation rows, of those with the most seeds; the window "
+            f"holds the rates within {CLOSE} of it there. A best rate at the end of what was tried "
+            "asks for further rates.",
             f"Lines of accuracy by learning rate. {says}",
         )
 

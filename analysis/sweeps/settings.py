@@ -16,8 +16,6 @@ from lab.sweeps.table import MEASURED
 RATE = "learning_rate"
 NO_FACTORS = {*MEASURED, "seed", "path", "date"} - {"seq_len"}
 """Columns that tell no setting from another."""
-CLOSE = 0.05
-"""Rates whose mean validation accuracy is within this of the best one's work as well."""
 _HAS_RESULT = pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged").fill_null(False)
 
 
@@ -82,9 +80,8 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """Return the rows at the best learning rate of each setting.
 
     The best rate has the highest mean accuracy on validation rows, of which a run that diverged has
-    none right; of rates at which all runs were solved, the best took the fewest steps. Where a seed
-    was run at some rates only, it has no part in the choice, unless no seed was run at all of them;
-    but of rates that are solved, or `CLOSE`, one with more seeds is taken first.
+    none right. Rates at which all runs were solved count as equal, and of them the best took the
+    fewest steps. A rate that was run with fewer seeds than another has no part in the choice.
 
     Args:
         table: of runs, with a column of learning rates or without.
@@ -92,24 +89,12 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     """
     if RATE not in table.columns:
         return table
-    runs = table.with_columns(
-        _seed="seed" if "seed" in table.columns else pl.lit(0), _known=_HAS_RESULT, _all=pl.lit(0)
-    )
-    tried = pl.col(RATE).filter("_known").n_unique()
-    shared = tried.over("_all", *setting, "_seed") == tried.over("_all", *setting)
-    runs = runs.with_columns(_counts=shared | ~shared.any().over("_all", *setting))
-    solved = (pl.col("solved").fill_null(False) | ~pl.col("_counts")).all() & pl.col("_known").any()
+    solved = pl.col("solved").fill_null(False).all()
     right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
-    by_rate = runs.group_by([*setting, RATE], maintain_order=True).agg(
-        _solved=solved,
-        _seeds=pl.col("_seed").filter("_known").n_unique(),
-        _score=pl.when(solved)
-        .then(-pl.col("steps").filter("_counts").mean())
-        .otherwise(right.filter("_counts").mean()),
-    )
-    most = pl.col("_score").max().over(*setting) if setting else pl.col("_score").max()
-    merits = ["_solved", pl.col("_solved") | (pl.col("_score") >= most - CLOSE), "_seeds", "_score"]
-    ranked = by_rate.sort(merits, descending=True, nulls_last=True, maintain_order=True)
+    score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(right.mean())
+    seeds = pl.col("seed" if "seed" in table.columns else RATE).filter(_HAS_RESULT).n_unique()
+    by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(_seeds=seeds, _score=score)
+    ranked = by_rate.sort("_seeds", "_score", descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)
     return table.join(
         best.select([*setting, RATE]), on=[*setting, RATE], nulls_equal=True, maintain_order="left"

@@ -184,7 +184,8 @@ def _list_training_machines(sweep: "Sweep", out: Path) -> tuple[str, ...]:
 
     runs = [CellFolder(out / cell.name).open_run() for cell in sweep.cells]
     results = [run.read_result() for run in runs if run is not None]
-    return tuple(sorted({result.get("machine", "not recorded") for result in results if result}))
+    known = {result.get("machine", "not recorded") for result in results if result}
+    return tuple(sorted(known)) or ("not recorded",)
 
 
 def _list_measuring_machines(out: Path, show: bool) -> tuple[str, ...]:

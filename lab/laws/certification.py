@@ -252,7 +252,8 @@ def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
     if len(verdicts) > 1:
         reach = f", up to {tokens:,} tokens" if tokens > worst.tokens else ""
         n = len(holding)
-        words.append(f"{f'the worst of {n} conditions' if n > 1 else 'in one condition'}{reach}")
+        place = f"the worst of {n} conditions" if n > 1 else "in one condition"
+        words.append(f"{place}{reach}")
     for condition, verdict in verdicts:
         left = verdict.evidence if verdict.verdict == "not decided" else verdict.left
         if left and verdict is not worst:

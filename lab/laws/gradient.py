@@ -83,6 +83,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         words = list(_explain(module, inputs[-1], {n: later[n] for n in dead[:SHOWN]}, tied))
     more = f"; and {len(dead) - SHOWN} more" if len(dead) > SHOWN else ""
     snippet = _write_snippet(probes, probes.lengths[-1], dead[0], built.reach[dead[0]], words[0])
+    evidence += f"; note: {note}" if note else ""
     return Verdict(LAW.name, "fails", evidence, "; ".join(words) + more, len(dead), 0, snippet)
 
 
@@ -203,7 +204,7 @@ def _describe_uncalled(uncalled: dict[str, str]) -> str:
     if not words:
         return ""
     verb = "is" if len(words) == 1 else "are"
-    return f"{_join_three(words)} {verb} not called with these inputs, so not judged"
+    return f"{_join_three(words)} {verb} not called, so not judged"
 
 
 @torch.no_grad()

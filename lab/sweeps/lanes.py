@@ -2,7 +2,8 @@
 
 Cells go together if they differ in seed, learning rate, data or initial weights only, and if that
 is faster: a step of them is timed both ways, once for each shape. The groups depend on the whole
-sweep and the number of workers alone, so that a sweep that is resumed has the same.
+sweep and the number of workers alone, so that a sweep that is resumed has the same, unless a GPU's
+memory was too full to time them.
 """
 
 import json

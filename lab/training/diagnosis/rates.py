@@ -29,7 +29,8 @@ SHARE, MOST, SECONDS = 0.1, 1 / 3, 60.0
 """Limits for all these steps: a share of the run's own steps, the most for a run whose loss has
 hardly fallen, and their time."""
 HARDLY = 0.8
-"""A loss has hardly fallen if it still is this share of that after the first `FEWEST_AFRESH`."""
+"""A loss has hardly fallen if it is still above this share of what it was in the second half of the
+first `FEWEST_AFRESH` steps."""
 NATS, ERRORS = 0.1, 3.0
 """Another rate is clearly better if its loss is lower by both, in nats and in standard errors."""
 
@@ -42,12 +43,13 @@ def look(failed: FailedRun) -> Look:
         says = f"training diverged at step {state.step + 1:,}, at a learning rate of {rate:.3g}"
         return Look(True, says, {"step": state.step + 1, "learning_rate": rate})
     rates = 1 + len(FACTORS)
-    spent = int(SHARE * state.step)
+    spent, share = int(SHARE * state.step), SHARE
     if _has_hardly_fallen(failed):
+        share = MOST
         both = STEPS * rates + FEWEST_AFRESH * len(FACTORS)
         spent = max(spent, min(int(MOST * state.step), both))
     if spent < FEWEST * rates:
-        least = math.ceil(FEWEST * rates / SHARE)
+        least = math.ceil(FEWEST * rates / share)
         return Look(False, f"other learning rates are tried after {least} steps or more")
     each = statistics.median(row["seconds"] for row in failed.rows[-50:])
     spent = min(spent, int(SECONDS / max(each, 1e-9)))

@@ -151,6 +151,7 @@ def test_a_large_matrix_leaves_no_gaps(large, times, monkeypatch):
     assert len(given) == times
 
 
+@torch.no_grad()
 def test_an_oracle_mask_is_told_what_to_keep():
     model = build("AM", vocab_size=32, d_model=16, options={"A.mask": "oracle"})
     batch = TASK.batch(split="test", size=2)

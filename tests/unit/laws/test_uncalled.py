@@ -103,6 +103,18 @@ FAILING: dict[str, tuple[Callable, str]] = {
         lambda: Two(lambda m, h: (m.part.forward(h), h)[1], part=nn.Linear(8, 8)),
         "part.weight: none, used",
     ),
+    "one of a list of parameters": (
+        lambda: Two(lambda m, h: h * m.part[0], part=nn.ParameterList([torch.ones(8)] * 2)),
+        "part.1: none, never used",
+    ),
+    "one of two that a module only holds": (
+        lambda: Two(lambda m, h: F.linear(h, m.part.weight), part=nn.Linear(8, 8)),
+        "part.bias: none, never used",
+    ),
+    "a list of parameters": (
+        lambda: Two(ignore, part=nn.ParameterList([torch.ones(8)])),
+        "part.0: none, never used",
+    ),
     "a layer forgotten": (
         lambda: Two(ignore, part=nn.Linear(8, 8)),
         "part.weight: none, never used",
@@ -121,7 +133,7 @@ FAILING: dict[str, tuple[Callable, str]] = {
 def test_a_submodule_that_is_never_called_is_named(make: Callable, words: str):
     found = judge(make())
     assert found.verdict == "holds"
-    assert found.note == f"{words} not called with these inputs, so not judged"
+    assert found.note == f"{words} not called, so not judged"
 
 
 @pytest.mark.parametrize(("make", "words"), FAILING.values(), ids=FAILING)
@@ -152,6 +164,7 @@ def test_the_failing_ones_alone_are_counted():
     found = judge(Two(function, part=nn.Linear(8, 8, bias=False), other=Encoder()))
     assert (found.verdict, found.measured) == ("fails", 1)
     assert "other" not in (found.counterexample or "")
+    assert found.evidence.endswith("; note: other (5 parameters) is not called, so not judged")
 
 
 def test_a_module_of_which_nothing_learns_fails():
@@ -180,6 +193,6 @@ class Reads(nn.Module):
 def test_the_certificate_names_it_as_the_target_does():
     certification = Certification(Reads(), replace(CertifySettings(), lengths=(3,)))
     found: Verdict = certification.judge("gradient reach")
-    words = "tower (2 parameters) is not called with these inputs, so not judged"
+    words = "tower (2 parameters) is not called, so not judged"
     assert (found.verdict, found.note) == ("holds", words)
     assert found.evidence.endswith(f"; note: {words}")

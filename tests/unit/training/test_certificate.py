@@ -159,7 +159,7 @@ def test_what_could_not_be_decided_is_said():
 def test_a_part_that_is_never_called_is_named(tmp_path: Path):
     run = plan(tmp_path, Listening)
     words = train(run)
-    assert "; note: ear (1 parameter) is not called with these inputs, so not judged" in words
+    assert "; note: ear (1 parameter) is not called, so not judged" in words
 
 
 def test_an_unreadable_certificate_is_named(tmp_path: Path):
