@@ -4,7 +4,7 @@
 """
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,6 @@ ANALYSED = tuple(
 )
 
 
-def measure() -> list[Ratio]:
+def measure() -> Iterator[Ratio]:
     """Estimate the analyses of each run, and measure them (Linux)."""
     return memory.measure(ANALYSED)

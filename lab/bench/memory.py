@@ -6,7 +6,7 @@ checkpoint and its result. `analysis.memory_bench` does the same for analyses.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -182,9 +182,9 @@ class Work(Protocol):
         ...
 
 
-def measure(works: Sequence[Work] = (*SETTINGS, *EVALUATIONS, *AUDITS)) -> list[Ratio]:
+def measure(works: Sequence[Work] = (*SETTINGS, *EVALUATIONS, *AUDITS)) -> Iterator[Ratio]:
     """Estimate each piece of work, and measure it (Linux)."""
-    return [compare_peak(work) for work in works]
+    return map(compare_peak, works)
 
 
 def compare_peak(work: Work) -> Ratio:

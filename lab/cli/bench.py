@@ -1,11 +1,12 @@
 """`lab bench`: measure every speed claim as a ratio of two times."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,9 @@ from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.output import AsJsonLines, Force
 from lab.machine.spinning import choose_wait
 from tasks.bounds import check_choice
+
+if TYPE_CHECKING:
+    from lab.bench.ratio import Ratio
 
 FURTHER = {"memory": ["analysis.memory_bench"]}
 """Modules above `lab.bench` in the order of imports that measure more of a benchmark."""
@@ -37,7 +41,10 @@ def bench(
     force: Force = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Measure every speed claim as a ratio of two times, both taken in the same run."""
+    """Measure every speed claim as a ratio of two times, both taken in the same run.
+
+    Estimates of memory are compared with what is taken.
+    """
     from lab.bench import history as kept
     from lab.peers import MissingPeerError
 
@@ -53,17 +60,17 @@ def bench(
     choose_wait(partial(typer.echo, err=True))  # as training does
     missed = False
     for name in names:
+        ratios = []
         try:
-            modules = [f"lab.bench.{name}", *FURTHER.get(name, [])]
-            ratios = [ratio for each in modules for ratio in import_module(each).measure()]
+            for ratio in _measure(name):
+                ratios.append(ratio)
+                missed |= not ratio.reached
+                typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
+                before = kept.compare(ratio, earlier)
+                if before:
+                    typer.echo(f"  {before}", err=as_json)
         except MissingPeerError as error:
             raise refuse(error, 2) from error
-        for ratio in ratios:
-            missed |= not ratio.reached
-            typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
-            before = kept.compare(ratio, earlier)
-            if before:
-                typer.echo(f"  {before}", err=as_json)
         if history is not None:
             from analysis.provenance import find_commit
 
@@ -78,3 +85,9 @@ def bench(
             typer.echo(figure, err=True)
     if missed:
         raise typer.Exit(1)
+
+
+def _measure(name: str) -> Iterator["Ratio"]:
+    """Yield the ratios of a benchmark, as soon as each is measured."""
+    for module in (f"lab.bench.{name}", *FURTHER.get(name, ())):
+        yield from import_module(module).measure()

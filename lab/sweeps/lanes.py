@@ -138,7 +138,8 @@ def _share_memory(device: torch.device, workers: int) -> Iterator[None]:
     number = torch.cuda.current_device() if device.index is None else device.index
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(number)
-    torch.cuda.set_per_process_memory_fraction(free / total / workers, number)
+    beside = -(-workers // torch.cuda.device_count())  # GPUs are dealt out in turns
+    torch.cuda.set_per_process_memory_fraction(free / total / beside, number)
     try:
         yield
     finally:

@@ -140,10 +140,10 @@ def measure_lanes(
         [part.task.batch(size=part.batch_size, seed=z, device=device) for z in range(len(models))]
         for part in parts
     ]
-    obstacle = _find_obstacle(models, batches[0])
-    if obstacle:
-        return LaneTime(obstacle=obstacle)
     try:
+        obstacle = _find_obstacle(models, batches[0])
+        if obstacle:
+            return LaneTime(obstacle=obstacle)
         together, apart = _time_both(models, batches, precision, seconds)
     except torch.OutOfMemoryError:  # of a GPU
         return LaneTime(obstacle=FULL)
@@ -225,6 +225,8 @@ def _find_obstacle(models: Sequence[LanguageModel], batches: Sequence[Batch]) ->
         together = _take_gradients(models)
         # A second time, as the first may have left something behind.
         differentiate_lanes(models, batches, "fp32")
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # the user's code may raise anything under vmap
         return f"torch.func.vmap cannot run {type(foreign[0]).__name__}: {_shorten(error)}"
     finally:
