@@ -29,7 +29,7 @@ from tests.unit.training.test_lanes import assert_same as assert_same_runs
 from tests.unit.training.test_lanes import train_in_double
 from tests.unit.training.test_recorded_step import MODELS, SMALL, TRAIN, Imitation, make_small
 
-STEPS, LANES = 8, 3
+STEPS, LANES = 5, 3
 
 
 @pytest.fixture
