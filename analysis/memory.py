@@ -85,9 +85,10 @@ def _pass_forward(model: LanguageModel, batch: Batch) -> None:
 
 
 def _is_rolled_out(model: LanguageModel, seq_len: int) -> bool:
-    """Whether the matrices of all layers are multiplied, which all mixers must offer."""
+    """Whether the matrices of all layers are multiplied, which every mixer must offer."""
     mixers = [block.mixer for block in model.blocks if block.mixer is not None]
-    return seq_len <= LONGEST_ROLLED and all(isinstance(mixer, MatrixMixer) for mixer in mixers)
+    offered = [isinstance(mixer, MatrixMixer) for mixer in mixers]
+    return seq_len <= LONGEST_ROLLED and bool(offered) and all(offered)
 
 
 def _count_entries(block: nn.Module, seq_len: int) -> int:

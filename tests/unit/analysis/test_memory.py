@@ -78,6 +78,7 @@ def test_matrices_that_are_multiplied_are_counted_where_they_are():
     model, shorter, longer = make("AM"), describe(LONGEST_ROLLED), describe(LONGEST_ROLLED + 2)
     assert estimate_memory(model, shorter, 1).fixed == ROLLED * FLOAT * LONGEST_ROLLED**2
     assert estimate_memory(model, longer, 1).fixed < ROLLED * FLOAT * LONGEST_ROLLED**2
+    assert estimate_memory(make("NM"), shorter, 1).fixed < ROLLED * FLOAT * LONGEST_ROLLED**2
 
 
 @pytest.mark.parametrize("seq_len", [256, 512])
