@@ -42,14 +42,9 @@ SETTINGS = (
 )
 """(stack, seq_len, vocab_size, rows a step); the first is the main job's."""
 REPEATS = 5
-GPU_SETTINGS = (
-    ("AM*2", 64, 256, 64),
-    ("AM*2", 2048, 8192, 2),
-    ("SM*2", 64, 256, 64),
-    ("SM*2", 2048, 8192, 2),
-    ("SE IE", 64, 256, 64),
-    ("SE IE", 2048, 8192, 2),
-)
+GPU_STACKS = ("AM*2", "SM*2", "SE IE")
+GPU_SIZES = ((64, 256, 64), (2048, 8192, 2))
+"""(seq_len, vocab_size, rows a step)."""
 WARM_UP, GPU_REPEATS = 3, 21
 
 
@@ -64,8 +59,9 @@ def measure_on_gpu() -> list[Ratio]:
     if not torch.cuda.is_available():
         return []
     return [
-        _compare_recorded(*setting, precision)
-        for setting in GPU_SETTINGS
+        _compare_recorded(stack, *sizes, precision)
+        for stack in GPU_STACKS
+        for sizes in GPU_SIZES
         for precision in ("fp32", "bf16")
     ]
 

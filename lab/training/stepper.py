@@ -96,7 +96,9 @@ class Stepper:
         if batch is None:
             return None
         (outcome,) = differentiate_together([self], [batch], precision)
-        return self.update(outcome, began)
+        row = self.approve(outcome)
+        update_together([self])
+        return self.conclude(row, read_clocks() - began)
 
     def draw(self) -> Batch | None:
         """Return the rows of the next step; None at the end of training."""
@@ -125,20 +127,6 @@ class Stepper:
             if self._leader is None:
                 return differentiate(self.state.model, batch, precision)
             return self._leader.differentiate(batch, self.state.stage, self.first_row)
-
-    def update(self, outcome: StepResult, began: Spent) -> Row:
-        """Take the step whose gradients were set, and evaluate the model if it is time to.
-
-        Args:
-            outcome: of the pass that set the gradients.
-            began: when the step began.
-
-        Raises:
-            DivergedError: before weights would become non-finite.
-        """
-        row = self.approve(outcome)
-        update_together([self])
-        return self.conclude(row, read_clocks() - began)
 
     def approve(self, outcome: StepResult) -> Row:
         """Clip the gradients that were set, and set the rates of the update that is to follow.

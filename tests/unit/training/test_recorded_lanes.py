@@ -25,6 +25,7 @@ from lab.training.state import start
 from lab.training.stepper import Stepper
 from tasks.base import Task
 from tasks.flip_flop import FlipFlop
+from tests.unit.training.test_lanes import TRAIN as SHORT
 from tests.unit.training.test_lanes import assert_same as assert_same_runs
 from tests.unit.training.test_lanes import train_in_double
 from tests.unit.training.test_recorded_step import MODELS, SMALL, TRAIN, Imitation, make_small
@@ -103,19 +104,7 @@ def list_weights(steppers: list[Stepper]) -> list[Tensor]:
 
 def make_runs(folder, **changes) -> list[Run]:
     """Three runs that end, and reach longer rows, after different steps."""
-    train = TrainConfig(
-        max_steps=16,
-        learning_rate=0.03,
-        batch_size=4,
-        eval_every=3,
-        test_rows=32,
-        warmup_steps=2,
-        lengthen=True,
-        lengthen_at=0.6,
-        stage_steps=20,
-        precision="fp32",
-        optimizer="adamw",
-    )
+    train = replace(SHORT, max_steps=16, schedule="constant", optimizer="adamw")
     slower = {"learning_rate": 0.001, "max_steps": 9}
     trains = [
         replace(train, seed=z, **((slower if z == 1 else {}) | changes)) for z in range(LANES)
