@@ -104,10 +104,10 @@ gpu: development
 	$(BIN)/pytest -m gpu
 	$(BIN)/lab bench
 
-# The report's tests need a browser: the system's Chromium, else one that playwright brings.
+# The report's tests need a browser: Debian's Chromium without windows, else one that playwright brings.
 browser: development
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
-		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) || \
+	@command -v chromium-headless-shell >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell) || \
 		$(BIN)/playwright install --with-deps chromium
 
 # Faults found in public packages, each shown by a program that needs no part of this one.

@@ -4,7 +4,6 @@ torch is imported where it is used: the process that only hands out tests does w
 """
 
 import gc
-import shutil
 
 import jaxtyping
 import pytest
@@ -127,16 +126,18 @@ QUIET = [
 
 @pytest.fixture(scope="session")
 def browser():
-    """The system's Chromium, else playwright's own; without any, the tests fail.
+    """The Chromium that draws images, too; without any, the tests fail.
 
     A process can have one only: playwright refuses to start a second time.
     """
     from playwright.sync_api import Error, sync_playwright
 
-    system = shutil.which("chromium") or shutil.which("google-chrome")
+    from analysis.pages.export import find_browser
+
+    chromium = find_browser()
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=system, args=QUIET)
+            browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
         except Error as error:
             pytest.fail(f"the report's tests need Chromium: run `make browser`. {error}")
         yield browser

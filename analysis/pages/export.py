@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import os
+import shutil
 import struct
 import zlib
 from collections.abc import Mapping
@@ -82,8 +84,12 @@ def _mark(path: Path, image: bytes) -> bytes:
 
 
 def find_browser() -> str | None:
-    """Return the path of a Chromium: BROWSER_PATH, the system's, playwright's, or None."""
-    return Chromium.find_browser(skip_local=False) or _find_playwright()
+    """Return the path of a Chromium: BROWSER_PATH, the system's, playwright's, or None.
+
+    The one without windows comes first: it opens a page in little more than half the time.
+    """
+    named, light = os.environ.get("BROWSER_PATH"), shutil.which("chromium-headless-shell")
+    return named or light or Chromium.find_browser(skip_local=False) or _find_playwright()
 
 
 def _find_playwright() -> str | None:

@@ -118,8 +118,9 @@ def narrow(figure: go.Figure) -> go.Figure:
 
 def photograph(paths: list[Path]) -> None:
     """Take the first screen of each page."""
+    chromium = find_browser()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport=SCREEN)
         for path in paths:
             page.goto(find_page(path).as_uri())

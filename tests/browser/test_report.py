@@ -97,6 +97,17 @@ def short(run, tmp_path_factory) -> Page:
     return Page(path, found)
 
 
+def wait_until_drawn(page):
+    """Wait until all figures that can be seen are drawn; fail with what the page complains of."""
+    from playwright.sync_api import TimeoutError
+
+    try:
+        page.wait_for_selector("html[data-drawn]", state="attached")
+    except TimeoutError:
+        state = page.evaluate("[document.readyState, figures.map(({drawn}) => Boolean(drawn))]")
+        pytest.fail(f"not drawn: {state}, {page.complaints}")
+
+
 @pytest.fixture
 def visit(browser):
     """Open a page; what it complains of and whom it calls is collected."""
@@ -111,11 +122,11 @@ def visit(browser):
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("request", lambda request: page.calls.append(request.url))
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-drawn]", state="attached")
+        wait_until_drawn(page)
         if unfolded:
             page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
             page.evaluate("unfoldAll()")
-            page.wait_for_selector("html[data-drawn]", state="attached")
+            wait_until_drawn(page)
         return page
 
     yield visit

@@ -87,9 +87,18 @@ def test_without_a_browser_the_answer_is_make_browser(tmp_path, monkeypatch, pat
     assert not list(tmp_path.iterdir())
 
 
-def test_find_playwright_browser_stands_in_for_the_systems(monkeypatch):
-    monkeypatch.setattr(export.Chromium, "find_browser", lambda skip_local: None)
+def test_a_browser_is_found_in_order(monkeypatch):
+    found = {"chromium-headless-shell": "/bin/light"}
+    monkeypatch.setattr(export.shutil, "which", found.get)
+    monkeypatch.setattr(export.Chromium, "find_browser", lambda skip_local: "/bin/system")
     monkeypatch.setattr(export, "_find_playwright", lambda: "/its/own")
+    monkeypatch.setenv("BROWSER_PATH", "/bin/named")
+    assert find_browser() == "/bin/named"
+    monkeypatch.delenv("BROWSER_PATH")
+    assert find_browser() == "/bin/light"
+    found.clear()
+    assert find_browser() == "/bin/system"
+    monkeypatch.setattr(export.Chromium, "find_browser", lambda skip_local: None)
     assert find_browser() == "/its/own"
 
 
