@@ -49,7 +49,9 @@ mqar: install
 test: development browser
 	$(BIN)/pytest -n 2 --dist worksteal
 
-check: format lint types arch
+# Types take most of the time, on one core: the others are checked meanwhile.
+check: development
+	@$(MAKE) --no-print-directory --jobs 2 types format lint arch
 
 format: development
 	$(BIN)/ruff format --check .
@@ -57,8 +59,9 @@ format: development
 lint: development
 	$(BIN)/ruff check .
 
+# More room for young objects saves a sixth of its time; a second thread saves none.
 types: development
-	$(BIN)/pyright --threads 2
+	NODE_OPTIONS="$(NODE_OPTIONS) --max-semi-space-size=64" $(BIN)/pyright
 
 arch: development
 	$(BIN)/lint-imports

@@ -69,6 +69,7 @@ class Subject:
         step: int | None = None,
         rows: int | None = None,
         memory: int | None = None,
+        only: Sequence[str] | None = None,
     ) -> "Subject":
         """Return the subject of a run: its weights at a step, and rows of its task.
 
@@ -76,7 +77,8 @@ class Subject:
             run: the run.
             step: the step of the weights, one of `run.list_steps()`; None: the newest checkpoint.
             rows: how many rows of the test split; None: about 32,768 tokens, 4 to 256 rows.
-            memory: bytes that the analysis may take; None: all that are free.
+            memory: bytes that the analyses may take; None: all that are free.
+            only: names of the analyses that it is for; None: all.
 
         Raises:
             RunError: when there is no checkpoint, or the weights cannot be read.
@@ -90,7 +92,7 @@ class Subject:
         if rows is None:
             rows = count_default_rows(run.task)
         model = run.load_model(step)
-        check_memory(model, run.task, rows, memory)
+        check_memory(model, run.task, rows, memory, only)
         return cls(
             task=run.task,
             model=model,

@@ -1,4 +1,4 @@
-"""Estimate the memory of an analysis, to refuse what cannot fit before it begins.
+"""Estimate the memory of analyses, to refuse what cannot fit before it begins.
 
     a forward pass over all rows, with the input of each mixer, in proportion to the rows
     blocks of logits, and a block of a matrix, each copied while it is measured
@@ -7,6 +7,8 @@
 The pass is measured on a few rows, so the estimate holds for mixers of the user, too. The memory of
 Python and torch themselves is not included.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,34 +35,50 @@ ROLLED = 16
 """Matrices of T² entries in memory while layers are multiplied; measured at 2,048 tokens."""
 
 
-def estimate_memory(model: LanguageModel, task: Task, rows: int) -> Demand:
-    """Estimate what an analysis of some rows of a task takes.
+def estimate_memory(
+    model: LanguageModel, task: Task, rows: int, only: Sequence[str] | None = None
+) -> Demand:
+    """Estimate what analyses of some rows of a task take.
 
     Matrices are read by blocks of rows, unless a mixer can only return a whole one: T² entries.
+
+    Args:
+        model: what is analysed.
+        task: whose rows are.
+        rows: of the batch.
+        only: names of the analyses; None: all.
     """
     growth = measure_model(task, model, max(rows, 1), _pass_forward)
     largest = task.seq_len**2 * model.embed.embedding_dim  # with as many heads as there can be
     matrices = max(_count_entries(block, task.seq_len) for block in model.blocks)
     entries = max(min(largest, BLOCK_ENTRIES), matrices)
-    rolled = task.seq_len**2 if _is_rolled_out(model, task.seq_len) else 0
+    wanted = not only or "rollout" in only
+    rolled = task.seq_len**2 if wanted and _is_rolled_out(model, task.seq_len) else 0
     fixed = max(COPIES * (FLOAT * entries + BLOCK_BYTES), ROLLED * FLOAT * rolled)
     return Demand(fixed, rows, growth)
 
 
-def check_memory(model: LanguageModel, task: Task, rows: int, limit: int | None = None) -> None:
-    """Check that an analysis fits into memory.
+def check_memory(
+    model: LanguageModel,
+    task: Task,
+    rows: int,
+    limit: int | None = None,
+    only: Sequence[str] | None = None,
+) -> None:
+    """Check that analyses fit into memory.
 
     Args:
         model: what is analysed.
         task: whose rows are.
         rows: of the batch.
         limit: bytes; None: all that are free.
+        only: names of the analyses; None: all.
 
     Raises:
         ValueError: naming the memory needed, the limit, and how many rows would fit.
     """
     bound = measure_free_memory() if limit is None else limit
-    found = estimate_memory(model, task, rows)
+    found = estimate_memory(model, task, rows, only)
     if found.total <= bound:
         return
     fit = found.count_fitting_rows(bound + 1)  # a part of a byte was cut off

@@ -39,7 +39,7 @@ def write_quick(
         RunError: when a checkpoint or a report cannot be read, or the folder cannot be written.
     """
     only, rows = choose_work(run, QUICK, None, None)
-    found = examine(Subject.of(run, rows=rows), only, on_begin, lenient=True)
+    found = examine(Subject.of(run, rows=rows, only=only), only, on_begin, lenient=True)
     return write_both(run, found, on_note)
 
 

@@ -140,7 +140,7 @@ def _examine(
     with show_count(select_analyses(only), "analyzing") as on_begin:
         with report_usage_errors():
             limit = None if memory is None else int(memory * GIBIBYTE)
-            subject = Subject.of(run, step=step, rows=rows, memory=limit)
+            subject = Subject.of(run, step=step, rows=rows, memory=limit, only=only)
         return examine(subject, only, on_begin)
 
 

@@ -88,7 +88,7 @@ class TrainedRun:
         wanted = select_analyses(asked) if asked else None
         chosen, rows = choose_work(self.run, wanted, rows, step)
         with show_count(select_analyses(chosen), "analyzing") as on_begin:
-            subject = Subject.of(self.run, step=step, rows=rows)
+            subject = Subject.of(self.run, step=step, rows=rows, only=chosen)
             examination = examine(subject, chosen, on_begin)
         write_both(self.run, examination)
         return ShownAnalyses(self.run, examination)

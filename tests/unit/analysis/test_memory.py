@@ -76,9 +76,12 @@ def test_a_whole_matrix_is_counted_only_where_a_mixer_has_nothing_else(foreign):
 
 def test_matrices_that_are_multiplied_are_counted_where_they_are():
     model, shorter, longer = make("AM"), describe(LONGEST_ROLLED), describe(LONGEST_ROLLED + 2)
-    assert estimate_memory(model, shorter, 1).fixed == ROLLED * FLOAT * LONGEST_ROLLED**2
-    assert estimate_memory(model, longer, 1).fixed < ROLLED * FLOAT * LONGEST_ROLLED**2
-    assert estimate_memory(make("NM"), shorter, 1).fixed < ROLLED * FLOAT * LONGEST_ROLLED**2
+    multiplied = ROLLED * FLOAT * LONGEST_ROLLED**2
+    assert estimate_memory(model, shorter, 1).fixed == multiplied
+    assert estimate_memory(model, shorter, 1, ["rollout", "rows"]).fixed == multiplied
+    assert estimate_memory(model, shorter, 1, ["rows"]).fixed < multiplied
+    assert estimate_memory(model, longer, 1).fixed < multiplied
+    assert estimate_memory(make("NM"), shorter, 1).fixed < multiplied
 
 
 @pytest.mark.parametrize("seq_len", [256, 512])
