@@ -11,8 +11,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 from typer.testing import CliRunner
@@ -20,12 +22,18 @@ from typer.testing import CliRunner
 from lab.cli import app
 from lab.sweeps.connection import connect
 from lab.training.checkpoint import list_checkpoints
+from tests.faults.attempt import report
+from tests.faults.numbered import draw_cases
 from tests.sweep_ends import read_ends
 
 LAB = (sys.executable, "-m", "lab")
 RAY_NODES = Path(__file__).with_name("ray_nodes.py")
 TOKEN = "a-token-of-these-tests-alone"
 STEPS = 60
+KILLS, PAUSE = 5, 8.0
+"""Kills of a case, and the most seconds between two."""
+MOST_CASES, MOST_TRIES = 20, 3
+"""Cases, of which each takes minutes; failures of a sweep that nothing disturbs any more."""
 SWEEP = (
     *("sweep", "mqar", "--grid", "learning_rate=1e-3,3e-3", "--workers", "2"),
     *("--seq-len", "16", "--vocab-size", "32", "--d-model", "16", "--batch-size", "8"),
@@ -78,21 +86,18 @@ class Nodes:
             text=True,
         )
 
-    def kill_workers(self) -> None:
-        """End the processes in which Ray runs tasks of a sweep."""
+    def list_tasks(self) -> list[int]:
+        """Return the processes in which Ray runs tasks of a sweep."""
         listed = subprocess.run(
             ["ps", "-eo", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True, check=True
         )
         rows = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
         raylets = [pid for pid, parent, _ in rows if int(parent) == self.process.pid]
-        tasks = [
+        return [
             int(pid)
             for pid, parent, args in rows
             if parent in raylets and args.startswith("ray::train_elsewhere")
         ]
-        assert tasks
-        for pid in tasks:
-            os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.process.communicate()  # closes the input
@@ -189,7 +194,10 @@ def test_what_is_killed_changes_no_result(tmp_path):
     with open_nodes(2) as nodes:
         sweep = nodes.start(out)
         wait_for_checkpoints(out, 1)
-        nodes.kill_workers()
+        tasks = nodes.list_tasks()
+        assert tasks
+        for task in tasks:
+            os.kill(task, signal.SIGKILL)
         wait_for_checkpoints(out, 2)
         nodes.order("kill 1")
         wait_for_checkpoints(out, 4)
@@ -208,6 +216,58 @@ def test_what_is_killed_changes_no_result(tmp_path):
         assert all(step <= ended[name] for name, step in steps.items())
         wait_for_no_folder(Path(nodes.home))
     assert read_ends(out) == here
+
+
+def disturb(nodes: Nodes, out: Path, random: Random) -> tuple[int, str]:
+    """Run a sweep to its end while one of its processes or a node is killed, again and again.
+
+    Returns:
+        How often something was killed, and what the sweep said if it did not end.
+    """
+    kills, tries, sweep, said = 0, 0, nodes.start(out), ""
+    while tries < MOST_TRIES:
+        with suppress(subprocess.TimeoutExpired):
+            _, said = sweep.communicate(timeout=random.uniform(0, PAUSE) if kills < KILLS else None)
+        if sweep.returncode == 0:
+            return kills, ""
+        if sweep.returncode is None:
+            victim = random.choice(("sweep", "task", "task", "node", "head"))
+            tasks = nodes.list_tasks()
+            if victim == "task" and not tasks:
+                continue
+            kills += 1
+            if victim == "task":
+                os.kill(random.choice(tasks), signal.SIGKILL)
+            elif victim == "sweep":
+                sweep.kill()
+            elif victim == "node":
+                nodes.order("kill 1")
+                nodes.order("add 1")
+            else:
+                for order in ("kill 1", "kill 0"):
+                    nodes.order(order)
+                sweep.communicate()  # it ends, since it has lost the head
+                for order in ("add 0", "add 1"):
+                    nodes.order(order)
+        else:
+            tries += kills >= KILLS
+            sweep = nodes.start(out)
+    return kills, said
+
+
+@pytest.mark.thorough
+def test_random_kills_change_no_result(tmp_path):
+    here, failed, kills = run_here(tmp_path / "here"), [], 0
+    for number, random in islice(draw_cases(default=4), MOST_CASES):
+        out = tmp_path / f"{number}"
+        with open_nodes(2) as nodes:
+            count, said = disturb(nodes, out, random)
+        kills += count
+        if said:
+            failed.append(f"case {number}: does not end: {said[-600:]}")
+        elif read_ends(out) != here:
+            failed.append(f"case {number}: ends otherwise than undisturbed")
+    report("kills on a cluster", kills, failed)
 
 
 @pytest.mark.thorough
