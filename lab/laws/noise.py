@@ -19,13 +19,14 @@ ROTATIONS = ("cos", "sin", "polar")
 def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
     """Return a copy of the module in fp64, or in its own precision, and which of them it is.
 
-    A module may refuse fp64: a cast to fp32 inside meets an fp64 weight, or a kernel lacks it.
+    A module may refuse fp64: a cast to fp32 inside meets an fp64 weight, or a kernel lacks it, and
+    then its compiler raises an error of its own class.
     """
     double = copy_module(module).double()
     try:
         with torch.no_grad():
             double(x.double())
-    except REFUSALS:
+    except Exception:
         return copy_module(module), find_own_precision(module)
     return double, torch.float64
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import LAWS, CertifySettings, Probes, Verdict, in_double, stable
+from lab.laws import CONDITIONS, LAWS, CertifySettings, Probes, Verdict, certify, in_double, stable
 from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
@@ -295,3 +295,26 @@ def test_compiled_layers_agree_with_eager_ones(name):
 
 def test_nothing_is_compiled_unasked():
     assert judge("forms agree", Mixing(torch.tanh)).verdict == "not decided"
+
+
+class UncompiledError(Exception):
+    """What a compiler of kernels raises: an error of a class of its own."""
+
+
+class Kernel(nn.Module):
+    """Runs in fp32 only."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise UncompiledError
+        return (self.weight * x).cumsum(1)
+
+
+def test_a_kernel_that_does_not_compile_for_fp64_is_tried_in_fp32():
+    found = certify(Kernel(), 16, (2, 7), only=["causal"], conditions=CONDITIONS[:1])[0]
+    assert found.verdict == "holds", found.evidence
+    assert found.evidence.endswith("in float32")
