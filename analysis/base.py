@@ -18,7 +18,7 @@ from tasks.base import Batch, Task, count_rows
 TOKENS = 32_768
 """Tokens that an analysis runs the model on, unless the number of rows is given."""
 MOST_ROWS = 256
-"""Most rows by default, however short: 95 % intervals are narrow enough then."""
+"""Maximum number of rows by default, however short: 95 % intervals are narrow enough then."""
 FEWEST_ROWS = 4
 
 

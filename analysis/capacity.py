@@ -45,7 +45,7 @@ class Capacity(Finding):
         """Name the largest number of pairs up to which all were learned."""
         learned = self.accuracy >= self.solved_at
         count = len(learned) if learned.all() else int(learned.argmin())
-        # Enough decimals to tell an accuracy just below the goal from it.
+        # Enough decimals to tell an accuracy just below the goal from the goal.
         decimals = max(count_interval_decimals(float(a), self.solved_at) for a in self.accuracy)
         shown = ", ".join(
             f"{percent(float(a), decimals)} at {k} in {steps:,} {'step' if steps == 1 else 'steps'}"

@@ -41,7 +41,7 @@ def select_analyses(only: Sequence[str] | None) -> list[str]:
     """
     for name in only or ():
         if name not in ANALYSES:
-            raise ValueError(f"only={name}: is no analysis. {suggest(name, ANALYSES)}")
+            raise ValueError(f"only={name}: is not an analysis. {suggest(name, ANALYSES)}")
     return [name for name in ANALYSES if not only or name in only]
 
 
@@ -76,7 +76,8 @@ def examine(
             if only and not lenient:
                 raise NotApplicableError(f"{name}: {error}") from error
             not_applicable[name] = str(error)
-        give_back_freed_memory()  # or what one analysis leaves adds to what the next one takes
+        # Otherwise memory that one analysis freed would add to what the next one takes.
+        give_back_freed_memory()
         seconds[name] = time.perf_counter() - began
     return Examination(subject, results, not_applicable, seconds)
 

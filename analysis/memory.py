@@ -30,7 +30,7 @@ FLOAT = 4
 COPIES = 6
 """Copies of a block of a matrix, or of logits, while it is measured."""
 LONGEST_ROLLED = 4096
-"""Most tokens of a row of which the layers' matrices are multiplied: that costs T³."""
+"""Maximum number of tokens of a row of which the layers' matrices are multiplied: that costs T³."""
 ROLLED = 16
 """Matrices of T² entries in memory while layers are multiplied; measured at 2,048 tokens."""
 

@@ -25,7 +25,7 @@ LAB_EVAL_EVERY = 25
 LAB_SHORTEST_LEN = 16
 """Rows of 8 tokens, two pairs of mqar, teach some mixers what longer rows then contradict."""
 LAB_TEST_TOKENS = 2**21
-"""Most tokens of the test split, so that an evaluation on long rows does not take minutes."""
+"""Maximum number of tokens of the test split: an evaluation on long rows must not take minutes."""
 LAB_TABLE_LEARNING_RATES = (3e-3, 2e-2)
 """Learning rate of a table of up to 256 tokens, and the largest rate of a larger table."""
 LAB_WIDEST = 128
@@ -41,7 +41,7 @@ class _Config:
         """Build the configuration from a mapping of field names.
 
         Raises:
-            ValueError: for a name that is no field; names near ones, or lists the known.
+            ValueError: for a name that is not a field; names near ones, or lists the known.
         """
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         for name in values:

@@ -1,4 +1,4 @@
-"""What is said about files that cannot be used, and what is read from them.
+"""Errors about files that cannot be used, and how JSON and TOML files are read.
 
 `lab.folder` reads and writes them.
 """
@@ -70,7 +70,8 @@ def parse_json(data: bytes, name: str, otherwise: str) -> dict[str, Any]:
     Control characters in its text, which a terminal would obey, become escapes such as \\x1b.
 
     Raises:
-        RunError: with the text `otherwise` and the reason, for what is no object or was changed.
+        RunError: with the text `otherwise` and the reason, for text that is not an object or was
+            changed.
     """
     try:
         content = json.loads(data)

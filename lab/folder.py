@@ -60,7 +60,7 @@ class Folder:
         with self._open_parent(name) as (parent, last), contextlib.suppress(FileExistsError):
             os.mkdir(last, dir_fd=parent)
             os.fsync(parent)
-        with self._open(name):  # it is no link
+        with self._open(name):  # it is not a link
             pass
 
     def read(self, name: str, most: int | None = None) -> bytes:

@@ -35,7 +35,7 @@ def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
     Raises:
         ValueError: for a start length that does not divide the row length, that the task has no
             rows of, or that is given for a task that does not grow; for a threshold that chance
-            reaches; or for a training set that is no multiple of the rows a step.
+            reaches; or for a training set that is not a multiple of the rows a step.
     """
     lengths = _list_lengths(task, config)
     parts = [task.resize(length) for length in lengths[:-1]]

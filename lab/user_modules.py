@@ -101,9 +101,9 @@ def import_object(module: str, name: str) -> Any:
 def _find_near_modules(asked: str, missing: str) -> list[str]:
     """Return modules near the one that is missing on the way to a module that was asked for."""
     if not f"{asked}.".startswith(f"{missing}."):
-        return []  # what the module itself imports
+        return []  # it is missing to the module itself
     package, _, name = missing.rpartition(".")
-    inside = getattr(sys.modules.get(package), "__path__", ())  # none if it is no package
+    inside = getattr(sys.modules.get(package), "__path__", ())  # none if it is not a package
     places = inside if package else [*sys.path, os.getcwd()]
     known = {found.name for found in pkgutil.iter_modules(places) if found.name[0] != "_"}
     return [f"{package}.{near}".lstrip(".") for near in find_near(name, known)]

@@ -76,7 +76,7 @@ class Task(ABC):
 
     def __new__(cls: type[T], **options: Any) -> T:
         """Return a task or, where options vary over the rows, a mixture of tasks."""
-        from tasks.mixture import Mixture, select_varied  # which builds on this file
+        from tasks.mixture import Mixture, select_varied  # it imports this module
 
         if select_varied(cls, options):
             return Mixture(kind=cls, given=tuple(options.items()))  # type: ignore[return-value]
@@ -133,14 +133,14 @@ class Task(ABC):
             text: tokens as `format_token` shows them: a list, or one string with spaces between.
 
         Raises:
-            ValueError: for what is no token of this task.
+            ValueError: for what is not a token of this task.
         """
         known = {self.format_token(token): token for token in range(self.vocab_size)}
         words = text.split() if isinstance(text, str) else list(text)
         for word in words:
             if word not in known:
                 some = ", ".join([*known][:8])
-                raise ValueError(f"text: {word!r} is no token of {self.name}, such as {some}")
+                raise ValueError(f"text: {word!r} is not a token of {self.name}, such as {some}")
         return torch.tensor([[known[word] for word in words]], dtype=torch.int64)
 
     def list_tasks(self, batch: Batch) -> "list[Task]":
@@ -164,7 +164,7 @@ class Task(ABC):
         """Return the task with other values of some options.
 
         Raises:
-            ValueError: for a name that is no option, or a value out of its bounds.
+            ValueError: for a name that is not an option, or a value out of its bounds.
         """
         known = self.options
         for name in options:

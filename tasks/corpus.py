@@ -129,7 +129,7 @@ class Corpus:
             if (now.st_size, now.st_mtime_ns) == (file.size, file.changed):
                 return _map(file)
             reason = "has changed since it was opened"
-        except (OSError, ValueError) as error:  # ValueError: it is shorter than its map would be
+        except (OSError, ValueError) as error:  # ValueError: it is shorter now
             reason = f"can no longer be read: {error}"
         _open.cache_clear()  # so that the path can be opened anew, as it now is
         raise TextChangedError(f"path={self.path!r}: {file.path!r} {reason}")
@@ -233,8 +233,12 @@ def _inspect(path: str) -> _File:
         end = os.pread(descriptor, ENDS, max(0, now.st_size - ENDS))
     if not start:
         raise _UnfitError("empty", "is empty")
-    if len(start) != min(now.st_size, SAMPLE):  # as those that a system makes when they are read
-        raise _UnfitError("not a file", f"is said to have {now.st_size} bytes, and has others")
+    # The system makes some files when they are read, such as those in /proc.
+    if len(start) != min(now.st_size, SAMPLE):
+        raise _UnfitError(
+            "not a file",
+            f"is no regular file: its size is reported as {now.st_size} bytes, but it has more",
+        )
     if b"\0" in start:
         raise _UnfitError(
             "binary",

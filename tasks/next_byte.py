@@ -97,7 +97,7 @@ class Bytes(Task):
                 )
         if self.digest not in (None, corpus.digest):
             raise TextChangedError(
-                f"digest={self.digest}: path={self.path!r} has changed since it had that"
+                f"digest={self.digest}: path={self.path!r} has changed since the digest was taken"
             )
         object.__setattr__(self, "digest", corpus.digest)
         if self.path is not None:
@@ -115,7 +115,9 @@ class Bytes(Task):
         except ValueError as error:
             raise TextChangedError(str(error)) from error
         if corpus.digest != self.digest:
-            raise TextChangedError(f"digest={self.digest}: path={self.path!r} has changed since")
+            raise TextChangedError(
+                f"digest={self.digest}: path={self.path!r} has changed since the digest was taken"
+            )
         return corpus
 
     def replace(self, **options: Any) -> "Task":

@@ -26,7 +26,7 @@ class Schedule:
         rows: training rows that it takes, ≥ 1.
 
     Raises:
-        ValueError: for what is no number of a size that tasks have, or rows below 1.
+        ValueError: for what is not a number of a size that tasks have, or rows below 1.
     """
 
     first: int | float
@@ -50,7 +50,7 @@ class Schedule:
 
     @property
     def values(self) -> tuple[int | float, ...]:
-        """The value of each stage; see that there are not too many `stages` first."""
+        """The value of each stage; check first that there are not too many `stages`."""
         first, last = self.first, self.last
         if first == last:
             return (last,)

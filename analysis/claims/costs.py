@@ -57,7 +57,7 @@ def estimate_ratio(table: pl.DataFrame, statistic: Statistic) -> StatisticValue:
         return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
     ratio = (pl.col("cost") / pl.col("cost_than")).log()
     rounds = pairs.group_by("round").agg(ratio.mean().alias("ratio"))["ratio"].to_list()
-    low, high = bound_by_student(rounds, CONFIDENCE)  # exact, if there is one round
+    low, high = bound_by_student(rounds, CONFIDENCE)  # low = high if there is one round
     count = pairs.select(places).n_unique() if places else 1
     value, low, high = math.exp(sum(rounds) / len(rounds)), math.exp(low), math.exp(high)
     return StatisticValue(value, low, high, len(rounds), count, most=math.inf)

@@ -22,7 +22,7 @@ from tasks.bounds import check_choice
 
 CONFIDENCE = 0.95
 FEWEST = 2
-"""Fewest seeds of a setting of which a difference has an interval."""
+"""Minimum number of seeds of a setting of which a difference has an interval."""
 Side = Literal["above", "below"]
 KINDS = ("difference", "least", "greatest", "ratio")
 
@@ -56,7 +56,7 @@ class Statistic:
         if not self.of:
             raise ValueError("of: must name a setting, such as { d_model = 64 }")
         if self.of == self.than:
-            raise ValueError("than: must be another setting than that of `of`")
+            raise ValueError("than: must differ from the setting in `of`")
         compares = self.kind in ("difference", "ratio")
         if compares != bool(self.than):
             raise ValueError(

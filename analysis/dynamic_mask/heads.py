@@ -24,7 +24,7 @@ from lab.models.evaluation import find_stored_positions
 from tasks.base import IGNORE, Batch
 
 NAMED = 3
-"""Most heads that a sentence names."""
+"""Maximum number of heads that a sentence names."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from lab.training.runs import Run
 from tasks.base import Batch
 
 STEPS = 24
-"""Most steps of a run at which its masks are measured."""
+"""Maximum number of steps of a run at which its masks are measured."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 MARKS = 256
-"""Most marks along the positions of a row; in longer rows, neighbours share a mark."""
+"""Maximum number of marks along the positions of a row; in longer rows, neighbours share a mark."""
 BANDS = 8
 """Number of equal bands of positions."""
 

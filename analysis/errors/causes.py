@@ -25,7 +25,7 @@ DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN = (
 CAUSES = (DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN)
 """In order of precedence: an error is attributed to the first cause that applies."""
 BLOCK_ENTRIES = 2**20
-"""Most tokens that are compared with answers at once."""
+"""Maximum number of tokens that are compared with answers at once."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def detect_decoys(
 ) -> Bool[np.ndarray, " w"]:
     """Return whether each answer follows a decoy: an earlier token that equals the queried key.
 
-    The stored key itself is no decoy. Where the task stores no pairs, there are no decoys.
+    The stored key itself is not a decoy. Where the task stores no pairs, there are no decoys.
     """
     found = np.zeros(len(questions), bool)
     place = np.arange(inputs.shape[1] - 1)

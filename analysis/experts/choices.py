@@ -21,7 +21,7 @@ from lab.ops.product_keys import product_topk
 from tasks.base import Batch, count_rows
 
 TOKENS_AT_ONCE = 4096
-"""Most tokens of a forward pass, so that the scores of many experts fit into memory."""
+"""Maximum number of tokens of a forward pass: the scores of many experts must fit into memory."""
 ROUNDING = 4
 """Two scores tie if they differ by at most this many units in the last place of the largest."""
 

@@ -17,7 +17,7 @@ __all__ = ["TITLE", "describe", "draw", "measure"]
 
 TITLE = "Experts knocked out"
 TOKENS = 4096
-"""Most tokens that are run again for each deletion, unless that is below `FEWEST_ROWS` rows."""
+"""Maximum number of tokens to run again for each deletion, unless below `FEWEST_ROWS` rows."""
 FEWEST_ROWS = 4
 PLANS = ((6, 8, 1.0), (6, 4, 1.0), (6, 3, 0.5), (4, 3, 0.25), (2, 3, 0.25), (2, 2, 0.25))
 """Layers, experts of each kind and share of the rows to measure; the first plan that is cheap

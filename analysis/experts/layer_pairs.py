@@ -17,13 +17,13 @@ from analysis.experts.pairs import (
 from analysis.words import percent
 
 PAIRS = 2**20
-"""Most co-occurrences that are counted, all layers together."""
+"""Maximum number of co-occurrences that are counted, all layers together."""
 SHUFFLES = 19
 """Shuffles of all layers; a claim that beats the best of them is then wrong 1 time in 20."""
 TOP = 4
 """Pairs that are named."""
 OFTEN = 5
-"""Fewest tokens that choose a pair that is named."""
+"""Minimum number of tokens that choose a pair that is named."""
 
 
 @dataclass(frozen=True)

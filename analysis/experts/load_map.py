@@ -22,13 +22,13 @@ from analysis.statistics.distributions import (
 from analysis.words import percent
 
 SIDE = 128
-"""Most cells on a side of a map; a larger grid is drawn as means of square blocks."""
+"""Maximum number of cells on a side of a map; a larger grid is drawn as means of square blocks."""
 DECADES = 3
 """Range of the colours below the most loaded cell, powers of ten."""
 TALLEST = 460
-"""Most height of a map, px of its layout; the cells of a map that would be taller are oblong."""
+"""Maximum height of a map, px of its layout; a map that would be taller has oblong cells."""
 LABELS = 2**16
-"""Most choices of a layer whose row and column are compared."""
+"""Maximum number of choices of a layer whose row and column are compared."""
 ROUNDS = 100
 """Shuffles in which token ids exchange their columns."""
 STEPS = [step * 10.0**decade for decade in range(-6, 8) for step in (1, 2, 5)]

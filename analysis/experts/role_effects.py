@@ -18,7 +18,7 @@ LOOKS = {
 }
 
 NAMED = 3
-"""Most other roles that a sentence names."""
+"""Maximum number of other roles that a sentence names."""
 
 
 @dataclass(frozen=True)

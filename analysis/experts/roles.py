@@ -20,13 +20,13 @@ __all__ = ["TITLE", "RolePreferences", "describe", "draw", "measure"]
 
 TITLE = "Which experts serve which role"
 DRAWS = 2**17
-"""Most choices of a layer that are counted; of more, those of a sample of tokens."""
+"""Maximum number of choices of a layer that are counted; of more, those of a sample of tokens."""
 ROUNDS = 99
 """Shuffles of the roles; the smallest p-value is then 0.01."""
 BARS = 24
 """About how many experts are shown, of all layers together."""
 LEAST, MOST = 3, 8
-"""Fewest and most experts of a layer that are shown."""
+"""Minimum and maximum number of experts of a layer that are shown."""
 PATTERNS = ("", "/", "x", ".", "\\", "+", "-", "|")
 """Patterns of the bars, so that roles do not differ by colour alone."""
 

@@ -22,7 +22,7 @@ ROUNDS = 40
 STANDING_ROUNDS = 1000
 """Draws of the null of standing experts: by chance, a layer exceeds all of them once in 1,000."""
 MOST_RANKS = 160
-"""Most points of a curve by rank, evenly spaced in the logarithm."""
+"""Maximum number of points of a curve by rank, evenly spaced in the logarithm."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ __all__ = ["TITLE", "Course", "describe", "draw", "measure"]
 
 TITLE = "Experts over training"
 STEPS = 24
-"""Most steps whose weights are measured."""
+"""Maximum number of steps whose weights are measured."""
 TOKENS = 2048
 """Tokens on which each is measured, in whole rows."""
 DIP = 0.8

@@ -23,7 +23,8 @@ from tasks.base import count_rows
 BANDS = ("fast", "middle", "slow")
 """Thirds of the frequencies, the shortest wavelengths first."""
 PLACEBOS = 19
-"""Most random sets of pairs per layer, each as large as a band: what losing a third costs anyway.
+"""Maximum number of random sets of pairs per layer, each as large as a band, to see what losing any
+third costs.
 
 A band that is like random ones is the worst of twenty in 5 % of cases.
 """

@@ -15,7 +15,7 @@ from analysis.links import has_pairs
 from tasks.base import Batch
 
 EDGES = 4096
-"""Most edges of a kind that are measured."""
+"""Maximum number of edges of a kind that are measured."""
 ANSWERS = {
     "query → value": ("query_pos", "value_pos"),
     "value → key": ("value_pos", "key_pos"),
@@ -84,7 +84,7 @@ def score_edges(sides: RotatedSides, edges: Edges) -> Float[np.ndarray, "e c m"]
 
 
 def measure_score_spread(scores: Float[np.ndarray, "e c m"]) -> Float[np.ndarray, " c"]:
-    """Return the standard deviation of the scores; infinite where rounding alone parts them."""
+    """Return the standard deviation of the scores; infinite where they differ by rounding alone."""
     spread = scores.sum(-1).std(0)
     return np.where(spread > ROUNDING * np.abs(scores).sum(-1).mean(0), spread, np.inf)
 

@@ -28,9 +28,9 @@ from analysis.words import name_head
 from tasks.base import Batch
 
 LAGS = 48
-"""Most lags of a curve, evenly spaced on a logarithmic axis."""
+"""Maximum number of lags of a curve, evenly spaced on a logarithmic axis."""
 FEWEST = 100
-"""Fewest pairs of tokens at a lag that give their mean to a tenth of a standard deviation."""
+"""Minimum number of pairs at a lag that give their mean to a tenth of a standard deviation."""
 TOO_FEW = f"no lag has the {FEWEST} pairs of tokens that tell whether a score prefers it"
 PREFERS = 0.5
 """How many standard deviations the mean score at a lag must stand out to be preferred."""

@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class RotatedSides:
-    """The two sides that a mixer compares, before their sides.
+    """The two sides that a mixer compares, before they are rotated.
 
     Attributes:
         layer: index of the block.

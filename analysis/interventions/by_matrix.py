@@ -133,7 +133,7 @@ class MatrixForward:
             eps = max(eps, torch.finfo(self.mixer.computed_in).eps)
         if not off <= eps**0.5:
             raise ValueError(
-                f"project(x, matrix(x) @ values(x)) is {off:.2g} of forward(x) away from it"
+                f"project(x, matrix(x) @ values(x)) is off forward(x) by {off:.2g} of its norm"
             )
 
 

@@ -32,8 +32,8 @@ class BlockedEdges:
         """Check the indices of n entries and return them.
 
         Raises:
-            ValueError: for what are no indices, lists of different lengths, or a source after its
-                target.
+            ValueError: for values that are not indices, lists of different lengths, or a source
+                after its target.
         """
         found = cls(
             to_indices("targets", targets),

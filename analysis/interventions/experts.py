@@ -31,7 +31,7 @@ def get_experts(model: nn.Module, layer: int) -> Experts:
     if not isinstance(mlp, Experts):
         name = "no state transform" if mlp is None else type(mlp).__name__
         raise ValueError(
-            f"{layer=}: {name} has no experts; CDMoE, PEER, RoutedMoE and SharedExpertMoE have"
+            f"{layer=}: {name} has no experts; CDMoE, PEER, RoutedMoE and SharedExpertMoE have them"
         )
     return mlp
 

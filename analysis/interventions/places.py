@@ -22,7 +22,7 @@ def get_language_model(model: nn.Module) -> LanguageModel:
     """
     inner = unwrap(model)
     if not isinstance(inner, LanguageModel):
-        raise ValueError(f"model is of {type(inner).__name__}, must be a LanguageModel")
+        raise ValueError(f"model is {type(inner).__name__}, must be LanguageModel")
     return inner
 
 

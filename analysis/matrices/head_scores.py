@@ -13,7 +13,7 @@ from analysis.plots.heads import LINES, Panel, draw_dots
 from analysis.words import capitalize, percent
 
 NAMED = 3
-"""Most heads that a sentence names."""
+"""Maximum number of heads that a sentence names."""
 PLACES = {
     "previous token": "the token before",
     "duplicate token": "earlier positions of the same token, where there are any",

@@ -16,7 +16,7 @@ __all__ = ["TITLE", "describe", "draw", "measure"]
 
 TITLE = "How does it recall?"
 ROW_TOKENS = 16_384
-"""Most tokens to analyze, for a model of two blocks; deeper models get fewer rows."""
+"""Maximum number of tokens to analyze, for a model of two blocks; deeper models get fewer rows."""
 MOST_ROWS = 64
 FEWEST_ROWS = 8
 

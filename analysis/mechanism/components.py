@@ -30,9 +30,9 @@ COMPONENT_SITES = tuple(site for site in SITES if site != "elsewhere")
 POINTS = {"mixer": "hook_attn_out", "transform": "hook_mlp_out"}
 """Hook points of what each component of a block adds to the residual stream."""
 LAYERS = 12
-"""Most layers whose components are restored; deeper models get evenly spread ones."""
+"""Maximum number of layers whose components are restored; deeper models get evenly spread ones."""
 BLOCK_TOKENS = 2**19
-"""Most tokens in all forward passes together, times blocks; it limits the number of rows."""
+"""Maximum number of tokens in all forward passes, times blocks; it limits the number of rows."""
 FEWEST_ROWS = 4
 ROW = 26
 """Height of one line of the figure in pixels."""

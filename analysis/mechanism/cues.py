@@ -65,7 +65,7 @@ def measure_cues(subject: Subject, batch: Batch, rng: np.random.Generator) -> Cu
     # Where the right answer stays the same, a rule that ignores keys stays right too.
     asked &= asked_after != target
     if not asked.any():
-        raise NotApplicableError("no answer changes, or is defined, once all keys change places")
+        raise NotApplicableError("exchanging all keys leaves no answer that is defined and changes")
     values = batch.inputs.gather(1, value.clamp(min=0)).masked_fill(value < 0, IGNORE)
     answer = _compute_answers(subject, batch)
     named = (answer[:, :, None] == values[:, None]) & asked[:, :, None]

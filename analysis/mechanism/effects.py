@@ -28,9 +28,9 @@ SITE_NAMES: dict[str, str] = dict(
 )
 """Names of the sites in sentences."""
 DEPTHS = 9
-"""Most depths at which to restore the residual stream; deeper models get evenly spread ones."""
+"""Maximum number of depths at which to restore the residual stream, evenly spread."""
 MATRIX_ENTRIES = 2**26
-"""Most matrix entries to edit in all: they grow with the square of the row length."""
+"""Maximum number of matrix entries to edit in all: they grow with the square of the row length."""
 
 
 @dataclass(frozen=True)

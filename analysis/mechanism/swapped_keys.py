@@ -14,7 +14,7 @@ from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task
 
 COUPLES = 12
-"""Most couples in a row; at most half of its pairs belong to one."""
+"""Maximum number of couples in a row; at most half of its pairs belong to one."""
 
 
 @dataclass(frozen=True)

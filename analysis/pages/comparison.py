@@ -27,7 +27,7 @@ from lab.folder import write
 from lab.training.runs import Run
 
 LEAST = 2
-"""Fewest runs that can be compared."""
+"""Minimum number of runs that can be compared."""
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def _format(value: Any) -> str:
 
 
 def _choose_measure(runs: Sequence[Run]) -> Measure | None:
-    """Choose by what runs can be ranked; None if by nothing.
+    """Choose the measure that runs can be ranked by; None if there is none.
 
     Time to solve needs a common threshold, and a run that reached it. Accuracy needs runs that
     took all of the same number of steps on as many rows.
@@ -300,7 +300,7 @@ def _collect(name: str, runs: Sequence[Run], measure: Measure) -> Contender:
 
 
 def _compare(one: Contender, other: Contender, measure: Measure) -> float:
-    """Return the two-sided p of no difference."""
+    """Return the two-sided p value of the hypothesis that two settings do not differ."""
     if measure == "accuracy":
         return permutation_p(one.values, other.values)
     return log_rank_p(one.values, one.solved, other.values, other.solved)

@@ -26,11 +26,11 @@ KEY = (
 )
 """Analyses whose first findings count most, in the order of the list."""
 MOST = 5
-"""Most key findings."""
+"""Maximum number of key findings."""
 OPEN = ("tokens", "curves", "mechanism")
 """Sections that are unfolded from the start."""
 FEW = 3
-"""Most sections of a page on which all are unfolded."""
+"""Maximum number of sections of a page on which all are unfolded."""
 ALWAYS = ("baselines", "leaks", "rows", "tokens", "curves", "positions", "generalisation")
 """Analyses that say something of a model that has learned nothing, too."""
 

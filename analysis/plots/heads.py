@@ -14,7 +14,7 @@ from analysis.plots.style import COLORS, DASHES
 from analysis.words import name_head
 
 LINES = 24
-"""Most heads with a row of their own; with more, the heads of a layer share one."""
+"""Maximum number of heads with a row of their own; with more, the heads of a layer share one."""
 LINE, MARK = 14, 12
 """Height of a row, px, and additional height per series."""
 MARKS = (
@@ -29,9 +29,9 @@ MARKS = (
 STEP, SPREAD = 0.24, 0.3
 """Distance of the series of a head, in rows, and their largest distance from its row."""
 NAMED = 6
-"""Most heads with a colour each."""
+"""Maximum number of heads with a colour each."""
 TICKS = 3
-"""Most labels of a logarithmic axis: panels are narrow on a phone."""
+"""Maximum number of labels of a logarithmic axis: panels are narrow on a phone."""
 
 
 @dataclass(frozen=True)

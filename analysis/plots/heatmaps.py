@@ -15,9 +15,9 @@ from analysis.plots import style
 from analysis.words import name_head
 
 SIDE = 512
-"""Most cells across a figure: with more a cell is below a pixel, and single bright ones vanish."""
+"""Maximum number of cells across a figure: with more, single bright ones could vanish."""
 CIRCLES = 96
-"""Most expected cells that are ringed from the start: more would hide what they ring."""
+"""Maximum number of expected cells ringed from the start: more would hide what they ring."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from analysis.plots import style
 
 PANELS = 8
-"""Most panels of a figure."""
+"""Maximum number of panels of a figure."""
 HEAD = style.HEAD + 26
 """Height above the panels without a legend, px."""
 LEGEND, FOOT = 36, 52

@@ -19,7 +19,7 @@ from analysis.words import percent, percents
 from tasks.base import Batch
 
 SLOT_BINS = 16
-"""Most bins of store slots."""
+"""Maximum number of bins of store slots."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ MASS_TOKENS = 16_384
 """Tokens of the rows whose matrices are read. Matrices are quadratic in a row's length, and rows
 are much alike."""
 MASS_ROWS = 64
-"""Most rows that are read, however short."""
+"""Maximum number of rows that are read, however short."""
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import name_head, name_layers, percent
 
 LINES = 32
-"""Most lines of the figure; with more heads, each layer shows its highest."""
+"""Maximum number of lines of the figure; with more heads, each layer shows its highest."""
 QUANTITIES = ("query → value", "query → key", "value → key")
 
 

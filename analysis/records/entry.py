@@ -119,10 +119,10 @@ class Entry:
         """Read the file of an entry.
 
         Raises:
-            RunError: when it cannot be read or is no entry.
+            RunError: when it cannot be read or is not an entry.
         """
         held = read_json(file, f"{file}: cannot be read")
-        validate(_EntryFile, held, f"{file}: is no entry of the records")
+        validate(_EntryFile, held, f"{file}: is not an entry of the records")
         candidate = Candidate(*(held.pop(name) for name in ("name", "says", "options")))
         trials, rerun = (
             None if found is None else tuple(RecordTrial(**trial) for trial in found)
@@ -149,7 +149,7 @@ def read_history(home: Path, track: Track) -> list[Entry]:
     """Return the entries of a track, the first one first; the last one holds it.
 
     Raises:
-        RunError: for a file that is no entry, or entries that do not follow one another.
+        RunError: for a file that is not an entry, or entries that do not follow one another.
     """
     entries = [Entry.read(file) for file in sorted((home / track.name).glob("*.json"))]
     entries.sort(key=lambda entry: entry.number)

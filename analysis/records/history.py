@@ -26,7 +26,7 @@ def read_histories(home: Path) -> dict[str, list[Entry]]:
     """Return the entries of every track by its name, the first one first.
 
     Raises:
-        RunError: for a file that is no entry.
+        RunError: for a file that is not an entry.
     """
     return {name: read_history(home, track) for name, track in TRACKS.items()}
 

@@ -98,7 +98,7 @@ def verify_history(history: Sequence[Entry], measure: Measure) -> None:
         found = judge(entry.trials, known, measure)
         if not found.is_record or not _agree(found.p, entry.p) or len(entry.trials) < RECORD_SEEDS:
             raise RunError(
-                f"{entry.track}: entry {entry.number}, {entry.candidate.name}, is no record by "
+                f"{entry.track}: entry {entry.number}, {entry.candidate.name}, is not a record by "
                 f"its own numbers: p={entry.p}; {found.because}"
             )
         holder = entry

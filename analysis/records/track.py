@@ -11,7 +11,7 @@ SOLVED_AT = 0.99
 """Test accuracy at which a run is solved."""
 TEST_ROWS = 1024
 FIRST_SEED = 1000
-"""Of the runs: settings are tuned on the seeds 0, 1, 2, …, and judged on others."""
+"""First seed of the runs: settings are tuned on the seeds 0, 1, 2, …, and judged on others."""
 
 
 @dataclass(frozen=True)

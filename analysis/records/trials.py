@@ -5,7 +5,7 @@ from pathlib import Path
 from analysis.records.entry import RecordTrial
 from lab.files import RunError
 from lab.sweeps.folder import ENDED, CellFolder
-from lab.sweeps.sweep import Cell, Sweep
+from lab.sweeps.sweep import Sweep
 from lab.sweeps.table import count_training_rows
 
 FACTOR = "entry"
@@ -25,10 +25,10 @@ def read_trials(sweep: Sweep, out: Path, name: str) -> tuple[RecordTrial, ...]:
             measure processor time.
     """
     cells = [cell for cell in sweep.cells if cell.factors[FACTOR] == name]
-    return tuple(_read(cell, CellFolder(out / cell.name)) for cell in cells)
+    return tuple(_read(CellFolder(out / cell.name)) for cell in cells)
 
 
-def _read(cell: Cell, folder: CellFolder) -> RecordTrial:
+def _read(folder: CellFolder) -> RecordTrial:
     status, run = folder.find_status(), folder.open_run()
     result = None if run is None else run.read_result()
     if status not in ENDED or run is None or result is None:

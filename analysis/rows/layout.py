@@ -17,9 +17,9 @@ from lab.palette import color_roles
 from tasks.base import IGNORE, Batch, Task
 
 MOST_ROWS = 8
-"""Most rows that are shown."""
+"""Maximum number of rows that are shown."""
 LINES = 32
-"""Most lines of cells. A row that needs more is cut; one row is always shown."""
+"""Maximum number of lines of cells. A row that needs more is cut; one row is always shown."""
 WIDTHS = ((256, 64), (1024, 128), (math.inf, 256))
 """Cells of a line, by the longest row that has them."""
 LINE = 19
@@ -31,7 +31,7 @@ LETTER = 6.6
 MARK = {"color": style.MUTED, "width": 2.5}
 """The line under a scored position."""
 BESIDE = 12
-"""Most letters of the right answers beside a row."""
+"""Maximum number of letters of the right answers beside a row."""
 
 
 @dataclass(frozen=True)

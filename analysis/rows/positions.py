@@ -21,7 +21,7 @@ __all__ = ["TITLE", "AccuracyByPlace", "describe", "draw", "measure"]
 
 TITLE = "Where in the row is it right?"
 MOST_BINS = 16
-"""Most bins of positions."""
+"""Maximum number of bins of positions."""
 PANEL, LINE, GAP = 200, 28, 66
 """Heights of the panel of positions, of a role's line, and of the space between the panels, px."""
 

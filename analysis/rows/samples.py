@@ -22,11 +22,11 @@ TITLE = "What does it write?"
 PROMPTS = 3
 """Rows that are continued."""
 PROMPT, ADDED = 128, 128
-"""Most tokens of a prompt, and most tokens that are added to it."""
+"""Maximum number of tokens of a prompt, and of tokens that are added to it."""
 SHORTEST = 4
-"""Fewest tokens of a prompt."""
+"""Minimum number of tokens of a prompt."""
 TEMPERATURE, TOP_K = 0.8, 40
-"""How the sampled continuation is sampled."""
+"""Temperature of the sampled continuation, and how many of the likeliest tokens it draws from."""
 LEGAL = "legal"
 """The link by which a task names the tokens that its automaton allows next."""
 PICTURES = 0x2400

@@ -20,7 +20,7 @@ __all__ = ["TITLE", "TokenRow", "describe", "draw", "measure"]
 
 TITLE = "One row, token by token"
 MOST_TOKENS = 128
-"""Most tokens that are shown."""
+"""Maximum number of tokens that are shown."""
 MOST_SOURCES, FEWEST_SOURCES = 64, 4
 """Sources that are kept of each row of a matrix: those of largest magnitude."""
 ENTRIES = 2**18

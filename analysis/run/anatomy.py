@@ -40,7 +40,7 @@ BOX, GAP = 58.0, 18.0
 """Heights of a box and of the space above it, px."""
 
 NOTE = 46
-"""Most characters of the note in a box: as many as fit on a phone."""
+"""Maximum number of characters of the note in a box: as many as fit on a phone."""
 
 STREAM, LEFT, RIGHT = 0.05, 0.14, 0.84
 """Horizontal places of the residual stream and of both ends of a box, as shares of the width."""

@@ -22,16 +22,16 @@ __all__ = ["TITLE", "Curve", "describe", "draw", "measure"]
 
 TITLE = "Training"
 POINTS = 1000
-"""Most points of a training curve; a longer one is drawn as means over windows of steps."""
+"""Maximum number of points of a curve; a longer one is drawn as means over windows of steps."""
 
 LEAST_LOSS = 1e-4
 """Lower end of the logarithmic loss axis, nats."""
 FEW_DECADES = 0.6
 """Decades of the loss axis below which 1, 2 and 5 are too few ticks."""
 FEW_STEPS = 10
-"""Up to so many steps, the axis has a tick at each and none between."""
+"""Up to this many steps, the axis has a tick at every step and none between."""
 LEVEL = 0.25
-"""Most of a curve's range that the parts before and after a jump may cover."""
+"""Maximum share of a curve's range that the parts before and after a jump may cover."""
 
 
 @dataclass(frozen=True)

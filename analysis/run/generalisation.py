@@ -34,7 +34,7 @@ class AccuracyByOption(Finding):
         option: its name.
         values: as text; numbers are in ascending order.
         places: the values as numbers; None if any is not a number.
-        trained: the least and the greatest number that was trained on; None if it is no number.
+        trained: the least and the greatest number that was trained on; None if it is not a number.
         trained_as: what was trained on, as text.
         accuracy: share of right answers at each value, in [0, 1].
         interval: 95 %, low and high.

@@ -16,11 +16,11 @@ TITLE = "Could it cheat?"
 CUTS = 4
 """Places at which rows are cut."""
 ROWS = 16
-"""Most rows that are cut."""
+"""Maximum number of rows that are cut."""
 MOVED = 1e-3
 """Change of a hidden state, as a share of the largest, that rounding does not explain."""
 TRAINED_TOKENS, TRAINED_ROWS = 2**20, 4096
-"""Most tokens and rows of the training split that are searched for test rows."""
+"""Maximum number of tokens and rows of the training split that are searched for test rows."""
 BLOCK_TOKENS = 2**15
 """Tokens of training rows in memory at once: as many as an analysis looks at."""
 

@@ -32,9 +32,9 @@ from lab.training.runs import Run
 from tasks.base import Batch, count_rows
 
 MOST_STEPS = 32
-"""Most steps that are measured; of more kept ones, those around large changes."""
+"""Maximum number of steps that are measured; of more kept ones, those around large changes."""
 MOST_ROWS, FEWEST_ROWS, TOKENS = 16, 2, 4096
-"""Most and fewest rows that are measured at each step, and about how many tokens."""
+"""Maximum and minimum number of rows measured at each step, and about how many tokens."""
 RESAMPLES = 200
 """How often the rows are resampled; the resamples are the same at every step."""
 

@@ -22,7 +22,7 @@ __all__ = ["TITLE", "describe", "draw", "measure"]
 
 TITLE = "What the states keep"
 PICTURED = 4
-"""Most layers whose magnitudes are drawn; of more, evenly spaced ones."""
+"""Maximum number of layers whose magnitudes are drawn; of more, evenly spaced ones."""
 
 
 @torch.no_grad()

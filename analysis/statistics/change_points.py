@@ -12,7 +12,7 @@ FALSE_ALARMS = 0.01
 NOISES = 2000
 """Simulated series of each kind behind a bound."""
 FEWEST = 4
-"""Fewest steps in which a change can be found."""
+"""Minimum number of steps in which a change can be found."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 Alternative = Literal["two-sided", "greater"]
 SPLITS = 200_000
-"""Most ways to split runs into two groups that a permutation test tries; of twenty in tens, all."""
+"""Maximum number of splits into two groups that a permutation test tries: all of ten and ten."""
 HALF = 0.5 + 1e-9
 """Share of runs unsolved at the median; the margin absorbs rounding in products of fractions."""
 
@@ -75,7 +75,7 @@ def log_rank_p(
     from lifelines import NelsonAalenFitter
 
     if min(len(times), len(other_times)) < 2:
-        return 1.0  # a single run is no sample
+        return 1.0  # a single run is not a sample
     at, events = np.array([*times, *other_times]), np.array([*solved, *other_solved], dtype=float)
     hazard = NelsonAalenFitter(nelson_aalen_smoothing=False).fit(at, events)
     scores = events - hazard.cumulative_hazard_at_times(at).to_numpy()
@@ -94,7 +94,7 @@ def permutation_p(
     from scipy.stats import permutation_test
 
     if min(len(ours), len(theirs)) < 2:
-        return 1.0  # a single run is no sample
+        return 1.0  # a single run is not a sample
     found = permutation_test(
         (np.asarray(ours), np.asarray(theirs)),
         lambda ours, theirs, axis: ours.sum(axis=axis),

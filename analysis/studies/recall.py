@@ -38,7 +38,7 @@ PAPER_LOOKS = {
 LEVEL = 0.05
 """Corrected p below which a mask counts as better or worse than attention."""
 MOST_FLIPPED = 16
-"""Most pairs for which the sign-flip test tries every combination of signs."""
+"""Maximum number of pairs for which the sign-flip test tries every combination of signs."""
 PANEL, LEGEND_ROW = 220, 22
 """Heights of a panel and of a row of the legend in pixels."""
 

@@ -20,9 +20,9 @@ from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_valu
 
 RESAMPLES, PERCENTILES = 200, (2.5, 97.5)
 FEWEST = 4
-"""Fewest runs through which a curve is drawn; it has two parameters."""
+"""Minimum number of runs through which a curve is drawn; it has two parameters."""
 APART = 0.5
-"""Runs of a setting whose accuracies differ by more tell of training, not of what it holds."""
+"""If accuracies of a setting's runs differ by more, some did not learn what they could hold."""
 PAIRS = ("pairs", "n_pairs")
 """Columns that may hold the number of pairs."""
 

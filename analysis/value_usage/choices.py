@@ -14,7 +14,7 @@ from lab.models.evaluation import score
 from tasks.base import Batch
 
 LAYERS = 4
-"""Most layers that share a figure, and in which values are forced."""
+"""Maximum number of layers that share a figure, and in which values are forced."""
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from tasks.base import Batch, count_rows
 HISTORY_TOKENS = 2**11
 """Number of tokens whose choices are followed over training."""
 STEPS = 24
-"""Most steps of a run at which their choices are recorded."""
+"""Maximum number of steps of a run at which their choices are recorded."""
 LINES = len(COLORS)
-"""Most values with a line of their own."""
+"""Maximum number of values with a line of their own."""
 HEIGHTS, GAP = np.array([0.44, 0.28, 0.28]), 0.11
 """Heights of the panels, as shares of their sum, and the gap between them, of the figure's."""
 

@@ -36,9 +36,9 @@ from analysis.words import name_layers, percent
 from tasks.base import count_rows
 
 MOST = 5
-"""Most values of a layer that are forced, those that are chosen most."""
+"""Maximum number of values of a layer that are forced, those that are chosen most."""
 PASSES = 64
-"""Most swaps in all, beyond one value for each layer."""
+"""Maximum number of swaps in all, beyond one value for each layer."""
 TOKENS = 2**18
 """Number of tokens answered again in all; each swap gets as many rows as that allows."""
 FEWEST_ROWS = 4

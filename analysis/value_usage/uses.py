@@ -37,11 +37,11 @@ BANDS = 8
 SHUFFLES = 100
 """Number of shuffles that give the mutual information to expect by chance."""
 ROUNDING = 1e-9
-"""Information below which two values of it are equal, nats."""
+"""Amounts of information that differ by less than this count as equal, nats."""
 NAMED = 3
-"""Most layers that a sentence names."""
+"""Maximum number of layers that a sentence names."""
 LABELLED = 12
-"""Most values whose shares are written into the map."""
+"""Maximum number of values whose shares are written into the map."""
 LINE, GAP, FOOT = 26, 62, 100
 """Height of a line of the map, of a gap between maps and of what is below them, px."""
 

@@ -65,7 +65,7 @@ class FixedChoice(NamedTuple):
     threads: int
 
     def __str__(self) -> str:
-        if self.threads == 1:  # which waits for no other
+        if self.threads == 1:  # it waits for no other thread
             return f"{self.precision}, 1 thread"
         return f"{self.precision}, {self.threads} threads, {self.wait} waits"
 

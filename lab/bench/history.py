@@ -20,7 +20,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a history; none where there is no file.
 
     Raises:
-        RunError: for a file that is no history.
+        RunError: for a file that is not a history.
     """
     if not file.exists():
         return []
@@ -30,7 +30,7 @@ def read(file: Path) -> list[dict[str, Any]]:
             return found
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"history={file}: cannot be read: {error}") from error
-    raise RunError(f"history={file}: is no history of benchmarks")
+    raise RunError(f"history={file}: is not a history of benchmarks")
 
 
 def append(file: Path, ratios: Sequence[Ratio], commit: str) -> None:

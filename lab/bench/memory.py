@@ -35,7 +35,7 @@ MIB = 2**20
 AUDITED_LENGTH, AUDITED_FIRST = 512, 16
 """Tokens of the rows of an audit, and rows of the tiny one before it."""
 TARGET = 0.75
-"""One less the share of what is measured by which an estimate may differ."""
+"""Target of the ratio: 1 minus the allowed error, as a share of what is measured."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tasks.bounds import check_choice
 
 GIBIBYTE = 2**30
 MEMORY = 4 * GIBIBYTE
-"""Most memory that a model may take."""
+"""Maximum memory that a model may take."""
 BRIEF = replace(QUICK, lengths=(2, 19), conditions=QUICK.conditions[:1])
 """Settings for hundreds of models: a length beyond the windows and chunks of small ones."""
 EFFORTS: dict[str, tuple[CertifySettings, int]] = {

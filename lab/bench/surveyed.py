@@ -37,7 +37,7 @@ def list_transformers() -> list[Case]:
         target = f"{config_class.__module__}:{config_class.__name__}"
         if target not in found.values():
             found[name] = target
-    # What every small model imports when it is built and called.
+    # Import what every small model imports when it is built and called.
     model = SmallModel(load("transformers").LlamaConfig)()
     model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     return [Case(name, target, {}) for name, target in found.items()]

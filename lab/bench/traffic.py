@@ -1,4 +1,4 @@
-"""What all but matrix products reads and writes: what that would take at the speed of copies.
+"""How long the memory traffic of all operations but matrix products takes at the speed of copies.
 
 No operation can be faster than a copy of as many bytes, so the products of a piece of work
 (`lab.bench.products`) and these copies together bound its time from below, as long as each
@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from lab.bench.ratio import time_median
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "flash_attention")
-"""What names of matrix products contain."""
+"""Parts of the names of matrix products."""
 PICKS = ("gather", "scatter", "index_select", "embedding")
-"""What names of operations contain that touch only as many numbers as there are in an operand."""
+"""Parts of the names of operations that touch no more numbers than their smallest tensor has."""
 
 
 def record_traffic(call: Callable[[], object]) -> Counter[int]:

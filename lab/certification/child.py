@@ -17,11 +17,11 @@ from lab.certification.request import KEY, Request, sign_frame
 from lab.files import clean_all, escape_controls
 
 START_SECONDS = 120
-"""Most time that importing torch, and then the target, may take: cold disks are slow."""
+"""Maximum time to import torch, and then the target: cold disks are slow."""
 END_SECONDS = 10
-"""Most time that a child may take to end once it has closed its pipe."""
+"""Maximum time that a child may take to end once it has closed its pipe."""
 MOST_BYTES = 2**24
-"""Most bytes of a message: a target that writes into the pipe must not fill memory."""
+"""Maximum number of bytes of a message: a target that writes into the pipe must not fill memory."""
 KEPT_BYTES = 4096
 """Bytes kept of the child's standard error."""
 FORGED = "something else than the worker wrote into the pipe of its verdicts"

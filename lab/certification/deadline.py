@@ -5,7 +5,7 @@ import time
 from lab.certification.guard import PROCESSES
 
 FAR = 10
-"""Most time by the clock, as a multiple of the seconds that the process may take."""
+"""Maximum wall time, as a multiple of the seconds that the process may take."""
 
 
 class Deadline:

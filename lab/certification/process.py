@@ -29,7 +29,7 @@ OUTCOMES = {
 """Each outcome in the singular and in the plural."""
 
 VERDICT = {"verdict", "evidence", "measured", "allowed"}
-"""Entries without which a verdict is none."""
+"""Entries that every verdict must have."""
 SIGNS = {"holds": "✓", "fails": "✗", "not applicable": "–", "not decided": "?"}
 
 

@@ -44,9 +44,7 @@ def analyze(
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(
-            metavar="GIB", help="Most memory that it may take.", show_default="what is free"
-        ),
+        typer.Option(metavar="GIB", help="Maximum memory to take.", show_default="what is free"),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also save every figure in this folder.")

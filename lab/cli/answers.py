@@ -1,4 +1,4 @@
-"""How commands answer: lines that no name controls; errors in one, with an exit code for usage."""
+"""How commands print: control characters escaped, errors in one line, exit codes for usage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -50,7 +50,7 @@ for command in (
     study,
     bench,
 ):
-    # What `lab sweep` does not know are options of `lab TASK`.
+    # Options that `lab sweep` does not know are those of `lab TASK`.
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(
         cls=Command,
@@ -87,7 +87,7 @@ def main() -> None:
     if launch is not None and launch.rank != 0:
         sys.exit(edge.run(partial(_help_to_train, launch)))
     code = edge.run(app)
-    if code == 0 and read_launch() is not None:  # nothing was trained, and the others wait
+    if code == 0 and read_launch() is not None:  # nothing was trained, and the other processes wait
         from lab.training.parallel import dismiss
 
         dismiss()

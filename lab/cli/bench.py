@@ -57,7 +57,7 @@ def bench(
                 raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")
             check_figure(figure, force)
         earlier = [] if history is None else kept.read(history)
-    choose_wait(partial(typer.echo, err=True))  # as training does
+    choose_wait(partial(typer.echo, err=True))  # as a command that trains does
     missed = False
     for name in names:
         ratios = []

@@ -46,7 +46,7 @@ def serve() -> None:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         training.set()
-        if over.is_set():  # looked at after that, since the thread does so in the other order
+        if over.is_set():  # set before read, as the thread does in the other order
             return
         stopped = _train_in_turn(folders, order["max_minutes"], partial(_answer, answers))
         training.clear()
@@ -117,7 +117,7 @@ def _try(train: Callable[[], bool]) -> tuple[str | None, bool]:
     except (RunError, DivergedError, TextChangedError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr, flush=True)
         return str(error), False
-    except Exception as error:  # of a mixer of the user's, say; the log has where
+    except Exception as error:  # e.g. from a user's mixer; the traceback goes into the log
         traceback.print_exc()
         sys.stderr.flush()
         return describe_error(error), False

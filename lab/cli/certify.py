@@ -109,7 +109,7 @@ def certify(
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Most memory that the module may take.",
+            help="Maximum memory that the module may take.",
             show_default="3/4 of what is free",
         ),
     ] = None,

@@ -163,7 +163,7 @@ def build_sweep(stated: "Claim", scale: str) -> "Sweep":
             known = {**values, "seq_len": lengths}.get(factor, set())
             if value not in known:
                 raise ValueError(
-                    f"statistic: {factor}={value} is no value of the sweep {name}; "
+                    f"statistic: {factor}={value} is not a value of the sweep {name}; "
                     f"it has {', '.join(map(str, sorted(known, key=str))) or 'no such factor'}"
                 )
     return replace(built, question=stated.says)

@@ -39,7 +39,7 @@ def judge_costs(
     with report_usage_errors():
         _check(sweep, options)
         if options.show and not file.exists():
-            raise ValueError(f"show: nothing was measured yet: there is no {file}")
+            raise ValueError(f"show: nothing has been measured yet: there is no {file}")
         check_output("out", file, options.force, is_costs)
     with report_failures():
         table = pl.read_parquet(file) if options.show else _measure(sweep, statistic)

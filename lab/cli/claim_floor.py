@@ -1,4 +1,4 @@
-"""The accuracy that takes no learning, where the settings of a claim are compared."""
+"""The accuracy that needs no learning, where the settings of a claim are compared."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What large sizes will cost, said at once: before anything is built, read or tried.
+"""Estimate what large sizes will cost, before anything is built, read or tried.
 
 Nothing is measured. The rates are those of one core of a server's processor (LOG.md); another
 machine may take a third of the time or three times as long, which is enough to tell a minute from
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 64
 TOKEN_SECONDS = 8e-6
-"""Seconds of a training step for each token and layer of this width."""
+"""Seconds of a training step for each token and layer of width `WIDTH`."""
 PAIR_SECONDS = 1.9e-9
 """Seconds for each pair of tokens of a row, in a layer that compares them all."""
 FORWARD = 1 / 3

@@ -91,7 +91,7 @@ def read_settings(texts: list[str], task: type[Any]) -> dict[str, tuple[Any, ...
             raise ValueError(f"eval={text}: must look like seq_len=512,1024")
         if name not in known:
             raise ValueError(
-                f"eval={text}: {name} is no option of {task.name}. {suggest(name, known)}"
+                f"eval={text}: {name} is not an option of {task.name}. {suggest(name, known)}"
             )
         value = read(name, values, hints[name])
         if isinstance(value, Span):

@@ -77,7 +77,7 @@ def _write_table(runs: Sequence["RunFolder"], file: Path, force: bool) -> None:
     """Write the tidy table of runs.
 
     Raises:
-        ValueError: for a file of another kind, or one that is no such table, unless forced.
+        ValueError: for a file of another kind, or one that is not such a table, unless forced.
         RunError: when it cannot be written.
     """
     from lab.sweeps.table import check_file, is_table, save_table, tabulate_runs

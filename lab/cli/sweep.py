@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAGE = "sweep.html"
 """The page of a sweep, in its folder."""
 OF_ONE_RUN = ("config", "evaluations", *rows.OPTIONS)
-"""Options of `lab TASK` that a sweep has none of."""
+"""Options of `lab TASK` that a sweep does not take."""
 
 
 @share_options
@@ -70,7 +70,7 @@ def sweep(
     open_table_console().print(build_settings_table(found.settings))
     say(found.summarize())
     page = (options.out or Path("runs") / built.name) / PAGE
-    if page.exists():  # not before the first run
+    if page.exists():  # it is written after the first run
         say(f"page: {page}")
     report_failed_runs(found)
 
@@ -118,7 +118,7 @@ def _read_fixed(task: str, words: list[str]) -> dict[str, Any]:
     with build_task_command(task).make_context(f"lab {task}", list(words)) as parsed:
         given = {name: v for name, v in parsed.params.items() if v not in (None, (), [])}
         given.pop("as_json")
-        given.pop("trust")  # which only --config needs
+        given.pop("trust")  # only --config needs it
     for name in OF_ONE_RUN:
         if name in given:
             raise ValueError(f"--{name.replace('_', '-')}: is for a single run, not for a sweep")

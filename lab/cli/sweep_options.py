@@ -37,7 +37,7 @@ def make_runs_option(default: str) -> Any:
 Workers = Annotated[int | None, make_workers_option("one for each core")]
 MaxMinutes = Annotated[
     float | None,
-    typer.Option(help="Most minutes that one run may take in total.", show_default="no limit"),
+    typer.Option(help="Maximum minutes that one run may take in total.", show_default="no limit"),
 ]
 
 

@@ -281,7 +281,7 @@ def parse_lengths(text: str | None) -> tuple[int, ...]:
     """Read row lengths, "64,128"; None stands for that of the task.
 
     Raises:
-        ValueError: for text that is no list of whole numbers above 0.
+        ValueError: for text that is not a list of whole numbers above 0.
     """
     if text is None:
         return ()

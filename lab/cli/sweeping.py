@@ -127,7 +127,7 @@ class SweepJob:
         """Return the results in the table, if there is one.
 
         Raises:
-            RunError: for a file that is no table of this sweep.
+            RunError: for a file that is not a table of this sweep.
         """
         if self.table is None or not self.table.exists():
             return EarlierResults({})
@@ -264,7 +264,7 @@ class SweepJob:
         by_size = {sizes[name]: cost for name, cost in costs.items()}
         left = TimeLeft(sizes, by_size, workers, self.max_minutes)
         lanes = LanePlan(tuple((cell,) for cell in cells))
-        if self.lanes and self.max_minutes is None and costs:  # which is a limit for each run
+        if self.lanes and self.max_minutes is None and costs:  # minutes limit each run
             described = {cell.name: read_settings(cell.task, cell.options) for cell in cells}
             lanes = choose_lanes(cells, described, list(costs), workers, on_note)
         return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out, lanes)

@@ -1,4 +1,4 @@
-"""The option with which a user vouches for what another's run imports and reads."""
+"""The option by which a user lets someone else's run import its code and read its text."""
 
 from typing import Annotated
 

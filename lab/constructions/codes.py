@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 MANY = 1024
-"""Most codes that are spread, which takes less than a second; more stay random."""
+"""Maximum number of codes that are spread, which takes less than a second; more stay random."""
 STEPS = 150
 
 

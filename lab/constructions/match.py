@@ -25,7 +25,7 @@ OWN_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7)
 """Weights to try for the own key, subtracted from a gathered one where all tokens are keys: the
 first token of a row gathers itself, and must not look like its own successor."""
 EARLY_ANGLE = 0.8
-"""Most radians over a row of the pair that prefers the earliest: its sine must still grow there."""
+"""Maximum angle of the pair that prefers the earliest, over a row: its sine must still grow."""
 ON = 15.0
 """Value of a one-hot key before the convolution's SiLU; for other keys it is −15 or less."""
 HEAVIEST_KIND = 1.3

@@ -26,7 +26,7 @@ from lab.models import Block, LanguageModel
 COUNT = 5
 """Channel of the count, after the constant, the kind, the two tokens' channels and the answer."""
 TOLERANCE = 0.1
-"""Most that a count may fall short at the end of a row."""
+"""Maximum amount by which a count may fall short at the end of a row."""
 STEEP = 10.0
 """Input of a hidden unit at a count of one above its kink; there SiLU and GELU differ from ReLU by
 less than 5e-4."""

@@ -52,7 +52,7 @@ def describe_mqar(seq_len: int, vocab_size: int, n_pairs: int, fillers: str) -> 
     """Return what mqar asks: keys are the lower half, answers the upper.
 
     A filler that repeats a key is a decoy. If all slots hold queries, what follows it is a query,
-    which is no answer. In empty slots another filler that is an answer may follow it; then the
+    which is not an answer. In empty slots another filler that is an answer may follow it; then the
     earliest match is right.
     """
     half, token = vocab_size // 2, torch.arange(vocab_size)

@@ -77,7 +77,7 @@ def _solve_in_two(
 ) -> None:
     """Gather in one mixer, match in a later one.
 
-    Where both are SSD and only answers gather, which are no keys, a gathered key shares the
+    Where both are SSD and only answers gather, which are not keys, a gathered key shares the
     channels of a token's own. The first token of a row is recognised by having gathered nothing.
     """
     memory = isinstance(first, SSD) and first.position != "conv" and isinstance(second, SSD)

@@ -40,7 +40,7 @@ class Residual:
         kind: of each token, [v].
         key, gathered, answer: channels of a key's code, of the key gathered from the token before,
             and of an answer's code. Key and answer may be the same, and so may key and gathered
-            where only answers gather, which are no keys.
+            where only answers gather, which are not keys.
         keys: each token's key code, unit or zero, [v a].
         answers: each token's answer code, unit or zero, [v b].
         marks_first: whether gathering takes `SEEN` off the kind of all tokens but a row's first.

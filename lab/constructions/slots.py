@@ -14,11 +14,11 @@ from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 
 NEARLY_STILL = 0.35
-"""Most radians over a row at which both channels of a pair hold code; they mix by its sine."""
+"""Maximum angle over a row at which both channels of a pair hold code; they mix by its sine."""
 DISTANCES = 9
 """Number of distances at which codes are compared."""
 SLOW = 1.0
-"""Most radians at which one channel of a pair holds code; it fades to cos 1 = .54."""
+"""Maximum angle at which one channel of a pair holds code; it fades to cos 1 = .54."""
 
 
 class Channels(NamedTuple):

@@ -4,7 +4,7 @@ from lab.errata.erratum import Erratum
 from lab.errata.figures import AVERAGES, CEVAL, CEVAL_AVERAGES
 
 ROUNDING = 0.01
-"""Most that a printed average may differ from the mean of the scores; both are rounded to 0.01."""
+"""Maximum difference of a printed average from the mean of the scores; both are rounded to 0.01."""
 
 
 def mean(scores: tuple[float, ...]) -> float:

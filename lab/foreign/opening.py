@@ -74,7 +74,7 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
     if not is_close(LARGE * found, expected):
         raise ValueError(
             f"model={name}: its logits are not its output embedding applied to its last hidden "
-            "state, or a part of it is not what it seems; the lab would compute other logits"
+            "state, or one of its parts is misread; the lab would compute other logits"
         )
     return opened.train(model.training)
 
@@ -90,9 +90,11 @@ def _check_model(model: nn.Module, name: str) -> None:
         raise ValueError(f"model={name}: must be a decoder, and this one has an encoder too")
     head = of.get_output_embeddings()
     if head is None:
-        raise ValueError(f"model={name}: has no output embedding; open one with a language head")
+        raise ValueError(
+            f"model={name}: has no output embedding; open a model with a language-model head"
+        )
     if getattr(head, "bias", None) is not None:
-        raise ValueError(f"model={name}: its output embedding has a bias, which the lab's has not")
+        raise ValueError(f"model={name}: its output embedding has a bias, and the lab's has none")
     if {p.device for p in model.parameters()} == {torch.device("meta")}:
         raise ValueError(f"model={name}: its weights are on the meta device, must be loaded")
 

@@ -13,7 +13,7 @@ from lab.ops.rope import Layout
 Angles: TypeAlias = tuple[Float[Tensor, "b t w"], Float[Tensor, "b t w"]]
 """cos and sin of the angles, of w channels or of w pairs of channels."""
 FACTOR = 2.0
-"""Of the cosines and sines of a trial: a norm after the rotation would take it away."""
+"""Multiplies the cosines and sines of a trial: a norm after the rotation would undo it."""
 
 
 class ForeignRotation(NamedTuple):

@@ -86,7 +86,7 @@ def _describe(run: Run, folder: Path, step: int | None) -> str:
     elif step is not None:
         said = "These are weights from within its training."
     options = {**run.task.describe(), "seed": run.train.seed}
-    options.pop("path", None)  # of the text on this machine, which is nobody else's business
+    options.pop("path", None)  # a path on this machine, which is private
     return CARD.format(
         task=run.task.name,
         stack=run.model.stack,

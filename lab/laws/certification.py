@@ -118,7 +118,7 @@ class Certification:
                 where = "" if condition == self.conditions[0] else f" ({condition})"
                 return replace(verdict, counterexample=f"{verdict.counterexample}{where}")
             verdicts.append((condition, verdict))
-        return _merge(name, verdicts)
+        return _merge(verdicts)
 
     def _restore_names(self, verdict: Verdict) -> Verdict:
         """Return a verdict that calls parameters by the names they have in the target."""
@@ -242,7 +242,7 @@ def _list_adapters(module: nn.Module) -> list[type[nn.Module]]:
     return found
 
 
-def _merge(law: str, verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
+def _merge(verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
     """Merge the verdicts under several conditions, none of which fails, into one."""
     holding = [verdict for _, verdict in verdicts if verdict.verdict == "holds"]
     if not holding:

@@ -106,7 +106,7 @@ def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
                     p.copy_(was + sign * step * way)
                 sums.append(weigh(places[0]).item())
             slope = (sums[0] - sums[1]) / (2 * step)
-            # Rounding of a sum of this size, divided by the step, is no error of the gradient.
+            # Rounding of a sum of this size, divided by the step, is not an error of the gradient.
             floor = 64 * torch.finfo(x.dtype).eps * max(map(abs, sums)) / step
             errors.append(max(abs(slope - along) - floor, 0.0) / max(size, abs(slope), 1e-300))
         for p, was in zip(places, before, strict=True):

@@ -32,7 +32,7 @@ Moves = dict[str, Tensor]
 
 RANK: dict[Reach, int] = {"none": 0, "zero": 1, "tie-only": 2, "alive": 3}
 ROUNDS = 4
-"""How many zeros behind one another are followed."""
+"""How many zero-initialised parameters in a chain are followed."""
 TRIALS = 8
 """Parameters that are moved alone, to find the one that another waits for."""
 SHOWN = 8
@@ -43,7 +43,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     """Every parameter gets a gradient, at once or after constant parameters have moved.
 
     What stands behind a projection, a gate or keys that are initialised to zero waits for them to
-    move, and that is no fault: constant parameters are moved at entries that get a gradient, and
+    move, and that is not a fault: constant parameters are moved at entries that get a gradient, and
     the gradients are computed again. Two zeros that wait for each other never move.
 
     Parameters of a part that no input calls are not judged (`find_uncalled`): a note names it, as

@@ -49,7 +49,7 @@ def select_laws(names: Collection[str] | None, field: str = "only") -> list[str]
             what the message calls the names.
     """
     if isinstance(names, str) or (names is not None and not names):
-        raise ValueError(f"{field}={names!r}: must be a list of one law or more, or None for all")
+        raise ValueError(f"{field}={names!r}: must be a list of one or more laws, or None for all")
     for law in names or ():
         check_choice(field, law, LAWS)
     return [law for law in LAWS if names is None or law in names]

@@ -1,4 +1,4 @@
-"""Whether a failure that fp64 shows is one in the module's own precision."""
+"""Whether a failure found in fp64 also occurs in the module's own precision."""
 
 import math
 from functools import cached_property

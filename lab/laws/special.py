@@ -1,4 +1,4 @@
-"""Inputs that modules may treat apart: vectors of zeros, and the tokens of padding and of ends."""
+"""Inputs that modules may treat specially: vectors of zeros, and tokens of padding and of ends."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -24,7 +24,7 @@ EXPECTED = 16
 LEAST = 3
 """Least further tokens before the search stops, as a multiple of those up to the last new row."""
 PARAMETRISED = "parametrizations."
-"""In names of torch's parameters from which a weight is computed."""
+"""Part of the names of parameters from which torch computes a weight."""
 AT_ONCE = 4096
 """Tokens in one pass."""
 OPTIONAL = ("token_type_embeddings", "task_type_embeddings")

@@ -164,7 +164,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
     ) -> Float[Tensor, "b q d"]:
-        """Return the outputs; with `at` [b q] those at some positions, where alone it queries."""
+        """Return the outputs; with `at` [b q], only those at some positions, the only queries."""
         if at is None:
             return self.prefill(x)[0]
         if self._runs_flex(x, at):
@@ -245,7 +245,7 @@ class Attention(nn.Module):
 
     @property
     def _cached_widths(self) -> tuple[int, int]:
-        """How wide a head's key is, and its value."""
+        """Widths of a head's key and of its value."""
         return self.k.out_features // self.n_kv_heads, self.out.in_features // self.n_heads
 
     def _value_vectors(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d_value"]:

@@ -85,7 +85,7 @@ def check_decoding(
         ValueError: for a state of another layer or batch, or a mask of another shape or type.
     """
     if state is not None and not isinstance(state, kind):
-        raise ValueError(f"state is of {type(state).__name__}, must be of {kind.__name__}")
+        raise ValueError(f"state is {type(state).__name__}, must be {kind.__name__}")
     if state is not None and state.position.shape[0] != x.shape[0]:
         raise ValueError(f"state has batch {state.position.shape[0]}, must be x's {x.shape[0]}")
     if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):

@@ -58,7 +58,8 @@ class Allocations(TorchDispatchMode):
         for storage in _list_storages(result):
             if storage._cdata in self._counted:
                 continue
-            if given is None:  # torch.tensor lifts what it has made of a list unseen
+            # torch.tensor makes a tensor of a list unseen, then calls lift_fresh on it.
+            if given is None:
                 lifts = func is torch.ops.aten.lift_fresh.default
                 given = {each._cdata for each in _list_storages(() if lifts else (args, kwargs))}
             if storage._cdata not in given:
@@ -111,7 +112,7 @@ def refuse_more_than_free(what: str) -> Iterator[None]:
 
 
 def measure_peak(call: Callable[[], object], limit: float = float("inf")) -> int:
-    """Return the most bytes that the tensors of a call take at a time.
+    """Return the peak of the bytes that the tensors of a call take.
 
     Raises:
         OverLimitError: as soon as they take more than the limit.
@@ -135,7 +136,7 @@ class _WholeAllocations(Allocations):
         self.whole = 0
 
     def take_stock(self) -> None:
-        """Take in the most that Python's objects took since tensors last came or went."""
+        """Take in the peak of Python's own objects since tensors last came or went."""
         self.whole = max(self.whole, self.live + tracemalloc.get_traced_memory()[1] - self._before)
         tracemalloc.reset_peak()
 
@@ -149,7 +150,7 @@ class _WholeAllocations(Allocations):
 
 
 def measure_whole_peak(call: Callable[[], object], limit: float = float("inf")) -> int:
-    """Return the most bytes that a call's tensors and Python's own objects take at a time.
+    """Return the peak of the bytes that a call's tensors and Python's own objects take.
 
     Raises:
         OverLimitError: as soon as the tensors take more than the limit.

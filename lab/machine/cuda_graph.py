@@ -30,7 +30,7 @@ class RecordedCall(Generic[T]):
         self._device = device
         current, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         aside.wait_stream(current)
-        with torch.cuda.stream(aside):  # which also makes its device the current one
+        with torch.cuda.stream(aside):  # this also selects its device
             if rehearse:
                 call()
                 with _refuse_waiting():

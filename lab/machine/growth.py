@@ -71,7 +71,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Demand:
-    """The bytes that work on rows takes of a process at a time.
+    """The bytes that a process needs at once to work on rows.
 
     Attributes:
         fixed: beside the rows, such as weights.
@@ -114,7 +114,7 @@ AnyEstimate = TypeVar("AnyEstimate", bound=MemoryEstimate)
 
 @dataclass(frozen=True)
 class Closest(Generic[AnyEstimate]):
-    """The closest estimate that was needed, and could be measured.
+    """An estimate from measurements as large as were needed and possible.
 
     Attributes:
         estimate: None if even the small calls were stopped.

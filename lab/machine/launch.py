@@ -39,5 +39,5 @@ def read_launch() -> Launch | None:
 
 
 def forget_launch() -> None:
-    """Let this process, and those that it starts, be alone from now on."""
+    """Make this process, and those that it starts, train alone: torchrun's variable is removed."""
     os.environ.pop(NAME, None)

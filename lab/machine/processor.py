@@ -52,7 +52,7 @@ def count_free_cores() -> int:
             running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
         except OSError:
             return count_cores()
-        counts.append(int(running) - 1)  # this thread reads
+        counts.append(int(running) - 1)  # without this thread
         time.sleep(INTERVAL)
     free = (os.cpu_count() or 1) - round(statistics.median(counts))
     return max(1, min(count_cores(), free))

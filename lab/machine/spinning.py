@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 BRIEF = {"GOMP_SPINCOUNT": "1000"}
-"""Good on every machine seen, and the best beside other work."""
+"""A good choice on every machine that was measured, and the best one on a busy machine."""
 CHOICES: dict[str, dict[str, str]] = {"brief": BRIEF, "long": {}}
 """Environment variables by the length of the wait; long is what OpenMP does by itself."""
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_CPU_AFFINITY")

@@ -164,7 +164,7 @@ class ActivationCache(dict[str, Tensor]):
     ) -> Any:
         """Return what each head of each mixer before a layer added, [n b t d].
 
-        A mixer counts as one head, "L0", if what it adds is no sum over heads: SSD with
+        A mixer counts as one head, "L0", if what it adds is not a sum over heads: SSD with
         gate="norm", a mixer without `heads_hook`, one whose output an opened model norms before it
         adds it. What a mixer adds without its heads is "L0rest".
 

@@ -33,6 +33,6 @@ def read_added(
     if not hasattr(block, "hook_resid_mid"):
         raise ValueError(
             f"block {layer} does not add what its mixer and its MLP return, and has no hook point "
-            "between them, so what each adds cannot be told"
+            "between them, so what each adds is not known"
         )
     return tensors[after] - tensors[before]

@@ -119,7 +119,7 @@ def build(
     given = split_options(options or {}, pairs)
     sizes = {"d_model": d_model, "n_heads": n_heads}
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes a millisecond
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would take a millisecond
         blocks = []
         for (mixer, transform), (of_mixer, of_transform) in zip(pairs, given, strict=True):
             blocks.append(
@@ -152,7 +152,7 @@ def _make_layer(
     if cls is not None:
         return make_layer(cls, letter, sizes, options)
     if options:
-        raise ValueError(f"option {letter}.{next(iter(options))}: {letter} is no layer")
+        raise ValueError(f"option {letter}.{next(iter(options))}: {letter} is not a layer")
     return None
 
 
@@ -291,7 +291,7 @@ def _mamba2_options(d_model: int, d_state: int) -> dict[str, Any]:
 def _build_repeated(
     unit: list[str], n_layers: int, own: Mapping[str, Any], sizes: Sizes
 ) -> LanguageModel:
-    """Build n_layers blocks of a repeated unit; the user's options go before the own ones."""
+    """Build n_layers blocks of a repeated unit; the user's options take precedence over `own`."""
     if not 1 <= n_layers <= MAX_BLOCKS:
         raise ValueError(f"{n_layers=} must be in 1 … {MAX_BLOCKS}")
     pairs = [unit[i % len(unit)] for i in range(n_layers)]

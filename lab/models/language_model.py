@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
         """Return the logits of every position.
 
         Raises:
-            ValueError: for what is no batch of token ids.
+            ValueError: for what is not a batch of token ids.
         """
         _check_tokens(tokens)
         return self.head(self.hidden(tokens))

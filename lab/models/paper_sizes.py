@@ -136,7 +136,9 @@ def build_on_meta(
             return ARCHITECTURES[name](options=options, **whole), None
         if size is not None or "n_layers" in given:
             field = f"{size=}" if size is not None else f"n_layers={given['n_layers']}"
-            raise ValueError(f"{field}: only of an architecture: {', '.join(ARCHITECTURES)}")
+            raise ValueError(
+                f"{field}: applies only to a named architecture: {', '.join(ARCHITECTURES)}"
+            )
         return build(
             name,
             vocab_size=given.get("vocab_size", VOCAB_SIZE),

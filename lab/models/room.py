@@ -75,7 +75,7 @@ def count_bytes(config: ModelConfig, vocab_size: int, copies: int = 1) -> int:
     Raises:
         ValueError: for a model that cannot be built.
     """
-    with torch.device("meta"):  # which imports much of torch: only to explain a refusal
+    with torch.device("meta"):  # slow to import, so used only to explain a refusal
         model = build(**config.to_dict(), vocab_size=vocab_size)
     return FLOAT * sum(p.numel() * (copies if p.requires_grad else 1) for p in model.parameters())
 
@@ -92,7 +92,7 @@ def _find_largest(config: ModelConfig, vocab_size: int, name: str, copies: int, 
                 fits = count_bytes(smaller, vocab_size, copies) <= free
             else:
                 fits = count_bytes(config, middle, copies) <= free
-        except ValueError:  # a width that layers cannot have
+        except ValueError:  # layers cannot have this width
             fits = False
         low, high = (middle, high) if fits else (low, middle)
     return low * unit

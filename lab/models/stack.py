@@ -27,7 +27,7 @@ def parse_stack(
     """Return the (mixer, state transform) letters of each block.
 
     Raises:
-        ValueError: for an unknown letter, a word that is no pair, no blocks, or too many.
+        ValueError: for an unknown letter, a word that is not a pair, no blocks, or too many.
     """
     blocks: list[tuple[str, str]] = []
     for word in stack.split():

@@ -110,7 +110,7 @@ def _check_positions(mixer: nn.Module, x: Float[Tensor, "b t d"]) -> None:
     off = (part - whole).abs().max().item()
     if not off <= ROUNDING * whole.abs().max().item():
         raise ValueError(
-            f"{name}: with at its outputs differ by up to {off:.2g} from those without; "
+            f"{name}: outputs with `at` differ by up to {off:.2g} from those without; "
             "they must be the same, and causal"
         )
 

@@ -71,13 +71,13 @@ def _check_names(given: Mapping[str, Any], task: type[Task]) -> None:
     """Check the names of settings, and their types; a task checks its own, text apart.
 
     Raises:
-        ValueError: for a name that is no setting, or a value of another type.
+        ValueError: for a name that is not a setting, or a value of another type.
     """
     hints = get_type_hints(task)
     known = dict.fromkeys(["preset"])
     for option in (f.name for f in fields(task) if f.init):
         known[option] = None
-        if isinstance(given.get(option), str):  # the command line reads text, this does not
+        if isinstance(given.get(option), str):  # unlike the command line, this reads no text
             check_kind(option, given[option], find_kind(hints[option]))
     for part in (ModelConfig, TrainConfig, Runtime):
         hints = get_type_hints(part)
@@ -87,4 +87,4 @@ def _check_names(given: Mapping[str, Any], task: type[Task]) -> None:
                 check_kind(f.name, given[f.name], hints[f.name])
     for name in given:
         if name not in known:
-            raise ValueError(f"{name}: is no setting. {suggest(name, known)}")
+            raise ValueError(f"{name}: is not a setting. {suggest(name, known)}")

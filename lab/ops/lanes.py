@@ -40,7 +40,7 @@ def map_lanes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def over_lanes(rule: Rule) -> Callable[[Function], Function]:
-    """Let a rule compute a function inside `map_lanes`; elsewhere the function is as it was.
+    """Let a rule compute a function inside `map_lanes`; elsewhere the function is unchanged.
 
     No tensor may be within another argument.
     """
@@ -100,7 +100,7 @@ class _OverLanes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise AssertionError("what all lanes share has no gradient")
+        raise AssertionError("tensors that all lanes share have no gradient")
 
     @staticmethod
     def vmap(info, in_dims, rule, function, *args):  # type: ignore[override]

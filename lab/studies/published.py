@@ -5,7 +5,7 @@ no numbers, to ±0.02. At d_model 32 and 512 tokens or more, all lines are near 
 """
 
 READING_ERROR = 0.02
-"""Most error of a number read off the figure."""
+"""Maximum error of a number read off the figure."""
 PAPER_MIXERS = ("dynamic mask attention", "attention", "SSD", "Based")
 """The order of the numbers below. SSD has no convolution, no gate, and a state of 128."""
 

@@ -105,8 +105,8 @@ def read_recipe(path: Path, *, trust: bool = False) -> Recipe:
         trust: whether the recipe may name a text to read, as another's could name a private file.
 
     Raises:
-        ValueError: for a file that is no export, whose recipe is damaged, or names an unknown task
-            or, without trust, a text.
+        ValueError: for a file that is not an export, or whose recipe is damaged, names an unknown
+            task or, without trust, a text.
         OSError: when the file cannot be read.
     """
     try:

@@ -47,7 +47,7 @@ def _run_if_killed(program: str, word: str) -> Iterator[None]:
         bufsize=0,
         start_new_session=True,
     ) as watcher:
-        watcher.wait()  # what waits is a child of this process, which has ended
+        watcher.wait()  # it has forked the process that waits, and ends at once
         assert watcher.stdin is not None
         try:
             yield

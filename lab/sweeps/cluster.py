@@ -105,7 +105,7 @@ class ClusterTrainer(Trainer):
         self._death = Death("its task of the cluster ended", again=False)
 
     def close(self) -> None:
-        """Nothing is left: a task ends with its cells."""
+        """Do nothing: a task ends with its cells."""
 
     def _ask(
         self, folders: Sequence[CellFolder], max_minutes: float | None
@@ -148,7 +148,7 @@ class ClusterTrainer(Trainer):
                     checked = time.monotonic()
         finally:
             ray.cancel(stream)
-            ray.wait([stream.completed()], timeout=PATIENCE)  # it removes its folder
+            ray.wait([stream.completed()], timeout=PATIENCE)  # the task removes its folder first
 
     def _check_head(self) -> None:
         """Check that the head node still answers; Ray would end this process soon after.

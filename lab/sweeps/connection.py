@@ -14,7 +14,7 @@ from lab.sweeps.afterwards import say_if_killed
 from lab.sweeps.cluster import Cluster, knock
 
 REFUSED = b"InvalidAuthToken"
-"""Ray's word for a token that is missing or not the cluster's; its exception does not tell."""
+"""Ray's word for a missing or wrong token, which its exception does not mention."""
 SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -22,14 +22,14 @@ SETTINGS = {
     "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
 }
-"""What Ray is told unless the user's environment says otherwise."""
+"""Environment variables for Ray, unless the user has set them."""
 LAST_WORDS = (
     "Error: this process was killed. If the cluster at {address} is gone, Ray did it: start the "
     "cluster again; the same command goes on"
 )
-"""What is said when this process ends at once, as Ray has it do some time after its head node."""
+"""Printed if Ray kills this process, as it does some time after its head node has gone."""
 HERE = ("local", "auto")
-"""Addresses that are none: a cluster of this machine for this sweep alone, and one that runs."""
+"""Values of --ray besides addresses: a new cluster for this sweep, and the one of this machine."""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class EarlierResults:
             settings: of each cell's run, by the cell's name (`Run.settings`).
 
         Raises:
-            RunError: for a file that cannot be read, or is no table of this sweep.
+            RunError: for a file that cannot be read, or is not a table of this sweep.
         """
         if not file.exists():
             return cls({})
@@ -55,7 +55,7 @@ class EarlierResults:
         needed = [*sweep.factors, "seq_len", "status", "settings"]
         if not {*needed} <= {*found.columns} <= {*columns}:
             raise RunError(
-                f"table={file}: is no table of the sweep {sweep.name}, or one of an older "
+                f"table={file}: is not a table of the sweep {sweep.name}, or one of an older "
                 f"version; it must have the columns {', '.join(columns)}"
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
@@ -74,7 +74,7 @@ class EarlierResults:
         """
         if self.table.is_empty():
             return table
-        # A mapping keeps the places of the names that it has.
+        # Updating a dict keeps the order of the names that it already has.
         merged = self._group(self.table) | self._group(table)
         rows = [row for group in merged.values() for row in group]
         return pl.DataFrame(rows, schema=table.schema, orient="row", strict=False)

@@ -25,7 +25,7 @@ Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "f
 minutes up. "unfinished": it was interrupted, and goes on when the sweep is run again."""
 ENDED = ("solved", "budget", "diverged")
 LAST_BYTES = 4_096
-"""Read of a file of metrics to find its last row."""
+"""Bytes that are read from the end of a file of metrics to find its last row."""
 
 
 @dataclass(frozen=True)

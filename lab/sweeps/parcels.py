@@ -68,7 +68,7 @@ class Sender:
         Of cells that have checkpoints of the same steps, as lanes do, these are of one step.
         """
         with contextlib.ExitStack() as shared:
-            for folder in folders:  # none is removed from now on
+            for folder in folders:  # keep training from removing checkpoints
                 if folder.run_path.exists():
                     shared.enter_context(Folder(folder.run_path).share(HOME))
             steps = {folder: set(list_checkpoints(folder.run_path)) for folder in folders}
@@ -97,7 +97,7 @@ class Sender:
             with contextlib.suppress(FileNotFoundError):  # it was replaced meanwhile
                 files[name] = Folder(folder.path).read(name)
                 sent[name] = stamp
-        if step is not None and METRICS in files:  # later rows may tell of later checkpoints
+        if step is not None and METRICS in files:  # later rows belong to later checkpoints
             files[METRICS] = b"".join(files[METRICS].splitlines(keepends=True)[:step])
             del sent[METRICS]  # the rest is still to be sent
         return files
@@ -132,7 +132,7 @@ def receive(delivered: Mapping[CellFolder, Files]) -> None:
                 with run.write_folder(place) as temporary:
                     for name in names:
                         run.write(f"{temporary}/{Path(name).name}", files[name])
-    for folder in delivered:  # lanes go on from steps that all of them have
+    for folder in delivered:  # lanes resume from a step that all of them have
         if newest := _find_newest(folder):
             keep_only(folder.run_path, newest)
 

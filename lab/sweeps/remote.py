@@ -1,4 +1,4 @@
-"""What a machine of a cluster does: trains cells in a folder of its own, and sends home their news.
+"""What a machine of a cluster does: train cells in a folder of its own, and send the files home.
 
 The folder is a temporary one, so that machines need no disk in common. A process trains them, as on
 the machine of the sweep (`lab.sweeps.workers`).

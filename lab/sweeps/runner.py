@@ -149,5 +149,5 @@ def _train(
         failed = None
     except (RunError, OSError) as failure:
         failed = str(failure)
-    for folder in list(left):  # stopped
+    for folder in list(left):  # those that were stopped
         end(folder, failed)

@@ -11,7 +11,7 @@ from tasks.near_names import list_choices
 
 Factor = str | int | float
 LONGEST_NAME = 200
-"""Most bytes of a folder's name; most systems have room for 255."""
+"""Maximum number of bytes of a folder's name; most systems have room for 255."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ POLL = 0.2
 TAIL = 20
 """Last lines of a process's output that are searched for its error."""
 MOST_DEATHS = 3
-"""A cell whose process is killed is tried again, unless this often since its newest checkpoint."""
+"""A cell is given up after its process was killed this often without a new checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what has no cell to train."""
+        """End the process if it waits for cells."""
 
     @abstractmethod
     def _ask(
@@ -135,7 +135,7 @@ class Worker(Trainer):
         assert self.process.stdout is not None
         by_path = {str(folder.path.resolve()): folder for folder in folders}
         order = {"folders": list(by_path), "max_minutes": max_minutes}
-        with contextlib.suppress(BrokenPipeError):  # an answer that ends tells that it is dead
+        with contextlib.suppress(BrokenPipeError):  # its output then ends, which is noticed below
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
         asked, missing = False, len(folders)
         while missing:

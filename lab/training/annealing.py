@@ -1,4 +1,4 @@
-"""The learning rate of a step; schedule "error" lets it follow what is left to learn."""
+"""The learning rate of a step; with schedule "error" it falls as the model learns."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ BELOW, LEAST = 0.1, 0.1
 """The rate falls below this share of wrong answers, down to this share of the peak; halvings come
 on top."""
 GAIN = 0.05
-"""A new best has so many fewer wrong answers, as a share of those before: others may be luck."""
+"""Wrong answers must fall by this share to count as a new best: less may be luck."""
 PATIENCE = 4
 """Validations in a row below `BELOW` without a new best, after which the rate is halved."""
 MOST_HALVINGS = 3

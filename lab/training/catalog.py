@@ -83,7 +83,9 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
         if not equals:
             raise ValueError(f"only={text}: must be NAME=VALUE, such as stopped=solved")
         if not (name in known or of_layer):
-            raise ValueError(f"only={text}: {name} is no option or column. {suggest(name, known)}")
+            raise ValueError(
+                f"only={text}: {name} is not an option or column. {suggest(name, known)}"
+            )
         choices = _list_choices(name, runs)
         if name == "stopped" and read_ending(value) in (*ENDINGS, *NO_RESULT):
             value = name_ending(read_ending(value))

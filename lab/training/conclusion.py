@@ -20,7 +20,7 @@ from lab.training.state import TrainingState
 from tasks.base import Task, count_rows
 
 CONSTRUCTION_TOKENS, FEWEST_ROWS = 2**15, 16
-"""Most tokens that a construction is evaluated on, unless the fewest rows have more."""
+"""Maximum number of tokens to evaluate a construction on, unless the fewest rows have more."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def try_out(run: Run, device: torch.device | None = None) -> None:
     with refuse_weights(run.model, run.task.vocab_size, copies=COPIES):
         model = run.build()
     on_cpu, is_long = device is None or device.type == "cpu", run.task.seq_len > 2 * TOKENS
-    if on_cpu and is_long:  # before a row that may be too long
+    if on_cpu and is_long:  # before trying a row that memory may not hold
         check_step(run, model)
     for stage in reversed(list_stages(run.task, run.train)):
         batch = stage.task.batch(size=1, seed=run.train.seed)
@@ -176,7 +176,7 @@ def _lead(launch: "Launch | None", session: Session) -> "AbstractContextManager[
     """Have other processes help, if there are any, for a `with` block."""
     if launch is None:
         return nullcontext()
-    # Which imports what a process alone does not need.
+    # It imports what a single process does not need.
     from lab.training.parallel import lead
 
     return lead(launch, session.run, session.state)

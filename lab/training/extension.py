@@ -96,7 +96,7 @@ def _undo_last_evaluation(run: Run, state: TrainingState) -> None:
     steps, stages = state.step - state.stage_step, list_stages(run.task, run.train)
     kept = _drop_final_evaluation(run, last, steps)
     learned = kept.get("validation_accuracy", 0.0) >= run.train.lengthen_at
-    entered = state.stage_step == state.step  # before this process was killed the last time
+    entered = state.stage_step == state.step  # by a process that was killed afterwards
     if learned and not entered and state.stage + 1 < len(stages):
         enter_next_stage(state, stages, run.train)
         checkpoint.rewrite_counters(run.path, state)

@@ -125,7 +125,7 @@ def _advise(run: Run, found: Closest[Footprint], bound: int) -> str:
     if found.estimate is None:
         return "shorter rows may fit"
     most = run.train.batch_size - 1
-    if found.stopped:  # in the larger of two steps
+    if found.stopped:  # the larger of two measured steps did not fit
         most = min(most, 2 * count_rows(MANY_TOKENS, run.task.seq_len) - 1)
     rows = min(found.estimate.count_fitting_rows(bound), most)
     return f"{f'batch_size={rows}' if rows else found.estimate.name_longest_row(bound)} would fit"
@@ -159,7 +159,9 @@ def estimate(
         OverLimitError: when a measured step takes more.
     """
     step = measure_model(run.task, model, run.train.batch_size, _step, tokens=tokens, limit=limit)
-    optimizers = start(model, run.train).optimizers  # kept, as their moments go with them
+    optimizers = start(
+        model, run.train
+    ).optimizers  # in a name, since their moments would go with them
     with Allocations() as update:
         # A step has left gradients.
         for optimizer in optimizers.values():

@@ -20,7 +20,7 @@ from lab.training.variations import list_evaluations, undo_json, vary_settings
 from tasks.base import Task, count_rows
 
 TOKENS = 2**19
-"""Most tokens that a setting is evaluated on, unless the fewest rows have more."""
+"""Maximum number of tokens that a setting is evaluated on, unless the fewest rows have more."""
 FEWEST_ROWS = 16
 
 
@@ -123,7 +123,7 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
         return str(error)
     if device.type != "cpu":
         return None
-    give_back_freed_memory()  # of the training
+    give_back_freed_memory()  # what training has left
     unfit = _find_unfit(task, model)
     return None if unfit is None else str(unfit)
 

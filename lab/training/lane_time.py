@@ -198,7 +198,8 @@ def _prepare_apart(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
 ) -> Callable[[], None]:
     each = zip(models, batches, strict=True)
-    if batches[0].inputs.is_cuda:  # where one takes as long as another, and each would take memory
+    # On a GPU all take equally long, and each recording would take memory: time one of them.
+    if batches[0].inputs.is_cuda:
         steps = [record_gradients(*next(each), precision)] * len(models)
     else:
         steps = [record_gradients(model, batch, precision) for model, batch in each]

@@ -226,13 +226,13 @@ def _take_step(
         key = (batch.inputs.shape, lane.setting) if shared else lane.number
         drawn = read_clocks() - began
         groups.setdefault(key, []).append((lane, batch, drawn))
-    if over:  # before the others take a step
+    if over:  # end these before the others take a step
         return {lane: Ending("budget") for lane in over}, over
     rows = {lane: row for group in groups.values() for lane, row in _step_group(group)}
     for lane, row in rows.items():
         if row is not None:
             lane.session.take_in(row)
-    # Once for all, so that all stop after the same step.
+    # Asked once for all lanes, so that all stop after the same step.
     interrupt, ended, due = find_interrupt(), {}, []
     for lane in lanes:
         row = rows[lane]

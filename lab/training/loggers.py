@@ -54,7 +54,7 @@ def _open_nothing() -> Iterator[Log]:
 def _open_tensorboard(run: Run, first_step: int) -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
-    Folder(run.path).make("tensorboard")  # which is refused where it is a link
+    Folder(run.path).make("tensorboard")  # refuses a link
     home = run.path / "tensorboard"
     with SummaryWriter(str(home), purge_step=first_step + 1 if first_step else None) as writer:
         if not first_step:

@@ -151,7 +151,7 @@ def _parse(file: Path, lines: list[str]) -> tuple[tuple[MetricsRow, ...], int]:
     """Return the rows in lines, and the step of the newest checkpoint.
 
     Raises:
-        RunError: for a line that was changed, is missing, or is no row although rows follow.
+        RunError: for a line that was changed, is missing, or is not a row although rows follow.
     """
     rows: list[MetricsRow] = []
     checkpoint = 0

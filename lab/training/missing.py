@@ -1,4 +1,4 @@
-"""What a run saved before and is no longer there: training would go on without it, unnoticed."""
+"""Check that nothing that a run saved is missing: training would silently go on without it."""
 
 from lab.files import RunError
 from lab.training.runs import Run

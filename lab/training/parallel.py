@@ -34,7 +34,7 @@ from tasks.base import IGNORE, Batch
 PATIENCE = timedelta(days=30)
 """How long a process waits for another one: an evaluation may take hours."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""The signals that end a run, in the order in which processes tell how many have got them."""
+"""The signals that end a run, in the order in which processes exchange how many of them arrived."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def check_shares(run: Run, launch: Launch, device: str) -> None:
     Raises:
         ValueError: naming the option, its value and its bound.
     """
-    rows = run.train.batch_size  # shorter rows are more
+    rows = run.train.batch_size  # the smallest batch: shorter rows are more
     if rows < launch.count:
         raise ValueError(
             f"batch_size={rows}: must be ≥ {launch.count}, the number of processes, so that each "
@@ -182,7 +182,7 @@ def follow(launch: Launch) -> None:
         LostProcessError: when process 0 has ended without a word.
         RunError: when the model cannot be built here.
     """
-    for number in SIGNALS:  # nothing is lost yet, and who waits for process 0 runs no handler
+    for number in SIGNALS:  # a process that waits for process 0 runs no handler
         signal.signal(number, signal.SIG_DFL)
     with _join(), catch_interrupts() as find_interrupt:
         assignment = _share_assignment(None)
@@ -206,7 +206,7 @@ def follow(launch: Launch) -> None:
             ).take(slice(None), order.seq_len)
             model.zero_grad(set_to_none=True)
             _share_weights(model)
-            # Its own, or dropout would leave out the same places of every share.
+            # A seed for each process, or dropout would drop the same places of every share.
             with fix_seed((order.seed + (launch.rank << 32)) % 2**63, device):
                 outcome = _compute(model, batch, stage.batch_size, order, assignment.precision)
             _add_up(model, outcome, order, find_interrupt())

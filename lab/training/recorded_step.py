@@ -220,7 +220,7 @@ def check_recordable(model: LanguageModel) -> None:
         raise RuntimeError("a hook is attached to the model")
     mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
     if not all(mixer is None or is_from_lab(mixer) for mixer in mixers):
-        raise RuntimeError("what a mixer that is not the lab's does beside torch would be left out")
+        raise RuntimeError("a mixer that is not the lab's may do more than torch can record")
 
 
 def _check_states(
@@ -234,7 +234,9 @@ def _check_states(
     """
     known = {p for of_lane in optimizers for each in of_lane.values() for p in each.state}
     if any(p.grad is not None and p not in known for of_lane in trained for p in of_lane):
-        raise RuntimeError("a parameter has its first gradient, for which no optimizer is prepared")
+        raise RuntimeError(
+            "a parameter has its first gradient, so the optimizer has no state of it yet"
+        )
 
 
 def _keep(number: float) -> Tensor:

@@ -94,7 +94,7 @@ class Run(RunFolder):
             with explain_write_errors(self.path):
                 size = os.fstat(file).st_size
                 written = os.write(file, line)
-                if written < len(line):  # a disk that is full takes the beginning
+                if written < len(line):  # a full disk takes only the beginning
                     os.ftruncate(file, size)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

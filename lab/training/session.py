@@ -56,7 +56,7 @@ class Session:
             self._pace.update(before["step"], before["accuracy"])
 
     def certify(self) -> str:
-        """Certify the layers if asked to, or else those of others; keep and return what is found.
+        """Certify all layers if asked, by default a user's alone; keep and return the result.
 
         The text is empty where nothing is certified: also in a run that is resumed.
 

@@ -32,7 +32,7 @@ WORTHWHILE = 0.97
 KIND = "step_time"
 """What `lab.machine.measurements` calls these."""
 VERSION = 3
-"""Of what is measured; kept measurements of others are not used."""
+"""Version of the measurement; kept results of other versions are not used."""
 
 
 @dataclass(frozen=True)

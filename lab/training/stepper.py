@@ -196,8 +196,8 @@ def check(task: Task, config: TrainConfig) -> None:
     for name, values in task.options.items():
         if isinstance(values, Schedule) and config.train_rows is not None:
             raise ValueError(
-                f"{name}={values.first}:{values.last}: goes over {values.rows:,} rows, but of "
-                f"train_rows={config.train_rows:,} each comes again; must be all new"
+                f"{name}={values.first}:{values.last}: a schedule over {values.rows:,} rows needs "
+                f"new rows, but train_rows={config.train_rows:,} repeats them; choose one"
             )
     list_stages(task, config)
 

@@ -137,7 +137,7 @@ def test_figures_are_saved(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("--only matrix", "only=matrix: is no analysis. Did you mean matrices?"),
+        ("--only matrix", "only=matrix: is not an analysis. Did you mean matrices?"),
         ("--only experts", "only=experts: no block"),
         ("--rows 0", "rows=0: must be ≥ 1"),
         ("--rows 99999999", "rows=99999999 of 16 tokens take about"),

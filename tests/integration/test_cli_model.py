@@ -63,7 +63,7 @@ def test_a_stack_takes_sizes_and_options():
         (["chems"], "'chems'"),
         (["cheems", "--size", "7B"], "'--size': '7B' is not one of '320M', '1.3B'"),
         (["cheems", "--size", "320M", "--d-model", "64"], "sets d_model too"),
-        (["AM", "--size", "320M"], "only of an architecture"),
+        (["AM", "--size", "320M"], "applies only to a named architecture"),
         (["AM", "--n-layers", "3"], "n_layers=3"),
         (["cheems", "--n-layers", "0"], "n_layers=0"),
         (["cheems", "--n-layers", "100000"], "n_layers=100000 must be in 1 … 1000"),

@@ -176,11 +176,11 @@ def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):
     [
         ("--eval seq_len=15", "seq_len=15: must be even"),
         ("--eval vocab_size=128", "eval vocab_size=128: has 128 tokens, the model 64"),
-        ("--eval depth=3", "depth is no option of mqar. Known: seq_len"),
+        ("--eval depth=3", "depth is not an option of mqar. Known: seq_len"),
         ("--n-pairs 1:4@5", "n_pairs=1:4@5: steps must be in 1 … 4"),
         ("--n-pairs 1:5", "n_pairs=5: must be in 1 … 4"),
         ("--fillers any,none", "fillers='none'"),
-        ("--n-pairs 1:4 --train-rows 64 --batch-size 8", "each comes again; must be all new"),
+        ("--n-pairs 1:4 --train-rows 64 --batch-size 8", "train_rows=64 repeats them; choose one"),
         ("--preset tiny", "'tiny' is not one of"),
         ("--d-model 0", "d_model=0: must be ≥ 1"),
     ],

@@ -62,7 +62,7 @@ def test_the_help_of_the_whole_ends_its_last_line():
             "mqar --option A.mask=sof",
             "literal, straight-through, soft, value, oracle. Did you mean",
         ),
-        ("mqar --eval seqlen=32", "seqlen is no option of mqar. Did you mean seq_len?"),
+        ("mqar --eval seqlen=32", "seqlen is not an option of mqar. Did you mean seq_len?"),
         ("mqar --show 1 --split tset", "train, test, probe, validation. Did you mean test?"),
         (
             "mqar --model torch.nn:Lniear --stack UM",
@@ -74,7 +74,7 @@ def test_the_help_of_the_whole_ends_its_last_line():
         ("study capcity", "Did you mean capacity?"),
         ("sweep mqar --grid preset=smal", "must be one of small, published. Did you mean small?"),
         ("sweep mqar --grid d_model=8 --only dmodel=8", "of d_model, seed. Did you mean d_model?"),
-        ("runs --only stoped=solved", "stoped is no option or column. Did you mean stopped"),
+        ("runs --only stoped=solved", "stoped is not an option or column. Did you mean stopped"),
         (
             "runs --only stopped=solvd",
             "stopped must be one of solved, not solved: step limit reached, not",
@@ -205,7 +205,7 @@ def test_a_folder_of_runs_must_exist_unless_it_is_the_default(tmp_path, monkeypa
     unknown = CliRunner().invoke(app, ["runs", "--only", "x=1"])
     assert unknown.exit_code == 2
     assert unknown.stderr.startswith(
-        "Error: only=x=1: x is no option or column. Known: path, task,"
+        "Error: only=x=1: x is not an option or column. Known: path, task,"
     )
     missing = CliRunner().invoke(app, ["runs", "nope"])
     assert missing.exit_code == 2
@@ -240,6 +240,6 @@ def test_runs_are_sorted_and_filtered(tmp_path):
     (row,) = found.stdout.splitlines()
     assert "seq_len=16 vocab_size=64 d_model=8 seed=2 batch_size=4" in json.loads(row)["options"]
     assert json.loads(row)["chance"] == 1 / 32
-    assert "only=colour=red: colour is no option or column. Known: " in lab(
+    assert "only=colour=red: colour is not an option or column. Known: " in lab(
         f"runs {tmp_path} --only colour=red", code=2
     )

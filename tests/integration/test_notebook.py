@@ -55,9 +55,9 @@ def test_run_report_and_analyses_show_themselves(run):
         assert page.startswith('<iframe srcdoc="')
         assert "What is it made of?" in page or "anatomy" in page
         assert page.count('"') == 4
-    with pytest.raises(ValueError, match=r"only=anatom: is no analysis\. Did you mean anatomy"):
+    with pytest.raises(ValueError, match=r"only=anatom: is not an analysis\. Did you mean anatomy"):
         run.analyze("anatom")
-    with pytest.raises(ValueError, match=r"only=anatom: is no analysis\. Did you mean anatomy"):
+    with pytest.raises(ValueError, match=r"only=anatom: is not an analysis\. Did you mean anatomy"):
         run.analyze(only=["baselines", "anatom"])
     assert list(run.analyze(only="baselines", rows=4)) == ["baselines"]
     with pytest.raises(ValueError, match="step=99: must be one of 0, 2"):
@@ -94,7 +94,7 @@ def test_what_cannot_be_opened_is_answered_with_what_can(given, words):
     ("task", "settings", "words"),
     [
         ("mqr", {}, "task='mqr': is not a task. Did you mean mqar"),
-        ("mqar", {"d_modell": 8}, "d_modell: is no setting. Did you mean d_model"),
+        ("mqar", {"d_modell": 8}, "d_modell: is not a setting. Did you mean d_model"),
         ("mqar", {"batch_size": "8"}, "batch_size='8': must be a whole number"),
         ("mqar", {"seq_len": 3}, "seq_len=3"),
         ("mqar", {"seq_len": "16"}, "seq_len='16': must be a whole number"),

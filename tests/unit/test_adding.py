@@ -210,7 +210,7 @@ def test_an_analysis_needs_its_module_and_a_line(monkeypatch, tmp_path):
     assert record(found)["analyses"]["counted"] == [
         {"title": "Tokens", "says": "32 tokens were counted.", "tokens": 32}
     ]
-    with pytest.raises(ValueError, match=r"only=lost: is no analysis. Known: .*counted"):
+    with pytest.raises(ValueError, match=r"only=lost: is not an analysis. Known: .*counted"):
         examine(Subject.of(run, step=0, rows=2), ("lost",))
 
 

@@ -83,9 +83,9 @@ def test_settings_to_evaluate_at():
         ("seq_len=", "eval=seq_len=: must look like"),
         (
             "length=5",
-            "length is no option of mqar. Did you mean seq_len",
+            "length is not an option of mqar. Did you mean seq_len",
         ),
-        ("varied=5", "varied is no option of mqar. Known: seq_len"),
+        ("varied=5", "varied is not an option of mqar. Known: seq_len"),
         ("seq_len=4:64", "eval=seq_len=4:64: must be values, not a schedule"),
         ("seq_len=x", "seq_len=x: must be a whole number"),
     ],

@@ -46,7 +46,9 @@ class Forecast:
         most = (self.max_steps - step) * times.longest
         limit = f"the limit of {self.max_steps:,} steps"
         text += f"Going on to {limit} would take about {format_duration(most)} at this speed. "
-        test = self.test_rows / self.batch_size * times.longest  # whose rows need no gradients
+        test = (
+            self.test_rows / self.batch_size * times.longest
+        )  # an upper bound: tests need no gradients
         if test >= LONG_TEST:
             text += f"Each test of {self.test_rows:,} rows takes up to {format_duration(test)}. "
         if self.max_minutes is not None and 60 * self.max_minutes < most:
@@ -70,7 +72,7 @@ class Forecast:
                 most, limit = max(0.0, minutes_left), "time limit"
         if steps and usual < most:
             return f"about {format_duration(usual)} left"
-        about = "about " if limit == "step limit" else ""  # the clock alone decides on the other
+        about = "about " if limit == "step limit" else ""  # the time limit is exact
         return f"{about}{format_duration(most)} to the {limit}"
 
     def find_total(self, step: int) -> int:

@@ -19,9 +19,9 @@ from lab.sweeps.sweep import Cell
 from lab.training.endings import NOT_SOLVED, name_ending
 
 REFRESHES = 2
-"""Of the live table, each second."""
+"""How often a second the live table is drawn anew."""
 OTHER_LINES = 6
-"""Lines of the terminal that the cells leave to others."""
+"""Lines of the terminal that are not for cells."""
 UNLESS_EARLY = " if no run ends early"
 """Said of a time to the limits of steps and minutes, at the speed that was measured."""
 

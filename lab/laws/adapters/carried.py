@@ -90,5 +90,5 @@ def refuse_padding(x: Tensor, keep: Tensor | None) -> Tensor:
         ValueError: if `keep` has padding, which the module cannot leave out.
     """
     if keep is not None and not keep.all():
-        raise ValueError("keep has padding, and this module takes no mask of it")
+        raise ValueError("keep has padding, but this module takes no padding mask")
     return keep_all(x, None)

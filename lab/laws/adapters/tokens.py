@@ -95,7 +95,7 @@ class DecodingTokens(Tokens):
         """Refuse a decoder that embeds anew the tokens before, which `forward` has shifted."""
         if self.shift is not None and not self.shift.used:
             self.shift.by = None
-            raise IncomparableError("it embeds again the tokens that it has read")
+            raise IncomparableError("it embeds tokens again that it has already read")
 
 
 class EmbeddingShift:

@@ -17,9 +17,9 @@ from tasks.base import IGNORE, count_rows
 
 ROWS, RULE_ROWS = 128, 256
 FEWEST_ROWS = 30
-"""Fewest rows whose mean is reported, since its interval assumes a normal distribution."""
+"""Minimum number of rows to report a mean of: its interval assumes a normal distribution."""
 TOKENS = 2**17
-"""Most tokens of these rows, unless an evaluation has more."""
+"""Maximum number of tokens of these rows, unless an evaluation has more."""
 WITHOUT_RECALL = frozenset(
     ("chance", "bigram", "context value", "last token", "last value", "majority", "position only")
 )

@@ -27,10 +27,10 @@ from tasks.base import Task
 from tasks.mixture import Mixture
 
 STEPS, SECONDS = 400, 12.0
-"""Most steps of training codes, and most seconds of processor time."""
+"""Maximum number of steps of training codes, and maximum seconds of processor time."""
 RATE = 0.1
 SCORES = 2**17
-"""Most products of a query and a key in a batch."""
+"""Maximum number of products of a query and a key in a batch."""
 FRESH_BATCHES = 8
 MARGIN = 0.1
 """How far below the goal the codes must stay, to conclude that positions prevent recall."""

@@ -7,7 +7,7 @@ from lab.training.diagnosis.answers import Answers
 from lab.training.diagnosis.failed_run import FailedRun, Look
 
 FEWEST = 10
-"""Fewest evaluations from which a rise is estimated."""
+"""Minimum number of evaluations from which a rise is estimated."""
 RISE, SPREADS = 0.02, 4.0
 """Least rise over those evaluations, in accuracy and in multiples of its spread about the fit.
 Successive evaluations have nearly the same weights, so their scatter alone looks like a drift."""

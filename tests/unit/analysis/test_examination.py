@@ -78,10 +78,12 @@ def test_every_analysis_is_told_and_recorded_or_says_why_not():
 def test_a_name_is_looked_up():
     assert select_analyses(None) == list(ANALYSES)
     assert select_analyses(["matrices", "curves"]) == ["curves", "matrices"]
-    with pytest.raises(ValueError, match=r"only=matrix: is no analysis\. Did you mean matrices\?"):
+    with pytest.raises(
+        ValueError, match=r"only=matrix: is not an analysis\. Did you mean matrices\?"
+    ):
         select_analyses(["matrix"])
     with pytest.raises(
-        ValueError, match=r"only=xyz: is no analysis\. Known: baselines, leaks, rows"
+        ValueError, match=r"only=xyz: is not an analysis\. Known: baselines, leaks, rows"
     ):
         select_analyses(["xyz"])
 

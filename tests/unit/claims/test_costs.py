@@ -159,7 +159,7 @@ def test_a_wrong_claim_about_costs_names_the_field(old, new, said, tmp_path):
     [
         (("--workers", "2"), "workers=2: costs are measured in one process, one at a time"),
         (("--max-minutes", "1"), "max_minutes=1: nothing is trained"),
-        (("--show",), "show: nothing was measured yet"),
+        (("--show",), "show: nothing has been measured yet"),
     ],
 )
 def test_options_of_training_are_refused(words, said, tmp_path):

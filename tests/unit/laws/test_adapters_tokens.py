@@ -109,4 +109,4 @@ def test_a_decoder_that_embeds_old_tokens_again_is_not_called_wrong():
     torch.manual_seed(0)
     found = Certification(Rereading(), QUICK).judge("prefill = step")
     assert found.verdict == "not decided"
-    assert "it embeds again the tokens that it has read" in found.evidence
+    assert "it embeds tokens again that it has already read" in found.evidence

@@ -228,7 +228,7 @@ def test_only_the_laws_asked_for_are_tried():
     assert [verdict.law for verdict in found] == ["deterministic", "causal"]
     with pytest.raises(ValueError, match=r"only='causality': must be one of deterministic, causal"):
         certify(nn.Linear(8, 8), 8, only=["causality"])
-    with pytest.raises(ValueError, match=r"only='causal': must be a list of one law or more"):
+    with pytest.raises(ValueError, match=r"only='causal': must be a list of one or more laws"):
         certify(nn.Linear(8, 8), 8, only="causal")
 
 

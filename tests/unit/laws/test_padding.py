@@ -1,4 +1,4 @@
-"""The law of padding: rounding that positions explain is no fault."""
+"""The law of padding: rounding that positions explain is not a fault."""
 
 import torch
 from torch import Tensor

@@ -189,9 +189,9 @@ def test_refuses_the_state_of_another_mixer(unchecked):
     mixer, x = layer(), draw_normal(2, 5, 12)
     other = Attention(12, 2).double().start(2)
     for call in (mixer.prefill, lambda x, state: mixer.step(x[:, 0], state)):
-        with pytest.raises(ValueError, match="state is of AttentionState, must be of SSDState"):
+        with pytest.raises(ValueError, match="state is AttentionState, must be SSDState"):
             call(x, other)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"state.conv is 3 wide, must be 0"):
             call(x, layer(position="conv").start(2))
-    with pytest.raises(ValueError, match="state is of SSDState, must be of AttentionState"):
+    with pytest.raises(ValueError, match="state is SSDState, must be AttentionState"):
         Attention(12, 2).double().prefill(x, mixer.start(2))  # type: ignore[arg-type]

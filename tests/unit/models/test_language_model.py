@@ -143,7 +143,7 @@ def test_a_state_of_another_batch_is_refused(unchecked, tokens):
 
 def test_a_state_of_another_model_is_refused(unchecked, tokens):
     model = build("SM AM", vocab_size=VOCAB, d_model=16)
-    for stack, words in (("AM AM", "must be of SSDState"), ("SM", "state has 1 blocks, must be 2")):
+    for stack, words in (("AM AM", "must be SSDState"), ("SM", "state has 1 blocks, must be 2")):
         state = build(stack, vocab_size=VOCAB, d_model=16).start(3)
         with pytest.raises(ValueError, match=words):
             model.prefill(tokens, state)

@@ -136,7 +136,7 @@ def test_bad_options_are_named(options, message):
 def test_none_is_no_layer():
     model = build("NN", vocab_size=32, d_model=16)
     assert not list(model.blocks.parameters())
-    with pytest.raises(ValueError, match=r"option N\.x: N is no layer"):
+    with pytest.raises(ValueError, match=r"option N\.x: N is not a layer"):
         build("NM", vocab_size=32, d_model=16, options={"N.x": 1})
 
 

@@ -113,10 +113,10 @@ def test_an_entry_is_read_as_it_was_written_and_its_p_computed_again(history, tm
     files = [entry.write(tmp_path) for entry in history]
     assert read_history(tmp_path, TRACKS["rows-256"]) == history
     verify_history(history, "rows")
-    with pytest.raises(RunError, match="is no record by its own numbers"):
+    with pytest.raises(RunError, match="is not a record by its own numbers"):
         verify_history([history[0], replace(history[1], p=1e-5)], "rows")
     slower = tuple(replace(trial, rows=2 * trial.rows) for trial in history[1].trials)
-    with pytest.raises(RunError, match="is no record by its own numbers"):
+    with pytest.raises(RunError, match="is not a record by its own numbers"):
         verify_history([history[0], replace(history[1], trials=slower)], "rows")
     held = json.loads(files[1].read_text())
     for change, said in (

@@ -198,7 +198,7 @@ def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, t
 def test_a_table_of_another_sweep_is_refused(tmp_path):
     file = tmp_path / "table.csv"
     for content, said in (
-        ("factor,seed\ntiny,0\n", "is no table of the sweep tiny"),
+        ("factor,seed\ntiny,0\n", "is not a table of the sweep tiny"),
         ("", "cannot be read"),
         ("factor,seed\n\0\xff,zero\n", "table="),
     ):

@@ -278,5 +278,5 @@ def test_the_default_is_the_standard_librarys_sources():
 
 
 def test_what_the_system_makes_when_it_is_read_is_no_text():
-    with pytest.raises(ValueError, match="is said to have 0 bytes, and has others"):
+    with pytest.raises(ValueError, match="its size is reported as 0 bytes, but it has more"):
         open_corpus("/proc/self/status")

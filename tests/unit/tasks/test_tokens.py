@@ -20,5 +20,5 @@ def test_a_row_as_text_is_the_row_again(name, options):
 def test_a_word_that_is_no_token_says_so():
     task = TASKS["copy"](seq_len=8, vocab_size=5)
     assert task.to_tokens("3 | 4").tolist() == [[3, task.to_tokens("|").item(), 4]]
-    with pytest.raises(ValueError, match="text: '9' is no token of copy"):
+    with pytest.raises(ValueError, match="text: '9' is not a token of copy"):
         task.to_tokens("3 9")

@@ -39,7 +39,7 @@ REFUSALS = {
     ),
     "no language model": (
         lambda: block_edges(attention(), 0, [1], [0]),
-        "model is of Attention, must be a LanguageModel",
+        "model is Attention, must be LanguageModel",
     ),
     "negative position": (
         lambda: block_edges(stack(attention()), 0, [1], [-1]),
@@ -230,7 +230,10 @@ def test_a_point_that_nobody_knows_is_patched_as_a_whole():
 @pytest.mark.parametrize(
     ("mixer", "said"),
     [
-        (UserMixer(wrong=0.1), r"UserMixer: raised ValueError: project\(x, .* away from it"),
+        (
+            UserMixer(wrong=0.1),
+            r"UserMixer: raised ValueError: project\(x, .* is off forward",
+        ),
         (UserMixer(d_model=11), "UserMixer: raised RuntimeError"),
     ],
 )
