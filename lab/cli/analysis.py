@@ -147,7 +147,7 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the page to this file, in place of one that is there.",
+            help="Write the page to this file, replacing an existing one.",
             show_default="compare.html, or compare-2.html where other runs are compared in it",
         ),
     ] = None,

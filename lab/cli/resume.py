@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {
     "max_steps": Annotated[
         int | None,
         typer.Option(
-            help="New limit of all steps together, those already taken included.",
+            help="New limit of steps, counting those already taken.",
             show_default="the run's own",
         ),
     ],

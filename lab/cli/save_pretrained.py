@@ -13,7 +13,7 @@ def save_pretrained(
     path: Annotated[Path, typer.Argument(help="A run folder.")],
     folder: Annotated[Path, typer.Argument(help="The folder to write: new, or empty.")],
     step: Annotated[
-        int | None, typer.Option(help="Weights of this step.", show_default="the last")
+        int | None, typer.Option(help="Save the weights after this step.", show_default="the last")
     ] = None,
     trust: Trust = False,
 ) -> None:
