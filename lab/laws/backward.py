@@ -1,7 +1,7 @@
 """Custom autograd functions of a module, each compared with central differences by itself."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +82,13 @@ def judge_functions(module: nn.Module, x: Tensor) -> tuple[list[BackwardError], 
     return wrong, by_design
 
 
+def measure_slope(grads: Sequence[Tensor | None], ways: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the slope along a direction that gradients give, and their norm; None is zero."""
+    pairs = [(g, way) for g, way in zip(grads, ways, strict=True) if g is not None]
+    slope = sum((g * way).sum().item() for g, way in pairs)
+    return slope, sum(g.square().sum().item() for g, _ in pairs) ** 0.5
+
+
 @contextmanager
 def _record_call(function: type[Function]) -> Iterator[list[tuple[Any, ...]]]:
     """Collect the arguments of each call of a function within a `with` block."""
@@ -115,9 +122,7 @@ def _compare(function: type[Function], args: tuple[Any, ...], mode: str) -> tupl
     y = call(places)
     weights = draw(y.shape, seed=0).to(y)
     grads = torch.autograd.grad((y * weights).sum(), places, allow_unused=True)
-    pairs = [(g, way) for g, way in zip(grads, ways, strict=True) if g is not None]
-    along = sum((g * way).sum().item() for g, way in pairs)
-    size = sum(g.square().sum().item() for g, _ in pairs) ** 0.5
+    along, size = measure_slope(grads, ways)
     if mode == "jvp":
         # torch's forward mode itself uses what torch deprecates.
         with warnings.catch_warnings(action="ignore"), forward_ad.dual_level():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from lab.laws.backward import BackwardError, find_functions, judge_functions
+from lab.laws.backward import BackwardError, find_functions, judge_functions, measure_slope
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
 from lab.laws.refusal import REFUSALS
@@ -94,9 +94,7 @@ def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
         return (y * draw(y.shape, seed=seed).to(y)).sum()
 
     grads = torch.autograd.grad(weigh(places[0].clone()), places, allow_unused=True)
-    found = [(g, way) for g, way in zip(grads, ways, strict=True) if g is not None]
-    along = sum((g * way).sum().item() for g, way in found)
-    size = sum(g.square().sum().item() for g, _ in found) ** 0.5
+    along, size = measure_slope(grads, ways)
     errors, before = [], [p.detach().clone() for p in places]
     with torch.no_grad():
         for step in STEPS:
