@@ -7,10 +7,11 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.machine.clocks import Spent
+from lab.training.divergence import DivergedError
 from lab.training.runs import Run
 from lab.training.state import start
 from lab.training.stepper import Stepper
-from lab.training.together import differentiate_together, update_together
+from lab.training.together import advance_together
 from tasks.mqar import MQAR
 
 
@@ -27,9 +28,9 @@ def prepare_steps(
 def take_steps_together(steppers: Sequence[Stepper], precision: str) -> list[float]:
     """Take a step of each of several trainings as lanes; return their losses."""
     batches = [batch for each in steppers if (batch := each.draw()) is not None]
-    outcomes = differentiate_together(steppers, batches, precision)
-    rows = [each.approve(outcome) for each, outcome in zip(steppers, outcomes, strict=True)]
-    update_together(steppers)
-    for each, row in zip(steppers, rows, strict=True):
-        each.conclude(row, Spent(0.0, 0.0))
-    return [row.loss for row in rows]
+    losses = []
+    for each, row in zip(steppers, advance_together(steppers, batches, precision), strict=True):
+        if isinstance(row, DivergedError):
+            raise row
+        losses.append(each.conclude(row, Spent(0.0, 0.0)).loss)
+    return losses

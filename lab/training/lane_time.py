@@ -19,7 +19,7 @@ from lab.models import LanguageModel
 from lab.models.reading import sees_all
 from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import differentiate, differentiate_lanes
-from lab.training.recorded_step import record_gradients, record_lane_gradients
+from lab.training.recorded_step import record_gradients
 from lab.training.runs import Run
 from lab.training.step_time import digest_setting, use_threads
 from tasks.base import Batch
@@ -185,7 +185,7 @@ def _time_both(
 def _prepare_together(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
 ) -> Callable[[], None]:
-    differentiate_all = record_lane_gradients(models, batches, precision)
+    differentiate_all = record_gradients(models, batches, precision)
 
     def step() -> None:
         differentiate_all()[-1].loss.item()  # waits for a GPU
@@ -197,16 +197,14 @@ def _prepare_together(
 def _prepare_apart(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
 ) -> Callable[[], None]:
-    each = zip(models, batches, strict=True)
     # On a GPU all take equally long, and each recording would take memory: time one of them.
-    if batches[0].inputs.is_cuda:
-        steps = [record_gradients(*next(each), precision)] * len(models)
-    else:
-        steps = [record_gradients(model, batch, precision) for model, batch in each]
+    count = 1 if batches[0].inputs.is_cuda else len(models)
+    steps = [record_gradients([models[z]], [batches[z]], precision) for z in range(count)]
+    steps *= len(models) // count
 
     def step() -> None:
         for take in steps:
-            take().loss.item()
+            take()[0].loss.item()
 
     return step
 

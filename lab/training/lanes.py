@@ -31,7 +31,7 @@ from lab.training.session import Session, claim_folder
 from lab.training.signals import catch_interrupts
 from lab.training.step_time import use_threads
 from lab.training.stepper import Stepper
-from lab.training.together import differentiate_together, update_together
+from lab.training.together import advance_together
 from tasks.base import Batch
 
 FREE = ("embedding_std",)
@@ -253,15 +253,11 @@ def _step_group(
     precision, threads = group[0][0].setting
     with use_threads(threads):
         began, steppers = read_clocks(), [lane.stepper for lane, _, _ in group]
-        outcomes = differentiate_together(steppers, [batch for _, batch, _ in group], precision)
-        rows: dict[_Lane, Row] = {}
-        for (lane, _, _), outcome in zip(group, outcomes, strict=True):
-            try:
-                rows[lane] = lane.stepper.approve(outcome)
-            except DivergedError as error:
-                lane.diverge(error)
-        update_together([lane.stepper for lane in rows])
+        rows = advance_together(steppers, [batch for _, batch, _ in group], precision)
         each = (read_clocks() - began) / len(group)
-        for lane, _, drawn in group:
-            row = rows.get(lane)
-            yield lane, None if row is None else lane.stepper.conclude(row, each + drawn)
+        for (lane, _, drawn), row in zip(group, rows, strict=True):
+            if isinstance(row, DivergedError):
+                lane.diverge(row)
+                yield lane, None
+            else:
+                yield lane, lane.stepper.conclude(row, each + drawn)

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -26,47 +26,28 @@ from tasks.base import IGNORE, Batch, Task
 if TYPE_CHECKING:
     from lab.training.stepper import Stepper
 
-T = TypeVar("T")
-
 
 def record_gradients(
-    model: LanguageModel, batch: Batch, precision: str
-) -> Callable[[], StepResult]:
-    """Return what computes a model's gradients on a batch as training does: recorded where it can.
-
-    Args:
-        model: whose weights stay as they are.
-        batch: the rows.
-        precision: "fp32" or "bf16".
-    """
-
-    def compute(per_row: int | None = None) -> StepResult:
-        return _differentiate([model], [batch], precision, per_row)[0]
-
-    return _record(compute, [model], [batch])
-
-
-def record_lane_gradients(
     models: Sequence[LanguageModel], batches: Sequence[Batch], precision: str
 ) -> Callable[[], list[StepResult]]:
-    """Return what computes the gradients of lanes on their batches, as `record_gradients`."""
+    """Return a function that computes gradients as training does: a CUDA graph where it can be one.
+
+    Args:
+        models: one, or several as lanes; their weights stay as they are.
+        batches: the rows of each.
+        precision: "fp32" or "bf16".
+    """
 
     def compute(per_row: int | None = None) -> list[StepResult]:
         return _differentiate(models, batches, precision, per_row)
 
-    return _record(compute, models, batches)
-
-
-def _record(
-    compute: Callable[[int | None], T], models: Sequence[LanguageModel], batches: Sequence[Batch]
-) -> Callable[[], T]:
     if batches[0].inputs.is_cuda:
         with contextlib.suppress(RuntimeError):
             for model in models:
                 check_recordable(model)
             per_row = max(map(_count_positions, batches))
             return RecordedCall(lambda: compute(per_row), batches[0].inputs.device)
-    return lambda: compute(None)
+    return compute
 
 
 def _differentiate(

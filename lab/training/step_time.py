@@ -126,7 +126,7 @@ def find_fastest(
     device = next(model.parameters()).device
     batches = [part.task.batch(size=part.batch_size, device=device) for part in parts]
     steps = {
-        precision: [record_gradients(model, batch, precision) for batch in batches]
+        precision: [record_gradients([model], [batch], precision) for batch in batches]
         for precision, _ in choices
     }
     fastest = {choice: [math.inf] * len(parts) for choice in choices}
@@ -179,11 +179,11 @@ def list_precisions(device: torch.device) -> tuple[str, ...]:
     return ("fp32", "bf16") if has else ("fp32",)
 
 
-def _time_step(step: Callable[[], StepResult]) -> float:
+def _time_step(step: Callable[[], list[StepResult]]) -> float:
     """Return the seconds of a forward and backward pass."""
     began = time.perf_counter()
     with torch.random.fork_rng():
-        step().loss.item()  # waits for a GPU
+        step()[0].loss.item()  # waits for a GPU
     return time.perf_counter() - began
 
 

@@ -11,12 +11,12 @@ from lab.laws.seeding import fix_seed
 from lab.lengthening import Stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
 from lab.training.annealing import compute_learning_rate
-from lab.training.divergence import raise_if_diverged
+from lab.training.divergence import DivergedError, raise_if_diverged
 from lab.training.gradients import StepResult, differentiate
 from lab.training.recorded_step import RecordedStep
 from lab.training.row import Row
 from lab.training.state import TrainingState, enter_next_stage
-from lab.training.together import differentiate_together, update_together
+from lab.training.together import advance_together
 from lab.training.validation import evaluate_stage
 from tasks.base import Batch, Schedule, Task
 from tasks.mixture import Mixture
@@ -95,9 +95,9 @@ class Stepper:
         batch = self.draw()
         if batch is None:
             return None
-        (outcome,) = differentiate_together([self], [batch], precision)
-        row = self.approve(outcome)
-        update_together([self])
+        (row,) = advance_together([self], [batch], precision)
+        if isinstance(row, DivergedError):
+            raise row
         return self.conclude(row, read_clocks() - began)
 
     def draw(self) -> Batch | None:
@@ -128,7 +128,7 @@ class Stepper:
                 return differentiate(self.state.model, batch, precision)
             return self._leader.differentiate(batch, self.state.stage, self.first_row)
 
-    def approve(self, outcome: StepResult) -> Row:
+    def approve(self, outcome: StepResult, precision: str) -> Row:
         """Clip the gradients that were set, and set the rates of the update that is to follow.
 
         Returns the step's row, without its times.
@@ -137,6 +137,7 @@ class Stepper:
             DivergedError: where weights would become non-finite.
         """
         state, config, step = self.state, self.config, self.state.step + 1
+        self.taken = self.stage, precision
         rate = compute_learning_rate(config, step, state.annealing.share)
         norm = outcome.norm
         if norm is None:
@@ -179,6 +180,16 @@ class Stepper:
             if learned and not last and step < config.max_steps:
                 enter_next_stage(state, self._stages, config)
         return row
+
+    def start_recording(self, recording: RecordedStep, lane: int) -> None:
+        """Take the next steps as a lane of a recording."""
+        self.recording, self.lane = recording, lane
+
+    def refuse_recording(self, why: str) -> None:
+        """Take all further steps by calls."""
+        self.may_record = False
+        self.stop_recording()
+        self.on_note(f"no CUDA graph: {why}")
 
     def stop_recording(self) -> None:
         """Take the next steps by calls, and free what a recording holds."""

@@ -8,27 +8,46 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.files import shorten_message
+from lab.training.divergence import DivergedError
 from lab.training.gradients import StepResult, differentiate_lanes
 from lab.training.recorded_step import RecordedStep
+from lab.training.row import Row
 from tasks.base import Batch
 
 if TYPE_CHECKING:
     from lab.training.stepper import Stepper
 
 
-def differentiate_together(
+def advance_together(
     steppers: Sequence["Stepper"], batches: Sequence[Batch], precision: str
-) -> list[StepResult]:
-    """Set the gradients of the next step of each training.
+) -> list[Row | DivergedError]:
+    """Compute the gradients of the next step of each training, and update its weights.
 
     Args:
         steppers: of the trainings; their models have one shape.
         batches: the rows that each has drawn, of one length.
         precision: "fp32" or "bf16".
+
+    Returns:
+        A row for each, without its times, for `Stepper.conclude`; or why the training diverged,
+        whose weights stay as they are.
     """
+    outcomes = _differentiate(steppers, batches, precision)
+    rows: list[Row | DivergedError] = []
+    for stepper, outcome in zip(steppers, outcomes, strict=True):
+        try:
+            rows.append(stepper.approve(outcome, precision))
+        except DivergedError as error:
+            rows.append(error)
+    _update([each for each, row in zip(steppers, rows, strict=True) if isinstance(row, Row)])
+    return rows
+
+
+def _differentiate(
+    steppers: Sequence["Stepper"], batches: Sequence[Batch], precision: str
+) -> list[StepResult]:
+    """Set the gradients of the next step of each training."""
     recording = _record(steppers, precision)
-    for stepper in steppers:
-        stepper.taken = stepper.stage, precision
     if len(steppers) == 1:
         return [steppers[0].differentiate(batches[0], precision)]
     if recording is not None:
@@ -36,12 +55,8 @@ def differentiate_together(
     return differentiate_lanes([each.state.model for each in steppers], batches, precision)
 
 
-def update_together(steppers: Sequence["Stepper"]) -> None:
-    """Update the weights of trainings whose gradients and rates were set.
-
-    Args:
-        steppers: those that go on, of those whose gradients were computed together.
-    """
+def _update(steppers: Sequence["Stepper"]) -> None:
+    """Update the weights of the trainings that go on, of those that were differentiated."""
     recording = steppers[0].recording if steppers else None
     if recording is not None and recording.lanes == len(steppers):
         recording.update()
@@ -70,10 +85,8 @@ def _record(steppers: Sequence["Stepper"], precision: str) -> RecordedStep | Non
         recording = RecordedStep(steppers, precision)
     except RuntimeError as error:
         for stepper in steppers:
-            stepper.may_record = False
-            stepper.stop_recording()
-            stepper.on_note(f"no CUDA graph: {shorten_message(error)}")
+            stepper.refuse_recording(shorten_message(error))
         return None
     for lane, stepper in enumerate(steppers):
-        stepper.recording, stepper.lane = recording, lane
+        stepper.start_recording(recording, lane)
     return recording

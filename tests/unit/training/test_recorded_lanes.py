@@ -230,7 +230,7 @@ def test_lanes_that_a_gpus_memory_does_not_hold_take_turns(monkeypatch):
     def refuse(*given):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(lane_time, "record_lane_gradients", refuse)
+    monkeypatch.setattr(lane_time, "record_gradients", refuse)
     models = [build("AM", vocab_size=256, d_model=32, seed=z) for z in range(2)]
     found = measure_lanes(models, [Stage(SMALL, 2, 1)], "fp32", 0.0)
     assert found.obstacle == FULL

@@ -29,8 +29,8 @@ def timed(monkeypatch, tmp_path):
     """Plant how long a step takes, by precision and row length; tells what was asked."""
     asked, planted = [], {}
 
-    def name(model, batch, precision):
-        return precision, batch.inputs.shape[1]
+    def name(models, batches, precision):
+        return precision, batches[0].inputs.shape[1]
 
     def seconds(step):
         asked.append(step[0])
