@@ -14,7 +14,7 @@ from lab.hooks import HookPoint
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
 from lab.machine.memory import give_back_freed_memory
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 from lab.models.evaluation import find_stored_positions, score
 from lab.models.user_mixer import is_from_lab
 from tasks.base import Batch
@@ -170,8 +170,7 @@ def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
 
     def look(residual: Tensor, point: HookPoint) -> None:
         layer = int(point.name.split(".")[1])
-        block = model.blocks[layer]
-        assert isinstance(block, Block)
+        block = model.list_blocks()[layer]
         if block.mixer is not None and block.norm_mixer is not None:
             keep = find_stored_positions(batch) if has_oracle_mask(block.mixer) else None
             found.append(Mixer(layer, block.mixer, block.norm_mixer(residual), keep))

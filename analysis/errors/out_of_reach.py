@@ -136,8 +136,7 @@ def detect_decayed(
         seen[name] = tensor
         if name != "C_rot":
             return
-        block = model.blocks[int(layer)]
-        assert isinstance(block, Block)
+        block = model.list_blocks()[int(layer)]
         assert isinstance(block.mixer, SSD)
         entries = MatrixEntries.from_hooks(block.mixer, seen)
         known = (everyone.values >= 0) & (placebo >= 0)

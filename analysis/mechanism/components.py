@@ -22,7 +22,7 @@ from analysis.scoring import scored
 from analysis.statistics.estimates import thin
 from analysis.words import capitalize, join_names
 from lab.hooks import HookPoint
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 from tasks.base import Batch
 
 COMPONENT_SITES = tuple(site for site in SITES if site != "elsewhere")
@@ -218,8 +218,7 @@ def _list_components(model: LanguageModel) -> list[tuple[int, str]]:
     n_layers = len(model.blocks)
     found: list[tuple[int, str]] = []
     for layer in thin(range(n_layers), LAYERS):
-        block = model.blocks[layer]
-        assert isinstance(block, Block)
+        block = model.list_blocks()[layer]
         parts = {"mixer": block.mixer, "transform": block.mlp}
         found += [(layer, kind) for kind, part in parts.items() if part is not None]
     return found

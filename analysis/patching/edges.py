@@ -12,7 +12,7 @@ from analysis.patching.edge_effects import EdgeEffects
 from analysis.patching.receivers import Receiver, list_receivers
 from analysis.patching.sweeps import Metric, check_pair, compute_metric
 from lab.hooks import HookPoint, hooks, run_with_cache
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 from lab.models.activation_cache import ActivationCache
 from lab.models.head_results import split_heads
 
@@ -177,8 +177,7 @@ def _patch_edge(
     if receiver.point is None:
         return float(metric(model.head(model.norm_final(x))))
     _, number, *inside = receiver.point.split(".")
-    block = model.blocks[int(number)]
-    assert isinstance(block, Block)
+    block = model.list_blocks()[int(number)]
     if inside == ["hook_mlp_out"]:
         assert block.mlp is not None
         assert block.norm_mlp is not None

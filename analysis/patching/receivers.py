@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lab.layers.mixer import SplitInputMixer
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 from lab.models.activation_cache import ActivationCache
 from lab.models.user_mixer import is_from_lab
 
@@ -33,8 +33,7 @@ class Receiver:
 def list_receivers(model: LanguageModel, cache: ActivationCache) -> list[Receiver]:
     """Return what reads the residual stream, in the order of the forward pass."""
     found = []
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
+    for layer, block in enumerate(model.list_blocks()):
         way = f"blocks.{layer}"
         if block.mixer is not None:
             whole = Receiver(f"L{layer}", 2 * layer + 1, f"{way}.hook_resid_pre", "")

@@ -20,7 +20,7 @@ from lab.bench.traffic import record_traffic, time_traffic
 from lab.config import TrainConfig
 from lab.layers.attention import Attention
 from lab.lengthening import Stage
-from lab.models import Block, LanguageModel, build
+from lab.models import LanguageModel, build
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
@@ -151,8 +151,7 @@ def compute_usual_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
     t = tokens.shape[1]
     positions = torch.arange(t)
     future = torch.ones(t, t, dtype=torch.bool).triu(1)
-    for block in model.blocks:
-        assert isinstance(block, Block)
+    for block in model.list_blocks():
         assert block.norm_mixer is not None
         assert block.norm_mlp is not None
         assert block.mlp is not None

@@ -4,7 +4,7 @@ import math
 
 from lab.constructions.cannot import CannotError
 from lab.layers.ssd import SSD
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 
 BITS = 32
 """Bits of a number in fp32."""
@@ -25,8 +25,7 @@ def check_bits(model: LanguageModel, wanted: float, what: str) -> None:
         CannotError: when the states are too small, or there is no mixer at all.
     """
     held = 0
-    for block in model.blocks:
-        assert isinstance(block, Block)
+    for block in model.list_blocks():
         if block.mixer is None:
             continue
         if not isinstance(block.mixer, SSD):

@@ -9,7 +9,7 @@ from lab.constructions.codes import spread
 from lab.constructions.residual import ANSWER_SIZE, Residual, read_answers, write_tokens
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 
 
 def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
@@ -24,7 +24,7 @@ def solve(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
     Raises:
         CannotError: when none singles that distance out, or there is only SSD.
     """
-    mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
+    mixers = [block.mixer for block in model.list_blocks()]
     attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
     check_bits(model, bits, f"strings of {length} tokens")
     if not attentions:
@@ -62,8 +62,8 @@ def _refuse_delay(model: LanguageModel, length: int) -> CannotError:
     """Return the refusal for a stack without attention."""
     ranks = [
         block.mixer.B_proj.out_features // block.mixer.n_groups * block.mixer.n_heads
-        for block in model.blocks
-        if isinstance(block, Block) and isinstance(block.mixer, SSD)
+        for block in model.list_blocks()
+        if isinstance(block.mixer, SSD)
     ]
     return CannotError(
         f"to delay by {length} tokens takes a matrix of rank {length}, and one SSD has at most "

@@ -21,7 +21,7 @@ from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 
 COUNT = 5
 """Channel of the count, after the constant, the kind, the two tokens' channels and the answer."""
@@ -85,8 +85,8 @@ def _find_ssds(model: LanguageModel) -> list[SSD]:
     Raises:
         CannotError: when there is none, whatever the group.
     """
-    ssds = [block.mixer for block in model.blocks if isinstance(block, Block)]
-    ssds = [mixer for mixer in ssds if isinstance(mixer, SSD)]
+    mixers = [block.mixer for block in model.list_blocks()]
+    ssds = [mixer for mixer in mixers if isinstance(mixer, SSD)]
     if not ssds:
         raise CannotError(
             "on a row of equal tokens, softmax attention averages equal values, at any depth and "
@@ -103,7 +103,7 @@ def _find_mlp_behind(model: LanguageModel, ssd: SSD) -> MLP:
     Raises:
         CannotError: when there is none.
     """
-    blocks = [block for block in model.blocks if isinstance(block, Block)]
+    blocks = model.list_blocks()
     first = next(i for i, block in enumerate(blocks) if block.mixer is ssd)
     mlp = next(
         (m for m in (_find_mlp(block.mlp) for block in blocks[first:]) if m is not None), None

@@ -21,7 +21,7 @@ from lab.constructions.residual import (
 from lab.constructions.slots import find_channels
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 
 MOST_KEYS = 8192
 """With more keys, comparing all pairs of codes takes minutes."""
@@ -47,9 +47,7 @@ def solve(model: LanguageModel, recall: Recall) -> None:
         )
     check_bits(model, recall.bits, "the answers of a row")
     mixers = [
-        block.mixer
-        for block in model.blocks
-        if isinstance(block, Block) and isinstance(block.mixer, (Attention, SSD))
+        block.mixer for block in model.list_blocks() if isinstance(block.mixer, (Attention, SSD))
     ]
     convolving = [m for m in mixers if isinstance(m, SSD) and m.position == "conv"]
     ways = [lambda m=m: _solve_in_one(model, recall, m) for m in convolving[:1]]

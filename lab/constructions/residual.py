@@ -14,7 +14,7 @@ from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
 from lab.layers.ssd import SSD
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 
 CONSTANT, KIND = 0, 1
 """The first two channels: one is equal for all tokens, so that a norm's divisor is known, and one
@@ -95,8 +95,7 @@ def silence(model: LanguageModel) -> None:
     Raises:
         CannotError: for a layer of the user's own.
     """
-    for block in model.blocks:
-        assert isinstance(block, Block)
+    for block in model.list_blocks():
         for layer in (block.mixer, block.mlp):
             for last in () if layer is None else _list_last_maps(layer):
                 last.zero_()

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from lab.layers.mixer import MatrixMixer
 from lab.layers.norm import PartsNorm
 from lab.models.additions import read_added
-from lab.models.block import Block
 from lab.models.head_results import split_heads
 from lab.models.point_names import Key, find_name, find_pattern_blocks
 from tasks.batch import IGNORE
@@ -143,8 +142,7 @@ class ActivationCache(dict[str, Tensor]):
         for i in range(depth + mlp_input):
             kinds = ("attn", "mlp") if mode == "all" else (mode,)
             for kind in kinds if i < depth else kinds[:1]:
-                block = self.model.blocks[i]
-                assert isinstance(block, Block)
+                block = self.model.list_blocks()[i]
                 half = block.mixer if kind == "attn" else block.mlp
                 if half is not None and (i < depth or kind == "attn"):
                     named[f"{i}_{kind}_out"] = read_added(self, block, i, kind)

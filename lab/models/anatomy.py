@@ -6,7 +6,6 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 
 HEADS = {"RMS": "RMSNorm and head", "LN": "LayerNorm and head", None: "Head"}
@@ -93,8 +92,7 @@ class Anatomy:
 def dissect(model: LanguageModel) -> Anatomy:
     """Return the parts of a model, which may be on the meta device."""
     pairs = []
-    for block in model.blocks:
-        assert isinstance(block, Block)
+    for block in model.list_blocks():
         pairs.append(
             Pair(
                 _describe_part(block.mixer, block.norm_mixer),

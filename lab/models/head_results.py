@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lab.layers.mixer import HeadsMixer
 from lab.models.additions import read_added
-from lab.models.block import Block
 
 if TYPE_CHECKING:
     from lab.models.activation_cache import ActivationCache
@@ -23,8 +22,7 @@ def split_heads(cache: "ActivationCache", layer: int) -> Mapping[str, Float[Tens
     project(x, 0), unless it is 0, is "L0rest". Where that does not add up to what the block adds of
     the mixer, or the mixer names no heads, this counts as that of one head, "L0".
     """
-    block = cache.model.blocks[layer]
-    assert isinstance(block, Block)
+    block = cache.model.list_blocks()[layer]
     added = read_added(cache, block, layer, "attn")
     mixer = block.mixer
     if not isinstance(mixer, HeadsMixer) or block.norm_mixer is None:

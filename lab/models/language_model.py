@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: for a mixer that cannot decode.
         """
-        blocks = tuple(block.start(batch, position) for block in self._stack())
+        blocks = tuple(block.start(batch, position) for block in self.list_blocks())
         return ModelState(self.embed.weight.new_full((batch,), position, dtype=torch.long), blocks)
 
     def prefill(
@@ -139,7 +139,7 @@ class LanguageModel(nn.Module):
         position = next_position(x, state, keep)
         before = self._list_states(state)
         after = []
-        for block, carried in zip(self._stack(), before, strict=True):
+        for block, carried in zip(self.list_blocks(), before, strict=True):
             x, carried = block.prefill(x, carried, keep)
             after.append(carried)
         return self.norm_final(x), ModelState(position, tuple(after))
@@ -150,7 +150,7 @@ class LanguageModel(nn.Module):
         """Return `forward_embeddings` of one further token a row, and the state after it."""
         check_decoding(x, state, kind=ModelState)
         after, x = [], x[:, None]
-        for block, carried in zip(self._stack(), self._list_states(state), strict=True):
+        for block, carried in zip(self.list_blocks(), self._list_states(state), strict=True):
             x, carried = block.step(x, carried)
             after.append(carried)
         return self.norm_final(x)[:, 0], ModelState(state.position + 1, tuple(after))
@@ -227,7 +227,7 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: for a layer that the model does not have.
         """
-        blocks = dict(enumerate(self._stack()))
+        blocks = dict(enumerate(self.list_blocks()))
         for layer in layers or ():
             if layer not in blocks:
                 raise ValueError(f"layers: {layer} is none of the model's 0 … {len(blocks) - 1}")
@@ -271,6 +271,12 @@ class LanguageModel(nn.Module):
         """See `lab.hooks.hooks`."""
         return hooks.hooks(self, fwd_hooks)
 
+    def list_blocks(self) -> list[Block]:
+        """Return the blocks, first to last."""
+        blocks = list(self.blocks)
+        assert all(isinstance(block, Block) for block in blocks)
+        return blocks  # type: ignore[return-value]
+
     @property
     def cfg(self) -> ModelSizes:
         """The model's sizes, by TransformerLens's names."""
@@ -290,11 +296,6 @@ class LanguageModel(nn.Module):
         if len(state.blocks) != len(self.blocks):
             raise ValueError(f"state has {len(state.blocks)} blocks, must be {len(self.blocks)}")
         return state.blocks
-
-    def _stack(self) -> list[Block]:
-        blocks = list(self.blocks)
-        assert all(isinstance(block, Block) for block in blocks)
-        return blocks  # type: ignore[return-value]
 
 
 def _check_tokens(tokens: object) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lab.files import describe_error
 from lab.layers.mixer import offers_positions, take_positions
 from lab.machine.allocation import OverLimitError
-from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 from lab.user_modules import import_object
 
@@ -54,8 +53,7 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
             _check_positions(module, args[0])
 
     with ExitStack() as stack:
-        for block in model.blocks:
-            assert isinstance(block, Block)
+        for block in model.list_blocks():
             if block.mixer is not None:
                 stack.callback(block.mixer.register_forward_hook(check).remove)
         # Without their signatures, so that all positions are computed.
@@ -80,8 +78,7 @@ def _replace_forwards(
 ) -> Iterator[None]:
     """Replace `forward` of the user's own mixers for a `with` block."""
     with ExitStack() as stack:
-        for block in model.blocks:
-            assert isinstance(block, Block)
+        for block in model.list_blocks():
             mixer = block.mixer
             if mixer is not None and not is_from_lab(mixer):
                 stack.callback(setattr, mixer, "forward", mixer.forward)

@@ -17,7 +17,6 @@ from lab.hooks import is_watched
 from lab.layers.mask import has_oracle_mask
 from lab.machine.cuda_graph import RecordedCall
 from lab.models import LanguageModel
-from lab.models.block import Block
 from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import StepResult, differentiate, differentiate_lanes
 from lab.training.optimizers import step_together
@@ -199,7 +198,7 @@ def check_recordable(model: LanguageModel) -> None:
     """
     if is_watched(model):
         raise RuntimeError("a hook is attached to the model")
-    mixers = [block.mixer for block in model.blocks if isinstance(block, Block)]
+    mixers = [block.mixer for block in model.list_blocks()]
     if not all(mixer is None or is_from_lab(mixer) for mixer in mixers):
         raise RuntimeError("a mixer that is not the lab's may do more than torch can record")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lab.intervals import clustered_wilson
 from lab.layers.mixer import get_rotary_pairs
-from lab.models import Block, LanguageModel
+from lab.models import LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.failed_run import FailedRun, Look
 from lab.training.without_dynamo import AdamW
@@ -83,11 +83,10 @@ def look(failed: FailedRun, accuracy: float | None) -> Look:
 def list_rotations(model: LanguageModel) -> list[Rotation]:
     """Return how the model's layers rotate; empty if one of them mixes tokens without rotation."""
     found = []
-    for block in model.blocks:
-        mixer = block.mixer if isinstance(block, Block) else None
-        if mixer is None:
+    for block in model.list_blocks():
+        if block.mixer is None:
             continue
-        rotary = get_rotary_pairs(mixer)
+        rotary = get_rotary_pairs(block.mixer)
         if rotary is None:
             return []
         found.append(Rotation(rotary.base, 2 * rotary.n_pairs, len(rotary.source_of)))
