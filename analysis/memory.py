@@ -19,7 +19,7 @@ from lab.machine.growth import Demand
 from lab.machine.memory import format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
-from lab.models.room import measure_model
+from lab.models.memory import measure_model
 from lab.ops.cross_entropy import BLOCK_BYTES
 from tasks.base import Batch, Task
 

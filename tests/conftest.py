@@ -77,7 +77,7 @@ def unchecked(monkeypatch):
 @pytest.fixture
 def no_report(monkeypatch):
     """Let training commands end without a report, which costs more than a few steps do."""
-    from analysis.pages.kept import ReportFiles
+    from analysis.pages.report_files import ReportFiles
 
     monkeypatch.setattr(
         "analysis.pages.report.write_quick", lambda run, *calls: ReportFiles(run.path)

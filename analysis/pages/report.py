@@ -7,8 +7,8 @@ from typing import Any
 from analysis import ANALYSES, QUICK
 from analysis.base import Subject
 from analysis.examination import Examination, examine
-from analysis.pages.kept import Report, ReportFiles, choose_files, choose_work
 from analysis.pages.page import embed_json, fill_template
+from analysis.pages.report_files import Report, ReportFiles, choose_files, choose_work
 from analysis.pages.summary import (
     Section,
     answer_first,

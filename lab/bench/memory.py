@@ -21,7 +21,7 @@ from lab.machine.growth import MANY_TOKENS
 from lab.machine.memory import keep_freed_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate
-from lab.models.room import estimate_evaluation
+from lab.models.memory import estimate_evaluation
 from lab.suite.audit import audit
 from lab.suite.footprint import estimate_audit
 from lab.training.experiment import carry_out

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.bench.surveyed import FAMILIES, Case
+from lab.bench.survey_cases import FAMILIES, Case
 from lab.certify_settings import QUICK, CertifySettings
 from lab.laws.certification import Certification
 from lab.laws.laws import LAWS, select_laws

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.command import list_keys
+from lab.cli.messages import refuse, report_failures, report_usage_errors, say
 from lab.cli.output import AsJson, Force, check_output
 from lab.cli.trust_option import Trust
 
@@ -62,9 +62,9 @@ def analyze(
         from analysis.base import NotApplicableError
         from analysis.examination import select_analyses
         from analysis.pages.export import BrowserError, save_all
-        from analysis.pages.kept import choose_work
         from analysis.pages.page import draw_figures
         from analysis.pages.report import write_both
+        from analysis.pages.report_files import choose_work
         from lab.files import explain_write_errors
         from lab.folder import Folder
         from lab.training.runs import Run

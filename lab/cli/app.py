@@ -96,7 +96,7 @@ def main() -> None:
 
 def _help_to_train(launch: Launch, *, standalone_mode: bool) -> int:
     """Compute shares of the gradients of a run that another process trains; return exit code."""
-    from lab.cli.answers import report_failures
+    from lab.cli.messages import report_failures
     from lab.training.parallel import follow
 
     try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.bench import BENCHMARKS
-from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.figures import check_figure, make_figure_option, save_figure
+from lab.cli.messages import refuse, report_failures, report_usage_errors
 from lab.cli.output import AsJsonLines, Force
 from lab.machine.spinning import choose_wait
 from tasks.bounds import check_choice

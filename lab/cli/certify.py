@@ -12,8 +12,8 @@ import typer
 
 from lab.certification.request import Request
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
-from lab.cli.answers import parse_assignments, refuse, report_usage_errors, say
 from lab.cli.figures import check_figure, make_figure_option
+from lab.cli.messages import parse_assignments, refuse, report_usage_errors, say
 from lab.cli.output import AsJson, Force, check_output
 from lab.machine.memory import measure_free_memory
 

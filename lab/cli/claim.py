@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.equal_parameters import check_parameters
+from lab.cli.messages import report_failures, report_usage_errors
 from lab.cli.output import Force, check_output
 from lab.cli.sweep import report_failed_runs, run_sweep
 from lab.cli.sweep_options import (

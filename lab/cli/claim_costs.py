@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors
+from lab.cli.messages import report_failures, report_usage_errors
 from lab.cli.output import check_output
 from lab.cli.sweep_options import SweepOptions
 

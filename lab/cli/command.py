@@ -11,7 +11,7 @@ from typing import Any, get_args
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from lab.cli.answers import refuse
+from lab.cli.messages import refuse
 from tasks.near_names import ask, find_near, suggest
 
 HOME = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors
+from lab.cli.messages import refuse, report_failures, report_usage_errors
 from lab.cli.output import check_output
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors, say
+from lab.cli.messages import report_failures, report_usage_errors, say
 
 if TYPE_CHECKING:
     from lab.config import Runtime
@@ -59,8 +59,8 @@ def train_and_report(
         )
         raise typer.Exit(128 + signal.Signals[result["signal"]])
     from analysis import QUICK
-    from analysis.pages.kept import find_page, is_complete
     from analysis.pages.report import write_quick
+    from analysis.pages.report_files import find_page, is_complete
 
     notes: list[str] = []
     with report_failures():

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from lab.cli.answers import parse_assignments, refuse, report_failures, report_usage_errors
 from lab.cli.command import list_keys
+from lab.cli.messages import parse_assignments, refuse, report_failures, report_usage_errors
 from lab.cli.output import AsJson, AsJsonLines, Force, check_output
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors
 from lab.cli.figures import check_figure, make_figure_option, save_figure
+from lab.cli.messages import refuse, report_failures, report_usage_errors
 from lab.cli.output import Force
 from lab.cli.sweep_options import SweepOptions, make_runs_option, make_workers_option
 from lab.cli.trust_option import Trust

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.command import set_parameters
+from lab.cli.messages import report_failures, report_usage_errors
 from lab.cli.training import annotate_option
 from lab.cli.trust_option import Trust
 from lab.config import Runtime

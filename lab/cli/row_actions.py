@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.figures import save_figure
+from lab.cli.messages import refuse, report_failures, report_usage_errors, say
 from lab.config import ModelConfig
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors
 from lab.cli.figures import make_figure_option
+from lab.cli.messages import report_failures, report_usage_errors
 from lab.cli.output import check_output
 from lab.cli.row_actions import audit_rows, export_rows, show_rows
 

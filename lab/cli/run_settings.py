@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from lab.cli.answers import parse_assignments
+from lab.cli.messages import parse_assignments
 from lab.cli.older_runs import read_older_defaults
 from lab.cli.options import keep_ends, read, resolve_spans
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.answers import report_failures, report_usage_errors, say
+from lab.cli.messages import report_failures, report_usage_errors, say
 from lab.cli.output import AsJsonLines, Force, check_output
 from lab.files import escape_controls
 

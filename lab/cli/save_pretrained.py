@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors, say
+from lab.cli.messages import refuse, report_failures, report_usage_errors, say
 from lab.cli.trust_option import Trust
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli.answers import report_usage_errors
+from lab.cli.messages import report_usage_errors
 from lab.cli.options import Span
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def build_sweep(
         ValueError: for a number of seeds out of its bounds, an option that only a single run has,
             or settings that no run can have.
     """
-    from lab.cli.answers import parse_assignments
+    from lab.cli.messages import parse_assignments
     from lab.cli.sweep_settings import SweepSettings, read_seeds
     from tasks.schedule import Schedule
 

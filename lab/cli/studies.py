@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lab.cli.answers import refuse, report_failures, report_usage_errors, say
 from lab.cli.figures import check_figure, make_figure_option, save_figure
+from lab.cli.messages import refuse, report_failures, report_usage_errors, say
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions, share_options
 

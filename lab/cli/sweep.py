@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli import rows
-from lab.cli.answers import refuse, report_failures, report_usage_errors, say
+from lab.cli.messages import refuse, report_failures, report_usage_errors, say
 from lab.cli.output import check_output
 from lab.cli.sweep_options import SweepOptions, share_options
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from lab.cli import rows
-from lab.cli.answers import report_usage_errors
 from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
 from lab.cli.costs import describe_costs, describe_reading
+from lab.cli.messages import report_usage_errors
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
 from lab.cli.run_settings import configure, describe_folder, try_on_machine

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.answers import refuse
+from lab.cli.messages import refuse
 
 TESTS = Path(__file__).parents[2] / "tests" / "property"
 FAILED = 1

@@ -11,7 +11,7 @@ from lab.layers.mask import has_oracle_mask
 from lab.machine.growth import MANY_TOKENS, TOKENS, Demand, check_demand
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models import build
-from lab.models.room import FLOAT, estimate_evaluation, refuse_weights
+from lab.models.memory import FLOAT, estimate_evaluation, refuse_weights
 from tasks.base import Task, count_rows
 
 NUMBERS_A_TOKEN = 200

@@ -12,7 +12,7 @@ from lab.layers.ssd_parameters import Position
 from lab.machine.memory import DoesNotFitError
 from lab.models import MIXERS, TRANSFORMS, build
 from lab.models.evaluation import evaluate
-from lab.models.room import refuse_weights
+from lab.models.memory import refuse_weights
 from lab.models.stack import parse_stack
 from tasks.base import Task, count_rows
 

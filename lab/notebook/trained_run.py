@@ -11,8 +11,8 @@ from rich.console import Console
 from analysis import QUICK
 from analysis.base import Finding, Subject
 from analysis.examination import Examination, examine, select_analyses
-from analysis.pages.kept import choose_work, find_page
 from analysis.pages.report import render, write_both, write_quick
+from analysis.pages.report_files import choose_work, find_page
 from lab.cli.tables.progress import show_count
 from lab.cli.tables.results import build_result_table, describe_ending
 from lab.models import LanguageModel

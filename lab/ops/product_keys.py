@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.ops.kept import keep_on_accelerator
+from lab.ops.constants import keep_on_accelerator
 
 MOST = 2**32
 """Experts that a grid of keys may have: finding the factors tries numbers up to the root."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.ops.kept import keep_on_accelerator
+from lab.ops.constants import keep_on_accelerator
 from lab.ops.lanes import fold_rows, over_lanes
 from tasks.bounds import check_choice
 

@@ -13,7 +13,7 @@ from lab.machine.device import choose_device
 from lab.machine.growth import TOKENS
 from lab.machine.launch import LostProcessError
 from lab.models.evaluation import score
-from lab.models.room import refuse_weights
+from lab.models.memory import refuse_weights
 from lab.models.user_mixer import check_mixers
 from lab.training.conclusion import Ending
 from lab.training.divergence import DivergedError

@@ -29,7 +29,7 @@ from lab.machine.growth import (
 from lab.machine.memory import DoesNotFitError, format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
-from lab.models.room import measure_model
+from lab.models.memory import measure_model
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.runs import Run
 from lab.training.state import start

@@ -13,7 +13,7 @@ from lab.machine.device import choose_device
 from lab.machine.memory import DoesNotFitError, give_back_freed_memory
 from lab.models.evaluation import check_vocabulary, evaluate, score
 from lab.models.language_model import LanguageModel
-from lab.models.room import check_evaluation
+from lab.models.memory import check_evaluation
 from lab.models.user_mixer import check_mixers, convert_mixer_errors
 from lab.training.runs import Run
 from lab.training.variations import list_evaluations, undo_json, vary_settings

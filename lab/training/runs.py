@@ -26,7 +26,7 @@ from lab.files import RunError, explain_write_errors
 from lab.folder import Folder
 from lab.lengthening import list_stages
 from lab.models import LanguageModel, build
-from lab.models.room import refuse_weights
+from lab.models.memory import refuse_weights
 from lab.training import checkpoint, history
 from lab.training.metrics import encode_row
 from lab.training.row import Row

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.bench.survey import Line, describe, main, read, select_cases, summarize, survey
-from lab.bench.surveyed import Case
+from lab.bench.survey_cases import Case
 from lab.certify_settings import QUICK
 
 HERE = __name__

@@ -9,7 +9,7 @@ from lab.config import ModelConfig, TrainConfig
 from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.growth import TOKENS
 from lab.machine.memory import DoesNotFitError, measure_free_memory
-from lab.models.room import count_bytes, refuse_weights
+from lab.models.memory import count_bytes, refuse_weights
 from lab.training.footprint import check_step, count_fitting_lanes, estimate
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run

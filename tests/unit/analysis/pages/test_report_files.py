@@ -8,8 +8,8 @@ import pytest
 from analysis import ANALYSES
 from analysis.base import Subject
 from analysis.examination import examine
-from analysis.pages.kept import Report, choose_work, find_page, is_complete
 from analysis.pages.report import render, write_both, write_quick
+from analysis.pages.report_files import Report, choose_work, find_page, is_complete
 from analysis.provenance import DATA
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
@@ -68,7 +68,7 @@ def test_analyses_of_the_same_rows_merge_in_the_order_of_the_report(run):
 
 def test_a_report_is_complete_when_each_analysis_is_kept_or_does_not_apply(run, monkeypatch):
     few = {name: ANALYSES[name] for name in ("rows", "heads")}
-    monkeypatch.setattr("analysis.pages.kept.ANALYSES", few)
+    monkeypatch.setattr("analysis.pages.report_files.ANALYSES", few)
     assert not is_complete(run)
     analyze(run, "rows")
     assert not is_complete(run)
