@@ -44,10 +44,10 @@ class AnalysedRun:
         process = multiprocessing.get_context("spawn").Process(target=_train, args=runs)
         process.start()
         process.join()
-        tiny._analyse(runs[0])
-        return partial(self._analyse, runs[1])
+        tiny._analyze(runs[0])
+        return partial(self._analyze, runs[1])
 
-    def _analyse(self, run: Run) -> None:
+    def _analyze(self, run: Run) -> None:
         examine(Subject.of(run, rows=self.setting.rows))
 
 

@@ -28,7 +28,7 @@ LOOKS = {
     "inner function attention": (PURPLE, "solid", "pentagon"),
     "Cheems pair": (SKY, "solid", "hexagon"),
 }
-"""Color, dash and marker of each mixer: one color per family, a different dash within it."""
+"""Colour, dash and marker of each mixer: one colour per family, a different dash within it."""
 PAPER_LOOKS = {
     "dynamic mask attention": (VERMILLION, "square-open"),
     "attention": (BLUE, "circle-open"),

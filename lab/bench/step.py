@@ -173,7 +173,7 @@ def _describe_times(call: Callable[[], object]) -> str:
     kinds = {
         "matrix products": ("mm", "addmm", "bmm", "linear"),
         "attention": ("attention",),
-        "optimiser": ("adam",),
+        "optimizer": ("adam",),
         "softmax": ("softmax", "amax", "scatter"),
         "embedding": ("embedding", "index"),
     }

@@ -65,10 +65,10 @@ def model(
         typer.echo(json.dumps({**whole, "paper": compared and asdict(compared), **asdict(found)}))
     else:
         from lab.cli.console import open_table_console
-        from lab.cli.tables.anatomy import anatomy_table, count_line
+        from lab.cli.tables.anatomy import build_anatomy_table, describe_totals
 
-        open_table_console().print(anatomy_table(found))
-        typer.echo(count_line(found, compared))
+        open_table_console().print(build_anatomy_table(found))
+        typer.echo(describe_totals(found, compared))
     if figure is not None:
         from analysis.pages.page import render_figure
         from analysis.plots.style import add_title

@@ -1,9 +1,9 @@
 """How much memory a run takes: estimated from small steps, refused where it is not free.
 
-    weights + moments of the optimiser + the largest of
+    weights + moments of the optimizer + the largest of
         a step's gradients and activations, in proportion to the rows, and a checkpoint on its way
             to the disk, which seldom fits into what the step has freed
-        gradients and the optimiser's own tensors
+        gradients and the optimizer's own tensors
         what scores shortcuts, after training
 
 The activations are measured on a step of about a thousand tokens and one of twice as many, so the
@@ -50,7 +50,7 @@ class Footprint:
         kept: weights and moments, throughout.
         step: activations and gradients of a step, by its rows.
         gradients: of all parameters.
-        update: what the optimiser makes.
+        update: what the optimizer makes.
         rows: of a step.
         checkpoint: what a checkpoint takes on its way to the disk.
         shortcuts: what scores them, after training, in memory that the steps have freed.
@@ -74,7 +74,7 @@ class Footprint:
         """Return what several runs take that compute together.
 
         Each has weights, moments, gradients and activations of its own, and their weights are
-        stacked. Optimisers take their steps, and checkpoints are written, one after another.
+        stacked. Optimizers take their steps, and checkpoints are written, one after another.
         """
         stacked = lanes * self.weights if lanes > 1 else 0
         step = lanes * FRAGMENTS * self.step.count_bytes(self.rows) + stacked

@@ -2,7 +2,7 @@
 
     history/step-N.safetensors    the model's weights after N steps; step 0 is drawn from the seed
 
-They cannot resume a run, since that also takes the optimiser's state (`lab.training.checkpoint`).
+They cannot resume a run, since that also takes the optimizer's state (`lab.training.checkpoint`).
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Training several runs of one shape in one process, each as if it were alone.
 
-Each run has its own rows, weights, optimisers, learning rate, stages, evaluations, checkpoints and
+Each run has its own rows, weights, optimizers, learning rate, stages, evaluations, checkpoints and
 ending, in its own folder. They share the computation of gradients where that is faster
 (`lab.training.lane_time`), at each step those at the same row length. Where it is not, they take
 turns, and each run is the same bits as alone.

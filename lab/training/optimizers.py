@@ -1,4 +1,4 @@
-"""Which optimiser trains which parameters."""
+"""Which optimizer trains which parameters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ from lab.training.without_dynamo import AdamW
 
 
 def build_optimizers(model: LanguageModel, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimisers of a configuration, by name.
+    """Return the optimizers of a configuration, by name.
 
     Muon updates the weights of the linear layers that `muon_on` names; its step is scaled to
     AdamW's, so that one learning rate serves both. AdamW updates everything else. In the first

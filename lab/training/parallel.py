@@ -1,6 +1,6 @@
 """One run in several processes: each computes the gradient of its share of the rows of a step.
 
-Process 0 leads. It alone has the run folder and the optimisers, evaluates, and decides how training
+Process 0 leads. It alone has the run folder and the optimizers, evaluates, and decides how training
 goes on. At each step it sends the others its weights and an order that says which rows are next.
 Each process weights the gradient of its share so that all of them add up to the gradient of the
 whole step, and process 0 takes the step. So weights cannot drift apart, and nobody has to agree on
@@ -307,6 +307,6 @@ def _add_up(
     if dist.get_rank() == 0:
         parts = flat.split([weight.numel() for weight in weights])
         for weight, grad, count in zip(weights, parts, known.tolist(), strict=True):
-            # A weight that no process uses keeps no gradient: its optimiser leaves it alone.
+            # A weight that no process uses keeps no gradient: its optimizer leaves it alone.
             weight.grad = grad.view_as(weight).to(weight.dtype) if count else None
     return found

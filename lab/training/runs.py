@@ -2,7 +2,7 @@
 
     config.json      task, model, training: enough to train again
     metrics.jsonl    one row a step
-    checkpoint/      step-N folders: weights and optimiser as safetensors, state.json with digests
+    checkpoint/      step-N folders: weights and optimizer as safetensors, state.json with digests
     history/         weights kept along the way, for analysis
     result.json      how it ended
     analysis.json    what analysis measured; report.html, report.json: the page of it

@@ -44,7 +44,7 @@ class TrainingState:
 
 
 def start(model: LanguageModel, config: TrainConfig) -> TrainingState:
-    """Return the state before the first step, with the optimisers of the configuration."""
+    """Return the state before the first step, with the optimizers of the configuration."""
     return TrainingState(model, build_optimizers(model, config))
 
 

@@ -6,7 +6,7 @@ from lab.models.anatomy import Anatomy, Part
 from lab.models.paper_sizes import SizeComparison
 
 
-def anatomy_table(found: Anatomy) -> Table:
+def build_anatomy_table(found: Anatomy) -> Table:
     """Return a model's parts from tokens to logits, alike neighbours in one row."""
     table = Table(box=None)
     for name in ("blocks", "part", ""):
@@ -34,8 +34,8 @@ def anatomy_table(found: Anatomy) -> Table:
     return table
 
 
-def count_line(found: Anatomy, compared: SizeComparison | None) -> str:
-    """Return a model's totals in words, beside the paper's where it has one."""
+def describe_totals(found: Anatomy, compared: SizeComparison | None) -> str:
+    """Describe a model's totals, beside the paper's where it has one."""
     line = f"total {found.total:,} parameters, {found.active:,} of them active for a token"
     if compared is None:
         return line
