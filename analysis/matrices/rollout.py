@@ -95,7 +95,7 @@ class Rollout(Finding):
         elif high < bound:
             says = f"No recall shows: queries reach their value with {reached}"
         else:
-            says = f"It is not sure whether recall shows: queries reach their value with {reached}"
+            says = f"It is uncertain whether recall shows: queries reach their value with {reached}"
         return f"{says}; {kept}."
 
     def draw(self) -> go.Figure:

@@ -7,7 +7,7 @@ gathered about its key. `swapped_keys` makes the corrupt rows, `effects` measure
 
 The labels, from the most basic on:
 
-    undecided    it is not sure that more than a fifth of the answers follow the key or the
+    undecided    it is uncertain that more than a fifth of the answers follow the key or the
                  position; or an interval below includes a threshold; or a placebo has the effect
                  that only the intervention should have
     positional   of the answers that follow the key or the position, at least two thirds follow the
@@ -160,7 +160,7 @@ def classify(
     if not of_either.interval[1] <= LITTLE:
         return (
             "undecided",
-            "it is not sure whether answers follow the key or the position",
+            "it is uncertain whether answers follow the key or the position",
             evidence,
         )
     return label, reason, evidence
@@ -235,7 +235,7 @@ def _classify_carrier(
     if not value.interval[1] <= LITTLE:
         return (
             "undecided",
-            "it is not sure how much of its key the value's position carries",
+            "it is uncertain how much of its key the value's position carries",
             evidence,
         )
     if all(other.interval[0] >= ENOUGH for other in others):

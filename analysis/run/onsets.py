@@ -33,7 +33,7 @@ class Onset:
     Attributes:
         quantity: name of what is dated.
         layer: the block where it changes most; None for the model as a whole.
-        change: None where it changes by less than a tenth, or at no one time.
+        change: None where it changes by less than a tenth, or at no definite time.
         moved: whether its values move by a tenth, which tells these two cases apart.
     """
 
@@ -195,7 +195,7 @@ def _describe_order(onsets: Sequence[Onset]) -> str:
     parts = []
     if vague:
         move = "moves" if len(vague) == 1 else "move"
-        parts.append(f"{join_names(vague)} {move}, but at no one time")
+        parts.append(f"{join_names(vague)} {move}, but at no definite time")
     if still and (dated or vague):
         change = "changes" if len(still) == 1 else "change"
         parts.append(f"{join_names(still)} {change} by less than a tenth")
@@ -214,7 +214,7 @@ def _describe_order(onsets: Sequence[Onset]) -> str:
         return f"First {', then '.join(spans)}{tail}."
     if len(dated) > 1:
         return f"The order is not decided between {spans[0]}{tail}."
-    return f"Only {spans[0]} changes{' at one time' if vague else ''}{tail}."
+    return f"Only {spans[0]} changes{' at a definite time' if vague else ''}{tail}."
 
 
 def _format_group(group: Sequence[tuple[str, Change]]) -> str:

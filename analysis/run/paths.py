@@ -43,7 +43,7 @@ class QuantityPath:
 
     Attributes:
         series: one for each layer; a single one for the model's loss and accuracy.
-        changes: when each changes; None where it does not, or at no one time.
+        changes: when each changes; None where it does not, or at no definite time.
         leading: index of the series that changes most; if none does, of the one that moves most.
     """
 
@@ -111,7 +111,7 @@ class Paths(Finding):
             said = [f"none of {every} moves by a tenth up to {last}"]
         for path in vague:
             what = f"{path.lead.dated} moves " if path.lead.dated else ""
-            said.append(f"{path.describe()}, but {what}at no one time")
+            said.append(f"{path.describe()}, but {what}at no definite time")
         says = ". ".join(map(capitalize, said))
         rows = "1 test row" if self.rows == 1 else f"{self.rows} test rows"
         reading = (
@@ -240,7 +240,7 @@ def _add_marks(fig: go.Figure, path: QuantityPath, steps: Int[np.ndarray, " n"],
     if series.layer is not None:
         layer, head = series.layer, series.head
         text += f" · {f'layer {layer}' if head is None else name_head(layer, head)}"
-    still = "moves, at no one time" if path.moved else "changes by less than a tenth"
+    still = "moves, at no definite time" if path.moved else "changes by less than a tenth"
     dated = f"{series.dated}: " if series.dated else ""
     text += f" · {dated}{format_bracket(change) if change else still}"
     fig.add_annotation(

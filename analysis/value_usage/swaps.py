@@ -130,7 +130,7 @@ class Swaps(Finding):
         costly = [swap for swap in self.swaps if swap.change.value < 0 and swap.p < SURE]
         if not costly:
             least = min(swap.p for swap in self.swaps)
-            return f"None of {n} swaps is shown to cost accuracy (least p {least:.2g})."
+            return f"None of {n} swaps is shown to cost accuracy (smallest p {least:.2g})."
         worst = min(costly, key=lambda swap: swap.change.value)
         says = f"{self._name_swap(worst)} costs most, {worst.summarize_change()} "
         says += f"(p {worst.p:.2g}, the worst of {n})"

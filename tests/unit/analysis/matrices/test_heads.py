@@ -117,7 +117,7 @@ def test_a_single_row_is_sure_of_no_head_and_no_recall(monkeypatch):
     assert heads.describe(scores).says.startswith("Undecided, because one row of the batch has no")
     [result] = rollout.measure(found)
     assert np.isnan(result.interval).all()
-    assert rollout.describe(result).says.startswith("It is not sure whether recall shows")
+    assert rollout.describe(result).says.startswith("It is uncertain whether recall shows")
 
 
 def test_heads_without_mass_are_said_to_have_none():

@@ -89,7 +89,7 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     ("interval", "opening"),
     [
         ((0.21, 0.4), "Through both layers queries reach"),
-        ((0.1, 0.4), "It is not sure whether recall shows"),
+        ((0.1, 0.4), "It is uncertain whether recall shows"),
         ((0.1, 0.19), "No recall shows"),
     ],
 )

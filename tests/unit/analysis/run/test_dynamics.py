@@ -85,16 +85,16 @@ def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
     assert describe_series(ramp, still) == (
         "None of q0 and q1 makes one clear change by step 1,024. Q0 goes from "
-        "0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
-        "q0 moves, but at no one time; q1 changes by less than a tenth.",
+        "0.0 % to 100.0 % (uniform 0.0 %), but at no definite time.",
+        "q0 moves, but at no definite time; q1 changes by less than a tenth.",
     )
     assert describe_series(ramp, still, step) == (
         "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %). Q0 goes "
-        "from 0.0 % to 100.0 % (uniform 0.0 %), but at no one time.",
-        "Only q2 (steps 45 to 64) changes at one time; q0 moves, but at no one time; q1 changes "
-        "by less than a tenth.",
+        "from 0.0 % to 100.0 % (uniform 0.0 %), but at no definite time.",
+        "Only q2 (steps 45 to 64) changes at a definite time; q0 moves, but at no definite time; "
+        "q1 changes by less than a tenth.",
     )
-    assert describe_series(ramp, ramp)[1] == "q0 and q1 move, but at no one time."
+    assert describe_series(ramp, ramp)[1] == "q0 and q1 move, but at no definite time."
 
 
 def describe_loss(loss: np.ndarray, accuracy: np.ndarray) -> tuple[Words, Words]:
@@ -128,7 +128,7 @@ def test_what_is_dated_of_a_loss_is_named_with_every_date():
     assert told.gist == "E^−loss and accuracy each make one clear change by step 1,024."
     ramp = np.linspace(0, 1, len(STEPS))
     told, _ = describe_loss(-np.log(0.01 + 0.9 * ramp), np.zeros(len(STEPS)))
-    assert "but e^−loss moves at no one time." in told.says
+    assert "but e^−loss moves at no definite time." in told.says
 
 
 def test_no_order_is_told_of_runs_that_wander():

@@ -178,7 +178,7 @@ CLAUSES = [
     Clause(rollout(0.5, (0.4, 0.6)), TIED, "rings where a query meets its value"),
     Clause(rollout(0.5, NO_ENDS, rows=1), rollout(0.5, (0.4, 0.6)), "50.0 % (one row;"),
     Clause(rollout(0.5, (0.2, 0.8)), rollout(0.5, (0.19, 0.8)), "both layers queries reach the"),
-    Clause(rollout(0.2, (0.1, 0.2)), rollout(0.1, (0.1, 0.19)), "It is not sure whether recall"),
+    Clause(rollout(0.2, (0.1, 0.2)), rollout(0.1, (0.1, 0.19)), "It is uncertain whether recall"),
     Clause(components(0.5), components(0.2), "Layer 0's mixer at the keys restores more than a"),
     Clause(components(0.5), components(0.2), "more than a third of the answer alone: layer 0's"),
     Clause(components(0.2), components(0.5), "No single component surely restores a third"),

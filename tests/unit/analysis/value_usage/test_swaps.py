@@ -101,7 +101,9 @@ def test_null_swaps_are_said_to_cost_at_the_stated_rate():
     sentences = [describe_changes(rng.normal(size=(64, 40)) / 8, right=0.9) for _ in range(20)]
     # One of twenty is expected; more than four in less than a hundredth of such tests.
     assert sum("costs most" in says for says in sentences) <= 4
-    assert any("None of 40 swaps is shown to cost accuracy (least p" in says for says in sentences)
+    assert any(
+        "None of 40 swaps is shown to cost accuracy (smallest p" in says for says in sentences
+    )
     assert not any("matter" in says for says in sentences)
 
 
