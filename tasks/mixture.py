@@ -25,7 +25,7 @@ Values = tuple[Any, ...] | Schedule
 class Mixture(Task):
     """Rows of several tasks of one kind: one task, a part, for each setting of varied options.
 
-    Its number says which part a row is of. The row is padded to the longest part's length, with
+    A row's number decides which part it is of. The row is padded to the longest part's length, with
     input 0, the last of `role_names` and no target; `links["setting"]` [b 1] is the part's index.
 
     Class attributes (`name`, `splits`, …) are those of the kind; seq_len and vocab_size are the

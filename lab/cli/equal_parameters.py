@@ -14,7 +14,7 @@ def check_parameters(
     """Return the parameters of the settings at each place, in words; none if they may differ.
 
     A place is a combination of values of the factors that the statistic does not compare. The
-    settings are all values of those that it does, also the ones that it does not name.
+    settings are all values of those that it does compare, including values that it does not name.
 
     Args:
         equal: by how large a share of the least they may differ, for total and active parameters.

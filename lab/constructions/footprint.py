@@ -54,7 +54,7 @@ def estimate_ladder(
 def check_ladder(task: Task, d_model: int, n_heads: int, free: int | None = None) -> None:
     """Check that memory holds each model of the ladder and its evaluation.
 
-    Models are measured only where a generous bound leaves a doubt, as to build them takes long.
+    Models are measured only where a generous bound leaves a doubt, since building them takes long.
 
     Args:
         task: the task.

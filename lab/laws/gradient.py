@@ -42,9 +42,9 @@ SHOWN = 8
 def judge(module: nn.Module, probes: Probes) -> Verdict:
     """Every parameter gets a gradient, at once or after constant parameters have moved.
 
-    What stands behind a projection, a gate or keys that are initialised to zero waits for them to
-    move, and that is not a fault: constant parameters are moved at entries that get a gradient, and
-    the gradients are computed again. Two zeros that wait for each other never move.
+    Parameters behind a projection, a gate or keys that are initialised to zero get no gradient
+    until those move, which is not a fault. So constant parameters are moved at entries that get a
+    gradient, and the gradients are computed again. Two zeros that wait for each other never move.
 
     Parameters of a part that no input calls are not judged (`find_uncalled`): a note names it, as
     long as any other parameter learns.

@@ -131,8 +131,8 @@ def _find_refusal(run: Run, task: Task, model: LanguageModel) -> str | None:
 def _find_unfit(task: Task, model: LanguageModel) -> DoesNotFitError | None:
     """Return why memory does not hold an evaluation; None if it does, or if nothing can be said.
 
-    A model may refuse a task, and a mixer the shorter rows that are measured: the evaluation itself
-    says so, or works.
+    If the model refuses the task, or a mixer the shorter rows that are measured, nothing is said
+    here: the evaluation itself then fails, or works.
     """
     try:
         check_vocabulary(task, model)

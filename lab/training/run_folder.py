@@ -211,7 +211,7 @@ class RunFolder:
 def _ask(missing: Path) -> str:
     """Ask whether the run that a file is in, or one of a near name, was meant; "" if there is none.
 
-    Unlike pathlib, os.path and glob find nothing where they may not look.
+    Where access is denied, os.path and glob find nothing; pathlib would raise.
     """
     if os.path.isfile(missing) and os.path.isfile(missing.with_name("config.json")):
         return ask([str(missing.parent)])
