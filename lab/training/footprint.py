@@ -159,9 +159,8 @@ def estimate(
         OverLimitError: when a measured step takes more.
     """
     step = measure_model(run.task, model, run.train.batch_size, _step, tokens=tokens, limit=limit)
-    optimizers = start(
-        model, run.train
-    ).optimizers  # in a name, since their moments would go with them
+    # In a name: without it, their moments would be freed.
+    optimizers = start(model, run.train).optimizers
     with Allocations() as update:
         # A step has left gradients.
         for optimizer in optimizers.values():
