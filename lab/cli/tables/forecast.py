@@ -46,9 +46,8 @@ class Forecast:
         most = (self.max_steps - step) * times.longest
         limit = f"the limit of {self.max_steps:,} steps"
         text += f"Going on to {limit} would take about {format_duration(most)} at this speed. "
-        test = (
-            self.test_rows / self.batch_size * times.longest
-        )  # an upper bound: tests need no gradients
+        # An upper bound: tests need no gradients.
+        test = self.test_rows / self.batch_size * times.longest
         if test >= LONG_TEST:
             text += f"Each test of {self.test_rows:,} rows takes up to {format_duration(test)}. "
         if self.max_minutes is not None and 60 * self.max_minutes < most:
