@@ -159,10 +159,14 @@ class _NamedEnd(TokenModel):
         self.eos_token_id = 17
 
 
-class _SeparatorsAhead(TokenModel):
-    """Logits are scaled by the number of separators from their position to the end of the row."""
+class ManyTokens(TokenModel):
+    """The same with a large vocabulary."""
 
     vocabulary = 3000
+
+
+class _SeparatorsAhead(ManyTokens):
+    """Logits are scaled by the number of separators from their position to the end of the row."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         ends = (tokens == self._get_separator()).long()
