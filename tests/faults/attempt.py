@@ -132,6 +132,9 @@ def _become(call: Callable[[], object], output: int, memory: int, seconds: int) 
 
 
 def report(suite: str, tried: int, failed: Sequence[str]) -> None:
-    """Print the counts of a suite, and fail with its faults if there are any."""
-    print(f"\n{suite}: {tried:,} tried, {len(failed):,} failed")
+    """Print the counts of a suite, and fail with its faults if there are any.
+
+    To standard error, since xdist drops what its workers print.
+    """
+    print(f"\n{suite}: {tried:,} tried, {len(failed):,} failed", file=sys.stderr)
     assert not failed, "\n".join(failed[:40])
