@@ -11,7 +11,7 @@ NOTEBOOKS := .venv/.notebooks
 DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install development mqar test check format lint types arch shapes cluster verify faults bench notebooks docs gallery gpu browser findings clean
+.PHONY: install development mqar test check format lint types arch collect shapes cluster verify faults bench notebooks docs gallery gpu browser findings clean
 
 # What the commands of the README use.
 install: $(INSTALLED)
@@ -51,7 +51,7 @@ test: development browser
 
 # Types take most of the time, on one core: the others are checked meanwhile.
 check: development
-	@$(MAKE) --no-print-directory --jobs 2 types format lint arch
+	@$(MAKE) --no-print-directory --jobs 2 types format lint arch collect
 
 format: development
 	$(BIN)/ruff format --check .
@@ -65,6 +65,10 @@ types: development
 
 arch: development
 	$(BIN)/lint-imports
+
+# Whether all tests can be imported. It compiles what they import, which both workers of `make test` would do.
+collect: development
+	$(BIN)/pytest --collect-only -qq > .venv/.collected || (cat .venv/.collected; false)
 
 # Laws and properties with the shapes and dtypes of all arguments checked at every call. The lab's
 # own plugin would import the lab before its functions can be wrapped.
