@@ -11,7 +11,7 @@ NOTEBOOKS := .venv/.notebooks
 DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
 
-.PHONY: install development mqar test check format lint types arch collect shapes cluster verify faults bench notebooks docs gallery gpu browser findings clean
+.PHONY: install development mqar test check format lint types arch collect shapes cluster verify faults mutants bench notebooks docs gallery gpu browser findings clean
 
 # What the commands of the README use.
 install: $(INSTALLED)
@@ -90,6 +90,10 @@ verify: shapes cluster
 faults: export FAULTS ?= 2000
 faults: development
 	$(BIN)/pytest -n 2 --dist worksteal -s -m '' tests/faults
+
+# Faults planted in a copy of the sources, one after another: the tests named for each must notice.
+mutants: development
+	$(BIN)/python tests/mutants/run.py
 
 # JupyterLab refuses root, whom containers run as, without the flag; for others it means nothing.
 notebooks: $(NOTEBOOKS)

@@ -83,9 +83,19 @@ def leaks_by_gradient(x: Tensor) -> Tensor:
     return x + (future - future.detach())
 
 
+def leaks_by_gradient_of_the_next(x: Tensor) -> Tensor:
+    following = F.pad(x[:, 1:], (0, 0, 0, 1))
+    return x + (following - following.detach())
+
+
 def leaks_when_large(x: Tensor) -> Tensor:
     """Looks ahead only for what no ordinary input holds."""
     return x + (x.abs().amax(dim=(1, 2), keepdim=True) > 4)
+
+
+def leaks_beside_single(x: Tensor) -> Tensor:
+    """A small part in fp32 is noise, but less than the leak."""
+    return x + 1e-3 * x.float().tanh().to(x.dtype) + 1e-6 * x.mean(dim=1, keepdim=True)
 
 
 def spreads_nan(x: Tensor) -> Tensor:
@@ -98,11 +108,21 @@ def spreads_nan(x: Tensor) -> Tensor:
     [
         ("causal", lambda x: x + 1e-6 * x.mean(dim=1, keepdim=True)),
         ("causal", leaks_by_gradient),
+        ("causal", leaks_by_gradient_of_the_next),
         ("causal", leaks_when_large),
+        ("causal", leaks_beside_single),
         ("causal", spreads_nan),
         ("stable", lambda x: x / (x - x)),
     ],
-    ids=["small leak", "gradient only", "large values only", "nan of large values", "nan"],
+    ids=[
+        "small leak",
+        "gradient only",
+        "gradient of the next only",
+        "large values only",
+        "beside fp32",
+        "nan of large values",
+        "nan",
+    ],
 )
 def test_planted_faults_are_found(law: str, fault: Callable[[Tensor], Tensor]):
     found = judge(Mixing(fault))
