@@ -12,10 +12,13 @@ import torch
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError, lock
 from lab.folder import Folder
+from lab.training.conclusion import Ending
 from lab.training.divergence import DivergedError
 from lab.training.experiment import carry_out
+from lab.training.row import Row
 from lab.training.run_folder import OutError
 from lab.training.runs import Run
+from lab.training.session import Session, claim_folder
 from tasks import TASKS
 from tests.forkserver import connect_server
 
@@ -130,6 +133,15 @@ def test_solved_stops_early_and_stays_solved(tmp_path):
     run.path.joinpath("result.json").unlink()
     again = finish(run)
     assert again["steps"] == result["steps"]
+
+
+def test_just_the_accuracy_asked_for_is_solved(tmp_path):
+    run = make(tmp_path / "run", solved_at=0.75)
+    with claim_folder(run):
+        session = Session(run, Runtime(device="cpu"), torch.device("cpu"), print, print)
+        row = Row(0, 16, 1.0, 0.5, 1e-3, 1.0, 0.1, test_accuracy=0.75)
+        assert session.judge(row, None)[0] == Ending("solved")
+        assert session.judge(dataclasses.replace(row, test_accuracy=0.7499), None)[0] is None
 
 
 def test_an_exploding_run_is_named_and_keeps_its_last_good_checkpoint(tmp_path):
