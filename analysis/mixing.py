@@ -166,11 +166,12 @@ def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
         NotApplicableError: when the matrix of a mixer that is not the lab's own raises, or is not
             what it applies.
     """
+    blocks = model.list_blocks()
     found: list[Mixer] = []
 
     def look(residual: Tensor, point: HookPoint) -> None:
         layer = int(point.name.split(".")[1])
-        block = model.list_blocks()[layer]
+        block = blocks[layer]
         if block.mixer is not None and block.norm_mixer is not None:
             keep = find_stored_positions(batch) if has_oracle_mask(block.mixer) else None
             found.append(Mixer(layer, block.mixer, block.norm_mixer(residual), keep))

@@ -215,10 +215,8 @@ def find_carriers(found: Components) -> list[tuple[int, int]]:
 
 def _list_components(model: LanguageModel) -> list[tuple[int, str]]:
     """List the layer and kind of each component to restore."""
-    n_layers = len(model.blocks)
     found: list[tuple[int, str]] = []
-    for layer in thin(range(n_layers), LAYERS):
-        block = model.list_blocks()[layer]
+    for layer, block in thin(list(enumerate(model.list_blocks())), LAYERS):
         parts = {"mixer": block.mixer, "transform": block.mlp}
         found += [(layer, kind) for kind, part in parts.items() if part is not None]
     return found

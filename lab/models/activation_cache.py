@@ -139,13 +139,13 @@ class ActivationCache(dict[str, Tensor]):
         check_choice("mode", mode, ("all", "mlp", "attn"))
         depth = self._count_blocks(layer)
         named = self._read_embeddings() if incl_embeds else {}
+        blocks = self.model.list_blocks()
         for i in range(depth + mlp_input):
             kinds = ("attn", "mlp") if mode == "all" else (mode,)
             for kind in kinds if i < depth else kinds[:1]:
-                block = self.model.list_blocks()[i]
-                half = block.mixer if kind == "attn" else block.mlp
+                half = blocks[i].mixer if kind == "attn" else blocks[i].mlp
                 if half is not None and (i < depth or kind == "attn"):
-                    named[f"{i}_{kind}_out"] = read_added(self, block, i, kind)
+                    named[f"{i}_{kind}_out"] = read_added(self, blocks[i], i, kind)
         stack = torch.stack([_take(x, pos_slice) for x in named.values()])
         if apply_ln:
             stack = self.apply_ln_to_stack(stack, layer, mlp_input=mlp_input, pos_slice=pos_slice)

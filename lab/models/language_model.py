@@ -273,9 +273,11 @@ class LanguageModel(nn.Module):
 
     def list_blocks(self) -> list[Block]:
         """Return the blocks, first to last."""
-        blocks = list(self.blocks)
-        assert all(isinstance(block, Block) for block in blocks)
-        return blocks  # type: ignore[return-value]
+        found = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            found.append(block)
+        return found
 
     @property
     def cfg(self) -> ModelSizes:
