@@ -137,7 +137,7 @@ class TrainConfig(_Config):
     schedule: Literal["constant", "cosine", "error"] = option(
         "constant",
         "learning rate after the warm-up; error: falls with the share of wrong validation answers, "
-        "and is halved when it stops falling",
+        "and is halved when that share stops falling",
         "error; cosine in --protocol paper",
     )
     warmup_steps: int = option(50, "steps of linear warm-up")
