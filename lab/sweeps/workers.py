@@ -26,8 +26,11 @@ POLL = 0.2
 """Seconds between two looks whether the sweep is to stop."""
 TAIL = 20
 """Last lines of a process's output that are searched for its error."""
-MOST_DEATHS = 3
-"""A cell is given up after its process was killed this often without a new checkpoint."""
+MOST_DEATHS = 6
+"""How often the process of cells is killed without a new checkpoint before they are to blame.
+
+Others' kills must not count for theirs: cells that then go on alone end with other bits.
+"""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from lab.sweeps.folder import CellFolder
 from lab.sweeps.lanes import choose_lanes
 from lab.sweeps.runner import run_cells
 from lab.sweeps.table import tabulate_cells
+from lab.sweeps.workers import MOST_DEATHS
 from lab.training.lane_time import LaneTime
 from tests.unit.sweeps.test_cells import TRAIN, cell, fake, study
 
@@ -96,6 +97,17 @@ def test_when_a_process_dies_of_one_cell_the_others_are_trained_alone(tmp_path):
     )
     assert (ended[0], ended[2]) == (None, None)
     assert "killed by SIGKILL" in ended[1]
+
+
+def test_cells_whose_process_others_kill_stay_together(tmp_path):
+    pair = study(cell(0), cell(1))
+    die = (
+        f'if "seed=0" in folder.name and len(deaths.read_text()) < {MOST_DEATHS}: '
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    run_cells(pair, tmp_path, fake(die), groups=[pair.cells])
+    first, second = ((tmp_path / each.name / "deaths").read_text() for each in pair.cells)
+    assert (len(first), len(second)) == (MOST_DEATHS, 1)
 
 
 def test_a_cell_that_cannot_be_built_stops_no_lane(tmp_path):

@@ -18,7 +18,9 @@ def test_a_cell_whose_process_is_killed_is_tried_again_but_not_for_ever(tmp_path
     assert folder.read_error() is None
     run_cells(one, tmp_path / "always", fake(die))
     error = CellFolder(tmp_path / "always" / one.cells[0].name).read_error()
-    assert error == "its process was killed by SIGKILL, 3 times without a new checkpoint"
+    assert error == (
+        f"its process was killed by SIGKILL, {MOST_DEATHS} times without a new checkpoint"
+    )
 
 
 def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
