@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lab.laws.noise import noise_floor, relative_error
 from lab.laws.own_precision import OwnPrecision
 from lab.laws.probes import Probes, draw, name_precision
-from lab.laws.refusal import REFUSALS, IncomparableError, describe_error
+from lab.laws.refusal import IncomparableError, describe_error
 from lab.laws.reproduction import write_program
 from lab.laws.timing import LEAST, Timer, read_clock
 from lab.laws.trial import Trial, Trials
@@ -110,7 +110,7 @@ def run_trials(
         x = probes.input(length)
         try:
             memoized = _Memoized(module, x)
-        except REFUSALS:
+        except Exception:
             if extra:  # e.g. longer than a table of positions
                 break
             raise
@@ -135,7 +135,7 @@ def run_trials(
                     rerun = partial(_rerun, module, own=own, roundings=roundings, floor=floor)
                     smallest = _shrink(probes, result, max(tried, default=0), trials, rerun)
                     return _report_failure(law, smallest, probes, own)
-        except REFUSALS as error:
+        except Exception as error:
             if not extra:
                 undecided.noisy[length] = describe_error(error)
             continue
@@ -202,7 +202,7 @@ class _Memoized(nn.Module):
 def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:
     try:
         difference, reference = trial.check(module, x, **trial.given)
-    except REFUSALS as error:
+    except Exception as error:
         if not trial.refusable or isinstance(error, IncomparableError):
             raise
         difference, reference = torch.zeros_like(x), x
@@ -221,7 +221,7 @@ def _find_not_finite(
             result = _run(module, x, trial, allowed)
             if not result.finite and not own.refutes(trial, x, result.error):
                 return result
-    except REFUSALS:
+    except Exception:
         return None
     return None
 
@@ -277,7 +277,7 @@ def _rerun(
             result = _run(module, x, trial, bound)
             if result.fails and not own.refutes(trial, x, result.error):
                 return result
-    except REFUSALS:
+    except Exception:
         return None
     return None
 

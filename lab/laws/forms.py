@@ -40,7 +40,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     for backend in dict.fromkeys((compiler, "eager")):
         try:
             found = run_trials(LAW.name, module, longest, partial(_list_trials, backend))
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             words = f"{backend} does not compile it: {describe_error(error)}"
             refusals.append(words.splitlines()[0])
             continue

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.files import shorten_message
 from lab.laws.arithmetic import Exact, RoundedAngles
 from lab.laws.copying import copy_module
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest, name_precision
+from lab.laws.refusal import describe_error
 from lab.laws.reproduction import write_program
 from lab.laws.verdict import Verdict
 
@@ -47,11 +47,11 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         name = name_precision(dtype)
         try:
             errors, allowed = measure_rounding(module, x, dtype)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             return Verdict(
                 LAW.name,
                 "not decided",
-                f"the module does not run in {name}: {shorten_message(error)}",
+                f"the module does not run in {name}: {describe_error(error)}",
             )
         if not all(map(math.isfinite, allowed)):
             words = f"in {name}, or in fp64, the output of length {x.shape[1]} is not finite"
@@ -122,7 +122,7 @@ def call_exactly(module: nn.Module, x: Tensor) -> Tensor:
         with Exact():
             return module(x)
     # A tensor that stayed in fp64 meets one that the module created in a lower precision.
-    except RuntimeError:
+    except Exception:
         return module(x)
 
 

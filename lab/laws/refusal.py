@@ -1,16 +1,7 @@
-"""Exceptions that mean that a module was called in a way it does not support."""
+"""Exceptions that mean that a module was called in a way it does not support.
 
-REFUSALS = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    AssertionError,
-    NameError,
-)
-"""What modules raise when they are called in a way they were not written for."""
+Modules themselves raise anything, and compilers of kernels classes of their own.
+"""
 
 
 class RefusalError(ValueError):

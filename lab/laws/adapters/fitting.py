@@ -11,7 +11,7 @@ from lab.laws.adapters.kinds import Kind, list_decoder_kinds
 from lab.laws.adapters.plain import PlainAdapter, get_item, lay_out
 from lab.laws.adapters.returned import find_sequence, list_items, name_kind, name_place
 from lab.laws.adapters.stateful import Returned
-from lab.laws.refusal import REFUSALS, RefusalError, describe_error
+from lab.laws.refusal import RefusalError, describe_error
 
 LENGTHS = (5, 8, 16, 64, 128, 256)
 BATCH = 2
@@ -74,7 +74,7 @@ def find_fit(
             for kind, layout in ((k, way) for k in kinds for way in k.layouts):
                 try:
                     found = _try_kind(target, kind, layout, make_input, length, output)
-                except REFUSALS as error:
+                except Exception as error:
                     given = make_input(length)
                     # Tokens have no third axis to transpose.
                     shape = list((lay_out(given, layout) if given.ndim > 2 else given).shape)
@@ -103,7 +103,7 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
             found = fit._replace(adapter=kind.adapter, options=_drop_defaults(kind.adapter, placed))
             try:
                 _check_decoding(found.build(target), make_input(fit.length))
-            except REFUSALS as error:
+            except Exception as error:
                 refused = refused or f"{kind.note}, but {describe_error(error)}"
                 continue
             return found._replace(notes=(*fit.notes, kind.note))
@@ -153,7 +153,7 @@ def _try_kind(
 def _takes(module: nn.Module, make_input: InputMaker, length: int) -> bool:
     try:
         return module(make_input(length)).shape[:2] == (BATCH, length)
-    except REFUSALS:
+    except Exception:
         return False
 
 
@@ -194,7 +194,7 @@ def _list_placements(
             found = target(
                 lay_out(x, adapter.layout), **adapter.make_state_argument(len(x)), **flag
             )
-        except REFUSALS:
+        except Exception:
             return
     for place, value in list_items(found):
         if value is not None and place not in (None, adapter.output):

@@ -20,7 +20,7 @@ from lab.laws.adapters.options import AdapterOptions
 from lab.laws.adapters.sizes import ANY_WIDTH, choose_vocabulary, list_vocabularies, list_widths
 from lab.laws.adapters.tokens import BITS, DecodingTokens, Tokens
 from lab.laws.probes import draw
-from lab.laws.refusal import REFUSALS, RefusalError
+from lab.laws.refusal import RefusalError
 from lab.layers.state import Decoder
 
 
@@ -162,7 +162,7 @@ def _get_own_table(tried: Any) -> nn.Module | None:
     """Return the table that embeds tokens, where several read them and transformers knows which."""
     try:
         return tried.get_input_embeddings() if is_hugging_face(tried) else None
-    except REFUSALS:  # research code often does not define it
+    except Exception:  # research code often does not define it
         return None
 
 

@@ -318,3 +318,16 @@ def test_a_kernel_that_does_not_compile_for_fp64_is_tried_in_fp32():
     found = certify(Kernel(), 16, (2, 7), only=["causal"], conditions=CONDITIONS[:1])[0]
     assert found.verdict == "holds", found.evidence
     assert found.evidence.endswith("in float32")
+
+
+@pytest.mark.parametrize("error", [ValueError, UncompiledError])
+def test_what_a_module_refuses_may_be_of_any_class(error):
+    class Short(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > 40 or x.dtype == torch.float32:
+                raise error
+            return x.cumsum(1)
+
+    precision, bounded = certify(Short(), 16, (2, 7), only=["precision", "stable"])
+    assert precision.evidence == f"the module does not run in float32: raised {error.__name__}: "
+    assert bounded.evidence.startswith("after 32 tokens output is 2.74 times")
