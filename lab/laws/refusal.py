@@ -17,4 +17,4 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, RefusalError):
         return str(error)
     lines = str(error).strip().splitlines() or [""]
-    return f"raised {type(error).__name__}: {lines[0][:200]}"
+    return f"raised {type(error).__name__}: {lines[0][:200]}".removesuffix(": ")
