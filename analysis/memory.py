@@ -2,7 +2,8 @@
 
     a forward pass over all rows, with the input of each mixer, in proportion to the rows
     blocks of logits, and a block of a matrix, each copied while it is measured
-    or the matrices of all layers multiplied, T² entries each, up to `LONGEST_ROLLED` tokens
+    or the mixers' inputs, and the matrices of all layers multiplied, T² entries each, up to
+    `LONGEST_ROLLED` tokens
 
 The pass is measured on a few rows, so the estimate holds for mixers of the user, too. The memory of
 Python and torch themselves is not included.
@@ -11,11 +12,12 @@ Python and torch themselves is not included.
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.mixer import MatrixMixer, offers_rows
-from lab.machine.growth import Demand
+from lab.machine.growth import Demand, Growth
 from lab.machine.memory import format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
@@ -48,14 +50,25 @@ def estimate_memory(
         rows: of the batch.
         only: names of the analyses; None: all.
     """
+    return max(_list_demands(model, task, rows, only), key=lambda demand: demand.total)
+
+
+def _list_demands(
+    model: LanguageModel, task: Task, rows: int, only: Sequence[str] | None
+) -> list[Demand]:
+    """Return what analyses by blocks take, and what multiplying layers takes if it is wanted.
+
+    The first need a forward pass of all rows beside a block, the second the mixers' inputs.
+    """
     growth = measure_model(task, model, max(rows, 1), _pass_forward)
-    largest = task.seq_len**2 * model.embed.embedding_dim  # with as many heads as there can be
-    matrices = max(_count_entries(block, task.seq_len) for block in model.blocks)
-    entries = max(min(largest, BLOCK_ENTRIES), matrices)
-    wanted = not only or "rollout" in only
-    rolled = task.seq_len**2 if wanted and _is_rolled_out(model, task.seq_len) else 0
-    fixed = max(COPIES * (FLOAT * entries + BLOCK_BYTES), ROLLED * FLOAT * rolled)
-    return Demand(fixed, rows, growth)
+    token = model.embed.weight.new_zeros(1, 1, model.embed.embedding_dim)
+    blocks = model.list_blocks()
+    entries = max(_count_entries(block.mixer, token, task.seq_len) for block in blocks)
+    demands = [Demand(COPIES * (FLOAT * entries + BLOCK_BYTES), rows, growth)]
+    if (not only or "rollout" in only) and _is_rolled_out(model, task.seq_len):
+        inputs = Growth(0, FLOAT * len(blocks) * token.numel(), 0, task.seq_len)
+        demands.append(Demand(ROLLED * FLOAT * task.seq_len**2, rows, inputs))
+    return demands
 
 
 def check_memory(
@@ -78,12 +91,14 @@ def check_memory(
         ValueError: naming the memory needed, the limit, and how many rows would fit.
     """
     bound = measure_free_memory() if limit is None else limit
-    found = estimate_memory(model, task, rows, only)
-    if found.total <= bound:
+    demands = _list_demands(model, task, rows, only)
+    total = max(demand.total for demand in demands)
+    if total <= bound:
         return
-    fit = found.count_fitting_rows(bound + 1)  # a part of a byte was cut off
+    # A part of a byte was cut off.
+    fit = min(demand.count_fitting_rows(bound + 1) for demand in demands)
     advice = f"{fit:,} rows would fit" if fit >= 1 else "not even one row fits"
-    size, most = format_bytes(found.total), format_bytes(bound)
+    size, most = format_bytes(total), format_bytes(bound)
     raise ValueError(
         f"rows={rows} of {task.seq_len:,} tokens take about {size}, must be ≤ {most} "
         f"({'free memory' if limit is None else 'memory'}); {advice}"
@@ -109,9 +124,18 @@ def _is_rolled_out(model: LanguageModel, seq_len: int) -> bool:
     return seq_len <= LONGEST_ROLLED and bool(offered) and all(offered)
 
 
-def _count_entries(block: nn.Module, seq_len: int) -> int:
-    """Count the entries of a block's matrix if its mixer can only return the whole."""
-    mixer = block.mixer
-    if not isinstance(mixer, MatrixMixer) or offers_rows(mixer):
+def _count_entries(mixer: nn.Module | None, token: Tensor, seq_len: int) -> int:
+    """Count the entries of a mixer's matrix that are in memory at once; 0 if it offers none."""
+    if not isinstance(mixer, MatrixMixer):
         return 0
-    return seq_len**2
+    entries = _count_heads(mixer, token) * seq_len**2
+    return min(entries, BLOCK_ENTRIES) if offers_rows(mixer) else entries
+
+
+@torch.no_grad()
+def _count_heads(mixer: MatrixMixer, token: Float[Tensor, "1 1 d"]) -> int:
+    """Count the heads of a mixer; as many as channels if a user's refuses one token."""
+    try:
+        return mixer.values(token).shape[1]
+    except Exception:
+        return token.shape[-1]

@@ -13,10 +13,11 @@ import torch
 
 from analysis.base import Finding, Subject, describe, draw
 from analysis.state_space.magnitudes import measure_magnitudes
-from analysis.state_space.memory import measure_memory
-from analysis.state_space.recurrence import collect_recurrences
+from analysis.state_space.memory import StateMemory, measure_memory
+from analysis.state_space.recurrence import choose_rows, collect_recurrences, load_initial_model
 from analysis.state_space.role_means import measure_roles
 from analysis.statistics.estimates import thin
+from tasks.base import Batch
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 
@@ -32,11 +33,18 @@ def measure(subject: Subject) -> list[Finding]:
     Raises:
         NotApplicableError: for a model without SSD.
     """
-    found, initial, batch = collect_recurrences(subject)
-    memory, contexts = measure_memory(found)
-    return [
-        replace(memory, initial=measure_memory(initial)[0]) if initial else memory,
-        contexts,
+    batch = choose_rows(subject)
+    memory, *others = _measure_now(subject, batch)
+    initial = load_initial_model(subject)
+    if initial is not None:
+        memory = replace(memory, initial=measure_memory(collect_recurrences(initial, batch))[0])
+    return [memory, *others]
+
+
+def _measure_now(subject: Subject, batch: Batch) -> tuple[StateMemory, *tuple[Finding, ...]]:
+    found = collect_recurrences(subject.model, batch)
+    return (
+        *measure_memory(found),
         measure_roles(found, batch, subject.task.role_names),
         *(measure_magnitudes(layer, subject) for layer in thin(found, PICTURED)),
-    ]
+    )

@@ -16,7 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject, describe, draw
-from analysis.state_space.recurrence import Recurrence, collect_recurrences, index_heads
+from analysis.state_space.recurrence import (
+    Recurrence,
+    choose_rows,
+    collect_recurrences,
+    index_heads,
+    load_initial_model,
+)
 from analysis.state_space.spectrum import StateSpectrum
 
 __all__ = ["TITLE", "describe", "draw", "effective_rank", "measure", "rank"]
@@ -33,18 +39,21 @@ def measure(subject: Subject) -> list[StateSpectrum]:
     Raises:
         NotApplicableError: for a model without SSD, or rows of one token.
     """
-    found, initial, batch = collect_recurrences(subject)
+    batch = choose_rows(subject)
     seq_len = batch.inputs.shape[1]
     splits = sorted({m for share in SPLITS if 0 < (m := round(share * seq_len)) < seq_len})
     if not splits:
         raise NotApplicableError("rows of one token cannot be cut in two")
+    found = collect_recurrences(subject.model, batch)
     layers, heads = index_heads(found)
     sigmas = _compute_sigmas(found, splits)
     widths = np.repeat([layer.B.shape[-1] for layer in found], [layer.n_heads for layer in found])
     effective = _average(sigmas, lambda sigma, _: effective_rank(sigma))
     at_start = np.full_like(effective, np.nan)
-    if initial:
-        start = _compute_sigmas(initial, splits)
+    initial = load_initial_model(subject)
+    if initial is not None:
+        del found  # memory need not hold the states of both
+        start = _compute_sigmas(collect_recurrences(initial, batch), splits)
         at_start = _average(start, lambda sigma, _: effective_rank(sigma))
     return [
         StateSpectrum(

@@ -21,6 +21,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
+from lab.models import LanguageModel
 from lab.ops.ssd_forms import repeat_groups
 from tasks.base import Batch
 
@@ -29,6 +30,8 @@ HELD = 0.9
 ENTRIES = 2**26
 """Matrix entries that are read in all; they decide how many rows of the batch are used."""
 MOST_ROWS = 64
+FACTORED = 2**19
+"""Entries of a thin factor of a matrix, in fp64, of which several copies are in memory at once."""
 ROUNDING = 1e-7
 HOOKS = ["hook_dt", "hook_log_decay", "hook_B_rot", "hook_C_rot", "hook_ssm_out"]
 
@@ -113,16 +116,24 @@ class Recurrence:
 
         The block is a product of two thin factors, C_i exp(Σ_{split..i} a) and
         B_j dt_j exp(Σ_{j+1..split−1} a). Its singular values are those of R₁ R₂ᵀ, where R₁ and R₂
-        come from the factors' QR decompositions, in fp64.
+        come from the factors' QR decompositions, in fp64, a few rows of the batch at a time.
         """
-        a = self.log_decay.double()
+        seq_len, width = self.C.shape[1], self.C.shape[-1]
+        some = max(1, FACTORED // (seq_len * self.n_heads * width))
+        parts = zip(
+            *(z.split(some) for z in (self.dt, self.log_decay.double(), self.B, self.C)),
+            strict=True,
+        )
+        return torch.cat([self._decompose(split, *part) for part in parts])
+
+    def _decompose(
+        self, split: int, dt: Tensor, a: Tensor, B: Tensor, C: Tensor
+    ) -> Float[Tensor, "b h k"]:
         until = a[:, 1:split].flip(1).cumsum(1).flip(1)
         until = F.pad(until, (0, 0, 0, 1))
-        left = a[:, split:].cumsum(1).exp()[..., None] * repeat_groups(
-            self.C[:, split:], self.n_heads
-        )
-        weight = (until.exp() * self.dt[:, :split])[..., None]
-        right = weight * repeat_groups(self.B[:, :split], self.n_heads)
+        left = a[:, split:].cumsum(1).exp()[..., None] * repeat_groups(C[:, split:], self.n_heads)
+        weight = (until.exp() * dt[:, :split])[..., None]
+        right = weight * repeat_groups(B[:, :split], self.n_heads)
         upper, lower = (
             torch.linalg.qr(factor.double().transpose(1, 2), mode="r").R for factor in (left, right)
         )
@@ -154,10 +165,8 @@ class Recurrence:
         return parts / parts.sum(-1, keepdim=True)
 
 
-def collect_recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurrence], Batch]:
-    """Return a subject's SSD layers, the same of its run's initial weights, and the rows used.
-
-    The second list is empty without a run, and when the subject has the initial weights itself.
+def choose_rows(subject: Subject) -> Batch:
+    """Return as many of a subject's first rows as matrices are read of in affordable time.
 
     Raises:
         NotApplicableError: for a model without SSD.
@@ -166,15 +175,23 @@ def collect_recurrences(subject: Subject) -> tuple[list[Recurrence], list[Recurr
     if not n_heads:
         raise NotApplicableError("no block has the lab's SSD mixer")
     size, seq_len = subject.batch.inputs.shape
-    batch = subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
-    models = [subject.model]
-    if subject.run is not None and subject.step != 0:
-        models.append(subject.run.load_model(0).to(batch.inputs.device))
-    found = [
-        [Recurrence.of(m) for m in collect_mixers(model, batch) if isinstance(m.module, SSD)]
-        for model in models
-    ]
-    return found[0], found[1] if len(found) > 1 else [], batch
+    return subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
+
+
+def collect_recurrences(model: LanguageModel, batch: Batch) -> list[Recurrence]:
+    """Return the SSD layers of a model on some rows."""
+    mixers = collect_mixers(model, batch)
+    return [Recurrence.of(mixer) for mixer in mixers if isinstance(mixer.module, SSD)]
+
+
+def load_initial_model(subject: Subject) -> LanguageModel | None:
+    """Return the model of a subject's run at step 0; None without a run, or if it is the subject's.
+
+    What is measured of it is measured last, so that memory need not hold the states of both.
+    """
+    if subject.run is None or subject.step == 0:
+        return None
+    return subject.run.load_model(0).to(subject.batch.inputs.device)
 
 
 def index_heads(
