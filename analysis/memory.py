@@ -1,7 +1,7 @@
 """Estimate the memory of analyses, to refuse what cannot fit before it begins.
 
-    a forward pass over all rows, with the input of each mixer, in proportion to the rows
-    blocks of logits, and a block of a matrix, each copied while it is measured
+    a forward pass over all rows, with the input of each mixer, in proportion to the rows,
+    and a block of a matrix, copied while it is measured
     or the mixers' inputs, and the matrices of all layers multiplied, T² entries each, up to
     `LONGEST_ROLLED` tokens
 
@@ -22,7 +22,6 @@ from lab.machine.memory import format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.models.memory import measure_model
-from lab.ops.cross_entropy import BLOCK_BYTES
 from tasks.base import Batch, Task
 
 BLOCK_ENTRIES = 2**22
@@ -30,7 +29,7 @@ BLOCK_ENTRIES = 2**22
 FLOAT = 4
 """Bytes per number."""
 COPIES = 6
-"""Copies of a block of a matrix, or of logits, while it is measured."""
+"""Copies of a block of a matrix while it is measured."""
 LONGEST_ROLLED = 4096
 """Maximum number of tokens of a row of which the layers' matrices are multiplied: that costs T³."""
 ROLLED = 16
@@ -64,7 +63,7 @@ def _list_demands(
     token = model.embed.weight.new_zeros(1, 1, model.embed.embedding_dim)
     blocks = model.list_blocks()
     entries = max(_count_entries(block.mixer, token, task.seq_len) for block in blocks)
-    demands = [Demand(COPIES * (FLOAT * entries + BLOCK_BYTES), rows, growth)]
+    demands = [Demand(COPIES * FLOAT * entries, rows, growth)]
     if (not only or "rollout" in only) and _is_rolled_out(model, task.seq_len):
         inputs = Growth(0, FLOAT * len(blocks) * token.numel(), 0, task.seq_len)
         demands.append(Demand(ROLLED * FLOAT * task.seq_len**2, rows, inputs))
