@@ -101,13 +101,16 @@ def test_when_a_process_dies_of_one_cell_the_others_are_trained_alone(tmp_path):
 
 def test_cells_whose_process_others_kill_stay_together(tmp_path):
     pair = study(cell(0), cell(1))
-    die = (
-        f'if "seed=0" in folder.name and len(deaths.read_text()) < {MOST_DEATHS}: '
-        "os.kill(os.getpid(), signal.SIGKILL)"
+    first, second = (tmp_path / each.name for each in pair.cells)
+    does = (
+        '(folder / "together").write_text(str(len(paths))); '
+        f'"seed=0" in folder.name and len(deaths.read_text()) < {MOST_DEATHS} '
+        "and os.kill(os.getpid(), signal.SIGKILL)"
     )
-    run_cells(pair, tmp_path, fake(die), groups=[pair.cells])
-    first, second = ((tmp_path / each.name / "deaths").read_text() for each in pair.cells)
-    assert (len(first), len(second)) == (MOST_DEATHS, 1)
+    run_cells(pair, tmp_path, fake(does), groups=[pair.cells])
+    assert len((first / "deaths").read_text()) == MOST_DEATHS
+    assert (first / "together").read_text() == "2"
+    assert CellFolder(second).read_error() is None
 
 
 def test_a_cell_that_cannot_be_built_stops_no_lane(tmp_path):

@@ -63,8 +63,10 @@ def test_contexts_are_the_smallest_windows(options, block, monkeypatch):
 
 
 @every_variant
+@pytest.mark.parametrize("entries", [2**19, 1])
 @torch.no_grad()
-def test_singular_values_are_those_of_the_block(options):
+def test_singular_values_are_those_of_the_block(options, entries, monkeypatch):
+    monkeypatch.setattr("analysis.state_space.recurrence.FACTORED", entries)
     module = moved(**options)
     found = recurrence(module)
     matrix = matrix_without_skip(module, found.mixer.x)
