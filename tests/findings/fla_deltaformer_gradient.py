@@ -7,7 +7,8 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from fla.ops.deltaformer import naive, parallel
+from fla.ops.deltaformer import parallel
+from fla.ops.deltaformer.naive import naive_deltaformer_attn as naive
 from torch.nn.functional import scaled_dot_product_attention
 from triton.runtime.autotuner import Autotuner
 
@@ -22,11 +23,10 @@ parallel.flash_attn_func = lambda q, k, v, **options: scaled_dot_product_attenti
 errors = {}
 for tokens in (64, 80):
     torch.manual_seed(0)
-    inputs = [torch.randn(1, tokens, 1, 16).requires_grad_() for _ in range(3)]
-    inputs.append(torch.rand(1, tokens, 1).requires_grad_())
-    weights = torch.randn(1, tokens, 1, 16)
-    outputs = parallel.deltaformer_attn(*inputs, C=32), naive.naive_deltaformer_attn(*inputs)
-    got, want = (torch.autograd.grad((o * weights).sum(), inputs) for o in outputs)
+    q, k, v = (torch.randn(1, tokens, 1, 16).requires_grad_() for _ in range(3))
+    beta = torch.rand(1, tokens, 1).requires_grad_()
+    outputs = parallel.deltaformer_attn(q, k, v, beta, C=32), naive(q, k, v, beta)
+    got, want = (torch.autograd.grad(o.square().sum(), (q, k, v, beta)) for o in outputs)
     differences = [(a - b).abs().max() / b.abs().max() for a, b in zip(got, want, strict=True)]
     errors[tokens] = torch.stack(differences).max().item()
 print("; ".join(f"{t} tokens: gradients differ by {e:.1e}" for t, e in errors.items()))

@@ -20,10 +20,10 @@ parallel.flash_attn_varlen_func = lambda q, k, v, **options: scaled_dot_product_
 ).transpose(0, 1)
 parallel.flash_attn_func = parallel.flash_attn_varlen_func
 torch.manual_seed(0)
-inputs = [*torch.randn(3, 1, 12, 2, 16), torch.rand(1, 12, 2)]
-mask = (torch.arange(12) >= 5)[None].long()
-padded = parallel.deltaformer_attn(*inputs, attention_mask=mask)[:, 5:]
-alone = parallel.deltaformer_attn(*(x[:, 5:] for x in inputs), attention_mask=mask[:, 5:])
+(q, k, v), beta = torch.randn(3, 1, 12, 2, 16), torch.rand(1, 12, 2)
+mask, ones = torch.LongTensor([[0] * 5 + [1] * 7]), torch.LongTensor([[1] * 7])
+padded = parallel.deltaformer_attn(q, k, v, beta, mask)[:, 5:]
+alone = parallel.deltaformer_attn(q[:, 5:], k[:, 5:], v[:, 5:], beta[:, 5:], ones)
 error = ((padded - alone).abs().max() / alone.abs().max()).item()
 print(f"5 of padding move outputs by {error:.1e}")
 sys.exit(error > 1e-3)

@@ -4,6 +4,8 @@ for one sequence (layers/mom.py:519)."""
 
 import os
 import sys
+from functools import partialmethod
+from unittest.mock import patch
 
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
@@ -12,8 +14,9 @@ from triton.runtime.autotuner import Autotuner
 
 Autotuner._bench = lambda self, *args, **kwargs: [0.0]
 mom.chunk_gated_delta_rule = mom.fused_recurrent_gated_delta_rule  # the interpreter runs this one
-argsort = torch.Tensor.argsort
-torch.Tensor.argsort = lambda self, **_: argsort(self, stable=True)  # or fla_mom_order shows
+# With an argsort that is not stable, fla_mom_order shows.
+stable = partialmethod(torch.Tensor.argsort, stable=True)
+patch.object(torch.Tensor, "argsort", stable).start()
 torch.manual_seed(0)
 layer = mom.MomAttention(32, head_dim=16, num_heads=1, num_memories=3, layer_idx=0)
 x, worst = torch.randn(2, 12, 32), 0.0
