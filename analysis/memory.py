@@ -94,9 +94,9 @@ def check_memory(
     total = max(demand.total for demand in demands)
     if total <= bound:
         return
-    # A part of a byte was cut off.
+    # `Demand.total` cuts off the part of a byte.
     fit = min(demand.count_fitting_rows(bound + 1) for demand in demands)
-    advice = f"{fit:,} rows would fit" if fit >= 1 else "not even one row fits"
+    advice = f"{fit:,} row{'s' * (fit > 1)} would fit" if fit else "not even one row fits"
     size, most = format_bytes(total), format_bytes(bound)
     raise ValueError(
         f"rows={rows} of {task.seq_len:,} tokens take about {size}, must be ≤ {most} "

@@ -149,10 +149,16 @@ def is_marked(path: Path) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """Return an error's class and text, in one line."""
-    return f"{type(error).__name__}: {shorten_message(error)}"
+    return f"{type(error).__name__}: {shorten_message(error)}".removesuffix(": ")
 
 
 def shorten_message(error: BaseException, most: int = 300) -> str:
-    """Shorten an error's text, of many lines in torch, to one line of at most `most` characters."""
-    text = " ".join(str(error).split())
+    """Shorten an error's text, of many lines in torch, to one line of at most `most` characters.
+
+    Empty where the error, of a class of someone's own, has no text.
+    """
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        return ""
     return text if len(text) <= most else f"{text[: most - 1]}…"

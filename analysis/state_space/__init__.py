@@ -42,6 +42,7 @@ def measure(subject: Subject) -> list[Finding]:
 
 
 def _measure_now(subject: Subject, batch: Batch) -> tuple[StateMemory, *tuple[Finding, ...]]:
+    """Measure the subject's weights; their states are freed before there are the initial ones."""
     found = collect_recurrences(subject.model, batch)
     return (
         *measure_memory(found),

@@ -31,7 +31,7 @@ ENTRIES = 2**26
 """Matrix entries that are read in all; they decide how many rows of the batch are used."""
 MOST_ROWS = 64
 FACTORED = 2**19
-"""Entries of a thin factor of a matrix, in fp64, of which several copies are in memory at once."""
+"""Entries of a thin factor that are decomposed at once, in fp64."""
 ROUNDING = 1e-7
 HOOKS = ["hook_dt", "hook_log_decay", "hook_B_rot", "hook_C_rot", "hook_ssm_out"]
 
@@ -119,16 +119,22 @@ class Recurrence:
         come from the factors' QR decompositions, in fp64, a few rows of the batch at a time.
         """
         seq_len, width = self.C.shape[1], self.C.shape[-1]
-        some = max(1, FACTORED // (seq_len * self.n_heads * width))
+        rows_at_once = max(1, FACTORED // (seq_len * self.n_heads * width))
         parts = zip(
-            *(z.split(some) for z in (self.dt, self.log_decay.double(), self.B, self.C)),
+            *(z.split(rows_at_once) for z in (self.dt, self.log_decay.double(), self.B, self.C)),
             strict=True,
         )
         return torch.cat([self._decompose(split, *part) for part in parts])
 
     def _decompose(
-        self, split: int, dt: Tensor, a: Tensor, B: Tensor, C: Tensor
+        self,
+        split: int,
+        dt: Float[Tensor, "b t h"],
+        a: Float[Tensor, "b t h"],
+        B: Float[Tensor, "b t g n"],
+        C: Float[Tensor, "b t g n"],
     ) -> Float[Tensor, "b h k"]:
+        """Return the singular values of some rows of the batch."""
         until = a[:, 1:split].flip(1).cumsum(1).flip(1)
         until = F.pad(until, (0, 0, 0, 1))
         left = a[:, split:].cumsum(1).exp()[..., None] * repeat_groups(C[:, split:], self.n_heads)
@@ -166,7 +172,7 @@ class Recurrence:
 
 
 def choose_rows(subject: Subject) -> Batch:
-    """Return as many of a subject's first rows as matrices are read of in affordable time.
+    """Return the first rows of a subject's batch, as many as there is time to read matrices of.
 
     Raises:
         NotApplicableError: for a model without SSD.
@@ -185,10 +191,7 @@ def collect_recurrences(model: LanguageModel, batch: Batch) -> list[Recurrence]:
 
 
 def load_initial_model(subject: Subject) -> LanguageModel | None:
-    """Return the model of a subject's run at step 0; None without a run, or if it is the subject's.
-
-    What is measured of it is measured last, so that memory need not hold the states of both.
-    """
+    """Return the model of a subject's run at step 0; None without one or if it is the subject's."""
     if subject.run is None or subject.step == 0:
         return None
     return subject.run.load_model(0).to(subject.batch.inputs.device)

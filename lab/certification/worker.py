@@ -19,7 +19,7 @@ from typing import Any
 from lab.certification.guard import end_with_parent
 from lab.certification.request import KEY, Request, sign_frame
 from lab.certify_settings import read_value
-from lab.files import shorten_message
+from lab.files import describe_error, shorten_message
 from lab.laws.certification import Certification
 from lab.laws.laws import select_laws
 from lab.laws.loading import load
@@ -61,8 +61,8 @@ def main(channel: int) -> None:
             certification = Certification(request.target, settings)
         # A user's module may raise anything, SystemExit too.
         except BaseException as error:
-            reason = error if isinstance(error, ValueError) else ValueError(_describe(error))
-            send({"refused": shorten_message(reason)})
+            explain = shorten_message if isinstance(error, ValueError) else describe_error
+            send({"refused": explain(error)})
             return
         send(
             {
@@ -80,20 +80,13 @@ def _judge(certification: Certification, law: str, memory: int | float) -> Verdi
     try:
         verdict = certification.judge(law)
     except BaseException as error:
-        words = shorten_message(RuntimeError(f"raised {_describe(error)}"))
+        words = f"raised {describe_error(error)}"
         verdict = Verdict(law, "not decided", words)
     undecided = verdict.verdict == "not decided"
     if undecided and any(words in verdict.evidence for words in NO_MEMORY):
         words = f"used more than {memory:.3g} GiB: {verdict.evidence}"
         return replace(verdict, evidence=words)
     return verdict
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # of a class whose text cannot be made
-        return type(error).__name__
 
 
 def _end_with_parent() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lab import peers
+from lab.files import shorten_message
 from lab.foreign.attention import IMPLEMENTATION, ForeignAttention, register_attention
 from lab.foreign.mamba import find_scan_class
 from lab.foreign.mixer import ForeignMixer, Route, is_close
@@ -109,11 +110,8 @@ def _run(name: str, device: torch.device, call: Callable[[], Result]) -> Result:
     """
     try:
         return call()
-    except (
-        *(RuntimeError, ImportError, AssertionError),
-        *(AttributeError, TypeError, IndexError),
-    ) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:
+        reason = shorten_message(error) or type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)
         kernel = any("/triton/" in frame.filename for frame in frames) or "cuda" in reason.lower()
         if kernel and device.type == "cpu":

@@ -1,6 +1,7 @@
 """The law of causality: no output depends on a later input, forward or by gradient."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
     length = x.shape[1]
     # A small change shows a smooth leak; a larger one can flip a hidden choice.
     for scale in (1, 8):
-        for s in {*_find_suspects(module, x, scale), *_spread(1, length - 1, 3)}:
+        for s in {*_search(_find_suspects, module, x, scale), *_spread(1, length - 1, 3)}:
             words = f"changing position {s} moves output {{position}} of row {{row}}"
             yield Trial(compare_changed_position, {"s": s, "scale": scale}, words)
     if length in SHORT:
@@ -63,7 +64,7 @@ def _list_trials(module: nn.Module, x: Tensor, cuts: bool) -> Iterator[Trial]:
         for s in _spread(0, length - 2, 16 if length <= 16 else FEW):
             words = f"cutting the input after position {s} moves output {{position}} of row {{row}}"
             yield Trial(compare_cut, {"s": s}, words, refusable=True)
-    for s in {*_find_gradient_suspects(module, x), *_spread(0, length - 2, 3)}:
+    for s in {*_search(_find_gradient_suspects, module, x), *_spread(0, length - 2, 3)}:
         words = f"output {s} of row {{row}} has a gradient at position {{position}}"
         yield Trial(measure_gradient_ahead, {"s": s}, words)
 
@@ -81,7 +82,7 @@ def _list_token_trials(module: nn.Module, x: Tensor, seconds: float) -> Iterator
 def _list_longer_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
     """Yield the trials of long inputs: those most likely to show a leak."""
     length = x.shape[1]
-    for s in _find_suspects(module, x, 8):
+    for s in _search(_find_suspects, module, x, 8):
         words = f"changing position {s} moves output {{position}} of row {{row}}"
         yield Trial(compare_changed_position, {"s": s, "scale": 8}, words)
     for s in (length // 2, length - 2):
@@ -118,6 +119,14 @@ def measure_gradient_ahead(module: nn.Module, x: Tensor, s: int) -> tuple[Tensor
     ahead = grad.clone()
     ahead[:, : s + 1] = 0
     return ahead, grad
+
+
+def _search(find: Callable[..., list[int]], *given: Any) -> list[int]:
+    """Return what a search finds; nothing where the module refuses its rows, e.g. that many."""
+    try:
+        return find(*given)
+    except Exception:
+        return []
 
 
 @torch.no_grad()

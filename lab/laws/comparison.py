@@ -1,7 +1,7 @@
 """Comparing outputs that a law says are equal, against the module's noise floor."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lab.laws.noise import noise_floor, relative_error
 from lab.laws.own_precision import OwnPrecision
 from lab.laws.probes import Probes, draw, name_precision
-from lab.laws.refusal import IncomparableError, describe_error
+from lab.laws.refusal import IncomparableError, describe_refusal
 from lab.laws.reproduction import write_program
 from lab.laws.timing import LEAST, Timer, read_clock
 from lab.laws.trial import Trial, Trials
@@ -111,8 +111,8 @@ def run_trials(
         try:
             memoized = _Memoized(module, x)
         except Exception:
-            if extra:  # e.g. longer than a table of positions
-                break
+            if extra:  # e.g. longer than a table of positions, or of an odd length
+                continue
             raise
         bound = roundings * floor(memoized, x)
         # Above NOISY the bound could hide a fault, e.g. a leak or a dependence on summation order.
@@ -124,20 +124,22 @@ def run_trials(
                 if lost is not None:
                     return _report_failure(law, lost, probes, own)
             continue
-        try:
-            for trial in trials(module, x):
-                result, allowed = _run(memoized, x, trial, bound), max(allowed, bound)
-                if not result.fails:
-                    worst = max(worst, result.error)
-                elif own.refutes(trial, x, result.error):
-                    note = note or f"{result.words}, in {own.describe(trial, x, result.error)}"
-                else:
-                    rerun = partial(_rerun, module, own=own, roundings=roundings, floor=floor)
-                    smallest = _shrink(probes, result, max(tried, default=0), trials, rerun)
-                    return _report_failure(law, smallest, probes, own)
-        except Exception as error:
+        refusal = None
+        for result in _run_each(trials, module, memoized, x, bound):
+            allowed = max(allowed, bound)
+            if isinstance(result, Exception):
+                refusal = refusal or result
+            elif not result.fails:
+                worst = max(worst, result.error)
+            elif own.refutes(result.trial, x, result.error):
+                note = note or f"{result.words}, in {own.describe(result.trial, x, result.error)}"
+            else:
+                rerun = partial(_rerun, module, own=own, roundings=roundings, floor=floor)
+                smallest = _shrink(probes, result, max(tried, default=0), trials, rerun)
+                return _report_failure(law, smallest, probes, own)
+        if refusal is not None:
             if not extra:
-                undecided.noisy[length] = describe_error(error)
+                undecided.noisy[length] = describe_refusal(refusal)
             continue
         tried.append(length)
     # One token alone shows nothing of what moves between tokens.
@@ -197,6 +199,20 @@ class _Memoized(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return deepcopy(self.module, memo)
+
+
+def _run_each(
+    trials: Trials, module: nn.Module, memoized: nn.Module, x: Tensor, bound: float
+) -> Iterator[_Result | Exception]:
+    """Yield the result of each trial on an input, or what the module raised instead."""
+    try:
+        for trial in trials(module, x):
+            try:
+                yield _run(memoized, x, trial, bound)
+            except Exception as error:
+                yield error
+    except Exception as error:  # what chooses trials calls the module, too
+        yield error
 
 
 def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:

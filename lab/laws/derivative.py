@@ -56,7 +56,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         except Exception:
             if length in probes.lengths:
                 raise
-            break  # e.g. longer than a table of positions
+            continue  # e.g. longer than a table of positions, or of an odd length
         if not error <= ALLOWED:
             found = _explain(module, probes, x, error)
             if not further or found.verdict == "fails":

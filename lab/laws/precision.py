@@ -10,7 +10,7 @@ from lab.laws.arithmetic import Exact, RoundedAngles
 from lab.laws.copying import copy_module
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest, name_precision
-from lab.laws.refusal import describe_error
+from lab.laws.refusal import describe_refusal
 from lab.laws.reproduction import write_program
 from lab.laws.verdict import Verdict
 
@@ -29,7 +29,8 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     moved by u times a normal number. Between two parameters a module rounds at most 64 times; the
     errors are nearly independent and add as a root: 8 times what was measured is allowed. Angles
     are no parameters, and lose more at later positions: the effect of rounding every angle to fp32,
-    the argument of sin, cos, polar and complex exp, is measured too, and 8 times it is allowed.
+    the argument of sin, cos, polar and complex exp, is measured too, and 8 times it is allowed. The
+    output's own rounding adds u, where nothing else moves it, as in a saturated tanh.
     Angles of a module in bf16 must be as good as fp32 as well (erratum R7).
 
     Errors are per token, |Δy_t| / |y_t|; their median and their 0.9 quantile must not exceed those
@@ -51,7 +52,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             return Verdict(
                 LAW.name,
                 "not decided",
-                f"the module does not run in {name}: {describe_error(error)}",
+                f"the module does not run in {name}: {describe_refusal(error)}",
             )
         if not all(map(math.isfinite, allowed)):
             words = f"in {name}, or in fp64, the output of length {x.shape[1]} is not finite"
@@ -112,7 +113,8 @@ def measure_rounding(
     moved_x = rounded_x * (1 + unit * draw(x.shape, seed=0).to(rounded_x))
     from_one = measure_tokens(call_exactly(moved, moved_x), y)
     quantiles = torch.tensor(QUANTILES, dtype=y.dtype, device=y.device)
-    allowed = ROUNDINGS**0.5 * (from_one.quantile(quantiles) + from_angles.quantile(quantiles))
+    inside = ROUNDINGS**0.5 * (from_one.quantile(quantiles) + from_angles.quantile(quantiles))
+    allowed = inside + unit  # of the output itself, which is rounded even where nothing moves it
     return error.quantile(quantiles).tolist(), allowed.tolist()
 
 

@@ -3,6 +3,8 @@
 Modules themselves raise anything, and compilers of kernels classes of their own.
 """
 
+from lab.files import describe_error
+
 
 class RefusalError(ValueError):
     """A module takes no sequence, or returns none; the message says what was tried."""
@@ -12,9 +14,6 @@ class IncomparableError(RefusalError):
     """An adapter cannot give a module what a law compares, whatever the input."""
 
 
-def describe_error(error: BaseException) -> str:
-    """Describe an error in one line."""
-    if isinstance(error, RefusalError):
-        return str(error)
-    lines = str(error).strip().splitlines() or [""]
-    return f"raised {type(error).__name__}: {lines[0][:200]}".removesuffix(": ")
+def describe_refusal(error: BaseException) -> str:
+    """Describe in one line why a module was refused, or what it raised."""
+    return str(error) if isinstance(error, RefusalError) else f"raised {describe_error(error)}"

@@ -27,9 +27,9 @@ POLL = 0.2
 TAIL = 20
 """Last lines of a process's output that are searched for its error."""
 MOST_DEATHS = 6
-"""How often the process of cells is killed without a new checkpoint before they are to blame.
+"""Kills of a process without a new checkpoint after which its cells are taken to be the cause.
 
-Others' kills must not count for theirs: cells that then go on alone end with other bits.
+Kills from outside should not reach this number, as cells that go on alone end with other bits.
 """
 
 

@@ -1,6 +1,6 @@
 # pip install flash-linear-attention==0.6.0
 """Padding: LogLinearMamba2 sets padding to zero, but counts it: a token's level depends on its
-distance from the first token of the batch (layers/log_linear_mamba2.py:107)."""
+distance from the first token of the batch (layers/log_linear_mamba2.py:266)."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
 # pip install flash-linear-attention==0.6.0
 """Causality and batches: in training, MomAttention's convolutions take the memories of all rows
-for one sequence (layers/mom.py:519)."""
+for one sequence (layers/mom.py:520)."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from triton.runtime.autotuner import Autotuner
 
 Autotuner._bench = lambda self, *args, **kwargs: [0.0]
 mom.chunk_gated_delta_rule = mom.fused_recurrent_gated_delta_rule  # the interpreter runs this one
-# With an argsort that is not stable, fla_mom_order shows.
+# fla_mom_order shows what an argsort that is not stable does.
 stable = partialmethod(torch.Tensor.argsort, stable=True)
 patch.object(torch.Tensor, "argsort", stable).start()
 torch.manual_seed(0)

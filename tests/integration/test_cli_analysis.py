@@ -141,7 +141,7 @@ def test_figures_are_saved(run, tmp_path):
         ("--only experts", "only=experts: no block"),
         ("--rows 0", "rows=0: must be ≥ 1"),
         ("--rows 99999999", "rows=99999999 of 16 tokens take about"),
-        ("--rows 64 --memory 0.0001", "not even one row fits"),
+        ("--rows 64 --memory 0.000001", "not even one row fits"),
         ("--memory -1", "memory=-1.0: must be > 0"),
         ("--memory inf", "memory=inf: must be > 0 and ≤ 1,048,576 GiB"),
         ("--step 5", "step=5: must be one of 0, 1, 2, 3, 4"),

@@ -12,7 +12,7 @@ from lab.laws.adapters.options import AdapterOptions
 from lab.laws.adapters.reading import Adapted, adapt_tokens, adapt_vectors, match_module
 from lab.laws.adapters.sizes import list_vocabularies
 from lab.laws.probes import draw
-from lab.laws.refusal import RefusalError, describe_error
+from lab.laws.refusal import RefusalError, describe_refusal
 
 READERS = {"hidden": adapt_vectors, "tokens": adapt_tokens}
 
@@ -64,7 +64,7 @@ def find_lengths_taken(
             if y.shape[:2] != (batch, length):
                 raise RefusalError(f"returned {list(y.shape)}")
         except Exception as error:
-            refused[length] = describe_error(error)
+            refused[length] = describe_refusal(error)
         else:
             taken.append(length)
     return tuple(taken), refused

@@ -11,7 +11,7 @@ from lab.laws.adapters.kinds import Kind, list_decoder_kinds
 from lab.laws.adapters.plain import PlainAdapter, get_item, lay_out
 from lab.laws.adapters.returned import find_sequence, list_items, name_kind, name_place
 from lab.laws.adapters.stateful import Returned
-from lab.laws.refusal import RefusalError, describe_error
+from lab.laws.refusal import RefusalError, describe_refusal
 
 LENGTHS = (5, 8, 16, 64, 128, 256)
 BATCH = 2
@@ -78,7 +78,7 @@ def find_fit(
                     given = make_input(length)
                     # Tokens have no third axis to transpose.
                     shape = list((lay_out(given, layout) if given.ndim > 2 else given).shape)
-                    words = f"given {shape}, it {describe_error(error)}"
+                    words = f"given {shape}, it {describe_refusal(error)}"
                     # A wrong output is more informative than an error.
                     more = isinstance(error, RefusalError) and length == LENGTHS[0]
                     refusals.insert(0 if more else len(refusals), words)
@@ -104,7 +104,7 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
             try:
                 _check_decoding(found.build(target), make_input(fit.length))
             except Exception as error:
-                refused = refused or f"{kind.note}, but {describe_error(error)}"
+                refused = refused or f"{kind.note}, but {describe_refusal(error)}"
                 continue
             return found._replace(notes=(*fit.notes, kind.note))
     if fit.adapter is Returned:

@@ -72,3 +72,47 @@ def test_common_lengths_are_reached_on_a_busy_machine(monkeypatch: pytest.Monkey
     assert timer.allows(257)  # a quarter of the time for longer lengths would not be enough
     assert timer.allows(513)
     assert not timer.allows(1025)
+
+
+class OddError(Exception):
+    """Of a class of the module's own."""
+
+
+class WrongFromAfar(torch.autograd.Function):
+    """Doubles; its backward refuses odd lengths beyond 200 tokens, and is wrong at even ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        if grads[0].shape[1] > 200 and grads[0].shape[1] % 2:
+            raise OddError
+        return grads[0] * (3 if grads[0].shape[1] > 200 else 2)
+
+
+def test_lengths_after_a_refused_one_are_tried():
+    class Doubling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = WrongFromAfar.apply(x)
+            assert isinstance(y, torch.Tensor)
+            return y
+
+    settings = CertifySettings(16, (2,), longer=(201, 256))
+    found = Certification(Doubling(), settings).judge(DERIVATIVE)
+    assert found.verdict == "fails"
+    assert "WrongFromAfar.backward is wrong" in (found.counterexample or "")
+
+
+@pytest.mark.parametrize("refused", [lambda rows: rows == 1, lambda rows: rows > 3])
+def test_a_leak_is_found_though_rows_that_help_to_search_are_refused(refused):
+    class Leaking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            late = x.shape[1] > 30
+            if late and refused(len(x)):
+                raise OddError
+            return x.cumsum(1) + late * x.mean(1, keepdim=True)
+
+    found = Certification(Leaking(), CertifySettings(16, (2, 33))).judge("causal")
+    assert found.verdict == "fails"

@@ -331,3 +331,8 @@ def test_what_a_module_refuses_may_be_of_any_class(error):
     precision, bounded = certify(Short(), 16, (2, 7), only=["precision", "stable"])
     assert precision.evidence == f"the module does not run in float32: raised {error.__name__}"
     assert bounded.evidence.startswith("after 32 tokens output is 2.74 times")
+
+
+def test_a_saturated_output_is_as_precise_as_its_own_rounding():
+    saturated = nn.Sequential(nn.Linear(8, 8), Mixing(lambda y: (100 * y.cumsum(1)).tanh()))
+    assert judge("precision", saturated).verdict == "holds"
