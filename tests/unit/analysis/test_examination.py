@@ -124,5 +124,5 @@ def test_rows_that_memory_does_not_hold_are_refused_before_they_are_made(run):
         ValueError, match=r"rows=99999999 of 16 tokens take about .* rows would fit"
     ):
         Subject.of(run, step=0, rows=99_999_999)
-    with pytest.raises(ValueError, match=r"must be ≤ 1e\+03 KiB \(memory\); not even one row fits"):
-        Subject.of(run, step=0, rows=4, memory=1_024_000)
+    with pytest.raises(ValueError, match=r"must be ≤ 1 KiB \(memory\); not even one row fits"):
+        Subject.of(run, step=0, rows=4, memory=1_024)
