@@ -120,7 +120,8 @@ def run_trials(
             if not extra:
                 undecided.noisy[length] = _explain_noise(module, x, bound / roundings)
             if repeats and math.isfinite(bound) and len(undecided.noisy) <= MOST_NOISY:
-                lost = _find_not_finite(memoized, x, trials(module, x), bound, own)
+                results = _run_each(trials, module, memoized, x, bound)
+                lost = _find_first(results, own, lambda result: not result.finite)
                 if lost is not None:
                     return _report_failure(law, lost, probes, own)
             continue
@@ -228,17 +229,15 @@ def _run(module: nn.Module, x: Tensor, trial: Trial, allowed: float) -> _Result:
     return _Result(trial, x, error, allowed, row, position, finite)
 
 
-def _find_not_finite(
-    module: nn.Module, x: Tensor, trials: Iterable[Trial], allowed: float, own: OwnPrecision
+def _find_first(
+    results: Iterable[_Result | Exception], own: OwnPrecision, wrong: Callable[[_Result], bool]
 ) -> _Result | None:
-    """Return the first trial whose difference is not finite, which no rounding explains."""
-    try:
-        for trial in trials:
-            result = _run(module, x, trial, allowed)
-            if not result.finite and not own.refutes(trial, x, result.error):
-                return result
-    except Exception:
-        return None
+    """Return the first result that is wrong and not refuted by the module's own precision."""
+    for result in results:
+        if isinstance(result, Exception) or not wrong(result):
+            continue
+        if not own.refutes(result.trial, result.x, result.error):
+            return result
     return None
 
 
@@ -256,12 +255,12 @@ def _shrink(
     failure: _Result,
     passed: int,
     trials: Trials,
-    rerun: Callable[[Tensor, Iterable[Trial] | Trials], _Result | None],
+    rerun: Callable[[Tensor, Trials], _Result | None],
 ) -> _Result:
     """Return a failure with the fewest rows, then with the fewest tokens above `passed`."""
-    began, length = read_clock(), failure.x.shape[1]
+    began, length, trial = read_clock(), failure.x.shape[1], failure.trial
     for rows in range(1, probes.settings.batch):
-        fewer = rerun(probes.input(length, rows), [failure.trial])
+        fewer = rerun(probes.input(length, rows), lambda module, x: [trial])
         if fewer is not None:
             failure = fewer
             break
@@ -279,7 +278,7 @@ def _shrink(
 def _rerun(
     module: nn.Module,
     x: Tensor,
-    trials: Iterable[Trial] | Trials,
+    trials: Trials,
     own: OwnPrecision,
     roundings: int,
     floor: Callable[[nn.Module, Tensor], float],
@@ -287,15 +286,12 @@ def _rerun(
     """Return the first trial that fails on an input; None if none does, or x is refused."""
     try:
         bound = roundings * floor(module, x)
-        if not bound < NOISY:
-            return None
-        for trial in trials(module, x) if callable(trials) else trials:
-            result = _run(module, x, trial, bound)
-            if result.fails and not own.refutes(trial, x, result.error):
-                return result
     except Exception:
         return None
-    return None
+    if not bound < NOISY:
+        return None
+    results = _run_each(trials, module, module, x, bound)
+    return _find_first(results, own, lambda result: result.fails)
 
 
 def _report_failure(law: str, failure: _Result, probes: Probes, own: OwnPrecision) -> Verdict:

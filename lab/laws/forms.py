@@ -41,8 +41,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
         try:
             found = run_trials(LAW.name, module, longest, partial(_list_trials, backend))
         except Exception as error:
-            words = f"{backend} does not compile it: {describe_error(error)}"
-            refusals.append(words.splitlines()[0])
+            refusals.append(f"{backend} does not compile it: {describe_error(error)}")
             continue
         if found.verdict != "not decided":
             evidence = "; ".join([f"{backend}: {found.evidence}", *refusals])

@@ -116,3 +116,17 @@ def test_a_leak_is_found_though_rows_that_help_to_search_are_refused(refused):
 
     found = Certification(Leaking(), CertifySettings(16, (2, 33))).judge("causal")
     assert found.verdict == "fails"
+
+
+def test_a_refused_trial_hides_no_smaller_failure():
+    class Leaking(nn.Module):
+        """Refuses large inputs; only its gradient leaks, which is tried after them."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.abs().max() > 6:
+                raise OddError
+            ahead = x.mean(1, keepdim=True)
+            return x + ahead - ahead.detach()
+
+    found = Certification(Leaking(), CertifySettings(16, (16,))).judge("causal")
+    assert (found.counterexample or "").startswith("length 2:")
