@@ -157,7 +157,12 @@ class TrainConfig(_Config):
         8, "fewest tokens of the first rows when --start-len is not given", f"{LAB_SHORTEST_LEN}"
     )
     lengthen_at: float = option(0.99, "validation accuracy at which rows are lengthened")
-    stage_steps: int = option(5_000, "stop after this many steps at one row length below seq_len")
+    stage_steps: int = option(5_000, "maximum number of steps at one row length below seq_len")
+    unlearned: Literal["stop", "lengthen"] = option(
+        "stop",
+        "what follows --stage-steps on rows that are not learned: stop, or lengthen them all the "
+        "same",
+    )
     train_rows: int | None = option(
         None, "size of the training set; if not given, every row is new"
     )

@@ -19,7 +19,8 @@ class Stage:
     Attributes:
         task: what is trained on.
         batch_size: rows a step, such that every stage has the same tokens a step, rounded down.
-        max_steps: steps after which the run ends if the stage is not learned by then.
+        max_steps: maximum number of steps; what follows if the stage is not learned by then is for
+            `TrainConfig.unlearned` to say.
     """
 
     task: Task
@@ -48,6 +49,19 @@ def list_stages(task: Task, config: TrainConfig) -> tuple[Stage, ...]:
     for stage in shorter:
         _check_rounds(stage, config)
     return (*shorter, Stage(task, config.batch_size, config.max_steps))
+
+
+def ends_stage(stage: Stage, config: TrainConfig, steps: int, accuracy: float) -> bool:
+    """Return whether longer rows follow an evaluation, if there are any.
+
+    Args:
+        stage: the current one.
+        config: how to train.
+        steps: taken in the stage.
+        accuracy: on validation rows, in [0, 1].
+    """
+    given_up = config.unlearned == "lengthen" and steps == stage.max_steps
+    return given_up or accuracy >= config.lengthen_at
 
 
 def explain_start_length(task: Task, config: TrainConfig) -> str:

@@ -32,6 +32,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"groups": "tiled"},
     {"groups": "tiled", "position": "conv", "gate": "norm"},
     {"dt_init": "paper"},
+    {"dt_init": "long", "position": "conv"},
     {"dt_init": "paper", "position": "none"},
     {"skip": False},
     {"position": "conv", "skip": False, "conv_width": 1},

@@ -21,8 +21,10 @@ from tasks.bounds import check_choice
 
 Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
-DtInit = Literal["mamba2", "paper"]
+DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
+LONG_DT, LONG_MEMORY = 0.1, 4096
+"""Initial dt, and tokens after which the state has fallen to 1/e, of dt_init="long"."""
 
 
 class SSDState(NamedTuple):
@@ -112,7 +114,7 @@ class SSDParameters(nn.Module):
         self.x_proj = nn.Linear(d_model, width, bias=False)
         self.B_proj = nn.Linear(d_model, d_BC, bias=False)
         self.C_proj = nn.Linear(d_model, d_BC, bias=False)
-        self.dt_proj = nn.Linear(d_model, n_heads, bias=dt_init == "mamba2")
+        self.dt_proj = nn.Linear(d_model, n_heads, bias=dt_init != "paper")
         self.A_log = None
         if position != "none":
             self.A_log = nn.Parameter(torch.arange(1.0, n_heads + 1).log())
@@ -120,6 +122,8 @@ class SSDParameters(nn.Module):
         self.out_proj = nn.Linear(width, d_model, bias=False)
         if dt_init == "mamba2":
             self._init_as_mamba2()
+        elif dt_init == "long":
+            self._init_long_memory()
         self.conv = None
         if position == "conv":
             conv_width = 4 if conv_width is None else conv_width
@@ -142,7 +146,17 @@ class SSDParameters(nn.Module):
         """Draw A from U(−16, −1), and dt's bias so that dt is log-uniform in [0.001, 0.1]."""
         if self.A_log is not None:
             self.A_log.uniform_(1, 16).log_()
-        dt = torch.empty(self.n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self._start_at(torch.empty(self.n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp())
+
+    @torch.no_grad()
+    def _init_long_memory(self) -> None:
+        """Let every head start with dt = LONG_DT, and a state that falls to 1/e in LONG_MEMORY."""
+        if self.A_log is not None:
+            self.A_log.fill_(-math.log(LONG_DT * LONG_MEMORY))
+        self._start_at(torch.full((self.n_heads,), LONG_DT))
+
+    def _start_at(self, dt: Float[Tensor, " h"]) -> None:
+        """Set dt's bias so that it has these values where the projection gives nothing."""
         self.dt_proj.bias.copy_(dt.expm1().log())
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lab.files import explain_write_errors, lock
 from lab.folder import Folder
-from lab.lengthening import list_stages
+from lab.lengthening import ends_stage, list_stages
 from lab.training import checkpoint
 from lab.training.annealing import compute_learning_rate
 from lab.training.metrics import MetricsRow
@@ -95,9 +95,9 @@ def _undo_last_evaluation(run: Run, state: TrainingState) -> None:
     *rows, last = run.read_metrics()
     steps, stages = state.step - state.stage_step, list_stages(run.task, run.train)
     kept = _drop_final_evaluation(run, last, steps)
-    learned = kept.get("validation_accuracy", 0.0) >= run.train.lengthen_at
+    grows = ends_stage(stages[state.stage], run.train, steps, kept.get("validation_accuracy", 0.0))
     entered = state.stage_step == state.step  # by a process that was killed afterwards
-    if learned and not entered and state.stage + 1 < len(stages):
+    if grows and not entered and state.stage + 1 < len(stages):
         enter_next_stage(state, stages, run.train)
         checkpoint.rewrite_counters(run.path, state)
         if run.list_steps() != [0, state.step]:  # a run without history has only these
@@ -114,7 +114,7 @@ def _drop_final_evaluation(run: Run, row: MetricsRow, stage_steps: int) -> Metri
         stage_steps: steps taken in its stage.
     """
     config = run.train
-    if row["step"] % config.eval_every and not _ends_stage(run, row, stage_steps):
+    if row["step"] % config.eval_every and not _is_last_of_stage(run, row, stage_steps):
         kinds: tuple[str, ...] = ("validation_", "test_")
     elif config.early_stop and row.get("validation_accuracy", 0.0) >= config.solved_at:
         kinds = ()
@@ -123,7 +123,7 @@ def _drop_final_evaluation(run: Run, row: MetricsRow, stage_steps: int) -> Metri
     return {name: value for name, value in row.items() if not name.startswith(kinds)}
 
 
-def _ends_stage(run: Run, row: MetricsRow, stage_steps: int) -> bool:
+def _is_last_of_stage(run: Run, row: MetricsRow, stage_steps: int) -> bool:
     """Whether a step was the last that its stage may take, if its rows are not the longest."""
     shorter = row.get("seq_len", run.task.seq_len) < run.task.seq_len
     return shorter and stage_steps == run.train.stage_steps

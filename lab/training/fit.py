@@ -24,7 +24,8 @@ def fit(
     """Train to the end, yielding one `Row` a step; then `state` is complete and can be saved.
 
     A stage ends when its rows are learned; the next one has longer rows (`lab.lengthening`).
-    Training ends after the last step, or when a shorter stage has taken its most steps.
+    Training ends after the last step, or when a shorter stage is not learned in its own limit of
+    steps and `TrainConfig.unlearned` does not let rows lengthen all the same.
 
     Rows of the task are numbered in the order of training, so a state alone tells the next row.
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from lab.config import TrainConfig
 from lab.laws.seeding import fix_seed
-from lab.lengthening import Stage, list_stages
+from lab.lengthening import Stage, ends_stage, list_stages
 from lab.machine.clocks import Spent, read_clocks
 from lab.training.annealing import compute_learning_rate
 from lab.training.divergence import DivergedError, raise_if_diverged
@@ -170,14 +170,15 @@ class Stepper:
         last = stage is self._stages[-1]
         state.step, state.rows = step, state.rows + stage.batch_size
         row = replace(row, seconds=spent.wall, cpu_seconds=spent.cpu)
-        ends = step == config.max_steps or step - state.stage_step == stage.max_steps
+        taken = step - state.stage_step
+        ends = step == config.max_steps or taken == stage.max_steps
         if ends or step % config.eval_every == 0:
             row = evaluate_stage(row, stage, state.model, config, self.on_note, last=last)
             assert row.validation_accuracy is not None
             if last:
                 state.annealing.observe(1 - row.validation_accuracy)
-            learned = row.validation_accuracy >= config.lengthen_at
-            if learned and not last and step < config.max_steps:
+            grows = ends_stage(stage, config, taken, row.validation_accuracy)
+            if grows and not last and step < config.max_steps:
                 enter_next_stage(state, self._stages, config)
         return row
 

@@ -85,6 +85,16 @@ def test_a_limit_below_the_steps_taken_is_refused_also_where_a_later_one_changes
     assert line == f"Error: max_steps={taken - 1}: must be > {taken}, the steps already taken"
 
 
+def test_rows_that_lengthen_unlearned_do_so_at_a_former_limit_too(tmp_path):
+    options = {"lengthen_at": 1.0, "stage_steps": 5, "unlearned": "lengthen"}
+    whole = train(tmp_path / "whole", 12, **options)
+    run = extend(train(tmp_path / "run", 5, **options), 12)
+    carry_out(run, Runtime(device="cpu"))
+    assert [stage.began for stage in whole.read_metrics().stages] == [0, 5, 10]
+    assert list_rows(run) == list_rows(whole)
+    assert run.list_steps() == whole.list_steps()
+
+
 def test_what_a_later_limit_changes_is_said(tmp_path):
     run = train(tmp_path / "run", 2, schedule="cosine", task={"p_ignore": (0.5, 0.9)})
     (cosine,) = describe_effects(run, 8)

@@ -123,6 +123,7 @@ def test_what_is_refused(options, message):
         ({"start_len": 0}, "start_len=0: must be ≥ 1"),
         ({"shortest_len": 0}, "shortest_len=0: must be ≥ 1"),
         ({"stage_steps": 0}, "stage_steps=0: must be ≥ 1"),
+        ({"unlearned": "go"}, "unlearned='go': must be one of stop, lengthen"),
     ],
 )
 def test_what_no_task_takes(options, message):
@@ -185,6 +186,19 @@ def test_a_stage_that_is_not_learned_ends_the_run():
     assert [row.step for row in seen] == list(range(1, 13))
     assert {row.seq_len for row in seen} == {8}
     assert seen[-1].validation_accuracy is not None
+
+
+def test_rows_that_are_not_learned_lengthen_if_asked():
+    seen = rows(lengthen_at=1.0, stage_steps=12, unlearned="lengthen", max_steps=30)
+    lengths = [8] * 12 + [16] * 12 + [32] * 6
+    assert [row.seq_len for row in seen] == lengths
+    assert [row.step for row in seen if row.validation_accuracy is not None][-1] == 30
+    assert seen[11].validation_accuracy is not None
+
+
+def test_learned_rows_do_not_wait_for_the_limit():
+    learned = [row.seq_len for row in rows()]
+    assert learned == [row.seq_len for row in rows(unlearned="lengthen")]
 
 
 def test_the_last_step_does_not_lengthen():

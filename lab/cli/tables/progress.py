@@ -76,10 +76,13 @@ class TrainingDisplay:
         if plan.certified:
             write(f"certified: {plan.certified}")
         if len(plan.seq_lens) > 1:
-            write(
-                f"row length: {' → '.join(f'{n:,}' for n in plan.seq_lens)} tokens, longer "
+            until = (
                 f"whenever {100 * run.train.lengthen_at:.1f} % of the validation answers are right"
             )
+            if run.train.unlearned == "lengthen":
+                until += f", or after {run.train.stage_steps:,} steps"
+            lengths = " → ".join(f"{n:,}" for n in plan.seq_lens)
+            write(f"row length: {lengths} tokens, longer {until}")
         why = explain_start_length(run.task, run.train)
         if why:
             first = list_stages(run.task, run.train)[0].task.seq_len

@@ -108,6 +108,9 @@ def test_initial_memory():
     assert 1e-3 * 0.99 <= dt.min() < 4e-3 < 3e-2 < dt.max() <= 0.1 * 1.01
     A = rates(mixer)
     assert -16 <= A.min() < -13.5 < -2.7 < A.max() <= -1
+    long = SSD(64, 64, d_state=2, dt_init="long")
+    per_token = torch.nn.functional.softplus(long.dt_proj.bias) * rates(long)
+    torch.testing.assert_close(per_token, torch.full((64,), -1 / 4096))
     printed = SSD(64, 64, d_state=2, dt_init="paper")
     assert printed.dt_proj.bias is None
     torch.testing.assert_close(-rates(printed), torch.arange(1.0, 65))
@@ -228,7 +231,7 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
         ({"gate": "swish"}, "gate='swish': must be one of none, silu, norm"),
         ({"backend": "cuda"}, "backend='cuda': must be one of auto, torch"),
         ({"rope_layout": "halves"}, "rope_layout='halves': must be one of half, interleaved"),
-        ({"dt_init": "zero"}, "dt_init='zero': must be one of mamba2, paper"),
+        ({"dt_init": "zero"}, "dt_init='zero': must be one of mamba2, long, paper"),
         ({"groups": "mixed"}, "groups='mixed': must be one of interleaved, tiled"),
     ],
 )
