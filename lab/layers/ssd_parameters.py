@@ -23,7 +23,7 @@ Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
 DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
-LONG_DT, LONG_MEMORY = 0.1, 4096
+LONG_DT, LONG_MEMORY = 0.1, 1024
 """Initial dt, and tokens after which the state has fallen to 1/e, of dt_init="long"."""
 
 

@@ -110,7 +110,7 @@ def test_initial_memory():
     assert -16 <= A.min() < -13.5 < -2.7 < A.max() <= -1
     long = SSD(64, 64, d_state=2, dt_init="long")
     per_token = torch.nn.functional.softplus(long.dt_proj.bias) * rates(long)
-    torch.testing.assert_close(per_token, torch.full((64,), -1 / 4096))
+    torch.testing.assert_close(per_token, torch.full((64,), -1 / 1024))
     printed = SSD(64, 64, d_state=2, dt_init="paper")
     assert printed.dt_proj.bias is None
     torch.testing.assert_close(-rates(printed), torch.arange(1.0, 65))
