@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from lab.config import PAPER_SEQ_LENS, get_protocol_defaults
 from lab.sweeps.sweep import Cell, Sweep
 
+GO_ON: dict[str, object] = {"unlearned": "lengthen", "stage_steps": 600, "max_steps": 6000}
+"""Rows grow also where they are not learned, so that a state which is too small for some lengths
+is trained at all of them."""
 MIXERS: dict[str, dict[str, object]] = {
     "attention": {"stack": "AM*2"},
     "value mask": {"stack": "AM*2", "options": ["A.mask=value"]},
@@ -16,6 +19,16 @@ MIXERS: dict[str, dict[str, object]] = {
     "Cheems pair": {"stack": "SE IE", "options": ["S.d_state=128", "1.I.mask=value"]},
     "SSD, convolution": {"stack": "SM*2", "options": ["S.d_state=128", "S.position=conv"]},
     "literal mask": {"stack": "AM*2", "options": ["A.mask=literal"]},
+    "SSD, RoPE, long memory": {
+        "stack": "SM*2",
+        "options": ["S.d_state=128", "S.dt_init=long"],
+        **GO_ON,
+    },
+    "SSD, convolution, long memory": {
+        "stack": "SM*2",
+        "options": ["S.d_state=128", "S.position=conv", "S.dt_init=long"],
+        **GO_ON,
+    },
 }
 """Mixers by name, the most informative first. SSD has the paper's state of 128 per channel."""
 WIDTHS = (64, 32, 128, 256)
