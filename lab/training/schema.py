@@ -162,7 +162,7 @@ def validate(kind: type[T], content: object, where: str) -> T:
     try:
         _get_adapter(kind).validate_python(content)
     except ValidationError as error:
-        raise RunError(f"{where}: {describe_error(error)}") from error
+        raise RunError(f"{where}: {describe_violation(error)}") from error
     return content  # type: ignore[return-value]
 
 
@@ -175,7 +175,7 @@ def is_valid(kind: type, content: object) -> bool:
     return True
 
 
-def describe_error(error: ValidationError) -> str:
+def describe_violation(error: ValidationError) -> str:
     """Describe the first thing that is wrong: entry, value, what it must be."""
     first = error.errors(include_url=False)[0]
     name = ".".join(map(str, first["loc"])) or "the whole"
