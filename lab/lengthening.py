@@ -19,8 +19,8 @@ class Stage:
     Attributes:
         task: what is trained on.
         batch_size: rows a step, such that every stage has the same tokens a step, rounded down.
-        max_steps: maximum number of steps; what follows if the stage is not learned by then is for
-            `TrainConfig.unlearned` to say.
+        max_steps: maximum number of steps; `TrainConfig.unlearned` says what follows if the stage
+            is not learned by then.
     """
 
     task: Task

@@ -1,6 +1,6 @@
 """Results of the recall study by mixer, width and row length, next to the paper's figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ LOOKS = {
     "SSD, RoPE": (GREEN, "solid", "triangle-down"),
     "SSD, convolution": (GREEN, "dash", "cross"),
     "SSD, RoPE, long memory": (GREEN, "dot", "triangle-up"),
-    "SSD, convolution, long memory": (GREEN, "longdash", "x"),
+    "SSD, convolution, long memory": (GREEN, "dashdot", "x"),
     "inner function attention": (PURPLE, "solid", "pentagon"),
     "Cheems pair": (SKY, "solid", "hexagon"),
 }
@@ -37,10 +37,8 @@ PAPER_LOOKS = {
     "SSD": (GREEN, "triangle-down-open"),
     "Based": (MUTED, "x-thin-open"),
 }
-LONG = ", long memory"
-"""How the names of mixers end that are compared with those of the same name without it."""
 LEVEL = 0.05
-"""Corrected p below which a mixer counts as better or worse than another."""
+"""Corrected p below which a mask counts as better or worse than attention."""
 MOST_FLIPPED = 16
 """Maximum number of pairs for which the sign-flip test tries every combination of signs."""
 PANEL, LEGEND_ROW = 220, 22
@@ -128,7 +126,6 @@ def summarize(settings: Sequence[Setting], missing: int, runs: int) -> list[str]
         *_compare_with_paper(settings, "SSD, RoPE"),
         *_compare_with_paper(settings, "SSD, RoPE, long memory"),
         *_compare_masks(settings),
-        *_compare_memories(settings),
     ]
     cut = [setting for setting in settings if setting.cut]
     if cut:
@@ -191,50 +188,24 @@ def _compare_masks(settings: Sequence[Setting]) -> list[str]:
         f"In the paper the dynamic mask is better than attention without a mask in {claimed} of "
         f"the {len(places)} combinations of row length and width at which both were run here."
     ]
-    gains = {
-        f"the {name}": _compute_gains([s for s in both if s.mixer == name], bare) for name in masks
-    }
-    return sentences + _describe_gains(gains, dict.fromkeys(gains, "attention without a mask"))
-
-
-def _compare_memories(settings: Sequence[Setting]) -> list[str]:
-    """Compare SSD that remembers long at the start with SSD whose memory is drawn."""
-    gains, others = {}, {}
-    for name in (name for name in LOOKS if name.endswith(LONG)):
-        other = name.removesuffix(LONG)
-        drawn = {(s.seq_len, s.d_model): s for s in settings if s.mixer == other}
-        long = [s for s in settings if s.mixer == name and (s.seq_len, s.d_model) in drawn]
-        gains[name], others[name] = _compute_gains(long, drawn), other
-    return _describe_gains(gains, others)
-
-
-def _describe_gains(
-    gains: Mapping[str, Float[np.ndarray, " n"]], others: Mapping[str, str]
-) -> list[str]:
-    """Say of each mixer whether its runs are more accurate than those of another.
-
-    Args:
-        gains: as `_compute_gains` returns them, by mixer; one that has none is left out.
-        others: what each is compared with.
-    """
+    gains = {name: _compute_gains([s for s in both if s.mixer == name], bare) for name in masks}
     gains = {name: gain for name, gain in gains.items() if len(gain)}
     ps = [sign_flip_p(gain) for gain in gains.values()]
-    sentences = []
     for (name, gain), p in zip(gains.items(), holm(ps), strict=True):
         mean = round(float(gain.mean()), 3) + 0.0  # no minus before zero
         pairs = f"{len(gain)} pair{'s' * (len(gain) != 1)} of runs with the same width and seed"
         if len(gains) * 2.0 ** (1 - len(gain)) >= LEVEL:
             sentences.append(
-                f"Here {name} and {others[name]} differ by {mean:+.3f} over {pairs}, too few for "
-                "any difference to be significant."
+                f"Here the {name} and attention without a mask differ by {mean:+.3f} over "
+                f"{pairs}, too few for any difference to be significant."
             )
             continue
         relation = "does not differ significantly from"
         if p < LEVEL:
             relation = "is better than" if gain.mean() > 0 else "is worse than"
         sentences.append(
-            f"Here {name} {relation} {others[name]}: {mean:+.3f} over {pairs} (sign-flip test, "
-            f"p = {p:.2g} after Holm's correction)."
+            f"Here the {name} {relation} attention without a mask: {mean:+.3f} over "
+            f"{pairs} (sign-flip test, p = {p:.2g} after Holm's correction)."
         )
     return sentences
 

@@ -43,9 +43,10 @@ class SSD(SSDParameters):
         rope_layout: which channels of B and C make a pair.
         conv_width: tokens that the convolution sums over; None: 4 for position="conv".
         dt_init: "mamba2" draws dt from [0.001, 0.1] and A from [−16, −1] for each head, so that a
-            head remembers from one token to a thousand, as luck has it; "long" lets all heads
-            start with dt = 0.1 and a memory of 1,024 tokens; "paper" has A = −1 … −h and no bias:
-            dt is near 0.7 and even the slowest head halves its state at each token (erratum S4).
+            head remembers for one to a thousand tokens, at random; "long" lets all heads start
+            with dt near 0.1 and a memory of about 1,024 tokens; "paper" has A = −1 … −h and no
+            bias: dt is near 0.7 and even the slowest head halves its state at each token (erratum
+            S4). With position="none" nothing is forgotten, and only dt differs.
         groups: "interleaved" gives neighbouring heads one group (0 0 1 1), as kernels do;
             "tiled" is the listing read literally (0 1 0 1, erratum S3).
         skip: whether D x is added.

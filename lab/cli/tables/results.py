@@ -65,7 +65,7 @@ def describe_ending(result: dict[str, Any]) -> str:
             f"{result['seq_len']:,} asked for"
         )
         if result["stopped"] == "budget":
-            line += " (limits: --stage-steps, --max-steps)"
+            line += " (limits: --max-steps, and --stage-steps without --unlearned lengthen)"
     if len(stages) > 1:
         grown = ", ".join(f"{stage['steps']:,} at {stage['seq_len']:,}" for stage in stages)
         line += f"\nsteps at each row length: {grown} tokens"

@@ -109,7 +109,9 @@ def test_initial_memory():
     A = rates(mixer)
     assert -16 <= A.min() < -13.5 < -2.7 < A.max() <= -1
     long = SSD(64, 64, d_state=2, dt_init="long")
-    per_token = torch.nn.functional.softplus(long.dt_proj.bias) * rates(long)
+    dt = torch.nn.functional.softplus(long.dt_proj.bias)
+    torch.testing.assert_close(dt, torch.full((64,), 0.1))
+    per_token = dt * rates(long)
     torch.testing.assert_close(per_token, torch.full((64,), -1 / 1024))
     printed = SSD(64, 64, d_state=2, dt_init="paper")
     assert printed.dt_proj.bias is None

@@ -99,22 +99,6 @@ def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
     ]
 
 
-def test_a_long_memory_is_compared_with_a_drawn_one_of_the_same_mixer():
-    found = recalled.measure(
-        recall_frame(
-            recall_runs("SSD, RoPE", 0, 0.02, 0),
-            recall_runs("SSD, RoPE, long memory", 0, 0.02, 1),
-            recall_runs("SSD, convolution", 0, 0.02, 2),
-            recall_runs("SSD, convolution, long memory", 0.3, 0.02, 3),
-        )
-    )
-    said = recalled.summarize(found, 0, 8)
-    assert [text.split(": ")[0] for text in said if text.startswith("Here")] == [
-        "Here SSD, RoPE, long memory does not differ significantly from SSD, RoPE",
-        "Here SSD, convolution, long memory is better than SSD, convolution",
-    ]
-
-
 @pytest.mark.parametrize(("pairs", "few"), [(1, True), (5, True), (6, False)])
 def test_too_few_pairs_to_be_significant_are_said_to_be(pairs, few):
     runs = (
