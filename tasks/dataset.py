@@ -7,6 +7,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tasks.base import MAX_ROWS, Task
 from tasks.bounds import check_choice
+from tasks.reader import BatchReader
 
 
 class Rows(IterableDataset[dict[str, Any]]):
@@ -80,8 +81,16 @@ class Rows(IterableDataset[dict[str, Any]]):
         worker = get_worker_info()
         mine, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         first = self.start + (mine * self.world_size + self.rank) * self.batch_size
-        for start in range(first, self.stop, workers * self.world_size * self.batch_size):
-            size = min(self.batch_size, self.stop - start)
-            batch = self.task.batch(split=self.split, start=start, size=size, seed=self.seed)
+        stride = workers * self.world_size * self.batch_size
+        reader = BatchReader(
+            self.task,
+            size=self.batch_size,
+            split=self.split,
+            seed=self.seed,
+            stride=stride,
+            stop=self.stop,
+        )
+        for start in range(first, self.stop, stride):
+            batch = reader.read(start)
             found = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
             yield {**found, "links": dict(batch.links)} if self.links else found

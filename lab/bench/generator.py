@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
+from statistics import median
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lab.bench.peak import keep_pages, measure_peak_mib
-from lab.bench.ratio import Ratio, time_in_turns
+from lab.bench.ratio import Ratio, take_turns
 from tasks.mqar import MQAR
+from tasks.reader import BatchReader
 
 ROWS, BATCHES = 512, 8
-USUAL_ROWS = 512
+PAPER_ROWS = 32
+"""Rows a step in the paper."""
 TASK = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
 
 
@@ -42,28 +46,45 @@ def draw_usual_rows(task: MQAR, size: int) -> tuple[Tensor, Tensor]:
 def measure() -> list[Ratio]:
     """Time the same rows from both, and compare the lab's peak memory over many batches and one.
 
-    NumPy's generator uses one thread, torch's operations use all.
+    NumPy's generator uses one thread, torch's operations use all. The paper's small batches are
+    read in order, as in training.
     """
     rows = BATCHES * ROWS
-    ours, theirs = time_in_turns(
-        _prepare_batches(BATCHES), lambda: draw_usual_rows(TASK, USUAL_ROWS)
-    )
-    speed, usual_speed = rows / ours, USUAL_ROWS / theirs
-    sizes = f"T = {TASK.seq_len}, K = {TASK.pair_count}, {ROWS} at a time"
-    many, one = (measure_peak_mib(partial(_prepare_batches, count)) for count in (BATCHES, 1))
+    calls = _prepare_batches(BATCHES), _prepare_reader(), lambda: draw_usual_rows(TASK, ROWS)
+    take_turns(calls, 1)  # set-up
+    ours, read, theirs = map(median, take_turns(calls, 7))
+    usual_speed = ROWS / theirs
+    sizes = f"mqar, T = {TASK.seq_len}, K = {TASK.pair_count}"
+    many, one = (measure_peak_mib(partial(_prepare_batches, n)) for n in (BATCHES, 1))
+    speeds = {f"{sizes}, {ROWS} at a time": ours, f"{sizes}, read {PAPER_ROWS} at a time": read}
     return [
-        Ratio(f"mqar, {sizes}", speed, usual_speed, "rows/s", speed / usual_speed, 30.0),
+        *(
+            Ratio(what, rows / seconds, usual_speed, "rows/s", rows / seconds / usual_speed, 30.0)
+            for what, seconds in speeds.items()
+        ),
         Ratio(f"mqar memory, {BATCHES} batches against one", many, one, "MiB", one / many, 0.5),
     ]
 
 
-def _prepare_batches(count: int) -> Callable[[], None]:
+def _prepare_batches(n_batches: int) -> Callable[[], None]:
     """Return a call that generates batches in turn, after the set-up of the first one."""
     keep_pages()
     TASK.batch(size=1)
 
     def generate() -> None:
-        for number in range(count):
+        for number in range(n_batches):
             TASK.batch(start=number * ROWS, size=ROWS)
 
     return generate
+
+
+def _prepare_reader() -> Callable[[], None]:
+    """Return a call that reads as many rows in small batches, each time further ones."""
+    reader, first = BatchReader(TASK, size=PAPER_ROWS), count(step=BATCHES * ROWS)
+
+    def read() -> None:
+        start = next(first)
+        for row in range(start, start + BATCHES * ROWS, PAPER_ROWS):
+            reader.read(row)
+
+    return read

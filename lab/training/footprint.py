@@ -1,6 +1,6 @@
 """How much memory a run takes: estimated from small steps, refused where it is not free.
 
-    weights + moments of the optimizer + the largest of
+    weights + moments of the optimizer + rows drawn ahead + the largest of
         a step's gradients and activations, in proportion to the rows, and a checkpoint on its way
             to the disk, which seldom fits into what the step has freed
         gradients and the optimizer's own tensors
@@ -34,9 +34,12 @@ from lab.ops.cross_entropy import linear_cross_entropy
 from lab.training.runs import Run
 from lab.training.state import start
 from tasks.base import Batch, count_rows
+from tasks.reader import count_tokens_ahead
 
 PREDICTORS = 200
 """Bytes per token that scoring shortcuts takes, after training."""
+AHEAD = 36
+"""Bytes per token of rows drawn ahead, at most: 16 to 36 over all tasks, links included."""
 COPIES = 4
 """Numbers per parameter: itself, its gradient, and at most two moments."""
 
@@ -47,7 +50,7 @@ class Footprint:
 
     Attributes:
         weights: of a model.
-        kept: weights and moments, throughout.
+        kept: weights, moments and rows drawn ahead, throughout.
         step: activations and gradients of a step, by its rows.
         gradients: of all parameters.
         update: what the optimizer makes.
@@ -172,7 +175,7 @@ def estimate(
     scored = count_rows(2**19, run.task.seq_len, most=256) * run.task.seq_len
     return Footprint(
         weights=weights,
-        kept=weights + moments,
+        kept=weights + moments + AHEAD * count_tokens_ahead(run.task, run.train.batch_size),
         step=step,
         gradients=gradients,
         update=update.peak - moments,

@@ -21,6 +21,7 @@ from lab.models.user_mixer import is_from_lab
 from lab.training.gradients import StepResult, differentiate, differentiate_lanes
 from lab.training.optimizers import step_together
 from tasks.base import IGNORE, Batch, Task
+from tasks.reader import BatchReader
 
 if TYPE_CHECKING:
     from lab.training.stepper import Stepper
@@ -161,6 +162,7 @@ class _Rows:
 
     def __init__(self, task: Task, size: int, seed: int, device: torch.device, *, links: bool):
         self._task, self._seed, self._links = task, seed, links
+        self._reader = BatchReader(task, size=size, seed=seed, device=device)
         self._offsets = torch.arange(size, device=device)
         self._numbers = self._offsets.clone()
         try:
@@ -174,12 +176,12 @@ class _Rows:
         torch.add(self._offsets, start, out=self._numbers)
         if self._recorded is not None:
             return self._recorded()
-        drawn = self._generate()
+        drawn = self._reader.read(start)
         self.batch.inputs.copy_(drawn.inputs)
         self.batch.targets.copy_(drawn.targets)
         self.batch.roles.copy_(drawn.roles)
-        for name, link in drawn.links.items():
-            self.batch.links[name].copy_(link)
+        for name, link in self.batch.links.items():
+            link.copy_(drawn.links[name])
         return self.batch
 
     def _generate(self) -> Batch:

@@ -20,6 +20,7 @@ from lab.training.together import advance_together
 from lab.training.validation import evaluate_stage
 from tasks.base import Batch, Schedule, Task
 from tasks.mixture import Mixture
+from tasks.reader import BatchReader
 
 if TYPE_CHECKING:
     from lab.training.parallel import Leader
@@ -63,6 +64,7 @@ class Stepper:
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
         self._lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
         self.may_record = self._device.type == "cuda" and leader is None and not self._lengths_vary
+        self._reader: BatchReader | None = None
         self.recording: RecordedStep | None = None
         self.lane = 0
         self.taken: tuple[Stage, str] | None = None
@@ -112,9 +114,11 @@ class Stepper:
         first = self.first_row
         if self.recording is not None:
             return self.recording.draw(self.lane, first)
-        batch = stage.task.batch(
-            start=first, size=stage.batch_size, seed=config.seed, device=self._device
-        )
+        if self._reader is None or self._reader.task is not stage.task:
+            self._reader = BatchReader(
+                stage.task, size=stage.batch_size, seed=config.seed, device=self._device
+            )
+        batch = self._reader.read(first)
         # The model is causal: nothing reads what follows the last answer.
         return batch.trim() if self._lengths_vary else batch
 

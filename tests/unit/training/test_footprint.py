@@ -10,11 +10,12 @@ from lab.machine.allocation import Allocations, OverLimitError, measure_peak
 from lab.machine.growth import TOKENS
 from lab.machine.memory import DoesNotFitError, measure_free_memory
 from lab.models.memory import count_bytes, refuse_weights
-from lab.training.footprint import check_step, count_fitting_lanes, estimate
+from lab.training.footprint import AHEAD, check_step, count_fitting_lanes, estimate
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.runs import Run
 from lab.training.state import start
 from tasks import TASKS
+from tasks.reader import BatchReader, count_tokens_ahead
 from tasks.schedule import LARGEST, Schedule
 from tests.faults.attempt import attempt
 
@@ -78,7 +79,19 @@ def test_the_moments_of_every_optimizer_count(tmp_path):
     each = [opt.state.values() for opt in state.optimizers.values()]
     moments = sum(t.nbytes for states in each for held in states for t in held.values())
     assert len(each) == 2  # AdamW and Muon
-    assert found.kept == found.weights + moments
+    assert found.kept == found.weights + moments + AHEAD * count_tokens_ahead(run.task, 8)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rows_drawn_ahead_take_no_more_than_is_counted(name):
+    task = TASKS[name](**TASKS[name].presets["small"].options)
+    size = 4096 // task.seq_len
+    assert len(task.batch(size=1).inputs) == 1  # what later rows share is not counted
+    reader = BatchReader(task, size=size)
+    with Allocations() as held:
+        for start in range(0, 100 * size, size):
+            reader.read(start)
+    assert held.live <= AHEAD * (count_tokens_ahead(task, size) + size * task.seq_len)
 
 
 @pytest.mark.parametrize("stack", ["AM*2", "SM*2"])
@@ -135,7 +148,7 @@ def test_a_row_that_does_not_fit_alone_is_refused_with_a_length_that_does(tmp_pa
     need = estimate(run, run.build()).total
     words = r"training takes about .* are free; one row of [\d,]+ tokens would fit"
     with pytest.raises(DoesNotFitError, match=words):
-        check_step(run, run.build(), need // 2 + need // 4)
+        check_step(run, run.build(), need // 8 * 7)
 
 
 def test_a_step_that_measuring_shows_too_large_is_refused(tmp_path, monkeypatch):
