@@ -25,6 +25,7 @@ class Question(StrEnum):
     """The lab's own studies."""
 
     trainability = "trainability"
+    trainability_ssd = "trainability-ssd"
     capacity = "capacity"
 
 
@@ -68,13 +69,15 @@ def study(
 ) -> None:
     """Run one of the lab's own studies.
 
-    trainability: what shortens the first stage of training? capacity: how many pairs does the state
-    of SSD hold?
+    trainability: what shortens the first stage of attention's training? trainability-ssd: what lets
+    SSD begin to recall? capacity: how many pairs does the state of SSD hold?
     """
     with report_usage_errors():
         chosen = _read_choices(options, figure)
-    run = {Question.trainability: _study_trainability, Question.capacity: _study_capacity}[name]
-    run(options, chosen, figure)
+    if name is Question.capacity:
+        _study_capacity(options, chosen, figure)
+    else:
+        _study_trainability(name, options, chosen, figure)
 
 
 def _read_choices(options: SweepOptions, figure: Path | None) -> dict[str, Any]:
@@ -91,15 +94,19 @@ def _read_choices(options: SweepOptions, figure: Path | None) -> dict[str, Any]:
     return {"seeds": len(seeds), "precision": options.precision or PRECISION}
 
 
-def _study_trainability(options: SweepOptions, chosen: dict[str, Any], figure: Path | None) -> None:
+def _study_trainability(
+    name: Question, options: SweepOptions, chosen: dict[str, Any], figure: Path | None
+) -> None:
     from analysis.studies import trainability as results
     from lab.cli.tables.studies import build_trainability_table
-    from lab.studies.trainability import build_study
+    from lab.studies import trainability, trainability_ssd
 
-    found, _ = run_sweep(build_study(**chosen), options)
+    of = {Question.trainability: trainability, Question.trainability_ssd: trainability_ssd}[name]
+    sweep = of.build_study(**chosen)
+    found, _ = run_sweep(sweep, options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
-    said, title = results.summarize(effects, left), "What shortens the first stage"
+    said, title = results.summarize(effects, left), sweep.question
     stamp = f"{len(found) - left} of {len(found)} runs"
     _conclude(effects, said, build_trainability_table, results.draw, figure, title, stamp)
 

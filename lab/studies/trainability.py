@@ -4,19 +4,19 @@ Attention spends hundreds of steps on a plateau before it recalls anything. On r
 how many steps does it take until 99 % of validation answers are right?
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from lab.sweeps.sweep import Cell, Sweep
 
 BASELINE = "the lab's protocol"
-SEQ_LEN, MAX_STEPS = 64, 700
 SETTING: dict[str, Any] = {
-    "seq_len": SEQ_LEN,
+    "seq_len": 64,
     "vocab_size": 2048,
     "d_model": 64,
     "stack": "AM*2",
-    "start_len": SEQ_LEN,
-    "max_steps": MAX_STEPS,
+    "start_len": 64,
+    "max_steps": 700,
     "eval_every": 10,
 }
 """Options of all cells, which their factor changes. Rows have 16 pairs, a quarter of the row."""
@@ -77,17 +77,39 @@ def build_study(*, seeds: int = 3, precision: str = "fp32") -> Sweep:
         seeds: runs of each factor.
         precision: of every run, the same for all.
     """
-    runs = [(seed, change) for seed in range(seeds) for change in CHANGES]
+    title = "What shortens the first stage of training?"
+    return build_map("trainability", title, SETTING, CHANGES, seeds, precision)
+
+
+def build_map(
+    name: str,
+    title: str,
+    setting: Mapping[str, Any],
+    changes: Mapping[str, Mapping[str, Any]],
+    seeds: int,
+    precision: str,
+) -> Sweep:
+    """Return a study of one change at a time to a setting of hard recall, `BASELINE` among them.
+
+    Args:
+        name: of the study.
+        title: its question.
+        setting: options of all runs.
+        changes: factor → the options that it changes.
+        seeds: runs of each factor; the baseline has `BASELINE_SEEDS` times as many.
+        precision: of every run.
+    """
+    runs = [(seed, change) for seed in range(seeds) for change in changes]
     runs += [(seed, BASELINE) for seed in range(seeds, BASELINE_SEEDS * seeds)]
     return Sweep(
-        "trainability",
-        "What shortens the first stage of training?",
+        name,
+        title,
         tuple(
             Cell(
                 {"factor": change, "seed": seed},
                 "mqar",
-                {**SETTING, "seed": seed, "precision": precision, **CHANGES[change]},
-                (SEQ_LEN,),
+                {**setting, "seed": seed, "precision": precision, **changes[change]},
+                (setting["seq_len"],),
             )
             for seed, change in runs
         ),

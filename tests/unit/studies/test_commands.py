@@ -27,7 +27,6 @@ def test_a_study_through_the_command_line(tmp_path, monkeypatch):
 
     tiny = {**TINY, "stack": "AM*1"}
     monkeypatch.setattr(module, "SETTING", tiny)
-    monkeypatch.setattr(module, "SEQ_LEN", 8)
     changes = {BASELINE: {}, "2 heads": {"n_heads": 2}}
     monkeypatch.setattr(module, "CHANGES", changes)
     monkeypatch.setattr(module, "BASELINE_SEEDS", 1)

@@ -17,7 +17,7 @@ from lab.cli.run_settings import describe_run, read_settings
 from lab.cli.sweeping import SweepJob
 from lab.files import RunError
 from lab.models.evaluation import evaluate
-from lab.studies import recall, trainability
+from lab.studies import recall, trainability, trainability_ssd
 from lab.sweeps import Cell, Sweep
 from lab.sweeps.earlier import EarlierResults
 from lab.sweeps.folder import CellFolder
@@ -115,6 +115,7 @@ def test_the_first_cells_are_all_mixers_at_64_with_the_first_seed():
     "each",
     [
         *trainability.build_study(seeds=1).cells[: len(trainability.CHANGES)],
+        *trainability_ssd.build_study(seeds=1).cells[: len(trainability_ssd.CHANGES)],
         *recall.build_study(seeds=1).select(["d_model=32", "learning_rate=lab"]).cells,
         *recall.build_study(seeds=1).select(["d_model=32", "mixer=attention"]).cells[1:],
     ],
