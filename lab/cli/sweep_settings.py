@@ -62,6 +62,8 @@ class SweepSettings:
             raise ValueError("seeds is empty: must hold at least one")
         hints = list_options(self.task)
         axes = {name: _read_axis(name, values, hints) for name, values in self.grid.items()}
+        for name in sorted(axes.keys() & self.fixed.keys()):
+            raise ValueError(f"{name}={self.fixed[name]}: is on the grid, too; give it there alone")
         fixed = _split_layers({"precision": PRECISION, **self.fixed}, "options", hints)
         cells = combine(self.task, axes, fixed=fixed, seeds=self.seeds, lengths=self.lengths)
         identity = json.dumps([self.task, fixed, list(self.lengths)], sort_keys=True, default=str)
@@ -263,6 +265,8 @@ def read_seeds(seeds: Any, where: str = "") -> tuple[int, ...]:
         if not 1 <= seeds <= MOST_SEEDS:
             raise ValueError(f"{name}={seeds}: must be in 1 … {MOST_SEEDS:,}")
         return tuple(range(seeds))
+    if not isinstance(seeds, list | tuple):
+        raise ValueError(f"{name}={seeds!r}: must be how many, or a list of whole numbers")
     return _read_whole_numbers(seeds, name, 0)
 
 

@@ -173,8 +173,8 @@ class _Rows:
 
     def draw(self, start: int) -> Batch:
         """Return the rows from a number on."""
-        torch.add(self._offsets, start, out=self._numbers)
         if self._recorded is not None:
+            torch.add(self._offsets, start, out=self._numbers)
             return self._recorded()
         drawn = self._reader.read(start)
         self.batch.inputs.copy_(drawn.inputs)

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
+from lab.studies import trainability, trainability_ssd
 from lab.studies.trainability import BASELINE
 from tests.unit.sweeps.test_cells import TINY
 
@@ -22,16 +23,18 @@ def test_a_missing_library_is_one_line_before_anything_is_run(monkeypatch, tmp_p
     assert not (tmp_path / "s").exists()
 
 
-def test_a_study_through_the_command_line(tmp_path, monkeypatch):
-    from lab.studies import trainability as module
-
-    tiny = {**TINY, "stack": "AM*1"}
+@pytest.mark.parametrize(
+    ("name", "module", "stack"),
+    [("trainability", trainability, "AM*1"), ("trainability-ssd", trainability_ssd, "SM*1")],
+)
+def test_a_study_through_the_command_line(name, module, stack, tmp_path, monkeypatch):
+    tiny = {**TINY, "stack": stack}
     monkeypatch.setattr(module, "SETTING", tiny)
     changes = {BASELINE: {}, "2 heads": {"n_heads": 2}}
     monkeypatch.setattr(module, "CHANGES", changes)
-    monkeypatch.setattr(module, "BASELINE_SEEDS", 1)
+    monkeypatch.setattr(trainability, "BASELINE_SEEDS", 1)
     out, file, picture = tmp_path / "out", tmp_path / "t.csv", tmp_path / "f.html"
-    words = ["study", "trainability", "--seeds", "1", "--out", out, "--table", file]
+    words = ["study", name, "--seeds", "1", "--out", out, "--table", file]
     show = ["--show", "--figure", picture]
     early = CliRunner().invoke(app, [str(word) for word in [*words, *show]])
     assert early.exit_code == 2
