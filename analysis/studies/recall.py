@@ -160,7 +160,7 @@ def _compare_with_paper(settings: Sequence[Setting], mixer: str) -> list[str]:
         )
         if count
     ]
-    text = f"Of {len(pairs)} setting{'s' * (len(pairs) != 1)} run, {mixer} is, against the paper, "
+    text = f"Against the paper, in {len(pairs)} setting{'s' * (len(pairs) != 1)} of {mixer}: "
     text += ", ".join(found)
     if above:
         setting, published = max(above, key=lambda pair: pair[0].mean - pair[1])

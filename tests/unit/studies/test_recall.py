@@ -48,12 +48,12 @@ def test_the_verdict_speaks_of_what_was_run_alone():
     said = recalled.summarize(settings, *recalled.count_runs(half))
     assert len(said) == 2
     assert said[0].startswith(
-        "Of 8 settings run, attention is, against the paper, more accurate in 8; the largest gain"
+        "Against the paper, in 8 settings of attention: more accurate in 8; the largest gain"
     )
     assert "the largest gain is at T 2,048, d_model 64, 0.99 here and 0.09 there" in said[0]
     assert said[1] == "4 of the 8 runs of the study are not there."
     single = recalled.summarize(settings[:1], 1, 8)
-    assert single[0].startswith("Of 1 setting run, attention is")
+    assert single[0].startswith("Against the paper, in 1 setting of attention: more")
     assert single[1] == "1 of the 8 runs of the study is not there."
 
 
