@@ -62,8 +62,12 @@ class SweepSettings:
             raise ValueError("seeds is empty: must hold at least one")
         hints = list_options(self.task)
         axes = {name: _read_axis(name, values, hints) for name, values in self.grid.items()}
-        for name in sorted(axes.keys() & self.fixed.keys()):
-            raise ValueError(f"{name}={self.fixed[name]}: is on the grid, too; give it there alone")
+        for name, values in self.grid.items():
+            # A named set of options may leave this one as it is in all runs.
+            if name in self.fixed and not isinstance(values, Mapping):
+                raise ValueError(
+                    f"{name}={self.fixed[name]}: is also on the grid; give it only there"
+                )
         fixed = _split_layers({"precision": PRECISION, **self.fixed}, "options", hints)
         cells = combine(self.task, axes, fixed=fixed, seeds=self.seeds, lengths=self.lengths)
         identity = json.dumps([self.task, fixed, list(self.lengths)], sort_keys=True, default=str)

@@ -147,6 +147,12 @@ def test_words_of_a_grid_have_the_types_of_their_options():
     assert read_grid("mqar", ['n_pairs="2,4",4'])["n_pairs"] == ["2,4", 4]
 
 
+def test_a_named_set_of_options_may_leave_what_all_runs_have():
+    grid = {"stack": {"two layers": {"stack": "AM*2"}, "as given": {}}}
+    sweep = SweepSettings("mqar", grid, {"stack": "AM*1"}, (0,)).build()
+    assert [cell.options["stack"] for cell in sweep.cells] == ["AM*2", "AM*1"]
+
+
 def test_merged_options_of_layers_are_merged_one_by_one():
     one = {"d_model": 8, "options": ["S.d_state=4", "A.mask=soft"]}
     assert merge(one, {"options": ["S.d_state=8"]}) == {
@@ -162,8 +168,8 @@ def test_merged_options_of_layers_are_merged_one_by_one():
         ("mqar --grid colour=blue", "grid=colour: is not an option"),
         ("mqar --grid d_model=", "must look like d_model=32,64"),
         ("mqar --grid d_model=8,8", "is given twice"),
-        ("mqar --d-model 8 --grid d_model=16,32", "d_model=8: is on the grid, too"),
-        ("mqar --stack S --option S.d_state=8 --grid S.d_state=16", "S.d_state=8: is on the grid"),
+        ("mqar --d-model 8 --grid d_model=16,32", "d_model=8: is also on the grid"),
+        ("mqar --stack S --option S.d_state=8 --grid S.d_state=16", "S.d_state=8: is also on"),
         ("mqar --grid d_model=8 --grid d_model=16", "is given twice"),
         ("mqar --grid d_model=wide", "d_model=wide: must be a whole number"),
         ("mqar --grid d_model=32,33 --n-heads 2 --seeds 1", "1 of 2 runs cannot be built"),
