@@ -101,8 +101,8 @@ def _study_trainability(
     from lab.cli.tables.studies import build_trainability_table
     from lab.studies import trainability, trainability_ssd
 
-    of = {Question.trainability: trainability, Question.trainability_ssd: trainability_ssd}[name]
-    sweep = of.build_study(**chosen)
+    module = trainability if name is Question.trainability else trainability_ssd
+    sweep = module.build_study(**chosen)
     found, _ = run_sweep(sweep, options)
     effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])

@@ -1,7 +1,8 @@
 """The trainability map of state space duality: what lets its layers begin to recall?
 
-The state of a layer forgets, the layer reads earlier tokens by their distance, or by neighbours
-that a convolution mixes in. Which of these decides how soon two such layers recall 8 pairs?
+The state of a layer forgets. The layer knows positions by a rotation of C and B, by its decay, or
+by a convolution over neighbouring tokens. Which of these decides how soon two such layers recall 8
+pairs?
 """
 
 from typing import Any
