@@ -28,6 +28,9 @@ class Rows(IterableDataset[dict[str, Any]]):
     rank take its batches in turn. So a rank sees the same batches in the same order with any number
     of workers, and the k-th batches of all ranks together are consecutive rows.
 
+    Small batches are drawn several at a time: their tensors are views of larger ones, so clone
+    what you keep or save.
+
     The dataset holds no state: each pass begins at `start` again. To continue after n batches of
     every rank, begin at start + n·world_size·batch_size. The last batch may be short; a rank may
     get one batch less than another, or none, unless batch_size·world_size divides the number of

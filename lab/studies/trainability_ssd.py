@@ -38,6 +38,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "4 heads, long memory": {"n_heads": 4, **_set("S.dt_init=long")},
     "RoPE base 100": _set("S.rope_base=100"),
     "dt as in the paper": _set("S.dt_init=paper"),
+    "dt as in the paper in layer 1, long memory in layer 2": _set(
+        "0.S.dt_init=paper", "1.S.dt_init=long"
+    ),
     "SiLU gate": _set("S.gate=silu"),
     "rows lengthen from 8": {"start_len": 8},
     "AdamW": {"optimizer": "adamw"},
