@@ -25,7 +25,7 @@ LOOKS = {
     "oracle mask": (ORANGE, "longdash", "star"),
     "SSD, RoPE": (GREEN, "solid", "triangle-down"),
     "SSD, convolution": (GREEN, "dash", "cross"),
-    "SSD, RoPE, long memory": (GREEN, "dot", "triangle-up"),
+    "SSD, RoPE, short then long memory": (GREEN, "dot", "triangle-up"),
     "SSD, convolution, long memory": (GREEN, "dashdot", "x"),
     "inner function attention": (PURPLE, "solid", "pentagon"),
     "Cheems pair": (SKY, "solid", "hexagon"),
@@ -124,7 +124,7 @@ def summarize(settings: Sequence[Setting], missing: int, runs: int) -> list[str]
     sentences = [
         *_compare_with_paper(settings, "attention"),
         *_compare_with_paper(settings, "SSD, RoPE"),
-        *_compare_with_paper(settings, "SSD, RoPE, long memory"),
+        *_compare_with_paper(settings, "SSD, RoPE, short then long memory"),
         *_compare_masks(settings),
     ]
     cut = [setting for setting in settings if setting.cut]

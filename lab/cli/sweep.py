@@ -180,8 +180,14 @@ def run_sweep(
             ray=options.ray,
         )
     with report_failures():
+        earlier = job.read_earlier()
+        if earlier.others:
+            say(
+                f"table={options.table}: {earlier.others} of its ended runs do not count, as "
+                "this sweep gives them other settings.",
+                err=True,
+            )
         if options.show:
-            earlier = job.read_earlier()
             there = options.table is not None and options.table.exists()
             table = job.tabulate(earlier) if there else job.write_table(earlier)
         else:

@@ -43,10 +43,12 @@ class SSD(SSDParameters):
         rope_layout: which channels of B and C make a pair.
         conv_width: tokens that the convolution sums over; None: 4 for position="conv".
         dt_init: "mamba2" draws dt from [0.001, 0.1] and A from [−16, −1] for each head, so that a
-            head remembers for one to a thousand tokens, at random; "long" lets all heads start
-            with dt near 0.1 and a memory of about 1,024 tokens; "paper" has A = −1 … −h and no
-            bias: dt is near 0.7 and even the slowest head halves its state at each token (erratum
-            S4). With position="none" nothing is forgotten, and only dt differs.
+            head remembers for one to a thousand tokens, at random; "long" is memory=1024; "paper"
+            has A = −1 … −h and no bias: dt is near 0.7 and even the slowest head halves its state
+            at each token (erratum S4). With position="none" nothing is forgotten, and only dt
+            differs.
+        memory: tokens after which the state of every head has fallen to 1/e at the start, with dt
+            near 0.1; None: as dt_init says. Training changes it.
         groups: "interleaved" gives neighbouring heads one group (0 0 1 1), as kernels do;
             "tiled" is the listing read literally (0 1 0 1, erratum S3).
         skip: whether D x is added.
@@ -57,7 +59,8 @@ class SSD(SSDParameters):
 
     Raises:
         ValueError: for widths that do not divide, an odd d_state under rotation, a conv_width
-            below 1 or without a convolution, unknown names.
+            below 1 or without a convolution, a memory that is not positive or beside another
+            dt_init, unknown names.
 
     Source: lst:ssd_algorithm_pytorch and the listing after it; eq. rope_cb; § Related Work for
         the other positions.

@@ -23,8 +23,10 @@ Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
 DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
-LONG_DT, LONG_MEMORY = 0.1, 1024
-"""Initial dt, and tokens after which the state has fallen to 1/e, of dt_init="long"."""
+LONG_MEMORY = 1024
+"""Tokens after which the state has fallen to 1/e at the start, with dt_init="long"."""
+STEADY_DT = 0.1
+"""Initial dt of heads whose memory is given rather than drawn."""
 
 
 class SSDState(NamedTuple):
@@ -69,6 +71,7 @@ class SSDParameters(nn.Module):
         rope_layout: Layout = "half",
         conv_width: int | None = None,
         dt_init: DtInit = "mamba2",
+        memory: float | None = None,
         groups: Groups = "interleaved",
         skip: bool = True,
         gate: Gate = "none",
@@ -105,6 +108,12 @@ class SSDParameters(nn.Module):
             raise ValueError(f"{conv_width=} needs position='conv', not {position=}")
         if conv_width is not None and conv_width < 1:
             raise ValueError(f"{conv_width=} must be at least 1")
+        if memory is not None and not 0 < memory < math.inf:
+            raise ValueError(f"{memory=} must be a number of tokens above 0")
+        if memory is not None and dt_init != "mamba2":
+            raise ValueError(f"{memory=} replaces {dt_init=}: give one of them")
+        if memory is not None and position == "none":
+            raise ValueError(f"{memory=} needs a decay, not {position=}")
         self.n_heads, self.n_groups, self.chunk_len = n_heads, n_groups, chunk_len
         self.position, self.rope_base, self.groups = position, rope_base, groups
         self.rope_layout: Layout = rope_layout
@@ -120,10 +129,10 @@ class SSDParameters(nn.Module):
             self.A_log = nn.Parameter(torch.arange(1.0, n_heads + 1).log())
         self.D = nn.Parameter(torch.ones(n_heads)) if skip else None
         self.out_proj = nn.Linear(width, d_model, bias=False)
-        if dt_init == "mamba2":
+        if memory is not None or dt_init == "long":
+            self._init_memory(LONG_MEMORY if memory is None else memory)
+        elif dt_init == "mamba2":
             self._init_as_mamba2()
-        elif dt_init == "long":
-            self._init_long_memory()
         self.conv = None
         if position == "conv":
             conv_width = 4 if conv_width is None else conv_width
@@ -149,11 +158,11 @@ class SSDParameters(nn.Module):
         self._start_at(torch.empty(self.n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp())
 
     @torch.no_grad()
-    def _init_long_memory(self) -> None:
-        """Let every head start with dt = LONG_DT, and a state that falls to 1/e in LONG_MEMORY."""
+    def _init_memory(self, tokens: float) -> None:
+        """Let every head start with dt = STEADY_DT, and a state that falls to 1/e in `tokens`."""
         if self.A_log is not None:
-            self.A_log.fill_(-math.log(LONG_DT * LONG_MEMORY))
-        self._start_at(torch.full((self.n_heads,), LONG_DT))
+            self.A_log.fill_(-math.log(STEADY_DT * tokens))
+        self._start_at(torch.full((self.n_heads,), STEADY_DT))
 
     def _start_at(self, dt: Float[Tensor, " h"]) -> None:
         """Set dt's bias so that it has these values where the projection gives nothing."""

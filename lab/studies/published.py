@@ -32,6 +32,6 @@ COUNTERPARTS = {
     "straight-through mask": "dynamic mask attention",
     "literal mask": "dynamic mask attention",
     "SSD, RoPE": "SSD",
-    "SSD, RoPE, long memory": "SSD",
+    "SSD, RoPE, short then long memory": "SSD",
 }
 """Our mixer → the paper's; other mixers have no number in the figure."""

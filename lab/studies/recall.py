@@ -19,9 +19,9 @@ MIXERS: dict[str, dict[str, object]] = {
     "Cheems pair": {"stack": "SE IE", "options": ["S.d_state=128", "1.I.mask=value"]},
     "SSD, convolution": {"stack": "SM*2", "options": ["S.d_state=128", "S.position=conv"]},
     "literal mask": {"stack": "AM*2", "options": ["A.mask=literal"]},
-    "SSD, RoPE, long memory": {
+    "SSD, RoPE, short then long memory": {
         "stack": "SM*2",
-        "options": ["S.d_state=128", "S.dt_init=long"],
+        "options": ["S.d_state=128", "0.S.memory=2", "1.S.memory=1024"],
         **GO_ON,
     },
     "SSD, convolution, long memory": {

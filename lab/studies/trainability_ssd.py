@@ -41,6 +41,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dt as in the paper in layer 1, long memory in layer 2": _set(
         "0.S.dt_init=paper", "1.S.dt_init=long"
     ),
+    **{
+        f"memory {tokens} in layer 1, long in layer 2": _set(
+            f"0.S.memory={tokens}", "1.S.memory=1024"
+        )
+        for tokens in (1, 2, 4, 16, 64)
+    },
+    "memory 4 in layer 1, 64 in layer 2": _set("0.S.memory=4", "1.S.memory=64"),
+    "memory 4 in both layers": _set("S.memory=4"),
     "SiLU gate": _set("S.gate=silu"),
     "rows lengthen from 8": {"start_len": 8},
     "AdamW": {"optimizer": "adamw"},

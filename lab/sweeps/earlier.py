@@ -24,11 +24,13 @@ class EarlierResults:
         rows: by the name of the cell.
         table: as it was read.
         factors: the columns that tell cells from one another.
+        others: how many ended runs of the sweep's cells it holds that had other settings.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]]
     table: pl.DataFrame = field(default_factory=pl.DataFrame)
     factors: tuple[str, ...] = ()
+    others: int = 0
 
     @classmethod
     def read(cls, file: Path, sweep: Sweep, settings: Mapping[str, str]) -> "EarlierResults":
@@ -59,13 +61,18 @@ class EarlierResults:
                 f"version; it must have the columns {', '.join(columns)}"
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
+        others = set[str]()
         whole = [dict.fromkeys(columns) | row for row in found.iter_rows(named=True)]
         for row in whole:
             name = _name_cell(row, sweep.factors)
-            if row["settings"] is not None and settings.get(name) == row["settings"]:
+            if row["settings"] is None or name not in settings:
+                continue
+            if settings[name] == row["settings"]:
                 rows[name] = (*rows.get(name, ()), row)
+            elif row["status"] in ENDED:
+                others.add(name)
         table = pl.DataFrame(whole, schema=columns, orient="row", strict=False)
-        return cls(rows, table, tuple(sweep.factors))
+        return cls(rows, table, tuple(sweep.factors), len(others))
 
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return this table with the rows of a newer one in place of those of the same cells.

@@ -113,6 +113,9 @@ def test_initial_memory():
     torch.testing.assert_close(dt, torch.full((64,), 0.1))
     per_token = dt * rates(long)
     torch.testing.assert_close(per_token, torch.full((64,), -1 / 1024))
+    short = SSD(64, 64, d_state=2, memory=2.5)
+    per_token = torch.nn.functional.softplus(short.dt_proj.bias) * rates(short)
+    torch.testing.assert_close(per_token, torch.full((64,), -1 / 2.5))
     printed = SSD(64, 64, d_state=2, dt_init="paper")
     assert printed.dt_proj.bias is None
     torch.testing.assert_close(-rates(printed), torch.arange(1.0, 65))
@@ -234,6 +237,11 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
         ({"backend": "cuda"}, "backend='cuda': must be one of auto, torch"),
         ({"rope_layout": "halves"}, "rope_layout='halves': must be one of half, interleaved"),
         ({"dt_init": "zero"}, "dt_init='zero': must be one of mamba2, long, paper"),
+        ({"memory": 0.0}, r"memory=0\.0 must be a number of tokens above 0"),
+        ({"memory": float("nan")}, "memory=nan must be a number of tokens above 0"),
+        ({"memory": float("inf")}, "memory=inf must be a number of tokens above 0"),
+        ({"memory": 4.0, "dt_init": "long"}, r"memory=4\.0 replaces dt_init='long': give one"),
+        ({"memory": 4.0, "position": "none"}, "needs a decay, not position='none'"),
         ({"groups": "mixed"}, "groups='mixed': must be one of interleaved, tiled"),
     ],
 )

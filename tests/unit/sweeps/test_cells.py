@@ -174,7 +174,9 @@ def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(trained, t
     assert tabulate_cells(study(cell(0)), tmp_path / "here", earlier.rows).equals(there.head(1))
     changed = cell(0, learning_rate=1e-3)
     settings[changed.name] = read_settings("mqar", dict(changed.options))[0].settings
-    assert not EarlierResults.read(file, study(changed), settings).rows
+    other = EarlierResults.read(file, study(changed), settings)
+    assert (other.rows, other.others) == ({}, 1)
+    assert earlier.others == 0
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
