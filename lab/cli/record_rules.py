@@ -35,9 +35,12 @@ def build_record_sweep(
     name = f"{track.course}-{'-against-'.join(options)}"
     numbers = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     sweep = SweepSettings("mqar", {FACTOR: options}, track.options, numbers, (), name).build()
-    run, _ = read_settings(sweep.cells[0].task, sweep.cells[0].options)
-    if track.only_ssd:
-        _check_mixers(run, track.name)
+    try:
+        run, _ = read_settings(sweep.cells[0].task, sweep.cells[0].options)
+        if track.only_ssd:
+            _check_mixers(run, track.name)
+    except ValueError as error:
+        raise ValueError(f"{candidate.name}: {error}") from error
     return sweep
 
 

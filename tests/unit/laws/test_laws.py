@@ -141,6 +141,11 @@ def test_noise_is_not_called_a_leak():
     assert found["causal"].evidence.startswith("length 1: a second call moves the output by ")
 
 
+@pytest.mark.parametrize(("rate", "verdict"), [(3e5, "holds"), (1e6, "not decided")])
+def test_rounding_may_move_an_output_by_a_hundredth_of_it_and_no_more(rate: float, verdict: str):
+    assert judge(Mixing(lambda x: torch.sin(rate * x)))["causal"].verdict == verdict
+
+
 def test_random_numbers_are_held_by_a_seed():
     found = judge(Mixing(lambda x: F.dropout(x, 0.1) + 1e-3 * x.mean(1, keepdim=True)))
     assert found["deterministic"].verdict == "fails"

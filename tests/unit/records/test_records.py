@@ -257,7 +257,7 @@ FOREIGN = TINY.replace('stack = "AN"', 'stack = "UN"\nmodel = "no_such_module:Mi
         ("rows-8 tiny.toml", TINY + "learning_rat = 1", "Did you mean learning_rate"),
         ("rows-8 tiny.toml", TINY + "weight_decay = [1]", "must be a number, text or truth"),
         ("rows-8 tiny.toml", TINY + "clip_norm = -1", "clip_norm=-1: must be > 0"),
-        ("rows-8-ssd tiny.toml", TINY, "stack=AN: has Attention"),
+        ("rows-8-ssd tiny.toml", TINY, "tiny: stack=AN: has Attention"),
         ("rows-8 tiny.toml", FOREIGN, "and would import and run no_such_module:Mixer; --trust"),
         ("rows-8 tiny.toml --trust", FOREIGN, "no_such_module:Mixer: cannot be imported"),
         ("rows-8 tiny.toml --workers 0", TINY, "workers=0: must be ≥ 1"),
