@@ -293,7 +293,7 @@ def draw(settings: Sequence[Setting]) -> go.Figure:
     fig.update_yaxes(title_text="test accuracy", col=1)
     return fig.update_layout(
         margin_b=legend + 60,
-        legend={"y": -40 / (2 * PANEL), "yanchor": "top", "entrywidth": 170},
+        legend={"y": -40 / (2 * PANEL), "yanchor": "top", "entrywidth": 210},
     )
 
 
