@@ -41,7 +41,7 @@ def claim(
         Literal["smoke", "small", "paper"],
         typer.Option(
             help="Size of the sweep: smoke takes minutes, small an hour or two on two cores, and "
-            "paper needs a cluster."
+            "paper needs a larger machine."
         ),
     ] = "small",
     out: Annotated[Path | None, make_runs_option("runs/claims/NAME-SCALE")] = None,

@@ -35,7 +35,7 @@ def record(
     workers: Annotated[
         int | None, make_workers_option("one for each core; 1 on tracks of CPU seconds")
     ] = None,
-    out: Annotated[Path | None, make_runs_option("runs/records/COURSE-NAME")] = None,
+    out: Annotated[Path | None, make_runs_option("runs/records/TRACK-NAME")] = None,
     records: Annotated[
         Path | None,
         typer.Option(

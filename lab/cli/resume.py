@@ -35,9 +35,9 @@ OPTIONS: dict[str, Any] = {
 def resume(path: Path, max_steps: int | None, trust: bool, as_json: bool, **machine: Any) -> None:
     """Go on with an unfinished run, or extend a run to a later limit of steps.
 
-    With a constant learning rate, an extended run ends with the same bits as a run that had the
-    later limit from the start. A cosine schedule is stretched: from here on the run follows the
-    curve of the later limit.
+    An extended run ends with the same bits as a run that had the later limit from the start. A
+    cosine schedule, however, is stretched: from here on the run follows the curve of the later
+    limit.
     """
     from lab.cli.outcome import show_finished, train_and_report
     from lab.machine.spinning import choose_wait

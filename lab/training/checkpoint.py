@@ -95,7 +95,7 @@ def keep_only(run: Path, step: int) -> None:
 
 
 def rewrite_counters(run: Path, state: TrainingState) -> None:
-    """Write the counters of `state` into its checkpoint, which keeps its weights.
+    """Write the counters and annealing of `state` into its checkpoint, which keeps its weights.
 
     Raises:
         OSError: when they cannot be written; the counters before are still there.
@@ -104,7 +104,8 @@ def rewrite_counters(run: Path, state: TrainingState) -> None:
     folder, home = Folder(run), list_checkpoints(run)[state.step]
     name = f"{HOME}/{home.name}/{STATE}"
     content = folder.read_json(name, f"checkpoint {home} is incomplete; {AGAIN}")
-    changed = content | {name: getattr(state, name) for name in COUNTERS}
+    counters = {name: getattr(state, name) for name in COUNTERS}
+    changed = content | counters | {"annealing": asdict(state.annealing)}
     folder.write_json(name, changed, sealed=True)
 
 

@@ -1,17 +1,17 @@
 """Extending a run to a later limit of steps.
 
-With a constant learning rate, the extended run ends with the same bits as a run that had the later
-limit from the start. So what the last step did only because it was the last is undone first.
+Unless its schedule is a cosine, the extended run ends with the same bits as a run that had the
+later limit from the start. So what the last step did only because it was the last is undone first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lab.files import explain_write_errors, lock
 from lab.folder import Folder
 from lab.lengthening import ends_stage, list_stages
 from lab.training import checkpoint
-from lab.training.annealing import compute_learning_rate
+from lab.training.annealing import Annealing, compute_learning_rate
 from lab.training.metrics import MetricsRow
 from lab.training.runs import Run
 from lab.training.state import TrainingState, enter_next_stage
@@ -91,7 +91,7 @@ def extend(run: Run, max_steps: int) -> Run:
 
 
 def _undo_last_evaluation(run: Run, state: TrainingState) -> None:
-    """Make the last step of a run a step like all others: drop its tests, or lengthen the rows."""
+    """Make the last step a step like all others: drop its evaluations, or lengthen the rows."""
     *rows, last = run.read_metrics()
     steps, stages = state.step - state.stage_step, list_stages(run.task, run.train)
     kept = _drop_final_evaluation(run, last, steps)
@@ -102,7 +102,19 @@ def _undo_last_evaluation(run: Run, state: TrainingState) -> None:
         checkpoint.rewrite_counters(run.path, state)
         if run.list_steps() != [0, state.step]:  # a run without history has only these
             run.keep_weights(state)
+    elif state.stage + 1 == len(stages) and not entered:
+        state.annealing = _repeat_annealing([*rows, kept][state.stage_step :])
+        checkpoint.rewrite_counters(run.path, state)
     run.write_metrics([*rows, kept])
+
+
+def _repeat_annealing(rows: Sequence[MetricsRow]) -> Annealing:
+    """Return what schedule "error" follows after these steps, all at the full row length."""
+    annealing = Annealing()
+    for row in rows:
+        if "validation_accuracy" in row:
+            annealing.observe(1 - row["validation_accuracy"])
+    return annealing
 
 
 def _drop_final_evaluation(run: Run, row: MetricsRow, stage_steps: int) -> MetricsRow:

@@ -9,8 +9,13 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from analysis.claims.claim import Claim
+from analysis.records.candidate import Candidate
 from lab.cli import app
+from lab.cli.claim import build_sweep
+from lab.cli.equal_parameters import check_parameters
 from lab.cli.output import is_marked
+from lab.cli.sweep_settings import read_file
 
 HOME = Path(__file__).parents[2]
 README = HOME / "README.md"
@@ -66,6 +71,31 @@ def test_a_printed_command_may_write_its_committed_figure_again():
     ]
     assert figures
     assert [figure for figure in figures if not is_marked(figure)] == []
+
+
+def write_printed_file(name: str, start: str, folder: Path) -> Path:
+    """Write the one plain block of a document that begins so to a file."""
+    [block] = [text for text in blocks(HOME / "docs" / name, "") if text.startswith(start)]
+    file = folder / "printed.toml"
+    file.write_text(block)
+    return file
+
+
+def test_the_printed_claim_can_be_decided(tmp_path):
+    claim = Claim.read(write_printed_file("claims.md", "claim = ", tmp_path))
+    sweep = build_sweep(claim, "smoke")
+    assert {cell.factors["mixer"] for cell in sweep.cells} == {"attention", "SSD"}
+    check_parameters(claim.equal, claim.statistic, sweep)
+
+
+def test_the_printed_sweep_can_be_run(tmp_path):
+    sweep = read_file(write_printed_file("sweeps.md", "task = ", tmp_path)).build()
+    assert sweep.factors == ("d_model", "learning_rate", "mixer", "seed")
+
+
+def test_the_printed_candidate_can_be_read(tmp_path):
+    candidate = Candidate.read(write_printed_file("records.md", "says = ", tmp_path))
+    assert candidate.options["model"] == "my_mixers:Average"
 
 
 @pytest.mark.parametrize(("document", "line"), MAKE, ids=[line for _, line in MAKE])

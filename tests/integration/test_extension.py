@@ -64,6 +64,16 @@ def test_it_ends_with_the_same_bits(whole, tmp_path, steps):
     assert (kept["stopped"], kept["steps"]) == ("budget", steps)
 
 
+def test_with_schedule_error_the_rate_forgets_the_last_evaluation(tmp_path, monkeypatch):
+    """A run of 10 steps is evaluated after the last; a longer one after steps 8 and 12."""
+    monkeypatch.setattr("lab.training.annealing.BELOW", 1.0)  # so that the rate always falls
+    whole = train(tmp_path / "whole", STEPS, schedule="error")
+    run = extend(train(tmp_path / "run", 10, schedule="error"), STEPS)
+    carry_out(run, Runtime(device="cpu"))
+    assert list_rows(run) == list_rows(whole)
+    assert run.load_state().annealing == whole.load_state().annealing
+
+
 def test_the_command_goes_on_and_extends(whole, tmp_path):
     path = train(tmp_path / "run", 4, minutes=1e-9).path
     found = CliRunner().invoke(app, f"resume {path} --max-steps {STEPS}".split())
