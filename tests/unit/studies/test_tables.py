@@ -24,5 +24,5 @@ def test_every_run_of_a_committed_table_counts(name, tmp_path):
     found = SweepJob(study, tmp_path, file).read_earlier()
     table = pl.read_csv(file).drop_nulls("settings")
     assert len(table) > 0
-    assert found.others == 0
+    assert not found.others
     assert sum(map(len, found.rows.values())) == len(table)
