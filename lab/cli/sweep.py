@@ -181,10 +181,10 @@ def run_sweep(
         )
     with report_failures():
         earlier = job.read_earlier()
-        if earlier.others:
+        if ignored := job.count_ignored(earlier):
             say(
-                f"table={options.table}: {earlier.others} of its ended runs do not count, as "
-                "this sweep gives them other settings.",
+                f"table={options.table}: ended runs that do not count, as their settings are not "
+                f"this sweep's: {ignored}",
                 err=True,
             )
         if options.show:

@@ -137,6 +137,10 @@ class SweepJob:
         }
         return EarlierResults.read(self.table, self.sweep, settings)
 
+    def count_ignored(self, earlier: EarlierResults) -> int:
+        """Return how many ended runs of the table had other settings and are not in the folder."""
+        return sum(CellFolder(self.out / name).open_run() is None for name in earlier.others)
+
     def tabulate(self, earlier: EarlierResults) -> "pl.DataFrame":
         """Return the table of the runs so far.
 

@@ -59,8 +59,8 @@ class SSD(SSDParameters):
 
     Raises:
         ValueError: for widths that do not divide, an odd d_state under rotation, a conv_width
-            below 1 or without a convolution, a memory that is not positive or beside another
-            dt_init, unknown names.
+            below 1 or without a convolution, a memory below 0.01 or above 1e9, without a decay or
+            beside another dt_init, unknown names.
 
     Source: lst:ssd_algorithm_pytorch and the listing after it; eq. rope_cb; § Related Work for
         the other positions.

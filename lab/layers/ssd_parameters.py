@@ -25,6 +25,8 @@ DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
 LONG_MEMORY = 1024
 """Tokens after which the state has fallen to 1/e at the start, with dt_init="long"."""
+MEMORIES = (0.01, 1e9)
+"""Fewest and most tokens of a memory; far beyond them, fp32 rounds the decay's gradient to 0."""
 STEADY_DT = 0.1
 """Initial dt of heads whose memory is given rather than drawn."""
 
@@ -108,8 +110,9 @@ class SSDParameters(nn.Module):
             raise ValueError(f"{conv_width=} needs position='conv', not {position=}")
         if conv_width is not None and conv_width < 1:
             raise ValueError(f"{conv_width=} must be at least 1")
-        if memory is not None and not 0 < memory < math.inf:
-            raise ValueError(f"{memory=} must be a number of tokens above 0")
+        if memory is not None and not MEMORIES[0] <= memory <= MEMORIES[1]:
+            least, most = MEMORIES
+            raise ValueError(f"{memory=} must be from {least:g} to {most:g} tokens")
         if memory is not None and dt_init != "mamba2":
             raise ValueError(f"{memory=} replaces {dt_init=}: give one of them")
         if memory is not None and position == "none":

@@ -24,13 +24,13 @@ class EarlierResults:
         rows: by the name of the cell.
         table: as it was read.
         factors: the columns that tell cells from one another.
-        others: how many ended runs of the sweep's cells it holds that had other settings.
+        others: the names of cells of the sweep whose runs in it ended with other settings.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]]
     table: pl.DataFrame = field(default_factory=pl.DataFrame)
     factors: tuple[str, ...] = ()
-    others: int = 0
+    others: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, file: Path, sweep: Sweep, settings: Mapping[str, str]) -> "EarlierResults":
@@ -72,7 +72,7 @@ class EarlierResults:
             elif row["status"] in ENDED:
                 others.add(name)
         table = pl.DataFrame(whole, schema=columns, orient="row", strict=False)
-        return cls(rows, table, tuple(sweep.factors), len(others))
+        return cls(rows, table, tuple(sweep.factors), frozenset(others))
 
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return this table with the rows of a newer one in place of those of the same cells.

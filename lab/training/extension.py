@@ -91,21 +91,25 @@ def extend(run: Run, max_steps: int) -> Run:
 
 
 def _undo_last_evaluation(run: Run, state: TrainingState) -> None:
-    """Make the last step a step like all others: drop its evaluations, or lengthen the rows."""
+    """Make the last step a step like all others: drop its evaluations, or lengthen the rows.
+
+    The checkpoint is changed last: a process that is killed before begins again.
+    """
+    if state.stage_step == state.step:  # done, by a process that was killed afterwards
+        return
     *rows, last = run.read_metrics()
     steps, stages = state.step - state.stage_step, list_stages(run.task, run.train)
     kept = _drop_final_evaluation(run, last, steps)
+    is_last = state.stage + 1 == len(stages)
     grows = ends_stage(stages[state.stage], run.train, steps, kept.get("validation_accuracy", 0.0))
-    entered = state.stage_step == state.step  # by a process that was killed afterwards
-    if grows and not entered and state.stage + 1 < len(stages):
+    if is_last:
+        state.annealing = _repeat_annealing([*rows, kept][state.stage_step :])
+    elif grows:
         enter_next_stage(state, stages, run.train)
-        checkpoint.rewrite_counters(run.path, state)
         if run.list_steps() != [0, state.step]:  # a run without history has only these
             run.keep_weights(state)
-    elif state.stage + 1 == len(stages) and not entered:
-        state.annealing = _repeat_annealing([*rows, kept][state.stage_step :])
-        checkpoint.rewrite_counters(run.path, state)
     run.write_metrics([*rows, kept])
+    checkpoint.rewrite_counters(run.path, state)
 
 
 def _repeat_annealing(rows: Sequence[MetricsRow]) -> Annealing:

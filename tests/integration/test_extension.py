@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from lab.cli import app
 from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.training import checkpoint
 from lab.training.experiment import carry_out
 from lab.training.extension import describe_effects, explain_ending, extend
 from lab.training.runs import Run
@@ -101,6 +102,28 @@ def test_rows_that_lengthen_unlearned_do_so_at_a_former_limit_too(tmp_path):
     run = extend(train(tmp_path / "run", 5, **options), 12)
     carry_out(run, Runtime(device="cpu"))
     assert [stage.began for stage in whole.read_metrics().stages] == [0, 5, 10]
+    assert list_rows(run) == list_rows(whole)
+    assert run.list_steps() == whole.list_steps()
+
+
+@pytest.mark.parametrize(
+    "write", [(Run, "keep_weights"), (Run, "write_metrics"), (checkpoint, "rewrite_counters")]
+)
+def test_an_extension_killed_between_two_writes_can_be_repeated(tmp_path, write, monkeypatch):
+    options = {"lengthen_at": 1.0, "stage_steps": 5, "unlearned": "lengthen"}
+    whole, run = train(tmp_path / "whole", 8, **options), train(tmp_path / "run", 5, **options)
+    home, name = write
+    original = getattr(home, name)
+
+    def write_and_die(*arguments):
+        original(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home, name, write_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            extend(run, 8)
+    carry_out(extend(run, 8), Runtime(device="cpu"))
     assert list_rows(run) == list_rows(whole)
     assert run.list_steps() == whole.list_steps()
 

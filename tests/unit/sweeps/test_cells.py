@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from lab.cli.run_settings import describe_run, read_settings
@@ -175,8 +176,20 @@ def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(trained, t
     changed = cell(0, learning_rate=1e-3)
     settings[changed.name] = read_settings("mqar", dict(changed.options))[0].settings
     other = EarlierResults.read(file, study(changed), settings)
-    assert (other.rows, other.others) == ({}, 1)
-    assert earlier.others == 0
+    assert (other.rows, other.others) == ({}, {changed.name})
+    assert not earlier.others
+
+
+def test_a_run_of_other_settings_counts_where_it_is_in_the_folder(trained, tmp_path):
+    """The folder comes before the table, whatever was a default when the run began."""
+    one, file = study(cell(0)), tmp_path / "table.csv"
+    found = tabulate_cells(one, copy_first(trained, tmp_path / "here"))
+    found.with_columns(settings=pl.lit("deadbeef")).write_csv(file)
+    for out, ignored in (("here", 0), ("elsewhere", 1)):
+        job = SweepJob(one, tmp_path / out, file)
+        earlier = job.read_earlier()
+        assert job.count_ignored(earlier) == ignored
+        assert job.tabulate(earlier)["status"].to_list() == [["budget"], ["not run"]][ignored]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
