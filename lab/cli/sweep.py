@@ -193,7 +193,7 @@ def run_sweep(
         else:
             with report_usage_errors():
                 try:
-                    table = job.run(show_sweep())
+                    table = job.run(show_sweep(), earlier)
                 except InterruptedSweepError as stop:
                     raise refuse(stop, 128 + stop.signal) from stop
         found = collect_results(table, sweep.factors)

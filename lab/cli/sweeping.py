@@ -162,8 +162,16 @@ class SweepJob:
             save_table(earlier.merge(found), self.table)
         return found
 
-    def run(self, display: AbstractContextManager[Display] | None = None) -> "pl.DataFrame":
+    def run(
+        self,
+        display: AbstractContextManager[Display] | None = None,
+        earlier: EarlierResults | None = None,
+    ) -> "pl.DataFrame":
         """Run the unfinished cells and return the table.
+
+        Args:
+            display: shows how far it is; None: nothing is shown.
+            earlier: the results in the table, if they have been read; None: they are read.
 
         Raises:
             ValueError: for cells that cannot be built; they are named, and nothing is started. Or
@@ -172,7 +180,7 @@ class SweepJob:
                 be kept.
             InterruptedSweepError: when a signal stopped it.
         """
-        earlier, lost = self.read_earlier(), {}
+        earlier, lost = earlier or self.read_earlier(), {}
         with self._open_site() as site, display or nullcontext(Display()) as shown:
             plan = self._plan(earlier.has_ended, self.workers or site.cpus, shown.on_note)
             shown.on_plan(plan)

@@ -110,8 +110,8 @@ class SSDParameters(nn.Module):
             raise ValueError(f"{conv_width=} needs position='conv', not {position=}")
         if conv_width is not None and conv_width < 1:
             raise ValueError(f"{conv_width=} must be at least 1")
-        if memory is not None and not MEMORIES[0] <= memory <= MEMORIES[1]:
-            least, most = MEMORIES
+        least, most = MEMORIES
+        if memory is not None and not least <= memory <= most:
             raise ValueError(f"{memory=} must be from {least:g} to {most:g} tokens")
         if memory is not None and dt_init != "mamba2":
             raise ValueError(f"{memory=} replaces {dt_init=}: give one of them")

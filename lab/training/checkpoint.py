@@ -71,11 +71,10 @@ def save(run: Path, state: TrainingState) -> None:
             del data
         content = {
             "format": FORMAT,
-            **{name: getattr(state, name) for name in COUNTERS},
+            **_list_progress(state),
             "first_loss": state.first_loss,
             "precision": state.precision,
             "threads": state.threads,
-            "annealing": asdict(state.annealing),
             "shared": state.shared,
             "sha256": digests,
         }
@@ -104,9 +103,7 @@ def rewrite_counters(run: Path, state: TrainingState) -> None:
     folder, home = Folder(run), list_checkpoints(run)[state.step]
     name = f"{HOME}/{home.name}/{STATE}"
     content = folder.read_json(name, f"checkpoint {home} is incomplete; {AGAIN}")
-    counters = {name: getattr(state, name) for name in COUNTERS}
-    changed = content | counters | {"annealing": asdict(state.annealing)}
-    folder.write_json(name, changed, sealed=True)
+    folder.write_json(name, content | _list_progress(state), sealed=True)
 
 
 def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
@@ -156,6 +153,12 @@ def restore(home: Path, state: TrainingState, batch_size: int) -> TrainingState:
             f"checkpoint {home} does not fit its run: {shorten_message(error)}"
         ) from error
     return state
+
+
+def _list_progress(state: TrainingState) -> dict[str, Any]:
+    """Return what tells how far training is, and what its rate follows."""
+    counters = {name: getattr(state, name) for name in COUNTERS}
+    return counters | {"annealing": asdict(state.annealing)}
 
 
 def _read_annealing(content: dict[str, Any]) -> Annealing:
