@@ -23,7 +23,7 @@ Position = Literal["rope", "conv", "decay", "none"]
 Gate = Literal["none", "silu", "norm"]
 DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
-LONG_MEMORY = 1024
+LONG_MEMORY = 1024.0
 """Tokens after which the state has fallen to 1/e at the start, with dt_init="long"."""
 MEMORIES = (0.01, 1e9)
 """Fewest and most tokens of a memory; far beyond them, fp32 rounds the decay's gradient to 0."""
