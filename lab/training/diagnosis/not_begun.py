@@ -63,7 +63,11 @@ def look(failed: FailedRun, found: Answers) -> Look:
 
 
 def _fit_trend(failed: FailedRun) -> tuple[float, float, int] | None:
-    """Return how a line through the later half's losses changes, its error, and its steps."""
+    """Return how a line through the later half's losses changes, its error, and its steps.
+
+    Losses are fp32, so the error is never below their rounding: a level loss does not fall,
+    whatever bits the fit of its line ends with.
+    """
     rows = failed.rows[len(failed.rows) // 2 :]
     if len(rows) < 2 * PARTS:
         return None
@@ -74,6 +78,7 @@ def _fit_trend(failed: FailedRun) -> tuple[float, float, int] | None:
     slope, level = np.polyfit(steps, losses, 1)
     rest = losses - slope * steps - level
     spread = ((steps - steps.mean()) ** 2).sum()
-    error = math.sqrt((rest**2).sum() / (PARTS - 2) / spread)
     span = rows[-1]["step"] - rows[0]["step"]
-    return span * float(slope), span * error, span
+    error = span * math.sqrt((rest**2).sum() / (PARTS - 2) / spread)
+    rounding = float(np.finfo(np.float32).eps * np.abs(losses).max())
+    return span * float(slope), max(error, rounding), span
