@@ -184,7 +184,7 @@ def run_sweep(
         if ignored := job.count_ignored(earlier):
             say(
                 f"table={options.table}: ended runs that do not count, as their settings are not "
-                f"this sweep's: {ignored}",
+                f"this sweep's: {ignored}; each stays in it until one of these settings has ended",
                 err=True,
             )
         if options.show:

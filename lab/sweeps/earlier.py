@@ -77,12 +77,15 @@ class EarlierResults:
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return this table with the rows of a newer one in place of those of the same cells.
 
-        Cells keep their places. Those that this table does not have come last.
+        Rows of a run that has ended, also one of other settings, give place only to those of
+        another that has. Cells keep their places. Those that this table does not have come last.
         """
         if self.table.is_empty():
             return table
-        # Updating a dict keeps the order of the names that it already has.
-        merged = self._group(self.table) | self._group(table)
+        merged = self._group(self.table)
+        for name, rows in self._group(table).items():
+            if _have_ended(rows) or not _have_ended(merged.get(name, ())):
+                merged[name] = rows
         rows = [row for group in merged.values() for row in group]
         return pl.DataFrame(rows, schema=table.schema, orient="row", strict=False)
 
@@ -98,6 +101,10 @@ class EarlierResults:
         rows = self.rows.get(cell.name, ())
         lengths = {row["seq_len"] for row in rows if row["status"] in ENDED}
         return lengths >= {*cell.lengths}
+
+
+def _have_ended(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row["status"] in ENDED for row in rows)
 
 
 def _name_cell(row: Mapping[str, Any], factors: Sequence[str]) -> str:

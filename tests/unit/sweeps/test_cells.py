@@ -192,6 +192,18 @@ def test_a_run_of_other_settings_counts_where_it_is_in_the_folder(trained, tmp_p
         assert job.tabulate(earlier)["status"].to_list() == [["budget"], ["not run"]][ignored]
 
 
+def test_a_result_in_a_table_gives_place_to_another_result_only(trained, tmp_path):
+    both, file = study(cell(0), cell(1)), tmp_path / "table.csv"
+    here = tabulate_cells(both, copy_first(trained, tmp_path / "here"))
+    ended = here.with_columns(settings=pl.lit("deadbeef"), accuracy=pl.lit(0.5))
+    for out, kept in (("elsewhere", ended), ("here", here)):
+        ended.write_csv(file)
+        job = SweepJob(both, tmp_path / out, file)
+        job.write_table(job.read_earlier())
+        assert job.read_earlier().table.head(1).equals(kept.head(1))
+        assert job.read_earlier().table["status"].to_list() == ["budget", "not run"]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, tmp_path, suffix):
     whole, file = study(cell(0), cell(1)), tmp_path / f"table{suffix}"
