@@ -184,7 +184,7 @@ def run_sweep(
         if ignored := job.count_ignored(earlier):
             say(
                 f"table={options.table}: ended runs that do not count, as their settings are not "
-                f"this sweep's: {ignored}; each stays in it until one of these settings has ended",
+                f"this sweep's: {ignored}; each stays until a run with this sweep's has ended",
                 err=True,
             )
         if options.show:

@@ -77,12 +77,12 @@ class EarlierResults:
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return this table with the rows of a newer one in place of those of the same cells.
 
-        Rows of a run that has ended, also one of other settings, give place only to those of
-        another that has. Cells keep their places. Those that this table does not have come last.
+        The rows of an ended run, whatever its settings, are replaced only by those of another
+        ended run. Cells keep their places. Those that this table does not have come last.
         """
         if self.table.is_empty():
             return table
-        merged = self._group(self.table)
+        merged = self._group(self.table)  # a name that is set again keeps its place
         for name, rows in self._group(table).items():
             if _have_ended(rows) or not _have_ended(merged.get(name, ())):
                 merged[name] = rows

@@ -65,8 +65,8 @@ def look(failed: FailedRun, found: Answers) -> Look:
 def _fit_trend(failed: FailedRun) -> tuple[float, float, int] | None:
     """Return how a line through the later half's losses changes, its error, and its steps.
 
-    Losses are fp32, so the error is never below their rounding: a level loss does not fall,
-    whatever bits the fit of its line ends with.
+    Losses are fp32, so the error is never below their rounding, and that of the fit is not taken
+    for a fall.
     """
     rows = failed.rows[len(failed.rows) // 2 :]
     if len(rows) < 2 * PARTS:
