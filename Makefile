@@ -111,9 +111,10 @@ gallery: $(DOCS) browser
 bench: development
 	$(BIN)/lab bench
 
+# What needs CUDA; the benchmarks' table is for LOG.md.
 gpu: development
 	$(BIN)/pytest -m gpu
-	$(BIN)/lab bench
+	$(BIN)/lab bench --markdown $(addprefix --only ,graphs recorded_lanes roofline kernels)
 
 # The report's tests need a browser: Debian's Chromium without windows, else one that playwright brings.
 browser: development

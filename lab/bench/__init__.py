@@ -3,13 +3,14 @@
 A benchmark is a module of this package with a function `measure`, which returns a list of `Ratio`.
 """
 
+ON_GPU = ("graphs", "recorded_lanes", "roofline", "kernels")
+"""Those that need a GPU."""
 BENCHMARKS = (
     "generator",
     "rows",
     "step",
     "reading",
     "choices",
-    "graphs",
     "experts",
     "attention",
     "ssd",
@@ -19,5 +20,6 @@ BENCHMARKS = (
     "analyze",
     "certify",
     "startup",
+    *ON_GPU,
 )
 """The benchmarks' names, which are their modules' names, in the order in which they run."""

@@ -1,15 +1,15 @@
 """Training steps on a GPU: recorded as CUDA graphs, as training takes them, against one by one.
 
 Without recording, Python starts each kernel, and the GPU waits for it. Both sides are `fit`'s own
-steps, from drawn rows to updated weights. Without a GPU there is nothing to measure.
+steps, from drawn rows to updated weights.
 """
 
 from collections.abc import Callable
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from lab.bench.ratio import Ratio, time_in_turns
+from lab.bench.replay import count_kernels
 from lab.bench.stepping import prepare_steps
 
 SETTINGS = (
@@ -29,13 +29,11 @@ WARM_UP, REPEATS = 3, 21
 
 def measure() -> list[Ratio]:
     """Measure each setting in each precision, with the kernels of a step and how fast they are."""
-    if not torch.cuda.is_available():
-        return []
     ratios = []
     for stack, seq_len, vocab_size, rows in SETTINGS:
         for precision in ("fp32", "bf16"):
             setting = stack, seq_len, vocab_size, rows
-            recorded, plain = (_prepare(setting, precision, records=way) for way in (True, False))
+            recorded, plain = (prepare(setting, precision, records=way) for way in (True, False))
             ours, theirs = time_in_turns(recorded, plain, REPEATS)
             kernels, busy = count_kernels(recorded)
             where = f"{stack}, T={seq_len}, V={vocab_size}, {rows} rows, {precision}"
@@ -52,7 +50,7 @@ def measure() -> list[Ratio]:
     return ratios
 
 
-def _prepare(
+def prepare(
     setting: tuple[str, int, int, int], precision: str, *, records: bool
 ) -> Callable[[], object]:
     """Return what takes a step of a training, recorded or not."""
@@ -68,11 +66,3 @@ def _prepare(
     if records and not stepper.recorded:
         raise RuntimeError(f"{setting[0]}: its steps cannot be recorded")
     return step
-
-
-def count_kernels(step: Callable[[], object]) -> tuple[int, float]:
-    """Return how many kernels a step runs, and their seconds."""
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
-        step()
-    kernels = [event for event in found.events() or () if event.device_type.name == "CUDA"]
-    return len(kernels), sum(event.device_time for event in kernels) / 1e6

@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.bench.ratio import Ratio
 from lab.files import RunError, explain_write_errors
-from lab.machine.processor import describe_machine
+from lab.machine.device import choose_device, describe_device
 
 WORSE = 0.8
 """A ratio below this share of the earlier median is reported; repeats differ by some per cent."""
@@ -42,7 +42,7 @@ def append(file: Path, ratios: Sequence[Ratio], commit: str) -> None:
     stamp = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
-        "machine": describe_machine(),
+        "machine": _describe_machine(),
     }
     with explain_write_errors(file), open(file, "a") as out:
         out.writelines(f"{json.dumps(stamp | asdict(ratio))}\n" for ratio in ratios)
@@ -50,7 +50,7 @@ def append(file: Path, ratios: Sequence[Ratio], commit: str) -> None:
 
 def compare(ratio: Ratio, earlier: Sequence[dict[str, Any]]) -> str:
     """Say how a ratio compares with those before on such a machine; empty if there are none."""
-    machine = describe_machine()
+    machine = _describe_machine()
     known = [e for e in earlier if (e["name"], e["machine"]) == (ratio.name, machine)]
     if not known:
         return ""
@@ -59,3 +59,7 @@ def compare(ratio: Ratio, earlier: Sequence[dict[str, Any]]) -> str:
     commit = last["commit"][:7] + last["commit"][40:]  # "-dirty" follows the 40 digits
     text = f"before: {usual:.3g} × (n {len(known)}, last {last['date'][:10]}, {commit})"
     return f"WORSE than {text}" if ratio.ratio < WORSE * usual else text
+
+
+def _describe_machine() -> str:
+    return describe_device(choose_device("auto"))

@@ -3,9 +3,7 @@
 The first line is what a user gets: `lab mqar --seeds 8`, which is a process for each core, against
 eight commands `lab mqar --seed N`, with as many threads as each finds fastest. Wall time, so it
 wants a machine with nothing beside; the note has CPU seconds. The other lines are the gradients of
-eight lanes in one process on one thread, together against one after another, in CPU time. Where
-there is a GPU, more lines are whole steps on it: of eight recorded lanes, against as many recorded
-steps of one run.
+eight lanes in one process on one thread, together against one after another, in CPU time.
 """
 
 import os
@@ -19,11 +17,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
-import torch
-
-from lab.bench.graphs import count_kernels
-from lab.bench.ratio import Ratio, take_turns, time_in_turns
-from lab.bench.stepping import prepare_steps, take_steps_together
+from lab.bench.ratio import Ratio, take_turns
 from lab.models import build
 from lab.training.gradients import differentiate, differentiate_lanes
 from lab.training.lane_time import drop_gradients
@@ -42,28 +36,11 @@ SETTINGS = (
 )
 """(stack, seq_len, vocab_size, rows a step); the first is the main job's."""
 REPEATS = 5
-GPU_STACKS = ("AM*2", "SM*2", "SE IE")
-GPU_SIZES = ((64, 256, 64), (2048, 8192, 2))
-"""(seq_len, vocab_size, rows a step)."""
-WARM_UP, GPU_REPEATS = 3, 21
 
 
 def measure() -> list[Ratio]:
     """Measure the main job as commands, and a step of lanes at several sizes."""
-    ratios = [compare_commands(MAIN_JOB), *(_compare_steps(*setting) for setting in SETTINGS)]
-    return ratios + measure_on_gpu()
-
-
-def measure_on_gpu() -> list[Ratio]:
-    """Measure whole steps on a GPU in each precision; nothing where there is none."""
-    if not torch.cuda.is_available():
-        return []
-    return [
-        _compare_recorded(stack, *sizes, precision)
-        for stack in GPU_STACKS
-        for sizes in GPU_SIZES
-        for precision in ("fp32", "bf16")
-    ]
+    return [compare_commands(MAIN_JOB), *(_compare_steps(*setting) for setting in SETTINGS)]
 
 
 def compare_commands(words: Sequence[str]) -> Ratio:
@@ -123,46 +100,3 @@ def _compare_steps(stack: str, seq_len: int, vocab_size: int, rows: int) -> Rati
         None,
         f"quartiles {low:.2f} to {high:.2f}",
     )
-
-
-def _compare_recorded(
-    stack: str, seq_len: int, vocab_size: int, rows: int, precision: str
-) -> Ratio:
-    setting, device = (stack, seq_len, vocab_size, rows), torch.device("cuda")
-    before = _count_free_bytes()
-    steppers = [prepare_steps(*setting, device, seed=z)[1] for z in range(LANES)]
-    for _ in range(WARM_UP):
-        take_steps_together(steppers, precision)
-    taken = before - _count_free_bytes()
-    alone = prepare_steps(*setting, device)[1]
-    for _ in range(WARM_UP):
-        alone.take_step(precision)
-    if not (alone.recorded and all(each.recorded for each in steppers)):
-        raise RuntimeError(f"{stack}: its steps cannot be recorded")
-
-    def step_together() -> None:
-        take_steps_together(steppers, precision)
-        torch.cuda.synchronize()
-
-    def step_apart() -> None:
-        for _ in range(LANES):
-            alone.take_step(precision)
-        torch.cuda.synchronize()
-
-    ours, theirs = time_in_turns(step_together, step_apart, GPU_REPEATS)
-    kernels, busy = count_kernels(step_together)
-    return Ratio.of_costs(
-        f"{stack}, recorded steps of {LANES} lanes, T={seq_len}, V={vocab_size}, {rows} rows, "
-        f"{precision}",
-        1e3 * ours,
-        1e3 * theirs,
-        "ms",
-        None,
-        f"{kernels} kernels, {1e3 * busy:.2f} ms; {taken / 2**20:,.0f} MiB for all lanes; "
-        f"{torch.cuda.get_device_name()}",
-    )
-
-
-def _count_free_bytes() -> int:
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]

@@ -40,6 +40,21 @@ class Ratio:
         """Whether the promise is kept."""
         return self.target is None or self.ratio >= self.target
 
+    def to_markdown(self) -> str:
+        """Return a row of a table: name, ours, theirs, unit, ratio, target, note."""
+        promised = "" if self.target is None else f"{self.target:g}"
+        missed = "" if self.reached else ", missed"
+        cells = (
+            self.name,
+            f"{self.ours:,.4g}",
+            f"{self.theirs:,.4g}",
+            self.unit,
+            f"{self.ratio:.3g}",
+            promised + missed,
+            self.note,
+        )
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
     def __str__(self) -> str:
         promised = "" if self.target is None else f" (promised {self.target:g})"
         missed = "" if self.reached else "  MISSED"

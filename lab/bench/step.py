@@ -76,9 +76,8 @@ def measure() -> list[Ratio]:
                 f"time: {_describe_times(ours)}",
             )
         )
-        dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
         with use_threads(setting.threads):
-            alone = time_products(record_products(ours), dtype)
+            alone = time_products(record_products(ours))
             copies = time_traffic(record_traffic(ours))
         name = f"{where}: against its matrix products alone"
         ratios.append(Ratio.of_costs(name, 1e3 * ours_s, 1e3 * alone, "ms", PRODUCTS_TARGET))

@@ -7,16 +7,16 @@ operation writes its result to memory. Only fusing operations could pass that bo
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.bench.ratio import time_median
+from lab.bench.products import CPU, find_products
+from lab.bench.replay import time_alone
 
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "flash_attention")
-"""Parts of the names of matrix products."""
 PICKS = ("gather", "scatter", "index_select", "embedding")
 """Parts of the names of operations that touch no more numbers than their smallest tensor has."""
 
@@ -31,23 +31,46 @@ def record_traffic(call: Callable[[], object]) -> Counter[int]:
     return recorder.traffic
 
 
-def time_traffic(traffic: Mapping[int, int]) -> float:
+def time_traffic(traffic: Mapping[int, int], device: torch.device = CPU) -> float:
     """Return the seconds of copies that read and write as many bytes as these operations do.
 
-    Copies of one size follow one another and use the same memory, so that small ones stay in cache.
+    Copies of one size follow one another, and all use the same memory, so that small ones stay in
+    cache. On a GPU they are one CUDA graph.
     """
-    return sum(_time_copies(size, count) for size, count in traffic.items())
-
-
-def _time_copies(size: int, count: int) -> float:
-    source = torch.zeros(-(-size // 2), dtype=torch.uint8)
+    source = torch.zeros(-(-max(traffic, default=0) // 2), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    copies = [(source[:size], target[:size], n) for size, n in _halve(traffic)]
 
     def copy() -> None:
-        for _ in range(count):
-            target.copy_(source)
+        for read, written, count in copies:
+            for _ in range(count):
+                written.copy_(read)
 
-    return time_median(copy)
+    return time_alone(copy, device)
+
+
+def count_traffic(func: Any, given: object, result: object) -> int:
+    """Return how many bytes an operation of torch reads and writes; none for a view.
+
+    Args:
+        func: an overload of an operation, as a `TorchDispatchMode` is told.
+        given: its arguments.
+        result: what it returned.
+    """
+    name, given, made = func.overloadpacket.__name__, _list_tensors(given), _list_tensors(result)
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    changes = func._schema.is_mutable
+    if not changes and all(tensor.untyped_storage()._cdata in known for tensor in made):
+        return 0
+    sizes = [_count_bytes(tensor) for tensor in (*given, *made)]
+    if any(word in name for word in PICKS) and "backward" not in name:
+        return 2 * min(sizes)
+    return sum(sizes)
+
+
+def _halve(traffic: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return how many bytes copies read, and as many write, and how often."""
+    return [(-(-size // 2), count) for size, count in traffic.items()]
 
 
 class _TrafficRecorder(TorchDispatchMode):
@@ -59,20 +82,10 @@ class _TrafficRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if any(word in name for word in PRODUCTS):
-            return result
-        given = _list_tensors((args, kwargs or {}))
-        made = _list_tensors(result)
-        known = {tensor.untyped_storage()._cdata for tensor in given}
-        changes = func._schema.is_mutable
-        if not changes and all(tensor.untyped_storage()._cdata in known for tensor in made):
-            return result  # a view
-        sizes = [_count_bytes(tensor) for tensor in (*given, *made)]
-        if any(word in name for word in PICKS) and "backward" not in name:
-            self.traffic[2 * min(sizes)] += 1
-        else:
-            self.traffic[sum(sizes)] += 1
+        if not find_products(func.overloadpacket.__name__, args):
+            size = count_traffic(func, (args, kwargs or {}), result)
+            if size:
+                self.traffic[size] += 1
         return result
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.bench import BENCHMARKS
+from lab.bench import BENCHMARKS, ON_GPU
 from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.messages import refuse, report_failures, report_usage_errors
 from lab.cli.output import AsJsonLines, Force
@@ -28,8 +28,12 @@ DRAWN = "scaling"
 
 def bench(
     only: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"Run only this benchmark: {', '.join(BENCHMARKS)}."),
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Run only this benchmark; repeat for more: {', '.join(BENCHMARKS)}. "
+            f"The last {len(ON_GPU)} need a GPU.",
+        ),
     ] = None,
     history: Annotated[
         Path | None,
@@ -40,6 +44,9 @@ def bench(
     figure: Annotated[Path | None, make_figure_option(f"the curves of {DRAWN}")] = None,
     force: Force = False,
     as_json: AsJsonLines = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a table in Markdown.")
+    ] = False,
 ) -> None:
     """Measure every speed claim as a ratio of two times, both taken in the same run.
 
@@ -48,16 +55,18 @@ def bench(
     from lab.bench import history as kept
     from lab.peers import MissingPeerError
 
-    names: list[str] = [*BENCHMARKS] if only is None else [only]
     with report_failures(), report_usage_errors():
-        if only is not None:
-            check_choice("only", only, BENCHMARKS)
+        names = _choose(only or [])
+        if as_json and markdown:
+            raise ValueError("--json and --markdown: choose one")
         if figure is not None:
             if DRAWN not in names:
                 raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")
             check_figure(figure, force)
         earlier = [] if history is None else kept.read(history)
     choose_wait(partial(typer.echo, err=True))  # as a command that trains does
+    if markdown:
+        typer.echo(_begin_table())
     missed = False
     for name in names:
         ratios = []
@@ -65,10 +74,13 @@ def bench(
             for ratio in _measure(name):
                 ratios.append(ratio)
                 missed |= not ratio.reached
-                typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
+                if markdown:
+                    typer.echo(ratio.to_markdown())
+                else:
+                    typer.echo(json.dumps(asdict(ratio)) if as_json else str(ratio))
                 before = kept.compare(ratio, earlier)
                 if before:
-                    typer.echo(f"  {before}", err=as_json)
+                    typer.echo(f"  {before}", err=as_json or markdown)
         except MissingPeerError as error:
             raise refuse(error, 2) from error
         if history is not None:
@@ -85,6 +97,36 @@ def bench(
             typer.echo(figure, err=True)
     if missed:
         raise typer.Exit(1)
+
+
+def _choose(asked: list[str]) -> list[str]:
+    """Return the benchmarks to run: those asked for, or all that this machine can run.
+
+    Raises:
+        ValueError: for an unknown name, or one that needs a GPU where there is none.
+    """
+    from torch.cuda import is_available
+
+    for name in asked:
+        check_choice("only", name, BENCHMARKS)
+    if is_available():
+        return asked or [*BENCHMARKS]
+    if missing := [name for name in asked if name in ON_GPU]:
+        raise ValueError(f"only={missing[0]}: needs a GPU, and this machine has none")
+    if not asked:
+        typer.echo(f"No GPU, so these are left out: {', '.join(ON_GPU)}", err=True)
+    return asked or [name for name in BENCHMARKS if name not in ON_GPU]
+
+
+def _begin_table() -> str:
+    """Return what stands above a table's rows: the machine, and the columns."""
+    from lab.machine.device import choose_device, describe_device
+
+    return (
+        f"{describe_device(choose_device('auto'))}\n\n"
+        "| measured | the lab's | the other's | unit | ratio | promised | note |\n"
+        "|---|---|---|---|---|---|---|"
+    )
 
 
 def _measure(name: str) -> Iterator["Ratio"]:

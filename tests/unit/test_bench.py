@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from lab.bench import memory, rows
+from lab.bench import kernels, memory, rows
 from lab.bench.generator import TASK, draw_usual_rows
 from lab.bench.peak import measure_peak_mib
 from lab.bench.products import Product, count_flops, record_products, time_products
 from lab.bench.ratio import Ratio, time_in_turns, time_median
+from lab.bench.roofline import Rates, Roofline, measure_rates, prepare_calls
 from lab.bench.step import compute_usual_logits
 from lab.bench.traffic import record_traffic, time_traffic
 from lab.models import build
@@ -90,6 +91,44 @@ def test_traffic_counts_what_is_read_and_written_but_no_views_and_products():
     assert time_traffic({2**24: 4}) > time_traffic({2**10: 1}) > 0
 
 
+def test_an_operation_takes_its_arithmetic_its_memory_or_a_kernel_whichever_is_most():
+    x, y = torch.ones(8, 8), torch.ones(8, 8)
+    rates = Rates({torch.float32: 2 * 8**3 / 5.0}, bytes=3 * 256 / 2.0, smallest=3.0)
+    with Roofline(rates) as least:
+        z = x @ y  # 5 s of products; 768 bytes, 2 s
+        z.T.add_(1)  # a view is free; 512 bytes, 4/3 s
+    assert least.seconds == pytest.approx(5 + 4 / 3)
+    assert least.by_kernels == pytest.approx(5 + 3)
+    assert least.operations == 2
+
+
+@pytest.mark.parametrize("stack", ["AM*2", "SM*2", "SE IE"])
+def test_a_step_called_for_its_roofline_trains(stack):
+    cpu = torch.device("cpu")
+    calls = prepare_calls((stack, 16, 64, 2), "bf16", cpu)
+    rates = Rates(dict.fromkeys((torch.float32, torch.bfloat16), 1e15), 1e12, 1e-6)
+    with Roofline(rates) as least:
+        calls()
+    assert 0 < least.seconds < least.by_kernels
+    assert least.by_kernels < 2e-6 * least.operations
+
+
+def test_rates_are_measured(monkeypatch):
+    monkeypatch.setattr("lab.bench.roofline.MATRIX_SIZE", 64)
+    monkeypatch.setattr("lab.bench.roofline.COPIED_BYTES", 2**20)
+    rates = measure_rates(torch.device("cpu"))
+    assert min(*rates.flops.values(), rates.bytes, rates.smallest) > 0
+    assert {*rates.flops} == {torch.float32, torch.bfloat16}
+    assert "in bfloat16 TFLOP/s" in str(rates)
+
+
+def test_both_sides_of_a_kernel_compute_the_same_problem():
+    given = ((1, 8, 2, 4, 4), torch.float32, torch.device("cpu"))
+    first, second = (kernels.prepare("torch", *given)() for _ in range(2))
+    assert len(first) == 6
+    assert all(map(torch.equal, first, second))
+
+
 def allocate_64_mib():
     return lambda: torch.ones(2**24)
 
@@ -113,6 +152,13 @@ def test_a_missed_promise_says_so(ratio, target, reached):
     line = Ratio("thing", 2.0, 1.0, "rows/s", ratio, target)
     assert line.reached == reached
     assert ("MISSED" in str(line)) == (not reached)
+
+
+def test_a_ratio_as_a_row_of_a_table():
+    line = Ratio("a|b", 2.0, 1.0, "ms", 0.5, 2.0, "a note")
+    assert line.to_markdown() == r"| a\|b | 2 | 1 | ms | 0.5 | 2, missed | a note |"
+    reported = Ratio("thing", 2000.0, 1.0, "ms", 0.5, None)
+    assert reported.to_markdown() == "| thing | 2,000 | 1 | ms | 0.5 |  |  |"
 
 
 @pytest.mark.parametrize("peak", [2 / 3, 2.0])

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.studies.scaling import draw
-from lab.bench import history, scaling
+from lab.bench import BENCHMARKS, ON_GPU, history, scaling
 from lab.bench.ratio import Ratio
 from lab.cli import app
 from lab.cli.output import is_marked
@@ -95,3 +95,36 @@ def test_the_command_adds_to_the_history_and_draws(tmp_path, monkeypatch, curves
     refused = CliRunner().invoke(app, ["bench", "--only", "rows", "--figure", str(figure)])
     assert refused.exit_code == 2
     assert "only scaling has a figure" in refused.stderr
+
+
+def test_the_command_prints_a_table(monkeypatch, curves):
+    monkeypatch.setattr(scaling, "measure", lambda: curves)
+    found = CliRunner().invoke(app, ["bench", "--only", "scaling", "--markdown"])
+    machine, _, header, rule, *rows = found.stdout.splitlines()
+    assert "torch" in machine
+    assert header.count("|") == rule.count("|") == 8
+    assert rows == [curve.to_markdown() for curve in curves]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--only rows --only graphs", "only=graphs: needs a GPU, and this machine has none"),
+        ("--only rows --json --markdown", "--json and --markdown: choose one"),
+    ],
+)
+def test_the_command_refuses(monkeypatch, words, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refused = CliRunner().invoke(app, ["bench", *words.split()])
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_without_a_gpu_the_command_names_what_it_leaves_out(monkeypatch, gpu):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    measured = []
+    monkeypatch.setattr("lab.cli.bench._measure", lambda name: measured.append(name) or [])
+    found = CliRunner().invoke(app, ["bench"])
+    assert measured == [name for name in BENCHMARKS if gpu or name not in ON_GPU]
+    assert ("left out: graphs" in found.stderr) == (not gpu)
