@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -107,7 +108,7 @@ class Certification:
         for condition in law.select(self.conditions):
             try:
                 # Undo whatever the caller or the target's own code has switched off.
-                with torch.inference_mode(False), torch.enable_grad():
+                with torch.inference_mode(False), torch.enable_grad(), _without_cudnn():
                     verdict = law.judge(*self._bring_to(condition, law.seeded))
             # The target's own code may raise anything.
             except Exception as error:
@@ -267,3 +268,17 @@ def _merge(verdicts: list[tuple[Condition, Verdict]]) -> Verdict:
 def _is_random(module: nn.Module, x: torch.Tensor) -> bool:
     """Whether two calls give different outputs."""
     return not torch.equal(module(x), module(x))
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Let torch's own kernels compute, for a `with` block.
+
+    Recurrences of cuDNN have no backward in evaluation mode, and round fp32 to TF32's 10 bits.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

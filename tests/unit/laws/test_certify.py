@@ -310,3 +310,24 @@ def test_every_law_has_numbers():
             assert verdict.measured is not None, verdict
             assert verdict.allowed is not None, verdict
     assert set(LAWS) == {v.law for v in certify(torch.tanh, 8, (1, 2), max_len=512)}
+
+
+def test_laws_are_judged_without_cudnn():
+    seen = set()
+
+    def watch(x):
+        seen.add(torch.backends.cudnn.enabled)
+        return 2 * x
+
+    certification = Certification(watch, CertifySettings(d_model=8))
+    seen.clear()
+    certification.judge("causal")
+    assert torch.backends.cudnn.enabled
+    assert seen == {False}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_recurrence_of_torch_is_lawful():
+    laws = ["causal", "gradient reach", "gradient is the derivative", "precision"]
+    found = certify(nn.GRU(16, 16, batch_first=True), d_model=16, only=laws, device="cuda")
+    assert {verdict.law: verdict.verdict for verdict in found} == dict.fromkeys(laws, "holds")
