@@ -9,6 +9,7 @@ is needed on the way back alone.
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
 """Queries, and keys, that flex_attention reads or skips together; its own default."""
+
+WIDE = 128
+"""Width of a head beyond which flex_attention pads to 256; a folded bias adds two."""
 
 
 def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -143,6 +147,9 @@ def flex(
             rank[b, h // group, s] >= floor[b, h // group, t], score, -torch.inf
         )
     call = flex_attention if on_cpu else _compile_flex()
+    # Three stages, torch's choice, of fp32 that wide need more memory than a multiprocessor has.
+    wide = q.dtype == torch.float32 and q.shape[-1] > WIDE
+    options: Any = {"fwd_num_stages": 2} if wide else None
     with warnings.catch_warnings():
         # On a CPU the unfused form is meant: what it warns of is what was asked for.
         warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
@@ -152,6 +159,7 @@ def flex(
             block_mask=_causal_blocks(q.shape[-2], k.shape[-2], q.device),
             scale=scale,
             enable_gqa=group > 1,
+            kernel_options=options,
         )
     assert isinstance(z, Tensor)
     return z

@@ -33,9 +33,9 @@ CHUNK_LEN = 64
 """The longest chunk. The work on matrices grows with it, that on states does not; shorter chunks
 keep more states, and need more calls."""
 
-CHUNKS_AT_ONCE = 64
+CHUNKS_AT_ONCE, CHUNKS_ON_GPU = 64, 256
 """Chunks, over all heads and rows, whose matrices one call computes: more mean fewer calls, fewer
-stay in cache."""
+stay in cache. On a GPU, which would wait between so many small calls, they cost memory alone."""
 
 
 def ssd_torch(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
@@ -241,7 +241,8 @@ def _run_eagerly(*arguments):
 def _list_spans(x: Tensor, length: int) -> list[slice]:
     """Return the spans of tokens, with padding, whose chunks are computed together."""
     b, t, h = x.shape[:3]
-    step = length * max(1, CHUNKS_AT_ONCE // max(1, b * h))
+    at_once = CHUNKS_ON_GPU if x.is_cuda else CHUNKS_AT_ONCE
+    step = length * max(1, at_once // max(1, b * h))
     padded = t + -t % length
     return [slice(first, min(first + step, padded)) for first in range(0, t, step)]
 

@@ -6,12 +6,18 @@ unless TRITON_F32_DEFAULT=ieee is set before the first product. mamba-ssm sums g
 order, unless torch.use_deterministic_algorithms is on.
 """
 
+import importlib.util
+
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from lab import peers
 from lab.ops.ssd_forms import repeat_groups
 from lab.ops.ssd_inputs import SSDInputs
+
+HOPPER = 9
+"""Compute capability, without what follows the point, of H100 and H200."""
 
 
 def run_mamba_ssm(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
@@ -65,11 +71,28 @@ def run_fla(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
 
 
 def explain_missing_kernels(package: str, device: torch.device) -> str | None:
-    """Return why a package's kernels cannot run on a device, or None."""
+    """Return why a package's kernels cannot train on a device, or None."""
     absent = peers.explain_missing(package) or peers.explain_missing("triton")
-    if absent is not None or device.type == "cuda":
+    if absent is not None:
         return absent
-    return "it needs CUDA"
+    if device.type != "cuda":
+        return "it needs CUDA"
+    return _explain_wrong_gradients(device) if package == "fla" else None
+
+
+def _explain_wrong_gradients(device: torch.device) -> str | None:
+    """Return why fla refuses to compute gradients on a device, or None.
+
+    fla itself does so in the first backward pass, after minutes of compiling.
+    """
+    triton = TorchVersion(peers.version("triton"))
+    hopper = torch.cuda.get_device_capability(device)[0] == HOPPER
+    if hopper and "3.4.0" <= triton < "3.7.1" and importlib.util.find_spec("tilelang") is None:
+        return (
+            f"on a Hopper GPU its gradients are wrong with Triton 3.4.0 to 3.7.0, and this is "
+            f"{triton}: use Triton 3.7.1, or install tilelang"
+        )
+    return None
 
 
 def _find_common_dtype(backend: str, inputs: SSDInputs) -> torch.dtype:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lab.ops.ssd import ssd
-from lab.ops.ssd_backends import resolve_backend
+from lab.ops.ssd_backends import BACKENDS, resolve_backend
 from lab.ops.ssd_forms import ssd_recurrent
+from lab.ops.ssd_inputs import SSDInputs
 
 KERNELS = ["mamba_ssm", "fla"]
 INTERPRETED = Path(__file__).with_name("interpreted.py")
@@ -51,6 +53,22 @@ def test_kernels_on_a_cpu_say_what_they_need(backend, monkeypatch):
         resolve_backend(backend, torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("major", "triton", "refused"),
+    [(9, "3.6.0", True), (9, "3.7.1", False), (9, "3.3.1", False), (8, "3.6.0", False)],
+)
+def test_fla_is_refused_where_it_refuses_gradients(monkeypatch, major, triton, refused):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr("lab.peers.version", lambda package: triton)
+    cuda = torch.device("cuda")
+    assert resolve_backend("mamba_ssm", cuda) == "mamba_ssm"
+    if refused:
+        with pytest.raises(ValueError, match=r"cannot run on cuda: .*and this is 3\.6\.0: use"):
+            resolve_backend("fla", cuda)
+    else:
+        assert resolve_backend("fla", cuda) == "fla"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", KERNELS)
 def test_kernels_on_cuda(backend):
@@ -62,6 +80,16 @@ def test_kernels_on_cuda(backend):
     state = torch.randn(b, h, p, n, generator=generator)
     inputs: list[Any] = [z.cuda().requires_grad_() for z in (x, dt, A, B, C, D, state)]
     exact = [z.detach().double().requires_grad_() for z in inputs]
+    if BACKENDS[backend].missing(torch.device("cuda")) is not None:  # of gradients alone
+        x, dt, A, B, C, D, state = inputs
+        with torch.no_grad():
+            for ours, theirs in zip(
+                BACKENDS[backend].run(SSDInputs(x, dt, A, B, C, D, 256, state)),
+                ssd_recurrent(*exact),
+                strict=True,
+            ):
+                assert_near(ours, theirs)
+        return
     actual = ssd(*inputs[:6], initial_state=inputs[6], backend=backend)
     expected = ssd_recurrent(*exact)
     gradients = [
@@ -69,6 +97,10 @@ def test_kernels_on_cuda(backend):
         for (y, state), tensors in ((actual, inputs), (expected, exact))
     ]
     for ours, theirs in zip((*actual, *gradients[0]), (*expected, *gradients[1]), strict=True):
-        # TF32 keeps 10 bits of each factor; a few products follow one another.
-        bound = 8 * 2**-10 * theirs.abs().max().item()
-        assert (ours.double() - theirs).abs().max().item() <= bound
+        assert_near(ours, theirs)
+
+
+def assert_near(ours: Tensor, theirs: Tensor) -> None:
+    # TF32 keeps 10 bits of each factor; a few products follow one another.
+    bound = 8 * 2**-10 * theirs.abs().max().item()
+    assert (ours.double() - theirs).abs().max().item() <= bound

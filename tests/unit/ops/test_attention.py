@@ -16,7 +16,7 @@ from lab.ops.attention import (
     attention_scores,
     resolve_attention_backend,
 )
-from lab.ops.attention_kernels import BLOCK, _causal_blocks, fold, repeat_heads
+from lab.ops.attention_kernels import BLOCK, _causal_blocks, flex, fold, repeat_heads
 from lab.ops.top_keys import causal_keep, top_keys
 from tests.largest import Largest
 from tests.normal import draw_normal
@@ -190,6 +190,29 @@ def test_gpu_kernels_are_the_explicit_form(
         strict=True,
     ):
         torch.testing.assert_close(mine, right, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("width", "biased", "dtype", "fewer"),
+    [
+        (128, True, torch.float32, True),
+        (126, True, torch.float32, False),
+        (128, False, torch.float32, False),
+        (128, True, torch.bfloat16, False),
+    ],
+)
+def test_flex_takes_fewer_stages_where_three_do_not_fit(monkeypatch, width, biased, dtype, fewer):
+    """On a GPU; torch's choice for fp32 padded to 256 is more than an H100 has."""
+    called = {}
+
+    def record(q, k, v, **options):
+        called.update(options)
+        return v
+
+    monkeypatch.setattr("lab.ops.attention_kernels._compile_flex", lambda: record)
+    q, k, v = (torch.empty(1, 2, 4, width, dtype=dtype, device="meta") for _ in range(3))
+    flex(q, k, v, torch.empty(1, 2, 4, dtype=dtype, device="meta") if biased else None, None)
+    assert called["kernel_options"] == ({"fwd_num_stages": 2} if fewer else None)
 
 
 def test_the_fold_is_the_kernels_bias():

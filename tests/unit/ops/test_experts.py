@@ -144,6 +144,22 @@ def test_results_have_the_tables_dtype(backend, autocast):
     )
 
 
+@pytest.mark.gpu
+@each_backend
+def test_on_a_gpu_tables_in_bf16_have_gradients(backend):
+    leaves = [z.detach().cuda().requires_grad_() for z in draw(SHAPES[2], torch.float32)[:3]]
+    x, weights, table = (z.bfloat16() for z in leaves)
+    indices = draw(SHAPES[2])[3].cuda()
+    y = expert_sum(weights * expert_scores(x, table, indices, backend), table, indices, backend)
+    given = x.float(), weights.float(), table.float()
+    scores = naive_expert_scores(given[0], given[2], indices)
+    expected = naive_expert_sum(given[1] * scores, given[2], indices)
+    against = torch.randn_like(expected)
+    grads = [torch.autograd.grad((z * against).sum(), leaves) for z in (y.float(), expected)]
+    for ours, theirs in zip((y, *grads[0]), (expected, *grads[1]), strict=True):
+        assert_close(ours.float(), theirs, rtol=0, atol=0.05 * theirs.abs().max().item())
+
+
 @each_backend
 def test_float32_is_within_its_bound(backend):
     shape = (2, 16, 64, 4, 8, 128)
