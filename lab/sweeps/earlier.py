@@ -10,7 +10,7 @@ import polars as pl
 from lab.files import RunError
 from lab.sweeps.folder import ENDED
 from lab.sweeps.sweep import Cell, Sweep
-from lab.sweeps.table import list_columns
+from lab.sweeps.table import MEASURED, list_columns
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,7 @@ class EarlierResults:
             return cls({})
         columns = list_columns(sweep)
         try:
-            if file.suffix == ".parquet":
-                found = pl.read_parquet(file)
-            else:
-                found = pl.read_csv(file, schema_overrides=columns)
+            found = _read_columns(file, columns)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise RunError(f"table={file}: cannot be read: {error}") from error
         needed = [*sweep.factors, "seq_len", "status", "settings"]
@@ -62,16 +59,17 @@ class EarlierResults:
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
         others = set[str]()
+        names = {_name_row(cell.factors, sweep.factors): cell.name for cell in sweep.cells}
         whole = [dict.fromkeys(columns) | row for row in found.iter_rows(named=True)]
         for row in whole:
-            name = _name_cell(row, sweep.factors)
-            if row["settings"] is None or name not in settings:
+            name = names.get(_name_row(row, sweep.factors))
+            if row["settings"] is None or name is None or name not in settings:
                 continue
             if settings[name] == row["settings"]:
                 rows[name] = (*rows.get(name, ()), row)
             elif row["status"] in ENDED:
                 others.add(name)
-        table = pl.DataFrame(whole, schema=columns, orient="row", strict=False)
+        table = pl.DataFrame(whole, schema=columns | dict(found.schema), orient="row")
         return cls(rows, table, tuple(sweep.factors), frozenset(others))
 
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
@@ -87,13 +85,16 @@ class EarlierResults:
             if _have_ended(rows) or not _have_ended(merged.get(name, ())):
                 merged[name] = rows
         rows = [row for group in merged.values() for row in group]
-        return pl.DataFrame(rows, schema=table.schema, orient="row", strict=False)
+        types = {
+            name: _widen(dtype, self.table.schema[name]) for name, dtype in table.schema.items()
+        }
+        return pl.DataFrame(rows, schema=types, orient="row", strict=False)
 
     def _group(self, table: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of a table by the name of the cell, in the order of their first rows."""
         groups: dict[str, list[dict[str, Any]]] = {}
         for row in table.iter_rows(named=True):
-            groups.setdefault(_name_cell(row, self.factors), []).append(row)
+            groups.setdefault(_name_row(row, self.factors), []).append(row)
         return groups
 
     def has_ended(self, cell: Cell) -> bool:
@@ -107,5 +108,27 @@ def _have_ended(rows: Sequence[Mapping[str, Any]]) -> bool:
     return any(row["status"] in ENDED for row in rows)
 
 
-def _name_cell(row: Mapping[str, Any], factors: Sequence[str]) -> str:
-    return Cell({factor: row[factor] for factor in factors}, "", {}, ()).name
+def _read_columns(file: Path, columns: Mapping[str, Any]) -> pl.DataFrame:
+    """Read a table whose numeric factors may be other numbers than the sweep's: 2.5 beside 2."""
+    if file.suffix == ".parquet":
+        found = pl.read_parquet(file)
+        known = [name for name in found.columns if name in MEASURED]
+        return found.with_columns(pl.col(name).cast(MEASURED[name]) for name in known)
+    fixed = {
+        name: dtype for name, dtype in columns.items() if name in MEASURED or not dtype.is_numeric()
+    }
+    return pl.read_csv(file, schema_overrides=fixed, infer_schema_length=None)
+
+
+def _widen(dtype: pl.DataType, other: pl.DataType) -> pl.DataType:
+    """Return the type of a column that has values of both types."""
+    if dtype.is_numeric() and other.is_numeric():
+        return other if other.is_float() else dtype
+    return dtype if dtype == other else pl.String()
+
+
+def _name_row(row: Mapping[str, Any], factors: Sequence[str]) -> str:
+    """Name a cell as `Cell.name` does, but with 2 for 2.0, which is what 2 is beside 2.5."""
+    values = {factor: row[factor] for factor in factors}
+    whole = {f: int(v) for f, v in values.items() if isinstance(v, float) and v.is_integer()}
+    return Cell(values | whole, "", {}, ()).name

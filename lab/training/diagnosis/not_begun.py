@@ -13,8 +13,8 @@ PARTS = 20
 SURE = 1.68
 """Half a 99.9 % interval over half a 95 % one. Every failed run is asked whether it beats guessing,
 and at 95 % one in forty that do not would."""
-SURE_FALL = 3.0
-"""Standard errors by which the loss must fall."""
+SURE_FALL, LEAST_FALL = 3.0, 5e-4
+"""Standard errors, and nats, by which the loss must fall: less than these nats is printed as 0."""
 
 
 def look(failed: FailedRun, found: Answers) -> Look:
@@ -49,7 +49,7 @@ def look(failed: FailedRun, found: Answers) -> Look:
         change, error, steps = trend
         evidence |= {"change of loss": change, "standard error": error, "over steps": steps}
         falls = ""
-        if change < -SURE_FALL * error:
+        if change < -max(SURE_FALL * error, LEAST_FALL):
             falls = (
                 ", so more steps may be all it needs"
                 if high >= found.plateau

@@ -223,6 +223,33 @@ def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, t
     assert more.read_earlier().table["seed"].to_list() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_whole_number_beside_a_fraction_is_the_same_cell(trained, tmp_path, suffix):
+    """A column that holds 2.5 holds 2.0 for 2; neither is rounded, lost or run again."""
+    first = cell(0)
+    cells = [replace(first, factors={**first.factors, "seed": seed}) for seed in (2, 2.5)]
+    whole, part, file = study(*cells), study(cells[0]), tmp_path / f"table{suffix}"
+    copy_first(trained, tmp_path)
+    found = tabulate_cells(study(first), tmp_path)
+    both = pl.concat([found.with_columns(seed=pl.lit(n)) for n in (2.0, 2.5)])
+    save_table(both, file)
+    settings = {c.name: found["settings"][0] for c in cells}
+    for sweep in (whole, part):
+        earlier = EarlierResults.read(file, sweep, settings)
+        assert all(earlier.has_ended(c) for c in sweep.cells)
+        merged = earlier.merge(tabulate_cells(sweep, tmp_path / "elsewhere", earlier.rows))
+        assert merged["seed"].to_list() == [2.0, 2.5]
+        assert merged["accuracy"].to_list() == both["accuracy"].to_list()
+
+
+def test_text_in_place_of_numbers_is_refused(trained, tmp_path):
+    file, one = tmp_path / "table.parquet", study(cell(0))
+    found = tabulate_cells(one, copy_first(trained, tmp_path))
+    save_table(found.with_columns(accuracy=pl.lit("high")), file)
+    with pytest.raises(RunError, match=r"table\.parquet: cannot be read: .*accuracy"):
+        EarlierResults.read(file, one, {})
+
+
 def test_a_table_of_another_sweep_is_refused(tmp_path):
     file = tmp_path / "table.csv"
     for content, said in (

@@ -261,7 +261,8 @@ def test_a_plateau_has_not_begun(tmp_path):
     assert look.says.startswith("after 120 steps, accuracy")
     below = not_begun.look(ended, make_answers(0.15))
     assert below.says.endswith("but this promises no recall: it has yet to learn what needs none")
-    for fall in (0.0, 1e-15, 1e-10):  # level, or a fall that fp32 cannot show
+    # Level, a fall that fp32 cannot show, and one of which no digit is printed.
+    for fall in (0.0, 1e-15, 1e-10, 5e-6):
         level = plant(
             make(tmp_path / f"{fall}"), [0.25] * 12, loss=lambda step, fall=fall: 2 - fall * step
         )
