@@ -165,6 +165,7 @@ MIXERS = [
     ),
     Case("ssd as printed", lambda: SSD(8, 2, d_state=4, dt_init="paper", chunk_len=4)),
     Case("ssd no skip", lambda: SSD(8, 2, d_state=4, skip=False, chunk_len=4)),
+    Case("ssd activation", lambda: SSD(8, 2, d_state=4, activation="silu", chunk_len=4)),
     Case("ssd moved", lambda: move(SSD(8, 2, d_state=4, chunk_len=4))),
     Case("attention partly rotated", lambda: PartialRotary(16, 2, share=0.25), d_model=16),
     Case("attention normed q and k", lambda: NormedAttention(8, 2)),

@@ -40,6 +40,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"position": "conv", "conv_width": 7},
     {"d_inner": 24, "position": "conv", "gate": "norm"},
     {"d_inner": 8},
+    {"activation": "silu"},
+    {"activation": "silu", "position": "decay", "groups": "tiled"},
+    {"activation": "none", "position": "conv"},
 ]
 every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
 HOOKS = ["dt", "log_decay", "B_pre", "B_rot", "C_pre", "C_rot", "ssm_write", "ssm_state", "ssm_out"]

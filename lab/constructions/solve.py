@@ -12,6 +12,7 @@ from lab.constructions.cannot import CannotError
 from lab.constructions.capacity import count_arrangement_bits
 from lab.constructions.residual import silence
 from lab.layers.mask import has_oracle_mask
+from lab.layers.ssd import SSD
 from lab.models import LanguageModel, build
 from tasks.base import Task
 from tasks.copying import MARKER, Copy
@@ -67,9 +68,21 @@ def set_by_hand(model: LanguageModel, task: Task) -> None:
     Raises:
         CannotError: when this model cannot solve the task, or no construction is built.
     """
+    _check_activations(model)
     silence(model)
     _check_oracle_mask(model, task)
     BUILT[task.name](model, task.parts if isinstance(task, Mixture) else (task,))
+
+
+def _check_activations(model: LanguageModel) -> None:
+    """Check that state space duality has the activation that its constructions count on."""
+    for block in model.list_blocks():
+        ssd = block.mixer
+        if isinstance(ssd, SSD) and (ssd.activation == "silu") != (ssd.position == "conv"):
+            raise CannotError(
+                f"S.activation={ssd.activation}: no construction is built with "
+                f"S.position={ssd.position}; without S.activation it would work"
+            )
 
 
 def _check_oracle_mask(model: LanguageModel, task: Task) -> None:

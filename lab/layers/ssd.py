@@ -23,8 +23,9 @@ NORM_EPS = 1e-5
 class SSD(SSDParameters):
     """Mixes a sequence by h_t = exp(dt_t A) h_{t−1} + dt_t x_t ⊗ B_t, y_t = h_t C_t + D x_t.
 
-    x, B, C and dt are linear in the residual stream, dt followed by a softplus. Then `position` is
-    applied to x, B and C, and `gate` to y. Only dt and the convolution have biases.
+    x, B, C and dt are linear in the residual stream, dt followed by a softplus. Then `position` and
+    `activation` are applied to x, B and C, and `gate` to y. Only dt and the convolution have
+    biases.
     As one matrix: M̃ = L ∘ CBᵀ ∘ dt + D, and forward(x) = project(x, matrix(x) @ values(x)).
 
     Args:
@@ -35,13 +36,15 @@ class SSD(SSDParameters):
         d_inner: width of all heads' values together; None: d_model. Mamba-2 has 2·d_model.
         chunk_len: tokens of a chunk; affects only the speed.
         position: "rope" rotates B and C by their positions; "conv" applies a causal depthwise
-            convolution and a SiLU to x, B and C, as Mamba-2 does; "decay" does not change them, so
-            only the decay depends on distance; "none" has no decay either (no A, log-decay 0): the
-            layer is linear attention whose writes are weighted by dt, and its state grows without
-            bound.
+            convolution to x, B and C; "decay" does not change them, so only the decay depends on
+            distance; "none" has no decay either (no A, log-decay 0): the layer is linear attention
+            whose writes are weighted by dt, and its state grows without bound.
         rope_base: base of the rotation.
         rope_layout: which channels of B and C make a pair.
         conv_width: tokens that the convolution sums over; None: 4 for position="conv".
+        activation: "silu" of x, B and C, after a convolution and before a rotation; None: as in
+            Mamba-2, with a convolution alone. "none" leaves B and C linear in the stream, so of a
+            state wider than d_model only d_model dimensions are used without a convolution.
         dt_init: "mamba2" draws dt from [0.001, 0.1] and A from [−16, −1] for each head, so that a
             head remembers for one to a thousand tokens, at random; "long" is memory=1024; "paper"
             has A = −1 … −h and no bias: dt is near 0.7 and even the slowest head halves its state
@@ -107,7 +110,7 @@ class SSD(SSDParameters):
         )
         return (
             f"{self.n_heads} × {d_head}, state {self.n_groups} × {d_state}, "
-            f"position {self.position}{gate}, by {self._backend_here}"
+            f"position {self.position}, activation {self.activation}{gate}, by {self._backend_here}"
         )
 
     @property

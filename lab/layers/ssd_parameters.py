@@ -20,6 +20,7 @@ from lab.peers import PEERS, explain_missing
 from tasks.bounds import check_choice
 
 Position = Literal["rope", "conv", "decay", "none"]
+Activation = Literal["none", "silu"]
 Gate = Literal["none", "silu", "norm"]
 DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
@@ -72,6 +73,7 @@ class SSDParameters(nn.Module):
         rope_base: float = 10000.0,
         rope_layout: Layout = "half",
         conv_width: int | None = None,
+        activation: Activation | None = None,
         dt_init: DtInit = "mamba2",
         memory: float | None = None,
         groups: Groups = "interleaved",
@@ -82,6 +84,9 @@ class SSDParameters(nn.Module):
         super().__init__()
         check_choice("position", position, get_args(Position))
         check_choice("rope_layout", rope_layout, get_args(Layout))
+        if activation is None:
+            activation = "silu" if position == "conv" else "none"
+        check_choice("activation", activation, get_args(Activation))
         check_choice("dt_init", dt_init, get_args(DtInit))
         check_choice("groups", groups, get_args(Groups))
         check_choice("gate", gate, get_args(Gate))
@@ -120,6 +125,7 @@ class SSDParameters(nn.Module):
         self.n_heads, self.n_groups, self.chunk_len = n_heads, n_groups, chunk_len
         self.position, self.rope_base, self.groups = position, rope_base, groups
         self.rope_layout: Layout = rope_layout
+        self.activation = activation
         self.backend = backend
 
         d_BC = n_groups * d_state
@@ -145,10 +151,10 @@ class SSDParameters(nn.Module):
 
         self.hook_dt = HookPoint()  # [b t h]
         self.hook_log_decay = HookPoint()  # [b t h], ≤ 0
-        self.hook_B_pre = HookPoint()  # [b t g n], as the next three: "pre" comes from the
-        self.hook_B_rot = HookPoint()  # projection, "rot" goes into the recurrence, whatever
-        self.hook_C_pre = HookPoint()  # the position does between them
-        self.hook_C_rot = HookPoint()
+        # [b t g n]: "pre" comes from the projection, or its activation; "rot" goes into the
+        # recurrence, whatever the position does between them.
+        self.hook_B_pre, self.hook_B_rot = HookPoint(), HookPoint()
+        self.hook_C_pre, self.hook_C_rot = HookPoint(), HookPoint()
         self.hook_ssm_write = HookPoint()  # [b t h p n]
         self.hook_ssm_state = HookPoint()  # [b t h p n], after each token, as read by it alone
         self.hook_ssm_out = HookPoint()  # [b t h p], before the gate
@@ -196,11 +202,11 @@ class SSDParameters(nn.Module):
             dt = dt * keep[..., None]
         dt = self.hook_dt(dt)
         log_decay = self.hook_log_decay(dt * self._compute_decay_rates())
-        values = self.x_proj(x).to(high)
+        values = self._activate(self.x_proj(x).to(high))
         # The convolution sums over neighbours, read or not.
         read = x if at is None or self.conv is not None else take_positions(x, at)
         B, C = (
-            rearrange(f(z).to(high), "b t (g n) -> b t g n", g=self.n_groups)
+            rearrange(self._activate(f(z).to(high)), "b t (g n) -> b t g n", g=self.n_groups)
             for f, z in ((self.B_proj, x), (self.C_proj, read))
         )
         B, C = self.hook_B_pre(B), self.hook_C_pre(C)
@@ -213,7 +219,7 @@ class SSDParameters(nn.Module):
             joint = torch.cat([values, B.flatten(-2), C.flatten(-2)], dim=-1)
             joint, tail = self.conv(joint, tail, keep)
             widths = (values.shape[-1], *2 * [self.B_proj.out_features])
-            values, B, C = F.silu(joint).split(widths, dim=-1)
+            values, B, C = self._activate(joint, convolved=True).split(widths, dim=-1)
             B, C = (z.unflatten(-1, (self.n_groups, -1)) for z in (B, C))
             C = C if at is None else take_positions(C, at)
         elif self.position == "rope":
@@ -227,6 +233,11 @@ class SSDParameters(nn.Module):
             B, C = (z.repeat(1, 1, self.n_heads // self.n_groups, 1) for z in (B, C))
         values = rearrange(values, "b t (h p) -> b t h p", h=self.n_heads)
         return RecurrenceInputs(values, dt, log_decay, B, C), tail
+
+    def _activate(self, z: Tensor, *, convolved: bool = False) -> Tensor:
+        """Apply the activation, which comes after the convolution if there is one."""
+        here = convolved == (self.conv is not None)
+        return F.silu(z) if here and self.activation == "silu" else z
 
     def _start_tail(self, like: Tensor) -> Float[Tensor, "b w c"]:
         """Return the convolution's inputs before the first token: zeros; w = 0 without one."""

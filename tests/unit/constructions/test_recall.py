@@ -194,6 +194,12 @@ def test_without_rotation_the_match_bears_any_length():
         (RECALL, {"stack": "SN", **CONV, "S__conv_width": 1}, "conv_width=2 would work", True),
         (
             RECALL,
+            {"stack": "SM*2", "S__activation": "silu"},
+            "S.activation=silu: no construction is built with S.position=rope",
+            False,
+        ),
+        (
+            RECALL,
             {"stack": "SM*2", "S__gate": "norm"},
             "by hand .*: S.gate=norm does not work in",
             False,

@@ -154,6 +154,26 @@ def test_hook_points_and_what_passes_them():
         torch.testing.assert_close(seen["hook_ssm_out"][:, :t], z)
 
 
+@pytest.mark.parametrize("position", ["rope", "decay", "none", "conv"])
+def test_an_activation_bends_what_enters_the_recurrence(position):
+    """Before a rotation, which keeps lengths, and after a convolution."""
+    x = draw_normal(1, 5, 12)
+    for activation in ("none", "silu"):
+        bend = F.silu if activation == "silu" else lambda z: z
+        module = layer(position=position, activation=activation, n_groups=1)
+        inputs, _ = module._compute_inputs(x)
+        joint = torch.cat([f(x) for f in (module.x_proj, module.B_proj, module.C_proj)], dim=-1)
+        if module.conv is not None:
+            joint = module.conv(joint)[0]
+        values, B, C = bend(joint).split([12, 6, 6], dim=-1)
+        torch.testing.assert_close(inputs.x.flatten(2), values)
+        for found, expected in ((inputs.B, B), (inputs.C, C)):
+            torch.testing.assert_close(found.norm(dim=-1)[..., 0], expected.norm(dim=-1))
+            assert position == "rope" or torch.equal(found.flatten(2), expected)
+    usual = layer(position=position)
+    assert usual.activation == ("silu" if position == "conv" else "none")
+
+
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize(
     "options", [{}, {"groups": "tiled"}, {"position": "conv"}, {"gate": "silu"}], ids=str
@@ -234,6 +254,7 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
         ({"position": "conv", "conv_width": 0}, "conv_width=0 must be at least 1"),
         ({"position": "alibi"}, "position='alibi': must be one of rope, conv, decay, none"),
         ({"gate": "swish"}, "gate='swish': must be one of none, silu, norm"),
+        ({"activation": "relu"}, "activation='relu': must be one of none, silu"),
         ({"backend": "cuda"}, "backend='cuda': must be one of auto, torch"),
         ({"rope_layout": "halves"}, "rope_layout='halves': must be one of half, interleaved"),
         ({"dt_init": "zero"}, "dt_init='zero': must be one of mamba2, long, paper"),
