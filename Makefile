@@ -114,7 +114,7 @@ bench: development
 # What needs CUDA; the benchmarks' table is for LOG.md.
 gpu: development
 	$(BIN)/pytest -m gpu
-	$(BIN)/lab bench --markdown $(addprefix --only ,graphs recorded_lanes roofline kernels)
+	$(BIN)/lab bench --markdown --only gpu
 
 # The report's tests need a browser: Debian's Chromium without windows, else one that playwright brings.
 browser: development

@@ -65,9 +65,10 @@ def count_flops(products: Mapping[Product, int]) -> int:
 def find_products(name: str, args: Sequence[object]) -> list[Product]:
     """Return the matrix products that an operation of torch makes; none for any other."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    name = name.removesuffix("_")
     if name in ("mm", "bmm"):
         return [_describe(*tensors[:2])]
-    if name in ("addmm", "baddbmm", "baddbmm_"):
+    if name in ("addmm", "baddbmm"):
         return [_describe(*tensors[1:3])]
     if found := re.fullmatch(r"_scaled_dot_product_\w+?_attention(_for_cpu)?(_backward)?", name):
         backward = found[2] is not None  # its first tensor is the gradient of the output

@@ -17,7 +17,7 @@ def time_alone(call: Callable[[], None], device: torch.device) -> float:
 
 
 def prepare_replay(call: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return what replays a call as a CUDA graph, and waits until the GPU has done it.
+    """Return a function that replays a call as a CUDA graph, and waits until the GPU has done it.
 
     Raises:
         RuntimeError: as `RecordedCall`.

@@ -61,13 +61,13 @@ class Roofline(TorchDispatchMode):
 
     Attributes:
         seconds: so far.
-        by_kernels: the same, where none takes less than the smallest kernel.
-        operations: how many there were.
+        kernel_seconds: the same, where none takes less than the smallest kernel.
+        operations: how many there were, without views and new memory.
     """
 
     def __init__(self, rates: Rates):
         super().__init__()
-        self.seconds = self.by_kernels = 0.0
+        self.seconds = self.kernel_seconds = 0.0
         self.operations = 0
         self._rates = rates
 
@@ -76,11 +76,11 @@ class Roofline(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         products = find_products(func.overloadpacket.__name__, args)
         computing = sum(each.flops / self._rates.flops[each.dtype] for each in products)
-        moving = count_traffic(func, (args, kwargs or {}), result) / self._rates.bytes
+        moving = count_traffic(func, args, kwargs or {}, result) / self._rates.bytes
         if computing or moving:
             self.operations += 1
             self.seconds += max(computing, moving)
-            self.by_kernels += max(computing, moving, self._rates.smallest)
+            self.kernel_seconds += max(computing, moving, self._rates.smallest)
         return result
 
 
@@ -117,7 +117,7 @@ def measure_rates(device: torch.device) -> Rates:
 def prepare_calls(
     setting: tuple[str, int, int, int], precision: str, device: torch.device
 ) -> Callable[[], object]:
-    """Return what takes a step call by call, with rows of its own, as a recorded step does."""
+    """Return a function that takes a step call by call, and draws its rows as a recorded one."""
     run, stepper = prepare_steps(*setting, device)
     stepper.may_record = False
     rows = run.train.batch_size
@@ -153,7 +153,7 @@ def _compare(
         Ratio.of_costs(
             f"share of the roofline of small kernels, {where}",
             1e3 * ours,
-            1e3 * least.by_kernels,
+            1e3 * least.kernel_seconds,
             "ms",
             None,
             f"{least.operations} operations",

@@ -6,7 +6,7 @@ operation writes its result to memory. Only fusing operations could pass that bo
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,13 @@ from torch.utils._pytree import tree_leaves
 from lab.bench.products import CPU, find_products
 from lab.bench.replay import time_alone
 
-PICKS = ("gather", "scatter", "index_select", "embedding")
-"""Parts of the names of operations that touch no more numbers than their smallest tensor has."""
+PICKS = ("gather", "index_select", "embedding", "index")
+"""Operations that read few rows of a large tensor: as much as they return."""
+PLACES = ("scatter", "index_add", "index_copy", "index_put")
+"""Beginnings of the names of operations that write few rows of a large tensor in place: as much as
+their last argument has."""
+OVERWRITES = ("copy_", "fill_", "zero_")
+"""Operations that write a tensor without reading it."""
 
 
 def record_traffic(call: Callable[[], object]) -> Counter[int]:
@@ -49,27 +54,52 @@ def time_traffic(traffic: Mapping[int, int], device: torch.device = CPU) -> floa
     return time_alone(copy, device)
 
 
-def count_traffic(func: Any, given: object, result: object) -> int:
-    """Return how many bytes an operation of torch reads and writes; none for a view.
+def count_traffic(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> int:
+    """Return how many bytes an operation of torch reads and writes; none for a view or new memory.
 
     Args:
         func: an overload of an operation, as a `TorchDispatchMode` is told.
-        given: its arguments.
+        args: its arguments.
+        kwargs: those given by name.
         result: what it returned.
     """
-    name, given, made = func.overloadpacket.__name__, _list_tensors(given), _list_tensors(result)
-    known = {tensor.untyped_storage()._cdata for tensor in given}
-    changes = func._schema.is_mutable
-    if not changes and all(tensor.untyped_storage()._cdata in known for tensor in made):
+    name = func.overloadpacket.__name__
+    given, made = _list_tensors((args, kwargs)), _list_tensors(result)
+    if name.removeprefix("new_").startswith("empty"):
         return 0
-    sizes = [_count_bytes(tensor) for tensor in (*given, *made)]
-    if any(word in name for word in PICKS) and "backward" not in name:
-        return 2 * min(sizes)
-    return sum(sizes)
+    if func._schema.is_mutable:
+        if name.startswith(PLACES):
+            return _count(given[1:]) + _count(given[-1:])
+        written, out = _list_written(func, args, kwargs)
+        unread = written if name in OVERWRITES else out
+        return _count(given) - _count(unread) + _count(written)
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    if all(tensor.untyped_storage()._cdata in known for tensor in made):
+        return 0
+    if name.startswith("_embedding_bag") and "backward" not in name:
+        table, picked = given[:2]
+        row = table.shape[-1] * table.element_size()
+        return picked.numel() * row + _count(given[1:]) + _count(made[:1])  # the rest is small
+    if name in PICKS:
+        return _count(given[1:]) + 2 * _count(made)
+    return _count(given) + _count(made)
+
+
+def _list_written(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors that an operation writes, and those that it was given for results."""
+    written, out = [], []
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += _list_tensors(value)
+            out += _list_tensors(value) if argument.is_out else []
+    return written, out
 
 
 def _halve(traffic: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return how many bytes copies read, and as many write, and how often."""
+    """Return the bytes that each copy reads, and how often; it writes as many."""
     return [(-(-size // 2), count) for size, count in traffic.items()]
 
 
@@ -83,10 +113,14 @@ class _TrafficRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if not find_products(func.overloadpacket.__name__, args):
-            size = count_traffic(func, (args, kwargs or {}), result)
+            size = count_traffic(func, args, kwargs or {}, result)
             if size:
                 self.traffic[size] += 1
         return result
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(map(_count_bytes, tensors))
 
 
 def _count_bytes(tensor: Tensor) -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FURTHER = {"memory": ["analysis.memory_bench"]}
 """Modules above `lab.bench` in the order of imports that measure more of a benchmark."""
+GPU = "gpu"
+"""Names all benchmarks that need a GPU."""
 DRAWN = "scaling"
 """The benchmark that has a figure."""
 
@@ -32,7 +34,7 @@ def bench(
         typer.Option(
             metavar="NAME",
             help=f"Run only this benchmark; repeat for more: {', '.join(BENCHMARKS)}. "
-            f"The last {len(ON_GPU)} need a GPU.",
+            f"The last {len(ON_GPU)} need a GPU; {GPU} means them all.",
         ),
     ] = None,
     history: Annotated[
@@ -50,26 +52,28 @@ def bench(
 ) -> None:
     """Measure every speed claim as a ratio of two times, both taken in the same run.
 
-    Estimates of memory are compared with what is taken.
+    Some are compared with a bound, and estimates of memory with what is taken.
     """
     from lab.bench import history as kept
     from lab.peers import MissingPeerError
 
     with report_failures(), report_usage_errors():
-        names = _choose(only or [])
         if as_json and markdown:
             raise ValueError("--json and --markdown: choose one")
+        names = _choose(only or [])
         if figure is not None:
             if DRAWN not in names:
                 raise ValueError(f"figure={figure}: only {DRAWN} has a figure: --only {DRAWN}")
             check_figure(figure, force)
         earlier = [] if history is None else kept.read(history)
+    if missing := [name for name in ON_GPU if not only and name not in names]:
+        typer.echo(f"No GPU, so these are left out: {', '.join(missing)}", err=True)
     choose_wait(partial(typer.echo, err=True))  # as a command that trains does
     if markdown:
         typer.echo(_begin_table())
     missed = False
     for name in names:
-        ratios = []
+        ratios, missing_peer = [], None
         try:
             for ratio in _measure(name):
                 ratios.append(ratio)
@@ -82,12 +86,14 @@ def bench(
                 if before:
                     typer.echo(f"  {before}", err=as_json or markdown)
         except MissingPeerError as error:
-            raise refuse(error, 2) from error
+            missing_peer = error
         if history is not None:
             from analysis.provenance import find_commit
 
             with report_failures():
                 kept.append(history, ratios, find_commit() or "unknown")
+        if missing_peer is not None:
+            raise refuse(missing_peer, 2) from missing_peer
         if figure is not None and name == DRAWN:
             from analysis.plots.style import add_title
             from analysis.studies.scaling import draw
@@ -107,15 +113,14 @@ def _choose(asked: list[str]) -> list[str]:
     """
     from torch.cuda import is_available
 
+    here = [name for name in BENCHMARKS if is_available() or name not in ON_GPU]
+    names: dict[str, None] = {}
     for name in asked:
-        check_choice("only", name, BENCHMARKS)
-    if is_available():
-        return asked or [*BENCHMARKS]
-    if missing := [name for name in asked if name in ON_GPU]:
-        raise ValueError(f"only={missing[0]}: needs a GPU, and this machine has none")
-    if not asked:
-        typer.echo(f"No GPU, so these are left out: {', '.join(ON_GPU)}", err=True)
-    return asked or [name for name in BENCHMARKS if name not in ON_GPU]
+        check_choice("only", name, (*BENCHMARKS, GPU))
+        if (name not in here and name != GPU) or (name == GPU and not is_available()):
+            raise ValueError(f"only={name}: needs a GPU, and this machine has none")
+        names |= dict.fromkeys(ON_GPU if name == GPU else (name,))
+    return [*names] or here
 
 
 def _begin_table() -> str:
@@ -124,7 +129,7 @@ def _begin_table() -> str:
 
     return (
         f"{describe_device(choose_device('auto'))}\n\n"
-        "| measured | the lab's | the other's | unit | ratio | promised | note |\n"
+        "| measured | the lab's | the other's, or a bound | unit | ratio | promised | note |\n"
         "|---|---|---|---|---|---|---|"
     )
 

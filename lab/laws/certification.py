@@ -218,6 +218,8 @@ class Certification:
             )
             uses.append(apply_condition)
         lines.append(f"module = module.to({self.device.type!r}).train({condition.training})")
+        if self.device.type == "cuda":
+            lines.append("torch.backends.cudnn.enabled = False")
         if dtype == torch.float64:
             lines.append("module = module.double()")
         if random:
@@ -272,9 +274,9 @@ def _is_random(module: nn.Module, x: torch.Tensor) -> bool:
 
 @contextmanager
 def _without_cudnn() -> Iterator[None]:
-    """Let torch's own kernels compute, for a `with` block.
+    """Switch cuDNN off in a `with` block.
 
-    Recurrences of cuDNN have no backward in evaluation mode, and round fp32 to TF32's 10 bits.
+    Its recurrences have no backward in evaluation mode, and round fp32 to TF32's 10 bits.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False

@@ -21,7 +21,7 @@ BLOCK = 128
 """Queries, and keys, that flex_attention reads or skips together; its own default."""
 
 WIDE = 128
-"""Width of a head beyond which flex_attention pads to 256; a folded bias adds two."""
+"""Width of a head beyond which flex_attention pads it to 256 at least; a folded bias adds two."""
 
 
 def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -147,9 +147,10 @@ def flex(
             rank[b, h // group, s] >= floor[b, h // group, t], score, -torch.inf
         )
     call = flex_attention if on_cpu else _compile_flex()
-    # Three stages, torch's choice, of fp32 that wide need more memory than a multiprocessor has.
+    # With torch's default of three stages, such heads in fp32 need more shared memory than a
+    # multiprocessor of an H100 has.
     wide = q.dtype == torch.float32 and q.shape[-1] > WIDE
-    options: Any = {"fwd_num_stages": 2} if wide else None
+    options: Any = {"fwd_num_stages": 1} if wide else None
     with warnings.catch_warnings():
         # On a CPU the unfused form is meant: what it warns of is what was asked for.
         warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)

@@ -144,7 +144,8 @@ def _bag_sum(
     table: Float[Tensor, "e d"],
     bags: Int[Tensor, "tokens chosen"],
 ) -> Float[Tensor, "tokens d"]:
-    if table.is_cuda and table.dtype == torch.bfloat16:  # whose backward torch lacks
+    if table.is_cuda and table.dtype == torch.bfloat16:
+        # torch has no backward of an embedding bag in bf16 there.
         return _bag_sum(weights.float(), table.float(), bags).bfloat16()
     return F.embedding_bag(bags, table, per_sample_weights=weights, mode="sum")
 

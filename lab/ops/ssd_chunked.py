@@ -35,7 +35,7 @@ keep more states, and need more calls."""
 
 CHUNKS_AT_ONCE, CHUNKS_ON_GPU = 64, 256
 """Chunks, over all heads and rows, whose matrices one call computes: more mean fewer calls, fewer
-stay in cache. On a GPU, which would wait between so many small calls, they cost memory alone."""
+stay in cache. Small calls leave a GPU idle, so it gets more chunks at once, which takes memory."""
 
 
 def ssd_torch(inputs: SSDInputs) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from lab.ops.ssd_forms import repeat_groups
 from lab.ops.ssd_inputs import SSDInputs
 
 HOPPER = 9
-"""Compute capability, without what follows the point, of H100 and H200."""
+"""Major compute capability of H100 and H200."""
 
 
 def run_mamba_ssm(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
@@ -71,19 +71,20 @@ def run_fla(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
 
 
 def explain_missing_kernels(package: str, device: torch.device) -> str | None:
-    """Return why a package's kernels cannot train on a device, or None."""
+    """Return why a package's kernels cannot run on a device, or None."""
     absent = peers.explain_missing(package) or peers.explain_missing("triton")
     if absent is not None:
         return absent
     if device.type != "cuda":
         return "it needs CUDA"
-    return _explain_wrong_gradients(device) if package == "fla" else None
+    trains = torch.is_grad_enabled()
+    return _explain_wrong_gradients(device) if package == "fla" and trains else None
 
 
 def _explain_wrong_gradients(device: torch.device) -> str | None:
     """Return why fla refuses to compute gradients on a device, or None.
 
-    fla itself does so in the first backward pass, after minutes of compiling.
+    fla itself raises in the first backward pass, after minutes of compiling.
     """
     triton = TorchVersion(peers.version("triton"))
     hopper = torch.cuda.get_device_capability(device)[0] == HOPPER

@@ -12,6 +12,8 @@ from lab.bench.ratio import Ratio
 from lab.cli import app
 from lab.cli.output import is_marked
 from lab.files import RunError
+from lab.machine.processor import describe_machine
+from lab.peers import MissingPeerError
 
 SMALL = {"seq_len": 16, "n_pairs": 4, "vocab_size": 64, "d_model": 16, "rows": 2}
 VALUES = {"seq_len": (16, 32), "d_model": (8, 16), "n_pairs": (2, 4), "vocab_size": (64, 128)}
@@ -88,10 +90,16 @@ def test_the_command_adds_to_the_history_and_draws(tmp_path, monkeypatch, curves
     assert first.exit_code in (0, 1), first.output  # 1: a promise that these sizes do not keep
     assert "before" not in first.stdout
     assert is_marked(figure)
+    assert {line["machine"] for line in history.read(tmp_path / "history.jsonl")} == {
+        describe_machine()
+    }
     again = CliRunner().invoke(app, [*words, "--json"])
     names = [json.loads(line)["name"] for line in again.stdout.splitlines()]
     assert names == [curve.name for curve in curves]
     assert again.stderr.count("before: ") == len(curves)
+    table = CliRunner().invoke(app, [*words, "--markdown"])
+    assert "before: " not in table.stdout
+    assert table.stderr.count("before: ") == len(curves)
     refused = CliRunner().invoke(app, ["bench", "--only", "rows", "--figure", str(figure)])
     assert refused.exit_code == 2
     assert "only scaling has a figure" in refused.stderr
@@ -123,8 +131,26 @@ def test_the_command_refuses(monkeypatch, words, message):
 @pytest.mark.parametrize("gpu", [False, True])
 def test_without_a_gpu_the_command_names_what_it_leaves_out(monkeypatch, gpu):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr(history, "_describe_machine", lambda: "a machine")
     measured = []
     monkeypatch.setattr("lab.cli.bench._measure", lambda name: measured.append(name) or [])
     found = CliRunner().invoke(app, ["bench"])
     assert measured == [name for name in BENCHMARKS if gpu or name not in ON_GPU]
     assert ("left out: graphs" in found.stderr) == (not gpu)
+    measured.clear()
+    asked = CliRunner().invoke(app, ["bench", "--only", "rows", "--only", "gpu", "--only", "rows"])
+    assert measured == (["rows", *ON_GPU] if gpu else [])
+    assert ("only=gpu: needs a GPU" in asked.stderr) == (not gpu)
+
+
+def test_what_was_measured_before_a_missing_package_is_kept(tmp_path, monkeypatch, curves):
+    def measure(name: str):
+        yield curves[0]
+        raise MissingPeerError("fla is not installed")
+
+    monkeypatch.setattr("lab.cli.bench._measure", measure)
+    file = tmp_path / "history.jsonl"
+    found = CliRunner().invoke(app, ["bench", "--only", "ssd", "--history", str(file)])
+    assert found.exit_code == 2
+    assert "Error: fla is not installed" in found.stderr
+    assert [line["name"] for line in history.read(file)] == [curves[0].name]

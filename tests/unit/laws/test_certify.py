@@ -312,6 +312,9 @@ def test_every_law_has_numbers():
     assert set(LAWS) == {v.law for v in certify(torch.tanh, 8, (1, 2), max_len=512)}
 
 
+GRU = {"input_size": 8, "hidden_size": 8, "batch_first": True}
+
+
 def test_laws_are_judged_without_cudnn():
     seen = set()
 
@@ -324,6 +327,15 @@ def test_laws_are_judged_without_cudnn():
     certification.judge("causal")
     assert torch.backends.cudnn.enabled
     assert seen == {False}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_program_for_a_gpu_switches_cudnn_off(device):
+    certification = Certification("torch.nn:GRU", CertifySettings(options=GRU))
+    certification.device = torch.device(device)
+    condition, adapted = certification.conditions[0], certification._first
+    recipe = certification._describe_origin(adapted, condition, torch.float32, False).recipe
+    assert ("torch.backends.cudnn.enabled = False" in recipe) == (device == "cuda")
 
 
 @pytest.mark.gpu
