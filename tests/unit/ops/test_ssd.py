@@ -1,7 +1,6 @@
 """SSD by example: chunk borders, precision, what is refused."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,9 +321,15 @@ def test_autocast_changes_nothing(b: int, h: int, t: int):
         torch.testing.assert_close(mine, other)
 
 
-@pytest.mark.parametrize(("is_cuda", "spans"), [(False, 8), (True, 2)])
-def test_a_gpu_gets_more_chunks_at_once(is_cuda, spans):
-    x: Any = SimpleNamespace(shape=(4, 2048, 4, 64), is_cuda=is_cuda)
+class OnGPU(Tensor):
+    """Says that it is on a GPU, and is not."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("kind", "spans"), [(Tensor, 8), (OnGPU, 2)])
+def test_a_gpu_gets_more_chunks_at_once(kind, spans):
+    x = torch.empty(4, 2048, 4, 64, device="meta").as_subclass(kind)
     found = ssd_chunked_module._list_spans(x, 64)
     assert len(found) == spans
     assert (found[0].start, found[-1].stop) == (0, 2048)
