@@ -44,8 +44,9 @@ class Recurrence:
         mixer: the layer and its input.
         dt: > 0.
         log_decay: a, ≤ 0.
-        B, C: as they are multiplied, after rotation or convolution; one per group or per head.
-        values: x, after the convolution where the position is one.
+        B, C: as they are multiplied, after rotation, or convolution, and activation; one per group
+            or per head.
+        values: x, after convolution and activation, where there are any.
         reads: h_t C_t, the output before D, gate and projection.
     """
 

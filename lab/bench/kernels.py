@@ -125,7 +125,7 @@ def _wait_for(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def compare_numbers(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """Return the largest difference, of the largest entry of its tensor; NaN where one is."""
+    """Return the largest difference, of the largest entry of its tensor; NaN if any is NaN."""
     errors = [
         (mine - other).abs().max() / other.abs().max()
         for mine, other in zip(ours, theirs, strict=True)

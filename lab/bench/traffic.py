@@ -22,7 +22,7 @@ PICKS = ("gather", "index_select", "embedding", "index")
 PLACES = ("scatter", "index_add", "index_copy", "index_put")
 """Beginnings of the names of operations that write few rows of a large tensor in place: as much as
 their last argument has."""
-OVERWRITES = ("copy_", "fill_", "zero_")
+OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_")
 """Operations that write a tensor without reading it."""
 
 
@@ -76,6 +76,8 @@ def count_traffic(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     known = {tensor.untyped_storage()._cdata for tensor in given}
     if all(tensor.untyped_storage()._cdata in known for tensor in made):
         return 0
+    if name.endswith("_like") or name.startswith("new_"):
+        return _count(made)
     if name.startswith("_embedding_bag") and "backward" not in name:
         table, picked = given[:2]
         row = table.shape[-1] * table.element_size()

@@ -81,7 +81,7 @@ def _check_activations(model: LanguageModel) -> None:
         if isinstance(ssd, SSD) and (ssd.activation == "silu") != (ssd.position == "conv"):
             raise CannotError(
                 f"S.activation={ssd.activation}: no construction is built with "
-                f"S.position={ssd.position}; without S.activation it would work"
+                f"S.position={ssd.position}"
             )
 
 

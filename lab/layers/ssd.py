@@ -23,7 +23,7 @@ NORM_EPS = 1e-5
 class SSD(SSDParameters):
     """Mixes a sequence by h_t = exp(dt_t A) h_{t−1} + dt_t x_t ⊗ B_t, y_t = h_t C_t + D x_t.
 
-    x, B, C and dt are linear in the residual stream, dt followed by a softplus. Then `position` and
+    x, B, C and dt are linear in the residual stream, dt followed by a softplus. `position` and
     `activation` are applied to x, B and C, and `gate` to y. Only dt and the convolution have
     biases.
     As one matrix: M̃ = L ∘ CBᵀ ∘ dt + D, and forward(x) = project(x, matrix(x) @ values(x)).
@@ -42,9 +42,10 @@ class SSD(SSDParameters):
         rope_base: base of the rotation.
         rope_layout: which channels of B and C make a pair.
         conv_width: tokens that the convolution sums over; None: 4 for position="conv".
-        activation: "silu" of x, B and C, after a convolution and before a rotation; None: as in
-            Mamba-2, with a convolution alone. "none" leaves B and C linear in the stream, so of a
-            state wider than d_model only d_model dimensions are used without a convolution.
+        activation: "silu" of x, B and C, after a convolution and before a rotation, or "none";
+            "auto" is "silu" with a convolution, as in Mamba-2, and else "none". With neither, B and
+            C are linear in the stream, so of a state wider than d_model only d_model dimensions are
+            used.
         dt_init: "mamba2" draws dt from [0.001, 0.1] and A from [−16, −1] for each head, so that a
             head remembers for one to a thousand tokens, at random; "long" is memory=1024; "paper"
             has A = −1 … −h and no bias: dt is near 0.7 and even the slowest head halves its state
@@ -195,7 +196,7 @@ class SSD(SSDParameters):
         return matrix_from_decay(dt, log_decay, B, C, self.D, rows)
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
-        """Return the values that the matrix mixes, after the convolution if there is one."""
+        """Return the values that the matrix mixes, after the convolution and activation."""
         return rearrange(self._compute_inputs(x)[0].x, "b s h p -> b h s p")
 
     def project(

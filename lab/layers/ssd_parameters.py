@@ -20,7 +20,7 @@ from lab.peers import PEERS, explain_missing
 from tasks.bounds import check_choice
 
 Position = Literal["rope", "conv", "decay", "none"]
-Activation = Literal["none", "silu"]
+Activation = Literal["auto", "silu", "none"]
 Gate = Literal["none", "silu", "norm"]
 DtInit = Literal["mamba2", "long", "paper"]
 Groups = Literal["interleaved", "tiled"]
@@ -73,7 +73,7 @@ class SSDParameters(nn.Module):
         rope_base: float = 10000.0,
         rope_layout: Layout = "half",
         conv_width: int | None = None,
-        activation: Activation | None = None,
+        activation: Activation = "auto",
         dt_init: DtInit = "mamba2",
         memory: float | None = None,
         groups: Groups = "interleaved",
@@ -84,9 +84,9 @@ class SSDParameters(nn.Module):
         super().__init__()
         check_choice("position", position, get_args(Position))
         check_choice("rope_layout", rope_layout, get_args(Layout))
-        if activation is None:
-            activation = "silu" if position == "conv" else "none"
         check_choice("activation", activation, get_args(Activation))
+        if activation == "auto":
+            activation = "silu" if position == "conv" else "none"
         check_choice("dt_init", dt_init, get_args(DtInit))
         check_choice("groups", groups, get_args(Groups))
         check_choice("gate", gate, get_args(Gate))
@@ -151,8 +151,8 @@ class SSDParameters(nn.Module):
 
         self.hook_dt = HookPoint()  # [b t h]
         self.hook_log_decay = HookPoint()  # [b t h], ≤ 0
-        # [b t g n]: "pre" comes from the projection, or its activation; "rot" goes into the
-        # recurrence, whatever the position does between them.
+        # [b t g n]: "pre" is the projection, after the activation if there is no convolution; "rot"
+        # goes into the recurrence, whatever the position does between them.
         self.hook_B_pre, self.hook_B_rot = HookPoint(), HookPoint()
         self.hook_C_pre, self.hook_C_rot = HookPoint(), HookPoint()
         self.hook_ssm_write = HookPoint()  # [b t h p n]

@@ -1,6 +1,7 @@
 """Results of an earlier table, so that a sweep can go on on another machine."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ class EarlierResults:
     Attributes:
         rows: by the name of the cell.
         table: as it was read.
-        factors: the columns that tell cells from one another.
+        factors: the columns that tell cells from one another, and whether text and numbers are
+            mixed there.
         others: the names of cells of the sweep whose runs in it ended with other settings.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]]
     table: pl.DataFrame = field(default_factory=pl.DataFrame)
-    factors: tuple[str, ...] = ()
+    factors: Mapping[str, bool] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
 
     @classmethod
@@ -59,10 +61,11 @@ class EarlierResults:
             )
         rows: dict[str, tuple[dict[str, Any], ...]] = {}
         others = set[str]()
-        names = {_name_row(cell.factors, sweep.factors): cell.name for cell in sweep.cells}
+        factors = {name: _is_mixed(sweep, name) for name in sweep.factors}
+        names = {_name_row(cell.factors, factors): cell.name for cell in sweep.cells}
         whole = [dict.fromkeys(columns) | row for row in found.iter_rows(named=True)]
         for row in whole:
-            name = names.get(_name_row(row, sweep.factors))
+            name = names.get(_name_row(row, factors))
             if row["settings"] is None or name is None or name not in settings:
                 continue
             if settings[name] == row["settings"]:
@@ -70,7 +73,7 @@ class EarlierResults:
             elif row["status"] in ENDED:
                 others.add(name)
         table = pl.DataFrame(whole, schema=columns | dict(found.schema), orient="row")
-        return cls(rows, table, tuple(sweep.factors), frozenset(others))
+        return cls(rows, table, factors, frozenset(others))
 
     def merge(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return this table with the rows of a newer one in place of those of the same cells.
@@ -123,12 +126,24 @@ def _read_columns(file: Path, columns: Mapping[str, Any]) -> pl.DataFrame:
 def _widen(dtype: pl.DataType, other: pl.DataType) -> pl.DataType:
     """Return the type of a column that has values of both types."""
     if dtype.is_numeric() and other.is_numeric():
-        return other if other.is_float() else dtype
+        return pl.Float64() if dtype.is_float() or other.is_float() else dtype
     return dtype if dtype == other else pl.String()
 
 
-def _name_row(row: Mapping[str, Any], factors: Sequence[str]) -> str:
+def _is_mixed(sweep: Sweep, factor: str) -> bool:
+    """Whether a factor is text in some cells and a number in others; a table has both as text."""
+    texts = {isinstance(cell.factors[factor], str) for cell in sweep.cells}
+    return len(texts) > 1
+
+
+def _name_row(row: Mapping[str, Any], factors: Mapping[str, bool]) -> str:
     """Name a cell as `Cell.name` does, but with 2 for 2.0, which is what 2 is beside 2.5."""
-    values = {factor: row[factor] for factor in factors}
-    whole = {f: int(v) for f, v in values.items() if isinstance(v, float) and v.is_integer()}
-    return Cell(values | whole, "", {}, ()).name
+    values = {}
+    for factor, mixed in factors.items():
+        value = row[factor]
+        if mixed and isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)
+        whole = isinstance(value, float) and value.is_integer()
+        values[factor] = int(value) if whole else value
+    return Cell(values, "", {}, ()).name

@@ -111,6 +111,8 @@ F32 = 4
         (lambda x, i: torch.empty_like(x), 0),
         (lambda x, i: x.view(-1)[3:], 0),
         (lambda x, i: x.fill_(1), 64 * F32),
+        (lambda x, i: x.normal_(), 64 * F32),
+        (lambda x, i: torch.zeros_like(x), 64 * F32),
         (lambda x, i: x.copy_(torch.empty(16, 4)), 2 * 64 * F32),
         (lambda x, i: torch.add(x, 1, out=torch.empty(16, 4)), 2 * 64 * F32),
         (lambda x, i: torch.ops.aten._foreach_add_.Scalar([x, x], 1.0), 4 * 64 * F32),

@@ -200,6 +200,12 @@ def test_without_rotation_the_match_bears_any_length():
         ),
         (
             RECALL,
+            {"stack": "SN", "S__position": "conv", "S__activation": "none"},
+            "S.activation=none: no construction is built with S.position=conv",
+            False,
+        ),
+        (
+            RECALL,
             {"stack": "SM*2", "S__gate": "norm"},
             "by hand .*: S.gate=norm does not work in",
             False,

@@ -254,7 +254,7 @@ def test_sequences_are_computed_by_the_backend_named(monkeypatch):
         ({"position": "conv", "conv_width": 0}, "conv_width=0 must be at least 1"),
         ({"position": "alibi"}, "position='alibi': must be one of rope, conv, decay, none"),
         ({"gate": "swish"}, "gate='swish': must be one of none, silu, norm"),
-        ({"activation": "relu"}, "activation='relu': must be one of none, silu"),
+        ({"activation": "relu"}, "activation='relu': must be one of auto, silu, none"),
         ({"backend": "cuda"}, "backend='cuda': must be one of auto, torch"),
         ({"rope_layout": "halves"}, "rope_layout='halves': must be one of half, interleaved"),
         ({"dt_init": "zero"}, "dt_init='zero': must be one of mamba2, long, paper"),

@@ -242,6 +242,32 @@ def test_a_whole_number_beside_a_fraction_is_the_same_cell(trained, tmp_path, su
         assert merged["accuracy"].to_list() == both["accuracy"].to_list()
 
 
+def test_numbers_beside_text_are_the_same_cells(trained, tmp_path):
+    """In a table such a column is text."""
+    values = ("lab", 2.0, 0.5, 1e-5)
+    cells = [replace(cell(0), factors={"factor": "tiny", "seed": value}) for value in values]
+    found = tabulate_cells(study(cell(0)), copy_first(trained, tmp_path))
+    numbers = pl.concat([found.with_columns(seed=pl.lit(n)) for n in values[1:]])
+    settings = {c.name: found["settings"][0] for c in cells}
+    file, sweep = tmp_path / "table.csv", study(*cells)
+    for _ in range(2):
+        save_table(numbers, file)
+        earlier = EarlierResults.read(file, sweep, settings)
+        assert [earlier.has_ended(c) for c in cells] == [False, True, True, True]
+        numbers = earlier.merge(tabulate_cells(sweep, tmp_path / "elsewhere", earlier.rows))
+        assert sorted(numbers["status"].to_list()) == ["budget"] * 3 + ["not run"]
+
+
+def test_the_type_of_a_column_is_never_narrowed(trained, tmp_path):
+    file, one = tmp_path / "table.parquet", replace(cell(0), factors={"factor": "tiny", "seed": 2})
+    found = tabulate_cells(study(cell(0)), copy_first(trained, tmp_path))
+    save_table(found.with_columns(seed=pl.lit(0.5, pl.Float32)), file)
+    other = replace(one, factors={"factor": "tiny", "seed": 0.001})
+    sweep = study(one, other)
+    merged = EarlierResults.read(file, sweep, {}).merge(tabulate_cells(sweep, tmp_path / "no"))
+    assert merged["seed"].to_list() == [0.5, 2.0, 0.001]
+
+
 def test_text_in_place_of_numbers_is_refused(trained, tmp_path):
     file, one = tmp_path / "table.parquet", study(cell(0))
     found = tabulate_cells(one, copy_first(trained, tmp_path))
