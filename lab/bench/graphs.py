@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from lab.bench.ratio import Ratio, time_in_turns
-from lab.bench.replay import count_kernels
+from lab.bench.replay import count_kernels, wait_for
 from lab.bench.stepping import prepare_steps
 
 SETTINGS = (
@@ -57,10 +57,7 @@ def prepare(
     _, stepper = prepare_steps(*setting, torch.device("cuda"))
     stepper.may_record = records
 
-    def step() -> None:
-        stepper.take_step(precision)
-        torch.cuda.synchronize()
-
+    step = wait_for(lambda: stepper.take_step(precision))
     for _ in range(WARM_UP):
         step()
     if records and not stepper.recorded:

@@ -42,7 +42,7 @@ def append(file: Path, ratios: Sequence[Ratio], commit: str) -> None:
     stamp = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
-        "machine": _describe_machine(),
+        "machine": describe_machine(),
     }
     with explain_write_errors(file), open(file, "a") as out:
         out.writelines(f"{json.dumps(stamp | asdict(ratio))}\n" for ratio in ratios)
@@ -50,7 +50,7 @@ def append(file: Path, ratios: Sequence[Ratio], commit: str) -> None:
 
 def compare(ratio: Ratio, earlier: Sequence[dict[str, Any]]) -> str:
     """Say how a ratio compares with those before on such a machine; empty if there are none."""
-    machine = _describe_machine()
+    machine = describe_machine()
     known = [e for e in earlier if (e["name"], e["machine"]) == (ratio.name, machine)]
     if not known:
         return ""
@@ -61,5 +61,6 @@ def compare(ratio: Ratio, earlier: Sequence[dict[str, Any]]) -> str:
     return f"WORSE than {text}" if ratio.ratio < WORSE * usual else text
 
 
-def _describe_machine() -> str:
+def describe_machine() -> str:
+    """Return all that a ratio depends on apart from what is measured: the processor, or the GPU."""
     return describe_device(choose_device("auto"))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.bench.ratio import Ratio, time_in_turns
-from lab.bench.replay import prepare_replay
+from lab.bench.replay import prepare_replay, wait_for
 from lab.ops.ssd import ssd
 from lab.ops.ssd_backends import BACKENDS
 from lab.peers import MissingPeerError
@@ -65,7 +65,7 @@ def _compare(kernel: str, shape: tuple[int, int, int, int, int], dtype: torch.dt
         f"{str(dtype)[6:]}"
     )
     replay, other = _replay(ours), _replay(theirs)
-    our_s, their_s = time_in_turns(replay or _wait_for(ours), other or _wait_for(theirs), REPEATS)
+    our_s, their_s = time_in_turns(replay or wait_for(ours), other or wait_for(theirs), REPEATS)
     our_peak, their_peak = _measure_peak_mib(ours), _measure_peak_mib(theirs)
     note = f"within {error:.0e}; first call of {kernel} {first:.0f} s"
     note += "".join(
@@ -114,14 +114,6 @@ def _replay(call: Callable[[], object]) -> Callable[[], None] | None:
         raise
     except RuntimeError:
         return None
-
-
-def _wait_for(call: Callable[[], object]) -> Callable[[], None]:
-    def wait() -> None:
-        call()
-        torch.cuda.synchronize()
-
-    return wait
 
 
 def compare_numbers(ours: list[Tensor], theirs: list[Tensor]) -> float:

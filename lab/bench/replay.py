@@ -22,13 +22,17 @@ def prepare_replay(call: Callable[[], object], device: torch.device) -> Callable
     Raises:
         RuntimeError: as `RecordedCall`.
     """
-    recorded = RecordedCall(call, device)
+    return wait_for(RecordedCall(call, device))
 
-    def replay() -> None:
-        recorded()
-        torch.cuda.synchronize(device)
 
-    return replay
+def wait_for(call: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that does a call, and waits until the GPU has done it."""
+
+    def wait() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return wait
 
 
 def count_kernels(step: Callable[[], object]) -> tuple[int, float]:

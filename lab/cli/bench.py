@@ -125,10 +125,10 @@ def _choose(asked: list[str]) -> list[str]:
 
 def _begin_table() -> str:
     """Return what stands above a table's rows: the machine, and the columns."""
-    from lab.machine.device import choose_device, describe_device
+    from lab.bench.history import describe_machine
 
     return (
-        f"{describe_device(choose_device('auto'))}\n\n"
+        f"{describe_machine()}\n\n"
         "| measured | the lab's | the other's, or a bound | unit | ratio | promised | note |\n"
         "|---|---|---|---|---|---|---|"
     )

@@ -131,7 +131,7 @@ def test_the_command_refuses(monkeypatch, words, message):
 @pytest.mark.parametrize("gpu", [False, True])
 def test_without_a_gpu_the_command_names_what_it_leaves_out(monkeypatch, gpu):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr(history, "_describe_machine", lambda: "a machine")
+    monkeypatch.setattr(history, "describe_machine", lambda: "a machine")
     measured = []
     monkeypatch.setattr("lab.cli.bench._measure", lambda name: measured.append(name) or [])
     found = CliRunner().invoke(app, ["bench"])
