@@ -18,6 +18,7 @@ def collect_provenance(run: Run) -> dict[str, str]:
     return {
         "seed": str(run.train.seed),
         "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
+        **({"mixer": run.describe_change()} if run.describe_change() else {}),
         DATA: hash_data(run),
         "lab": __version__,
         "lab commit": find_commit() or "unknown",

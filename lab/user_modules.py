@@ -1,5 +1,6 @@
 """Modules that a user names: installed ones, or files of the working directory."""
 
+import hashlib
 import importlib
 import importlib.machinery
 import os
@@ -96,6 +97,36 @@ def import_object(module: str, name: str) -> Any:
             near = ask(find_near(part, [name for name in dir(found) if name[0] != "_"]))
             raise AttributeError(f"{error}. {near}" if near else str(error)) from error
     return found
+
+
+def digest_source(path: str) -> str | None:
+    """Return a digest of the files that define "module:Class"; None where it does not import.
+
+    They are the module's file, and those of the modules it uses that lie in its folder or below.
+    """
+    try:
+        first = import_module(path.partition(":")[0])
+    except (Exception, SystemExit):  # whoever builds the model reports it
+        return None
+    home, files, left = Path(first.__file__ or "").parent, set[Path](), [first]
+    while left:
+        module = left.pop()
+        file = Path(getattr(module, "__file__", None) or "")
+        if file in files or file.suffix != ".py" or not file.is_relative_to(home):
+            continue
+        files.add(file)
+        for value in vars(module).values():
+            name = value.__name__ if isinstance(value, ModuleType) else _find_module(value)
+            if name in sys.modules:
+                left.append(sys.modules[name])
+    contents = [(str(file.relative_to(home)), file.read_bytes()) for file in sorted(files)]
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
+
+
+def _find_module(value: object) -> str:
+    """Return the name of the module that defines a class or a function; "" for anything else."""
+    name = getattr(value, "__module__", "")
+    return name if isinstance(name, str) else ""
 
 
 def _find_near_modules(asked: str, missing: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lab.cli.command import list_keys
-from lab.cli.messages import refuse, report_failures, report_usage_errors, say
+from lab.cli.messages import refuse, report_failures, report_usage_errors, say, say_if_changed
 from lab.cli.output import AsJson, Force, check_output
 from lab.cli.trust_option import Trust
 
@@ -70,6 +70,7 @@ def analyze(
         from lab.training.runs import Run
 
         run = Run.open(path, trust=trust)
+        say_if_changed(run)
         held.enter_context(run.share_checkpoints())
         with report_usage_errors():
             select_analyses(only)
@@ -173,6 +174,7 @@ def compare(
             check_output("out", out, force)
         opened = [Run.open(path, trust=trust) for path in paths]
         for run in opened:
+            say_if_changed(run)
             held.enter_context(run.share_checkpoints())
         out = out or comparison.choose_page(opened, rows)
         found = comparison.write_comparison(opened, out, rows)

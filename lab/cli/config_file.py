@@ -43,6 +43,7 @@ def read_config(
     if content.pop("format", FORMAT) != FORMAT:
         raise ValueError(f"config={file}: its format is newer than this lab's {FORMAT}")
     signature = content.pop("signature", None)
+    content.pop("source", None)
     kinds = {"task": TASKS[name], "model": ModelConfig, "train": TrainConfig}
     _check_names(f"config={file}", content, kinds)
     for part, values in content.items():

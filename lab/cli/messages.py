@@ -2,8 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from lab.training.run_folder import RunFolder
 
 
 @contextmanager
@@ -37,6 +41,13 @@ def say(text: object, *, err: bool = False) -> None:
     from lab.files import escape_controls
 
     typer.echo(escape_controls(str(text)), err=err)
+
+
+def say_if_changed(run: "RunFolder") -> None:
+    """Say that the code of a run's own mixer is no longer that of its training, if so."""
+    change = run.describe_change()
+    if change:
+        say(f"{run.path}: {change}; its weights are now used in other code", err=True)
 
 
 def refuse(reason: object, code: int) -> typer.Exit:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from lab.cli.command import set_parameters
-from lab.cli.messages import report_failures, report_usage_errors
+from lab.cli.messages import report_failures, report_usage_errors, say_if_changed
 from lab.cli.training import annotate_option
 from lab.cli.trust_option import Trust
 from lab.config import Runtime
@@ -45,6 +45,7 @@ def resume(path: Path, max_steps: int | None, trust: bool, as_json: bool, **mach
 
     with report_failures():
         folder = RunFolder.open(path, trust=trust)
+        say_if_changed(folder)
     if max_steps is None and show_finished(folder, {}, as_json):
         return
     choose_wait(partial(typer.echo, err=True))

@@ -13,7 +13,7 @@ from lab.cli import rows
 from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
 from lab.cli.costs import describe_costs, describe_reading
-from lab.cli.messages import report_usage_errors
+from lab.cli.messages import report_failures, report_usage_errors
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
 from lab.cli.run_settings import configure, describe_folder, try_on_machine
@@ -71,6 +71,10 @@ def build_trainer(name: str) -> Callable[..., None]:
             ),
         ],
         "trust": Trust,
+        "fresh": Annotated[
+            bool,
+            typer.Option("--fresh", help="Train anew: remove the run that the folder holds first."),
+        ],
         "seeds": Annotated[
             int | None,
             typer.Option(
@@ -104,6 +108,7 @@ def build_trainer(name: str) -> Callable[..., None]:
         as_json: bool,
         config: Path | None,
         trust: bool,
+        fresh: bool,
         seeds: int | None,
         evaluations: list[str] | None,
         **given: Any,
@@ -118,14 +123,16 @@ def build_trainer(name: str) -> Callable[..., None]:
                 if f.name not in ROWS_DEPEND_ON
             }
             action = rows.choose_action(
-                looking, {"seeds": seeds, "out": out, "eval": evaluations, **training}
+                looking,
+                {"seeds": seeds, "out": out, "fresh": fresh or None, "eval": evaluations}
+                | training,
             )
             known = {} if config is None else _read_known(config, name, chosen, trust)
         if action is None and seeds is not None:
             train_seeds(name, seeds, chosen, known, out, evaluations, as_json=as_json)
             return
         if action is None:
-            _train(name, chosen, known, out, as_json, evaluations)
+            _train(name, chosen, known, out, as_json, evaluations, fresh=fresh)
             return
         settings = {**known, **chosen}
         with report_usage_errors(), say_if_slow(describe_reading(settings.get("path"))):
@@ -135,7 +142,7 @@ def build_trainer(name: str) -> Callable[..., None]:
         with say_if_slow(slow):
             rows.act(action, task, training_config.seed, looking, sizes=sizes, as_json=as_json)
 
-    set_parameters(train, annotations, {"trust": False, "as_json": False})
+    set_parameters(train, annotations, {"trust": False, "fresh": False, "as_json": False})
     return train
 
 
@@ -180,6 +187,8 @@ def _train(
     out: Path | None,
     as_json: bool,
     evaluations: list[str] | None,
+    *,
+    fresh: bool,
 ) -> None:
     from lab.cli.outcome import show_finished, train_and_report
     from lab.machine.spinning import choose_wait
@@ -193,6 +202,9 @@ def _train(
         else:
             wanted = read_settings(evaluations, TASKS[name])
             vary_settings(folder, wanted)
+    if fresh:
+        with report_failures():
+            folder.begin_anew()
     if show_finished(folder, wanted, as_json):
         return
     for line in describe_costs(folder.task, folder.model, folder.train):

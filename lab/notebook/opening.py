@@ -1,5 +1,6 @@
 """`lab.open`: a run folder, or a model of another library."""
 
+import warnings
 from pathlib import Path
 from typing import overload
 
@@ -48,4 +49,8 @@ def open(
         return open_model(str(what), model)
     if what in KINDS:
         raise ValueError(f'model=None: must be given after "{what}": lab.open("{what}", model)')
-    return TrainedRun(Run.open(what, trust=trust))
+    run = Run.open(what, trust=trust)
+    change = run.describe_change()
+    if change:
+        warnings.warn(f"{what}: {change}; its weights are now used in other code", stacklevel=2)
+    return TrainedRun(run)

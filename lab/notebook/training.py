@@ -24,6 +24,7 @@ def train(
     steps: int | None = None,
     out: Path | str | None = None,
     options: Mapping[str, Any] | None = None,
+    fresh: bool = False,
     **settings: Any,
 ) -> TrainedRun:
     """Train a model on a task with a progress bar, and return the run.
@@ -38,6 +39,7 @@ def train(
         steps: stop after this many steps.
         out: the run folder; None: one in runs/, named after the settings.
         options: of layers, such as {"S.d_state": 64}.
+        fresh: train anew, and remove the run that the folder holds.
         settings: any other option of the command, such as seq_len=64, d_model=32 or seed=1.
 
     Raises:
@@ -62,6 +64,8 @@ def train(
     run, runtime = describe_run(
         name, given, None if out is None else Path(out), {"options": dict(options or {})}
     )
+    if fresh:
+        run.begin_anew()
     with choose_progress(run, runtime.max_minutes) as shown:
         carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)
     return TrainedRun(run)

@@ -135,6 +135,8 @@ def list_changes(run: RunFolder) -> dict[str, Any]:
         defaults |= get_protocol_defaults(
             train.protocol, task.seq_len, task.vocab_size, model.d_model
         )
+    # fp32 is what "auto" chooses unless bf16 is faster.
+    defaults["precision"] = "fp32"
     values = {**task.options, **model.to_dict(), **train.to_dict()}
     layers = values.pop("options")
     changed = {

@@ -92,7 +92,8 @@ def carry_out(
             return done
         session = Session(run, runtime, device, on_row, on_note)
         state, certified = session.state, session.certify()
-        plan = plan_training(run, state, device, runtime.threads, timed=on_plan is not None)
+        plan = plan_training(session.run, state, device, runtime.threads, timed=on_plan is not None)
+        session.keep_precision()
         if on_plan is not None:
             processes = 1 if launch is None else launch.count
             on_plan(replace(plan, certified=certified, processes=processes))

@@ -175,6 +175,8 @@ def _prepare(
         chosen = plan.best.precision if wanted == "auto" else wanted
         state.precision = state.precision or chosen
         state.threads = runtime.threads or state.threads or plan.best.threads
+    for lane in lanes:
+        lane.session.keep_precision()
     if shared is None and any(lane.session.state.shared for lane in lanes):
         shared = True
     times = LaneTime(chosen=shared)

@@ -3,24 +3,32 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.config import ModelConfig, TrainConfig
-from lab.files import FORMAT, RunError, explain_write_errors, shorten_message
+from lab.files import FORMAT, RunError, explain_write_errors, lock, shorten_message
 from lab.folder import LEFTOVER, Folder
 from lab.training.differences import get_defaults, list_differences
 from lab.training.metrics import Metrics
 from lab.training.schema import ConfigFile, ResultFile, validate
 from lab.trust import ask_for_trust, is_trusted, list_named, sign
+from lab.user_modules import digest_source
 from tasks import TASKS, restore
 from tasks.base import Task
 from tasks.corpus import TextChangedError
 from tasks.near_names import ask, find_near
 
+OWN = re.compile(
+    r"(analysis|certificate|report|result(\.step-\d+)?)\.json|metrics\.jsonl|report\.html"
+    r"|checkpoint|history|tensorboard|wandb-id",
+    re.ASCII,
+)
+"""What a run puts into its folder, besides config.json."""
 Kind = TypeVar("Kind", bound="RunFolder")
 """The class that `open` is called on. Types that are checked at every call cannot be Self."""
 
@@ -39,6 +47,8 @@ class RunFolder:
         model: the model's configuration.
         train: the training's configuration.
         trusted: whether the code that the model names may run; one's own may.
+        source: digest of the code of the mixer that the run names, when the run began; None where
+            it names none.
     """
 
     path: Path
@@ -46,6 +56,7 @@ class RunFolder:
     model: ModelConfig
     train: TrainConfig
     trusted: bool = field(default=True, compare=False)
+    source: str | None = field(default=None, compare=False)
 
     @classmethod
     def open(
@@ -87,7 +98,7 @@ class RunFolder:
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             reason = shorten_message(error)
             raise RunError(f"{path}/config.json does not describe a run: {reason}") from error
-        return cls(path, task, model, train, trusted)
+        return cls(path, task, model, train, trusted, config.get("source"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -147,22 +158,84 @@ class RunFolder:
         signature = sign(content) if self.trusted else None
         if signature is not None:
             content["signature"] = signature
+        if self.model.model is not None:
+            content["source"] = self.source or digest_source(self.model.model)
         Folder(self.path).write_json("config.json", content)
 
     def compare(self) -> None:
-        """Check that the folder holds this configuration.
+        """Check that the folder holds this configuration, of a mixer whose code is as it was.
+
+        Raises:
+            OutError: naming the first field that differs, or the mixer.
+            RunError: when it holds no run, or one that cannot be read.
+        """
+        change = self._compare_settings().describe_change()
+        if change:
+            raise OutError(
+                f"out={self.path}: {change}; --fresh trains it anew, and `lab resume {self.path}` "
+                "goes on with what there is"
+            )
+
+    def _compare_settings(self) -> "RunFolder":
+        """Return the run that the folder holds, which must have these settings.
 
         Raises:
             OutError: naming the first field that differs.
             RunError: when it holds no run, or one that cannot be read.
         """
-        theirs = type(self).open(self.path, named=list_named(self.to_dict()))
-        pair = (json.loads(json.dumps(run.to_dict())) for run in (theirs, self))
+        theirs = RunFolder.open(self.path, named=list_named(self.to_dict()))
+        ours = self.with_precision(theirs.train.precision)
+        pair = (json.loads(json.dumps(run.to_dict())) for run in (theirs, ours))
         for name, was, now in list_differences(*pair):
             raise OutError(
                 f"out={self.path}: holds a run with {name}={was}, this one has {name}={now}; "
                 f"choose another --out, or go on with that run: lab resume {self.path}"
             )
+        return theirs
+
+    def with_precision(self: Kind, chosen: str) -> Kind:
+        """Return this run with a precision in place of "auto"."""
+        if self.train.precision != "auto":
+            return self
+        return replace(self, train=replace(self.train, precision=chosen))
+
+    def recall_precision(self: Kind) -> Kind:
+        """Return this run with the precision that was chosen when the run in its folder began.
+
+        Raises:
+            RunError: when config.json cannot be read.
+        """
+        named = list_named(self.to_dict())
+        return self.with_precision(RunFolder.open(self.path, named=named).train.precision)
+
+    def describe_change(self) -> str:
+        """Say that the code of the run's own mixer has changed since it began; "" if it has not.
+
+        Of a run that is not trusted nothing is imported, and nothing is said.
+        """
+        name = self.model.model
+        if name is None or self.source is None or not self.trusted:
+            return ""
+        if digest_source(name) == self.source:
+            return ""
+        return f"the code of {name} has changed since this run began"
+
+    def begin_anew(self) -> None:
+        """Remove what the folder holds of a run with these settings; other files stay.
+
+        Raises:
+            OutError: naming the first field that differs.
+            RunError: when it cannot be removed, or another process trains it.
+        """
+        if not self.path.is_dir() or not Folder(self.path).exists("config.json"):
+            return
+        self._compare_settings()
+        folder = Folder(self.path)
+        with explain_write_errors(self.path), lock(self.path):
+            for name in folder.list():
+                if OWN.fullmatch(name):
+                    folder.remove(name)
+            self.write_config()
 
     def read_metrics(self) -> Metrics:
         """Read metrics.jsonl as it is now.

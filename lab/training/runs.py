@@ -42,7 +42,7 @@ class Run(RunFolder):
     @classmethod
     def of(cls, folder: RunFolder) -> "Run":
         """Return the run of a folder that was read, or described, without torch."""
-        return cls(folder.path, folder.task, folder.model, folder.train, folder.trusted)
+        return cls(**vars(folder))
 
     def build(self) -> LanguageModel:
         """Return the model with its initial weights.

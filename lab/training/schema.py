@@ -29,6 +29,7 @@ class ConfigFile(TypedDict):
     model: dict[str, Any]
     train: dict[str, Any]
     signature: NotRequired[str | None]
+    source: NotRequired[str | None]
 
 
 @with_config(STRICT)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lab.config import Runtime, TrainConfig
-from lab.files import lock
+from lab.files import explain_write_errors, lock
 from lab.training.certificate import describe_certificate, write_certificate
 from lab.training.conclusion import Ending, summarize
 from lab.training.history import WeightsSchedule
@@ -43,7 +43,8 @@ class Session:
         on_note: Callable[[str], None],
         step: int | None = None,
     ):
-        self.run, self.runtime, self.device = run, runtime, device
+        self.run = run = run.recall_precision()
+        self.runtime, self.device = runtime, device
         self.on_row, self.on_note = on_row, on_note
         self.state = run.load_state(device, step)
         check_whole(run, self.state)
@@ -72,6 +73,17 @@ class Session:
         certificate = certify_layers(run, self.device, every=asked is True)
         write_certificate(run, certificate)
         return f"{describe_certificate(certificate)} ({certificate['cpu_seconds']:.1f} s)"
+
+    def keep_precision(self) -> None:
+        """Write the precision that was chosen into config.json, where it was left to the machine.
+
+        Raises:
+            RunError: when it cannot be written.
+        """
+        if self.run.train.precision == "auto":
+            self.run = self.run.with_precision(self.state.precision)
+            with explain_write_errors(self.run.path):
+                self.run.write_config()
 
     @contextmanager
     def record(self) -> Iterator[None]:

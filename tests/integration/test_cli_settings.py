@@ -1,16 +1,20 @@
 """Mixtures, schedules, presets, and settings beyond training, as a user types them."""
 
+import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import lab
 from lab.cli import app
 from lab.cli.run_settings import read_settings
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.training.experiment import carry_out
 from lab.training.runs import Run
+from lab.training.step_time import StepTime
 from tasks import TASKS
 from tasks.schedule import Schedule
 
@@ -190,3 +194,104 @@ def test_bad_settings_are_answered_before_training(tmp_path, unchecked, argument
     text = run(*SMALL, *arguments.split(), "--out", out, code=2)
     assert message in " ".join(text.split())
     assert not out.exists()
+
+
+MIXER = """
+import torch
+from torch import nn
+import neighbour
+
+class Mine(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x):
+        return neighbour.scale(self.map(x))
+"""
+
+
+@pytest.fixture
+def own_mixer(tmp_path, monkeypatch):
+    """Return what writes a mixer and the file that it uses, each anew, into the working folder."""
+    monkeypatch.chdir(tmp_path)
+    # Python's cache of compiled files tells a change by the second.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(scale: float) -> None:
+        for name, text in (
+            ("own_mixer", MIXER),
+            ("neighbour", f"def scale(x):\n    return x * {scale}\n"),
+        ):
+            Path(f"{name}.py").write_text(text)
+            sys.modules.pop(name, None)
+
+    write(1.0)
+    yield write
+    for name in ("own_mixer", "neighbour"):
+        sys.modules.pop(name, None)
+
+
+OWN = (*SMALL, "--model", "own_mixer:Mine", "--no-certify", "--out", "run")
+
+
+def test_an_edited_mixer_is_said_and_trained_anew_only_when_asked(own_mixer):
+    run(*OWN)
+    before = result_of(Path("run"))["loss"]
+    run(*OWN)  # nothing has changed, so it is shown
+    Path("run", "notes.txt").write_text("mine")
+    own_mixer(0.0)
+    said = run(*OWN, code=2)
+    assert "the code of own_mixer:Mine has changed since this run began" in said
+    assert "--fresh trains it anew" in said
+    assert result_of(Path("run"))["loss"] == before
+    analyzed = CliRunner().invoke(app, ["analyze", "run", "--only", "curves", "--trust"])
+    assert "own_mixer:Mine has changed" in analyzed.output
+    assert "has changed" in (Path("run") / "report.html").read_text()
+    with pytest.warns(UserWarning, match="own_mixer:Mine has changed"):
+        lab.open("run", trust=True)
+    run(*OWN, "--fresh")
+    assert result_of(Path("run"))["loss"] != before
+    assert Path("run", "notes.txt").read_text() == "mine"
+    run(*OWN)
+    assert not Run.open("run", trust=True).describe_change()
+
+
+def test_fresh_removes_no_run_of_other_settings(tmp_path):
+    out = tmp_path / "run"
+    run(*SMALL, "--out", out)
+    assert "seed=0" in run(*SMALL, "--seed", "1", "--out", out, "--fresh", code=2)
+    assert result_of(out)["steps"] == 4
+
+
+def test_the_precision_that_was_chosen_belongs_to_the_settings(tmp_path, monkeypatch):
+    chosen = "bf16"
+
+    def measure(run, stages, device, precision, threads, **options):
+        found = chosen if precision == "auto" else precision
+        return [StepTime(found, threads or 1, 1.0, 1.0)]
+
+    monkeypatch.setattr("lab.training.experiment.measure", measure)
+    out = tmp_path / "run"
+    run(*SMALL, "--out", out)
+    assert Run.open(out).train.precision == "bf16"
+    # The same command finds the run, and repeats it as it was, whatever would be chosen now.
+    chosen = "fp32"
+    run(*SMALL, "--out", out)
+    run(*SMALL, "--out", out, "--fresh")
+    assert Run.open(out).train.precision == "fp32"
+    again = tmp_path / "again"
+    chosen = "bf16"
+    run("--config", out / "config.json", "--out", again)
+    assert Run.open(again).train.precision == "fp32"
+    said = run(*SMALL, "--out", out, "--precision", "bf16", code=2)
+    assert "train.precision=fp32, this one has train.precision=bf16" in said
+
+
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_precision(tmp_path, monkeypatch):
+    described, runtime = read_settings("mqar", {"seq_len": 16, "vocab_size": 64, "max_steps": 2})
+    begun = dataclasses.replace(described, path=tmp_path / "run").with_precision("bf16")
+    begun.claim()
+    same = dataclasses.replace(described, path=begun.path)
+    carry_out(same, runtime)
+    assert result_of(begun.path)["precision"] == "bf16"
