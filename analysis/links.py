@@ -2,17 +2,59 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks.base import IGNORE, Batch
+from analysis.base import Subject
+from analysis.mixing import Mixer, collect_mixers, get_reach
+from analysis.statistics.intervals import bootstrap
+from analysis.words import name_place
+from lab.layers.mixer import MatrixMixer
+from tasks.base import IGNORE, MAX_ROWS, Batch, count_rows
 
 PAIR_LINKS = ("query_pos", "key_pos", "value_pos")
 """The links of a task that stores pairs of keys and values."""
+OFFSET_TOKENS, OFFSET_ROWS = 16_384, 32
+"""Maximum number of tokens and rows on which offsets are chosen and confirmed."""
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """How many positions after a value a layer finds it: a convolution may move it there.
+
+    Attributes:
+        read: by layer, how far after a value its queries look, where that is not 0.
+        written: by layer, how far after a value it gathers the key for a later layer that reads
+            there, where that is not 0.
+    """
+
+    read: dict[int, int] = field(default_factory=dict)
+    written: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def gathered(self) -> int:
+        """How far after a value a layer gathers its key for a later one."""
+        return next(iter(self.written.values()), 0)
+
+    def explain(self) -> str:
+        """Say in which layers "value" means another position."""
+        read = [f" Layer {i}'s values: {name_place(n, 'them')}." for i, n in self.read.items()]
+        rows = [
+            f" Layer {i}'s value rows: {name_place(n, 'them')}." for i, n in self.written.items()
+        ]
+        return "".join(read + rows)
+
+    def get(self, layer: int) -> tuple[int, int]:
+        """Return how far after a value a layer reads it, and how far it gathers its key."""
+        return self.read.get(layer, 0), self.written.get(layer, 0)
+
+
+IN_PLACE = Offsets()
+"""Every layer finds a value at its own position."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +65,22 @@ class AnswerLinks:
         queries: the scored positions q.
         keys: where each query's key was stored; empty if the task stores no pairs.
         values: where each query's value was stored; likewise.
+        read: how many positions after a value a query finds it, as in `Offsets`.
+        written: how many positions after a value its key is gathered; likewise.
     """
 
     queries: Int[np.ndarray, " q"]
     keys: Int[np.ndarray, " pairs"]
     values: Int[np.ndarray, " pairs"]
+    read: int = 0
+    written: int = 0
+
+    @property
+    def expected(self) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+        """Rows and columns of the matrix where queries meet their values."""
+        queries = self.queries[: len(self.values)]
+        kept = self.values + self.read <= queries
+        return queries[kept], self.values[kept] + self.read
 
 
 @dataclass(frozen=True)
@@ -72,7 +125,7 @@ def measure_mass_by_blocks(
     blocks: Iterable[tuple[slice, Float[np.ndarray, "h _ s"]]], links: AnswerLinks
 ) -> Mass:
     """Measure where the mass of a matrix lies, given by blocks of rows."""
-    paired = links.queries if len(links.values) else links.queries[:0]
+    paired, gathering = links.queries[: len(links.values)], links.values + links.written
     found: dict[str, list[np.ndarray]] = {name: [] for name in ("value", "key", "write", "before")}
     seq_len = 0
     for rows, block in blocks:
@@ -81,9 +134,9 @@ def measure_mass_by_blocks(
         later = np.arange(max(1, rows.start), rows.stop)
         seq_len = rows.stop
         for name, targets, sources in (
-            ("value", paired, links.values),
+            ("value", *links.expected),
             ("key", paired, links.keys),
-            ("write", links.values, links.keys),
+            ("write", gathering, links.keys),
             ("before", later, later - 1),
         ):
             here = (targets >= rows.start) & (targets < rows.stop)
@@ -102,7 +155,7 @@ def measure_mass_by_blocks(
         written=mean("write"),
         on_previous=mean("before"),
         uniform_value=uniform(links.queries),
-        uniform_written=uniform(links.values),
+        uniform_written=uniform(gathering),
         uniform_previous=uniform(np.arange(1, seq_len)),
     )
 
@@ -124,3 +177,97 @@ def find_pairs(
     order = (~whole).long().argsort(dim=1, stable=True)
     query, key, value = links.masked_fill(~whole, -1).gather(2, order.expand_as(links))
     return query, key, value
+
+
+@torch.no_grad()
+def find_offsets(subject: Subject) -> Offsets:
+    """Find how far after a value each layer reads it, on the last rows of the task's test split.
+
+    Offsets up to a convolution's width are tried. The one with the most mass is chosen on half of
+    the rows. It counts if, on the other half, its mass is surely more than at offset 0 and more
+    than a placebo's: the best of as many offsets out of the convolution's reach, chosen likewise.
+    """
+    reach = {
+        i: get_reach(b.mixer)
+        for i, b in enumerate(subject.model.list_blocks())
+        if b.mixer is not None
+    }
+    if all(width == 1 for width in reach.values()):
+        return IN_PLACE
+    seq_len = subject.batch.inputs.shape[1]
+    size = count_rows(OFFSET_TOKENS, seq_len, fewest=8, most=OFFSET_ROWS)
+    device = subject.batch.inputs.device
+    batch = subject.task.batch(
+        split="test", start=MAX_ROWS - size, size=size, seed=subject.seed, device=device
+    )
+    links = {row: _find_reads(batch, row) for row in range(size)}
+    links = {row: of for row, of in links.items() if len(of.values)}
+    rng, found = np.random.default_rng(subject.seed), Offsets()
+    mixers = [m for m in collect_mixers(subject.model, batch) if isinstance(m.module, MatrixMixer)]
+    for mixer in mixers:
+        if reach[mixer.layer] == 1:
+            continue
+        tried = np.arange(reach[mixer.layer])
+        at = np.concatenate([tried, tried + len(tried)])
+        shares = [
+            _measure_shares(mixer, row, of.queries[:, None], of.values[:, None] + at)
+            for row, of in links.items()
+        ]
+        if offset := tried[_choose(shares, rng)]:
+            found.read[mixer.layer] = int(offset)
+    for mixer in mixers:
+        later = next((layer for layer in sorted(found.read) if layer > mixer.layer), None)
+        if later is None:
+            continue
+        tried = np.array([0, found.read[later]])
+        at = np.concatenate([tried, tried + reach[later]])
+        shares = [
+            _measure_shares(mixer, row, of.values[:, None] + at, of.keys[:, None])
+            for row, of in links.items()
+        ]
+        if offset := tried[_choose(shares, rng)]:
+            found.written[mixer.layer] = int(offset)
+    return found
+
+
+def _find_reads(batch: Batch, row: int) -> AnswerLinks:
+    """Return a row's links; in a task without pairs a token asks what followed its last copy."""
+    if has_pairs(batch):
+        return find_links(batch, row)
+    tokens = batch.inputs[row].cpu().numpy()
+    same = np.tril(tokens[:, None] == tokens, -1)
+    queries = same.any(1).nonzero()[0]
+    keys = len(tokens) - 1 - same[queries, ::-1].argmax(1)
+    return AnswerLinks(queries, keys, keys + 1)
+
+
+def _measure_shares(
+    mixer: Mixer, row: int, targets: Int[np.ndarray, "n _"], sources: Int[np.ndarray, "n _"]
+) -> Float[np.ndarray, "o h"]:
+    """Return each head's mean share of mass at n pairs and o offsets; its own position has none."""
+    places = torch.from_numpy(np.stack(np.broadcast_arrays(targets, sources)))
+    there = (places[1] < places[0]) & (places[0] < mixer.x.shape[1])
+    flat = places.where(there, 0).flatten(1)
+    shares = mixer.measure_shares(row, flat[0], flat[1]).unflatten(1, there.shape) * there
+    return shares.mean(1).T.numpy()
+
+
+def _choose(by_row: list[Float[np.ndarray, "o h"]], rng: np.random.Generator) -> int:
+    """Return which of the first half of offsets surely has most mass, or 0, the first.
+
+    The second half of the offsets is the placebo's.
+    """
+    if len(by_row) < 4:
+        return 0
+    chosen, judged = np.array(by_row[::2]), np.array(by_row[1::2])
+    half = len(by_row[0]) // 2
+
+    def judge_best(of: slice) -> tuple[int, Float[np.ndarray, " b"]]:
+        mean = chosen[:, of].mean(0)
+        offset, head = np.unravel_index(int(mean.argmax()), mean.shape)
+        return int(offset), judged[:, of][:, offset, head]
+
+    offset, shares = judge_best(slice(0, half))
+    rivals = [judge_best(of)[1] for of in (slice(0, 1), slice(half, None))]
+    sure = all(bootstrap(shares - rival, rng)[0] > 0 for rival in rivals)
+    return offset if sure else 0

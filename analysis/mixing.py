@@ -5,12 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from analysis.base import NotApplicableError
 from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
+from lab.layers.convolution import CausalConvolution
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
 from lab.machine.memory import give_back_freed_memory
@@ -21,6 +22,8 @@ from tasks.base import Batch
 
 LARGE = 2**20
 """Entries from which on a matrix leaves gaps worth giving back; it would slow down smaller ones."""
+REACH = 4
+"""What `get_reach` assumes of a mixer that is not the lab's own."""
 TOLERANCE = 1e-3
 """How far a mixer's output may be from what its matrix gives, as a share of its largest output."""
 
@@ -112,6 +115,25 @@ class Mixer:
             # Gaps that a block leaves in the heap would not hold those of the next row.
             give_back_freed_memory()
 
+    def measure_shares(
+        self, row: int, targets: Int[Tensor, " n"], sources: Int[Tensor, " n"]
+    ) -> Float[Tensor, "h n"]:
+        """Return |M_ij| / Σ_j |M_ij| of n entries of one row of the batch, by blocks."""
+        found: Tensor | None = None
+        for rows, matrix in self.blocks(row):
+            inside = (targets >= rows.start) & (targets < rows.stop)
+            if found is None:
+                found = torch.zeros(len(matrix), len(targets), dtype=torch.float64)
+            if not inside.any():
+                continue
+            local, column = (targets[inside] - rows.start).to(matrix.device), sources[inside]
+            total = matrix.abs().sum(-1, dtype=torch.float64)[:, local]
+            entry = matrix[:, local, column.to(matrix.device)].abs().double()
+            tiny = torch.finfo(torch.float32).tiny
+            found[:, inside] = (entry / total.clamp(min=tiny)).cpu()
+        assert found is not None
+        return found
+
     def _choose_rows(self) -> list[slice] | list[None]:
         """Return the slices of rows by which the matrix is checked; None for the whole."""
         if not offers_rows(self.module):
@@ -154,6 +176,14 @@ class Mixer:
             if self.keep is None
             else reveal_stored(self.module, self.keep[row : row + 1])
         )
+
+
+def get_reach(mixer: nn.Module) -> int:
+    """Return in how many columns of a mixer's matrix a token may be: its convolution's width."""
+    if not is_from_lab(mixer):
+        return REACH
+    convolutions = (part for part in mixer.modules() if isinstance(part, CausalConvolution))
+    return max((part.width for part in convolutions), default=1)
 
 
 @torch.no_grad()

@@ -89,6 +89,14 @@ def name_head(layer: int, head: int) -> str:
     return f"head {layer}.{head}"
 
 
+def name_place(offset: int, noun: str) -> str:
+    """Return "what lies two positions after" a noun for an offset of 2, the noun itself for 0."""
+    if not offset:
+        return noun
+    count = ("one", "two", "three")[offset - 1] if offset <= 3 else str(offset)
+    return f"what lies {count} position{'s' * (offset > 1)} after {noun}"
+
+
 def name_layers(layers: Sequence[int]) -> str:
     """Return "layer 0" or "layers 0, 2"."""
     return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"

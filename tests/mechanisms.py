@@ -26,23 +26,25 @@ TOKEN, GATHERED, ANSWER = (slice(1 + i * VOCAB, 1 + (i + 1) * VOCAB) for i in ra
 
 
 class Matching(nn.Module):
-    """Recalls in one step: M_ij = shifted · t_i·t_{j−1} + gathered · t_i·g_j, to the answer.
+    """Recalls in one step: M_ij = shifted · t_i·t_{j−1−n} + gathered · t_i·g_j, to the answer.
 
-    t are tokens, one channel each, and g what was gathered before.
+    t are tokens, one channel each, and g what was gathered before. The value of column j is
+    t_{j−n}: with n > 0, `values` holds a convolution that moves it n positions later.
     """
 
-    def __init__(self, shifted: float, gathered: float):
+    def __init__(self, shifted: float, gathered: float, later: int = 0):
         super().__init__()
-        self.shifted, self.gathered = shifted, gathered
+        self.shifted, self.gathered, self.later = shifted, gathered, later
 
     def matrix(self, x: Tensor) -> Tensor:
         token = x[..., TOKEN]
-        before = nn.functional.pad(token, (0, 0, 1, 0))[:, :-1]
+        before = nn.functional.pad(token, (0, 0, 1 + self.later, 0))[:, : x.shape[1]]
         keys = self.shifted * before + self.gathered * x[..., GATHERED]
         return (token @ keys.mT).tril()[:, None]
 
     def values(self, x: Tensor) -> Tensor:
-        return x[:, None, :, TOKEN]
+        moved = nn.functional.pad(x[..., TOKEN], (0, 0, self.later, 0))
+        return moved[:, None, : x.shape[1]]
 
     def project(self, x: Tensor, z: Tensor) -> Tensor:
         y = torch.zeros_like(x)
@@ -149,6 +151,18 @@ def positional() -> LanguageModel:
 def direct(stack: str = "AN AN", layer: int = 1) -> LanguageModel:
     """One layer reads each key beside its value, others do nothing."""
     return replaced(blank(stack), layer, Matching(shifted=1.0, gathered=0.0))
+
+
+def late_direct(stack: str = "AN AN", layer: int = 1) -> LanguageModel:
+    """`direct`, but a convolution puts each value two positions later."""
+    return replaced(blank(stack), layer, Matching(shifted=1.0, gathered=0.0, later=2))
+
+
+def late_induction() -> LanguageModel:
+    """Keys are gathered two positions after their values, and both are read there."""
+    model = blank("AN AN")
+    look_back(mixer(model, 0), 3, GATHERED)
+    return replaced(model, 1, Matching(shifted=0.0, gathered=1.0, later=2))
 
 
 def mixed() -> LanguageModel:

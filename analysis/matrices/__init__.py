@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from analysis.base import NotApplicableError, Subject, describe, draw
-from analysis.links import find_links
+from analysis.links import find_links, find_offsets
 from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.matrices.views import view_crop, view_whole
 from analysis.mixing import collect_mixers
@@ -24,9 +24,10 @@ def measure(subject: Subject) -> list[LayerMatrix]:
         NotApplicableError: for a model without mixers.
     """
     batch = subject.batch[:1]
-    links = find_links(batch)
-    findings = []
+    offsets, findings = find_offsets(subject), []
     for mixer in collect_mixers(subject.model, batch):
+        read, written = offsets.get(mixer.layer)
+        links = replace(find_links(batch), read=read, written=written)
         offered = isinstance(mixer.module, MatrixMixer)
         picture, mass = view_whole(mixer, links) if offered else (None, None)
         whole = LayerMatrix(

@@ -7,10 +7,11 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
+from analysis.links import IN_PLACE, Offsets
 from analysis.matrices.layer_matrix import SHOWS
 from analysis.matrices.moves import GATED_TARGETS
 from analysis.plots.heads import LINES, Panel, draw_dots
-from analysis.words import capitalize, percent
+from analysis.words import capitalize, name_place, percent
 
 NAMED = 3
 """Maximum number of heads that a sentence names."""
@@ -42,6 +43,7 @@ class HeadScores(Finding):
             is not linear.
         sampled: whether `moved_shares` of a gated layer come from only `GATED_TARGETS` rows of M.
         rows: of the batch.
+        offsets: how far after its positions the pattern of induction lies, by layer.
     """
 
     layers: Int[np.ndarray, " h"]
@@ -56,6 +58,7 @@ class HeadScores(Finding):
     moved_shares: Float[np.ndarray, "h p"]
     sampled: bool
     rows: int
+    offsets: Offsets = IN_PLACE
 
     def find_patterns(self) -> list[tuple[int, int]]:
         """Return which (head, pattern) surely hold more than chance, the clearest first.
@@ -96,8 +99,11 @@ class HeadScores(Finding):
     def _name(self, head: int, pattern: int) -> str:
         """Name a head and its share on a pattern, next to chance and to what it moves."""
         share, moved = self.shares[head, pattern], self.moved_shares[head, pattern]
+        induction = self.patterns[pattern] == "induction"
+        offset = self.offsets.read.get(int(self.layers[head]), 0) if induction else 0
+        place = name_place(offset, PLACES[self.patterns[pattern]])
         text = f"head {self.layers[head]}.{self.heads[head]} puts {percent(float(share))} of its "
-        text += f"mass on {PLACES[self.patterns[pattern]]}"
+        text += f"mass on {place}"
         weighed = "" if np.isnan(moved) else f"{percent(float(moved))} by what it moves, "
         return f"{text} ({weighed}uniform {percent(float(self.chance[pattern]))})"
 
@@ -110,6 +116,7 @@ class HeadScores(Finding):
             "‖M_ij v_j W_O‖, what it moves in the residual stream. Where the diamond is far from "
             "the dot, the head looks where it moves little."
         )
+        reading += self.offsets.explain()
         if self.sampled:
             reading += f" For gated layers they use {GATED_TARGETS} random rows of the matrix."
         if len(self.layers) > LINES:

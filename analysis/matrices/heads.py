@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 
 from analysis.base import NotApplicableError, Subject, describe, draw
+from analysis.links import find_offsets
 from analysis.matrices.head_reach import HeadReach
 from analysis.matrices.head_scores import HeadScores
 from analysis.matrices.moves import GATED_TARGETS, is_gated
@@ -46,9 +47,12 @@ def measure(subject: Subject) -> list[HeadScores | HeadReach]:
     seq_len = subject.batch.inputs.shape[1]
     n_heads = [len(mixer.matrix(0, slice(0, 1))) for mixer in found]
     rows = min(len(subject.batch.inputs), max(1, ENTRIES // (sum(n_heads) * seq_len**2)))
-    rng = np.random.default_rng(subject.seed)
+    rng, offsets = np.random.default_rng(subject.seed), find_offsets(subject)
     by_row: list[list[RowSums]] = [
-        [sum_row(mixer, row, subject.batch.inputs[row], rng) for row in range(rows)]
+        [
+            sum_row(mixer, row, subject.batch.inputs[row], rng, offsets.get(mixer.layer)[0])
+            for row in range(rows)
+        ]
         for mixer in found
     ]
 
@@ -82,6 +86,7 @@ def measure(subject: Subject) -> list[HeadScores | HeadReach]:
             moved_shares=_average(moved),
             sampled=seq_len > GATED_TARGETS and any(is_gated(mixer.module) for mixer in found),
             rows=rows,
+            offsets=offsets,
         ),
         HeadReach(
             layers=layers,

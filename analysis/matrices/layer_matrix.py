@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from analysis.base import Finding, Words
 from analysis.links import AnswerLinks, Mass
 from analysis.plots.heatmaps import CIRCLES, Heatmap, Picture, draw_heatmap, find_expected
-from analysis.words import name_head, percent
+from analysis.words import capitalize, name_head, name_place, percent
 
 SHOWS = 0.25
 """A head shows a pattern if its share lies this far or farther from uniform (0) to all (1)."""
@@ -57,7 +57,7 @@ class LayerMatrix(Finding):
         else:
             pool = heatmap.picture.pool
             title += f", signed max over {pool} × {pool}" if pool > 1 else ""
-            says = _describe_mass(self.mass, self.layer)
+            says = _describe_mass(self.mass, self.layer, self.links)
         heads = len(heatmap.picture.weights)
         panels = "1 head" if heads == 1 else f"{heads} heads"
         alt = f"Heat map of {title}, {panels}, lower triangle. {says}"
@@ -81,7 +81,8 @@ def _explain(heatmap: Heatmap) -> str:
     reading = f"Mass is an entry's share of its row's magnitudes. Colours end at {ends}."
     reading += " Ticks on the left mark query rows."
     if len(heatmap.links.values):
-        reading += " Rings mark where a query meets the value it asks for."
+        place = name_place(heatmap.links.read, "the value it asks for")
+        reading += f" Rings mark where a query meets {place}."
         if find_expected(heatmap)[0].size > CIRCLES:
             reading += " There are many rings: click their name in the legend to see them."
     return reading
@@ -94,11 +95,11 @@ def _describe_crop(heatmap: Heatmap) -> str:
     says = f"Rows {row} to {row + height - 1}, columns {column} to {column + width - 1}"
     if found:
         says += f" hold {found} of the {len(heatmap.links.queries)} cells where a query meets "
-        says += "its value"
+        says += name_place(heatmap.links.read, "its value")
     return f"{says}; each cell is one entry of the matrix."
 
 
-def _describe_mass(mass: Mass, layer: int) -> str:
+def _describe_mass(mass: Mass, layer: int, links: AnswerLinks) -> str:
     """Say what a layer does most, and the numbers behind it."""
     if not mass.on_value.size:
         if not mass.on_previous.size:
@@ -106,8 +107,11 @@ def _describe_mass(mass: Mass, layer: int) -> str:
         best = _name_best(mass.on_previous, mass.uniform_previous, layer)
         return f"Of a row's mass {best} lies on the token before."
     recall = f"Query rows put {_name_best(mass.on_value, mass.uniform_value, layer)} of their mass"
-    recall += " on the value they ask for"
-    write = f"Value rows put {_name_best(mass.written, mass.uniform_written, layer)} on their key"
+    recall += f" on {name_place(links.read, 'the value they ask for')}"
+    written = _name_best(mass.written, mass.uniform_written, layer)
+    write = f"Value rows put {written} on their key"
+    if links.written:
+        write = f"{capitalize(name_place(links.written, 'a value'))} puts {written} on its key"
     if _exceeds_uniform(mass.on_value, mass.uniform_value):
         return f"It recalls. {recall}. {write}."
     if _exceeds_uniform(mass.written, mass.uniform_written):

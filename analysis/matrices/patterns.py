@@ -10,7 +10,10 @@ positions after those; at position 0, from all others."""
 
 
 def sum_on_patterns(
-    size: Float[Tensor, "h t s"], tokens: Int[Tensor, " s"], targets: Int[Tensor, " t"]
+    size: Float[Tensor, "h t s"],
+    tokens: Int[Tensor, " s"],
+    targets: Int[Tensor, " t"],
+    offset: int = 0,
 ) -> tuple[Float[Tensor, "h p"], Float[Tensor, "h p"]]:
     """Return ⟨|M|, P⟩ for each of `PATTERNS`, and Σ|M| over rows in which P has a position.
 
@@ -18,6 +21,7 @@ def sum_on_patterns(
         size: |M|, or some of its rows.
         tokens: of the whole row of the batch.
         targets: the rows' positions.
+        offset: how far after the positions of "induction" to look, up to i.
 
     Source: TransformerLens's `head_detector`, error measure "mul", except for the first token.
     """
@@ -29,7 +33,7 @@ def sum_on_patterns(
         size[:, place, (targets - 1).clamp(min=0)] * later,
         torch.einsum("hts,ts->ht", size, same),
         # The position after an earlier occurrence: the last may be the target's own.
-        torch.einsum("hts,ts->ht", size[..., 1:], same[:, :-1]),
+        torch.einsum("hts,ts->ht", size[..., 1 + offset :], same[:, : -1 - offset]),
         size[..., 0] * later,
     ]
     repeated = same.any(-1)

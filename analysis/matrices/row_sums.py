@@ -38,8 +38,12 @@ class RowSums:
     distance: Float[Tensor, " h"]
 
 
-def sum_row(mixer: Mixer, row: int, tokens: Int[Tensor, " s"], rng: np.random.Generator) -> RowSums:
+def sum_row(
+    mixer: Mixer, row: int, tokens: Int[Tensor, " s"], rng: np.random.Generator, offset: int = 0
+) -> RowSums:
     """Measure a mixer's matrix on one row of the batch, block by block.
+
+    `offset` says how far after its positions the pattern of induction lies.
 
     Raises:
         RunError: when a mixer that is not the lab's own raises.
@@ -62,11 +66,12 @@ def sum_row(mixer: Mixer, row: int, tokens: Int[Tensor, " s"], rng: np.random.Ge
         filled = filled + (mass > 0).sum(-1)
         back = targets * mass - size @ torch.arange(size.shape[-1], device=size.device).float()
         add("distance", back.sum(-1))
-        on, within = sum_on_patterns(size, tokens, targets)
+        on, within = sum_on_patterns(size, tokens, targets, offset)
         add("on_patterns", on)
         add("with_patterns", within)
         chosen, norms = moves.compute_norms(targets)
-        on, within = sum_on_patterns(size[:, chosen] * norms, tokens, targets[chosen])
+        moved = size[:, chosen] * norms
+        on, within = sum_on_patterns(moved, tokens, targets[chosen], offset)
         add("moved_on_patterns", on)
         add("moved_with_patterns", within)
     for name in ("entropy", "effective_keys"):

@@ -57,7 +57,7 @@ def _find_corner(seq_len: int, side: int, links: AnswerLinks) -> tuple[int, int]
         return seq_len - side, seq_len - side
     return max(
         ((r, c) for r in corners for c in corners),
-        key=lambda f: lie_inside(links.queries, links.values, f, (side, side)).sum(),
+        key=lambda f: lie_inside(*links.expected, f, (side, side)).sum(),
     )
 
 

@@ -1,9 +1,11 @@
 """How does the model recall: by which route the answer arrives, and which edges carry it."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from analysis.base import NotApplicableError, Subject, describe, draw
-from analysis.links import has_pairs
+from analysis.links import IN_PLACE, find_offsets, has_pairs
 from analysis.mechanism.components import Components, measure_components
 from analysis.mechanism.cues import measure_cues
 from analysis.mechanism.edits import Edited
@@ -44,15 +46,19 @@ def measure(subject: Subject) -> list[Mechanism | Edited | Components]:
     # Shares of the change are meaningless unless exchanging keys surely changes the margin.
     changes = known.sum_changes(known.clean)[:, 1:]
     answers_move = bootstrap(changes, rng)[0] > 0
-    restored = restore(subject.model, pairs, known, rng) if answers_move else None
-    edited = edit(subject.model, pairs, known, rng) if answers_move else None
+    offsets = find_offsets(subject) if answers_move else IN_PLACE
+    carried = pairs.shift_values(offsets.gathered)
+    counted = replace(known, valid=carried.valid)
+    restored = restore(subject.model, carried, counted, rng) if answers_move else None
+    edited = edit(subject.model, pairs, known, rng, offsets) if answers_move else None
     label, reason, evidence = classify(found, restored, edited)
     mechanism = Mechanism(
-        label, reason, evidence, found.key, found.position, restored, len(pairs.query)
+        label, reason, evidence, found.key, found.position, restored, len(pairs.query), offsets
     )
     results: list[Mechanism | Edited | Components] = [mechanism]
     if edited is not None:
         results.append(edited)
     if answers_move:
-        results.append(measure_components(subject.model, pairs, known, rng))
+        components = measure_components(subject.model, carried, counted, rng)
+        results.append(replace(components, offsets=offsets))
     return results

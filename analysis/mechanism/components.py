@@ -14,13 +14,14 @@ from torch import Tensor
 
 from analysis.base import Finding, Words
 from analysis.interventions import patch
+from analysis.links import IN_PLACE, Offsets
 from analysis.mechanism.effects import SITE_NAMES, SITES, Baseline, estimate_share, locate_sites
 from analysis.mechanism.shares import format_share
 from analysis.mechanism.swapped_keys import Couples, compute_margins
 from analysis.plots.style import new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
-from analysis.words import capitalize, join_names
+from analysis.words import capitalize, join_names, name_place
 from lab.hooks import HookPoint
 from lab.models import LanguageModel
 from tasks.base import Batch
@@ -61,6 +62,7 @@ class Components(Finding):
         rows: number of rows measured.
         queries: number of queries measured.
         n_layers: blocks of the model; some are left out if there are more than `LAYERS`.
+        offsets: how far after a value its key is gathered, where a convolution reads there.
     """
 
     layers: Int[np.ndarray, " n"]
@@ -70,6 +72,7 @@ class Components(Finding):
     rows: int
     queries: int
     n_layers: int
+    offsets: Offsets = IN_PLACE
 
     def describe(self) -> Words:
         """Name the components that surely carry the answer, or the one that comes closest."""
@@ -78,8 +81,8 @@ class Components(Finding):
         def describe_share(n: int, s: int) -> str:
             low, high = self.interval[n, s]
             return (
-                f"layer {self.layers[n]}'s {self.components[n]} at the "
-                f"{SITE_NAMES[COMPONENT_SITES[s]]} {format_share(self.share[n, s])} "
+                f"layer {self.layers[n]}'s {self.components[n]} at "
+                f"{self._name_site(s)} {format_share(self.share[n, s])} "
                 f"({format_share(low)} to {format_share(high)}; placebo "
                 f"{format_share(self.share[n, -1])})"
             )
@@ -102,17 +105,25 @@ class Components(Finding):
             "Placebo: as many random other positions. If components work in a chain, each link "
             "appears here by itself."
         )
+        reading += self.offsets.explain()
         if len(set(self.layers.tolist())) < self.n_layers:
             reading += f" Some of the {self.n_layers} layers are left out."
         alt = f"Heat map of restored share by component and site. {says}"
         return Words(title, says, reading, alt, gist=self._name_carriers(carriers))
+
+    def _name_site(self, s: int) -> str:
+        """Name a site, "the keys" or another."""
+        site = COMPONENT_SITES[s]
+        return name_place(
+            self.offsets.gathered if site == "value" else 0, f"the {SITE_NAMES[site]}"
+        )
 
     def _name_carriers(self, carriers: Sequence[tuple[int, int]]) -> str:
         """Say in one sentence which components restore the answer alone; nothing without any."""
         if not carriers:
             return ""
         names = [
-            f"layer {self.layers[n]}'s {self.components[n]} at the {SITE_NAMES[COMPONENT_SITES[s]]}"
+            f"layer {self.layers[n]}'s {self.components[n]} at {self._name_site(s)}"
             for n, s in carriers[:4]
         ]
         more = f", and {len(carriers) - 4} more" if len(carriers) > 4 else ""

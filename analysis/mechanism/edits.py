@@ -7,10 +7,11 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
+from analysis.links import IN_PLACE, Offsets
 from analysis.mechanism.shares import format_share
 from analysis.plots.lines import name_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import capitalize, percent
+from analysis.words import capitalize, name_place, percent
 
 ARMS = ("query → value", "value → key", "values exchanged")
 """The edits: two kinds of edges to block, and an exchange of values."""
@@ -39,6 +40,7 @@ class Edited(Finding):
         followed: share of answers that become the other value when the two are exchanged [n].
         placebo_followed: likewise, when two random positions are exchanged.
         rows: number of rows measured.
+        offsets: how far after a value it is blocked or exchanged, where a convolution moved it.
     """
 
     layers: Int[np.ndarray, " n"]
@@ -49,6 +51,7 @@ class Edited(Finding):
     followed: Float[np.ndarray, " n"]
     placebo_followed: Float[np.ndarray, " n"]
     rows: int
+    offsets: Offsets = IN_PLACE
 
     def describe(self) -> Words:
         """Say in which layer each edit surely leaves less of the margin than its placebo."""
@@ -60,12 +63,13 @@ class Edited(Finding):
             sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
             i = int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin())
             share, placebo = self.left[arm, i], self.placebo[arm, i]
+            edge = self._name_edge(arm, int(self.layers[i]))
             left = f"{format_share(share)} of the margin (placebo {format_share(placebo)})"
             parts.append(
-                f"blocking {ARMS[arm]} surely leaves less than the placebo in layer "
+                f"blocking {edge} surely leaves less than the placebo in layer "
                 f"{self.layers[i]}, {left}"
                 if sure.any()
-                else f"in no layer does blocking {ARMS[arm]} surely leave less than the placebo: "
+                else f"in no layer does blocking {edge} surely leave less than the placebo: "
                 f"at least {left}"
             )
         i = int(self.followed.argmax())
@@ -73,7 +77,8 @@ class Edited(Finding):
             percent(float(shares[i])) for shares in (self.followed, self.placebo_followed)
         )
         parts.append(
-            f"exchanging two values moves {followed} of answers with them in layer "
+            f"exchanging {name_place(self.offsets.get(int(self.layers[i]))[0], 'two values')} "
+            f"moves {followed} of answers with them in layer "
             f"{self.layers[i]} (placebo {placebo})"
         )
         says = f"{'. '.join(map(capitalize, parts))}."
@@ -82,7 +87,13 @@ class Edited(Finding):
             "answers the other value. Crosses are placebos: an edge to a random earlier position, "
             "or two exchanged positions that belong to no pair. Bars are 95 % intervals over rows."
         )
+        reading += self.offsets.explain()
         return Words(title, says, reading, f"Dots of what is left, by layer and edit. {says}")
+
+    def _name_edge(self, arm: int, layer: int) -> str:
+        """Name the edge that an arm blocks in a layer."""
+        offset = self.offsets.get(layer)[arm]
+        return ARMS[arm].replace("value", name_place(offset, "the value") if offset else "value")
 
     def draw(self) -> go.Figure:
         """Draw one line per layer, with a dot for each edit and a cross for its placebo."""

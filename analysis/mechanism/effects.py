@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.interventions import block_edges, patch, swap_values
+from analysis.links import IN_PLACE, Offsets
 from analysis.mechanism.edits import ARMS, Edited
 from analysis.mechanism.swapped_keys import Couples, compute_couple_answers, compute_margins
 from analysis.scoring import scored
@@ -174,7 +175,11 @@ def locate_sites(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Ten
 
 
 def edit(
-    model: LanguageModel, pairs: Couples, known: Baseline, rng: np.random.Generator
+    model: LanguageModel,
+    pairs: Couples,
+    known: Baseline,
+    rng: np.random.Generator,
+    offsets: Offsets = IN_PLACE,
 ) -> Edited | None:
     """Block edges and exchange values in one layer at a time; None if no mixer has a matrix.
 
@@ -203,7 +208,7 @@ def edit(
         for turn in range(passes):
             arm = (torch.arange(c, device=pairs.query.device) + turn) % kinds
             with ExitStack() as stack:
-                for context in _make_edits(model, layer, pairs, arm, rng):
+                for context in _make_edits(model, layer, pairs, arm, rng, offsets):
                     stack.enter_context(context)
                 after = scored(model, pairs.clean)
             margins, answers = compute_margins(after, pairs), compute_couple_answers(after, pairs)
@@ -225,6 +230,7 @@ def edit(
         followed=followed[0],
         placebo_followed=followed[1],
         rows=rows,
+        offsets=offsets,
     )
 
 
@@ -234,18 +240,24 @@ def _make_edits(
     pairs: Couples,
     arm: Int[Tensor, " c"],
     rng: np.random.Generator,
+    offsets: Offsets,
 ) -> Iterator[AbstractContextManager[object]]:
     """Yield the interventions of one pass: couple c gets `arm[c]`, where 3 to 5 are placebos."""
-    query, key, value = pairs.query, pairs.key, pairs.value
-    targets = torch.where((arm % 3 == 0)[:, None], query, value)
+    read, written = offsets.get(layer)
+    query, key, value = pairs.query, pairs.key, pairs.value + read
+    targets = torch.where((arm % 3 == 0)[:, None], query, pairs.value + written)
     sources = torch.where((arm % 3 == 0)[:, None], value, key)
-    sources = torch.where((arm >= 3)[:, None], _draw_other_sources(targets, pairs, rng), sources)
-    edges = (arm % 3 < 2)[:, None] & (sources >= 0)
+    own, seq_len = torch.cat([key, pairs.value, value], -1), pairs.clean.inputs.shape[1]
+    sources = torch.where(
+        (arm >= 3)[:, None], _draw_other_sources(targets, own, seq_len, rng), sources
+    )
+    edges = (arm % 3 < 2)[:, None] & (sources >= 0) & (sources <= targets) & (targets < seq_len)
     if edges.any():
         yield block_edges(model, layer, targets[edges], sources[edges], rows=pairs.rows[edges])
+    pairs = pairs.shift_values(read)
     places = locate_sites(pairs, rng)["elsewhere"]
     for couple in (arm % 3 == 2).nonzero()[:, 0].tolist():
-        first, second = value[:, couple].unbind(-1)
+        first, second = pairs.value[:, couple].unbind(-1)
         if arm[couple] >= 3:
             before = torch.arange(places.shape[1], device=places.device)
             before = before < query[:, couple].amin(-1, keepdim=True)
@@ -257,12 +269,13 @@ def _make_edits(
 
 
 def _draw_other_sources(
-    targets: Int[Tensor, "b c 2"], pairs: Couples, rng: np.random.Generator
+    targets: Int[Tensor, "b c 2"],
+    own: Int[Tensor, "b c own"],
+    seq_len: int,
+    rng: np.random.Generator,
 ) -> Int[Tensor, "b c 2"]:
-    """Draw for each target an earlier position that is no key or value of its couple; −1: none."""
-    seq_len = pairs.clean.inputs.shape[1]
+    """Draw for each target an earlier position that is not its couple's own; −1: none."""
     position = torch.arange(seq_len, device=targets.device)
-    own = torch.cat([pairs.key, pairs.value], -1)
     free = (position != own[..., None]).all(2, keepdim=True) & (position < targets[..., None])
     return _draw_positions(free.flatten(0, 2), 1, rng).view_as(targets)
 

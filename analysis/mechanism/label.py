@@ -22,6 +22,9 @@ The labels, from the most basic on:
     mixed        in between: some answers follow the key and others the position, or at its best
                  depth the values restore more than a third and less than two thirds
 
+Where a layer reads values, and gathers their keys, some positions later (`analysis.links.Offsets`),
+those positions are meant.
+
 `analysis.mechanism.cues` defines what an answer follows. Every comparison with a threshold uses an
 end of a 95 % interval.
 """
@@ -32,12 +35,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
+from analysis.links import IN_PLACE, Offsets
 from analysis.mechanism.cues import Cues, Measured
 from analysis.mechanism.edits import Edited
 from analysis.mechanism.effects import SITE_NAMES, SITES, Restored
 from analysis.mechanism.shares import format_share
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import percent, round_percent
+from analysis.words import capitalize, name_place, percent, round_percent
 
 ENOUGH, LITTLE, SOME = 2 / 3, 1 / 3, 1 / 5
 """Thresholds of the labels."""
@@ -56,6 +60,7 @@ class Mechanism(Finding):
         restored: shares restored by depth and site; None if exchanging keys does not surely change
             the margin, so that there is nothing to restore.
         rows: number of rows in the batch.
+        offsets: how far after a value it is found, where a convolution moved it.
     """
 
     label: str
@@ -65,6 +70,7 @@ class Mechanism(Finding):
     follows_position: Measured
     restored: Restored | None
     rows: int
+    offsets: Offsets = IN_PLACE
 
     def describe(self) -> Words:
         """State the label, the reason, and what the answers follow."""
@@ -74,7 +80,7 @@ class Mechanism(Finding):
         carried = [measured for name, measured in by_name.items() if "restored" in name]
         exchanged = [measured for name, measured in by_name.items() if "exchanged" in name]
         if carried:
-            says += f"{_describe_restoring(carried)}; "
+            says += f"{_describe_restoring(carried, self.offsets.gathered)}; "
         elif exchanged:
             parts = [
                 f"{measured.name} {format_share(measured.value)} "
@@ -105,24 +111,28 @@ class Mechanism(Finding):
         """Say how the model recalls, and what the placebo does."""
         shares = {found.name.partition(" ")[0]: found.value for found in self.evidence}
         left = {found.name: found.value for found in self.evidence if "exchanged" in found.name}
+        gathered = self.offsets.gathered
+        restored = name_place(gathered, "the values") if gathered else "the values' positions"
         if self.label == "induction":
+            place = name_place(gathered, "each value") if gathered else "each value's position"
             return (
-                "It recalls by induction. Each value's position gathers its key, and the query "
-                "finds it there. Restoring the values' positions alone brings back "
+                f"It recalls by induction. {capitalize(place)} gathers its key, and the query "
+                f"finds it there. Restoring {restored} alone brings back "
                 f"{round_percent(shares['value'])} of the answer. Restoring as many other "
                 f"positions, the placebo, brings back {round_percent(shares['placebo'])}."
             )
         if self.label == "direct" and left:
             values, others = left.values()
+            exchanged = name_place(self.offsets.get(0)[0], "two values")
             return (
                 "It recalls directly. One mixer finds the key and reads the value in one step. "
-                f"Exchanging two values leaves {round_percent(values)} of the answer. Exchanging "
+                f"Exchanging {exchanged} leaves {round_percent(values)} of the answer. Exchanging "
                 f"other positions, the placebo, leaves {round_percent(others)}."
             )
         if self.label == "direct":
             return (
                 "It recalls directly. One mixer finds the key and reads the value in one step. "
-                "Restoring the values' positions brings back at most "
+                f"Restoring {restored} brings back at most "
                 f"{round_percent(shares['value'])} of the answer at the depths tried. Restoring as "
                 "many other positions, the placebo, brings back "
                 f"{round_percent(shares['placebo'])}."
@@ -172,18 +182,21 @@ def _classify_one_block(edited: Edited | None) -> tuple[str, str, tuple[Measured
         reason = "a single block has no inner depth, and its mixer has no matrix to edit"
         return "undecided", reason, ()
 
+    read = edited.offsets.get(int(edited.layers[0]))[0]
+
     def measure_left(name: str, share: np.ndarray, ends: np.ndarray) -> Measured:
         low, high = ends[-1, 0]
         return Measured(
             f"left with {name} exchanged", float(share[-1, 0]), (float(low), float(high))
         )
 
-    values = measure_left("values", edited.left, edited.interval)
+    values = measure_left(name_place(read, "values"), edited.left, edited.interval)
     others = measure_left("other positions", edited.placebo, edited.placebo_interval)
     if values.interval[1] <= LITTLE and others.interval[0] >= ENOUGH:
         return (
             "direct",
-            "the one block finds each value by its key and reads it in place",
+            "the one block finds each value by its key and reads "
+            + (name_place(read, "it") if read else "it in place"),
             (values, others),
         )
     reason = "a single block has no inner depth, and the answer does not surely go with its value"
@@ -216,6 +229,8 @@ def _classify_carrier(
         get_restored("query", best),
         get_restored("elsewhere", best),
     )
+    gathered = 0 if edited is None else edited.offsets.gathered
+    place = name_place(gathered, "the value") if gathered else "the value's position"
     between = int(restored.depths[-1]) - 1
     depths = (
         "at any depth"
@@ -227,30 +242,32 @@ def _classify_carrier(
     if value.interval[0] >= ENOUGH:
         return (
             "induction",
-            "the value's position has gathered its key, and the query reads it there",
+            f"{place} has gathered its key, and the query reads it there",
             evidence,
         )
     if value.interval[0] > LITTLE and value.interval[1] < ENOUGH:
-        return "mixed", "the value's position carries its key in part", evidence
+        return "mixed", f"{place} carries its key in part", evidence
     if not value.interval[1] <= LITTLE:
         return (
             "undecided",
-            "it is uncertain how much of its key the value's position carries",
+            f"it is uncertain how much of its key {place} carries",
             evidence,
         )
     if all(other.interval[0] >= ENOUGH for other in others):
-        return "direct", f"no value's position carries its key {depths}", evidence
+        none = f"{place} does not carry" if gathered else "no value's position carries"
+        return "direct", f"{none} its key {depths}", evidence
     return "undecided", "no single position carries the answer at every depth", evidence
 
 
-def _describe_restoring(evidence: list[Measured]) -> str:
+def _describe_restoring(evidence: list[Measured], gathered: int) -> str:
     """Describe what each site restores at the depth that decides the label."""
     shares = []
     for measured in evidence:
         low, high = measured.interval
         site = measured.name.partition(" ")[0]
         ends = f" ({format_share(low)} to {format_share(high)})" if site == "value" else ""
-        shares.append(f"{SITE_NAMES[site]} {format_share(measured.value)}{ends}")
+        name = name_place(gathered if site == "value" else 0, SITE_NAMES[site])
+        shares.append(f"{name} {format_share(measured.value)}{ends}")
     depth = evidence[0].name.partition(" restored ")[2]
     return f"Share of the answer restored {depth}: by {', '.join(shares)}"
 

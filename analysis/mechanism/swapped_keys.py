@@ -56,6 +56,14 @@ class Couples:
         b = torch.arange(len(self.query), device=self.query.device)
         return b[:, None, None].expand_as(self.query)
 
+    def shift_values(self, offset: int) -> "Couples":
+        """Put `value` some positions later; couples whose keys lie there are no longer valid."""
+        if not offset:
+            return self
+        value = (self.value + offset).clamp(max=self.clean.inputs.shape[1] - 1)
+        taken = (self.key[..., None] == value.flatten(1)[:, None, None]).any(-1)
+        return replace(self, value=value, valid=self.valid & ~taken.any(-1))
+
     def __getitem__(self, rows: slice) -> "Couples":
         """Return the couples of some rows."""
         tensors = (self.query, self.key, self.value, self.right, self.valid)

@@ -12,7 +12,7 @@ from analysis.base import Subject
 from analysis.links import AnswerLinks, find_links
 from analysis.plain import figure_only
 from analysis.plots import style
-from analysis.words import name_head
+from analysis.words import name_head, name_place
 
 SIDE = 512
 """Maximum number of cells across a figure: with more, single bright ones could vanish."""
@@ -235,7 +235,7 @@ def _mark(
             "line": {"width": 1.3},
         },
         cliponaxis=False,  # a ring on the last row or column is whole
-        name="the value asked for",
+        name=name_place(heatmap.links.read, "the value asked for"),
         legendgroup="values",
         showlegend=place == (1, 1),
         visible=True if len(rows) <= CIRCLES else "legendonly",
@@ -247,9 +247,7 @@ def _mark(
 
 def find_expected(heatmap: Heatmap) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns of the picture's cells where queries meet their values."""
-    if not len(heatmap.links.values):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    shown, rows, columns = heatmap.picture, heatmap.links.queries, heatmap.links.values
+    shown, (rows, columns) = heatmap.picture, heatmap.links.expected
     high, wide = (side * shown.pool for side in shown.weights.shape[1:])
     met = lie_inside(rows, columns, shown.first, (high, wide))
     return rows[met], columns[met]

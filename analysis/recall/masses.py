@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float, Int
 
 from analysis.base import Subject
-from analysis.links import find_pairs
+from analysis.links import Offsets, find_offsets, find_pairs
 from analysis.mixing import Mixer, collect_mixers
 from analysis.recall.pair_mass import PairMass
 from analysis.statistics.intervals import bootstrap
@@ -26,7 +26,7 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
     rows = min(size, count_rows(MASS_TOKENS, seq_len, fewest=2, most=MASS_ROWS))
     batch = subject.batch[slice(0, rows)]
     query, key, value = (link.cpu().numpy() for link in find_pairs(batch))
-    rng = np.random.default_rng(subject.seed)
+    rng, offsets = np.random.default_rng(subject.seed), find_offsets(subject)
     layers, heads, names, shares, intervals, without = [], [], [], [], [], []
     for mixer in collect_mixers(subject.model, batch):
         if not isinstance(mixer.module, MatrixMixer):
@@ -34,7 +34,10 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
             continue
         # [b 3 h]: means over a row's pairs; intervals resample the rows.
         by_row = np.stack(
-            [_measure_row(mixer, row, query[row], key[row], value[row]) for row in range(rows)]
+            [
+                _measure_row(mixer, row, query[row], key[row], value[row], offsets)
+                for row in range(rows)
+            ]
         )
         for head in range(by_row.shape[2]):
             layers.append(mixer.layer)
@@ -58,6 +61,7 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
         chance=np.array([on_asked, on_asked, on_stored]),
         rows=rows,
         without=tuple(without),
+        offsets=offsets,
     )
 
 
@@ -67,23 +71,15 @@ def _measure_row(
     query: Int[np.ndarray, " pairs"],
     key: Int[np.ndarray, " pairs"],
     value: Int[np.ndarray, " pairs"],
+    offsets: Offsets,
 ) -> Float[np.ndarray, "3 h"]:
     """Return the mean shares of one row of the batch, by blocks of its matrix."""
     real = query >= 0
     query, key, value = query[real], key[real], value[real]
-    targets = torch.from_numpy(np.concatenate([query, query, value]))
-    sources = torch.from_numpy(np.concatenate([value, key, key]))
-    found: torch.Tensor | None = None
-    for rows, matrix in mixer.blocks(row):
-        inside = (targets >= rows.start) & (targets < rows.stop)
-        if found is None:
-            found = torch.zeros(len(matrix), len(targets), dtype=torch.float64)
-        if not inside.any():
-            continue
-        local, column = (targets[inside] - rows.start).to(matrix.device), sources[inside]
-        total = matrix.abs().sum(-1, dtype=torch.float64)[:, local]
-        entry = matrix[:, local, column.to(matrix.device)].abs().double()
-        tiny = torch.finfo(torch.float32).tiny
-        found[:, inside] = (entry / total.clamp(min=tiny)).cpu()
-    assert found is not None
+    later, bound = (value + offset for offset in offsets.get(mixer.layer))
+    targets = torch.from_numpy(np.concatenate([query, query, bound]))
+    sources = torch.from_numpy(np.concatenate([later, key, key]))
+    # A query has no entry at a position after its own, nor a row any at one past its end.
+    there = (sources <= targets) & (targets < mixer.x.shape[1])
+    found = mixer.measure_shares(row, targets.where(there, 0), sources.where(there, 0)) * there
     return found.unflatten(1, (3, -1)).mean(2).T.numpy()

@@ -8,10 +8,11 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
+from analysis.links import IN_PLACE, Offsets
 from analysis.matrices.layer_matrix import SHOWS
 from analysis.plots.lines import name_lines
 from analysis.plots.style import MUTED, make_whiskers, new_figure
-from analysis.words import name_head, name_layers, percent
+from analysis.words import name_head, name_layers, name_place, percent
 
 LINES = 32
 """Maximum number of lines of the figure; with more heads, each layer shows its highest."""
@@ -31,6 +32,7 @@ class PairMass(Finding):
         chance: what rows of equal entries would give: mean 1/(q + 1), 1/(q + 1), 1/(v + 1).
         rows: how many rows of the batch were read.
         without: layers whose mixer offers no matrix.
+        offsets: how far after a value it is found, where a convolution moved it.
     """
 
     layers: Int[np.ndarray, " n"]
@@ -41,6 +43,7 @@ class PairMass(Finding):
     chance: Float[np.ndarray, " 3"]
     rows: int
     without: tuple[int, ...]
+    offsets: Offsets = IN_PLACE
 
     def describe(self) -> Words:
         """Name the heads with the largest shares, and say whether any of them stands out."""
@@ -52,17 +55,26 @@ class PairMass(Finding):
             for i, chance in enumerate(self.chance)
         ]
         opening = "Heads look at their pair" if any(shows) else "No head clearly looks at its pair"
+        reader, writer = (int(self.layers[self.share[:, i].argmax()]) for i in (0, 2))
+        value = name_place(self.offsets.get(reader)[0], "the value they ask for")
+        written = self.offsets.get(writer)[1]
+        write = f"value rows put {best[2]} on their key"
+        if written:
+            # A uniform row has less there than at the value, so chance is left out.
+            most = f"{percent(float(self.share[:, 2].max()))} (layer {writer})"
+            write = f"{name_place(written, 'a value')} puts {most} on its key"
         says = (
-            f"{opening}: at most, query rows put {best[0]} of their mass on the value they ask for "
-            f"and {best[1]} on its key; value rows put {best[2]} on their key."
+            f"{opening}: at most, query rows put {best[0]} of their mass on {value} "
+            f"and {best[1]} on its key; {write}."
         )
         reading = (
             "A dot is a head's mean share of Σ_j |M_ij|, the bar its 95 % interval over rows. The "
             "grey upright tick is what a uniform row would give."
         )
+        reading += self.offsets.explain()
         if self.without:
             reading += f" The mixers of {name_layers(self.without)} offer no matrix."
-        gist = f"Queries put up to {best[0]} of their mass on the value they ask for."
+        gist = f"Queries put up to {best[0]} of their mass on {value}."
         gist = gist if shows[0] else ""
         alt = f"Dots, a line for each of {len(self.heads)} heads, of three shares of mass. {says}"
         return Words(title, says, reading, alt, gist=gist)

@@ -1,18 +1,33 @@
-"""Pairs of every task's links: whole ones first; rows that interventions made are no surprise."""
+"""Pairs of every task's links: whole ones first; rows that interventions made are no surprise.
+
+A value that a convolution moved is found where it lies; one that lies in place stays there.
+"""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pytest
 import torch
 
+from analysis import links, matrices, recall
+from analysis.base import Subject
 from analysis.experts.held_answers import measure_held_answers
-from analysis.links import find_links, find_pairs, has_pairs
+from analysis.links import IN_PLACE, Offsets, find_links, find_offsets, find_pairs, has_pairs
+from analysis.matrices import heads
+from analysis.matrices.head_scores import HeadScores
 from analysis.mechanism.swapped_keys import draw_couples, solve_rows
-from lab.models import build
+from analysis.mixing import get_reach
+from analysis.plots.heatmaps import Heatmap, find_expected
+from analysis.recall.pair_mass import PairMass
+from lab.layers.ssd import SSD
+from lab.models import LanguageModel, build
 from tasks.compositional import Compositional
 from tasks.copying import Copy
 from tasks.flip_flop import FlipFlop
+from tasks.language import Language
 from tasks.memorize import Memorize
+from tests import mechanisms
 
 
 def test_what_lacks_a_key_is_no_pair_and_whole_pairs_come_first():
@@ -65,3 +80,136 @@ def test_answers_of_one_fact_are_counted_where_facts_are_linked():
     found = measure_held_answers(model, batch, 0, np.random.default_rng(0))
     assert found.kind_of == "fact"
     assert found.asked == int((batch.targets != -100).sum())
+
+
+class Recent(mechanisms.Matching):
+    """Looks back without regard to content, and a convolution moves its values by two."""
+
+    def __init__(self, fades: float):
+        super().__init__(0.0, 0.0, later=2)
+        self.fades = fades
+
+    def matrix(self, x):
+        place = torch.arange(x.shape[1])
+        row = (self.fades ** (place[:, None] - place)).tril()
+        return row.expand(len(x), 1, -1, -1)
+
+
+def subject_of(model: LanguageModel, rows: int = 8) -> Subject:
+    return Subject(mechanisms.TASK, model, mechanisms.TASK.batch(split="test", size=rows))
+
+
+def recent(fades: float) -> LanguageModel:
+    return mechanisms.replaced(mechanisms.blank("AN AN"), 1, Recent(fades))
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (mechanisms.late_direct, Offsets(read={1: 2})),
+        (partial(mechanisms.late_direct, "AN", 0), Offsets(read={0: 2})),
+        (mechanisms.late_induction, Offsets(read={1: 2}, written={0: 2})),
+        (mechanisms.direct, IN_PLACE),
+        (mechanisms.mixed, IN_PLACE),
+        (mechanisms.ssd_induction, IN_PLACE),
+        (mechanisms.untrained, IN_PLACE),
+        (partial(recent, 1.0), IN_PLACE),
+        # Three positions after a value surely have more than the value, but so do later ones.
+        (partial(recent, 0.8), IN_PLACE),
+        (partial(recent, 1.2), IN_PLACE),
+    ],
+)
+def test_a_value_is_found_where_a_convolution_put_it(make, wanted):
+    assert find_offsets(subject_of(make())) == wanted
+
+
+def test_an_offset_chosen_on_some_rows_must_hold_on_others():
+    rng, shares = np.random.default_rng(0), np.zeros((8, 8, 1))
+    shares[::2, 2] = 1
+    assert links._choose(list(shares), rng) == 0
+    shares[:, 2] = 1
+    assert links._choose(list(shares), rng) == 2
+    # A placebo with as much: where the convolution cannot reach, so it is not the value.
+    shares[:, 6] = 1
+    assert links._choose(list(shares), rng) == 0
+
+
+def test_a_layer_that_shows_nothing_is_seldom_said_to_read_elsewhere():
+    rng = np.random.default_rng(0)
+    moved = sum(
+        links._choose(list(rng.dirichlet(np.ones(24), (32, 2))[:, :, :8].mT), rng) > 0
+        for _ in range(400)
+    )
+    # The interval of one difference lies above 0 in 2.5 % of cases; here are two, of one maximum.
+    assert moved <= 10
+
+
+def test_recall_is_found_two_positions_after_the_value():
+    found = subject_of(mechanisms.late_direct())
+    batch = found.batch
+    query, _, value = find_pairs(batch)
+    masses, _ = recall.measure(found)
+    assert isinstance(masses, PairMass)
+    # Each query's whole mass lies there, unless that is after the query.
+    assert masses.share[1, 0] == pytest.approx((value + 2 <= query).double().mean().item())
+    said = masses.describe()
+    assert said.says.startswith("Heads look at their pair: at most, query rows put")
+    assert "of their mass on what lies two positions after the value they ask for" in said.says
+    assert "Layer 1's values: what lies two positions after them." in said.reading
+
+    _, layer = matrices.measure(found)
+    said, picture = layer.describe(), layer.picture
+    assert said.says.startswith("It recalls. Query rows put ")
+    assert "what lies two positions after the value they ask for" in said.says
+    assert "Rings mark where a query meets what lies two positions after" in said.reading
+    assert picture is not None
+    rows, columns = find_expected(
+        Heatmap(picture, layer.links, layer.tokens, layer.roles, layer.role_names)
+    )
+    assert len(rows) >= 3
+    assert (picture.weights[0, rows, columns] > 0).all()
+    assert (picture.weights[0, rows, columns - 2] == 0).all()
+
+    scores, _ = heads.measure(found)
+    assert isinstance(scores, HeadScores)
+    assert scores.shares[1, scores.patterns.index("induction")] == pytest.approx(1)
+    words = "Head 1.0 puts 100.0 % of its mass on what lies two positions after the token that"
+    assert scores.describe().says.startswith(words)
+
+
+def test_binding_is_found_two_positions_after_the_value():
+    found = subject_of(mechanisms.late_induction())
+    masses, _ = recall.measure(found)
+    assert isinstance(masses, PairMass)
+    assert masses.share[0, 2] == pytest.approx(1, abs=1e-4)
+    assert "what lies two positions after a value puts 100.0 % (layer 0) on its key" in (
+        masses.describe().says.replace("99.9", "100.0")
+    )
+    binding, reading = (layer.describe().says for layer in matrices.measure(found))
+    assert binding.startswith("It binds each value to its key. What lies two positions after a ")
+    assert reading.startswith("It recalls. Query rows put ")
+
+
+def test_of_a_layer_that_fades_nothing_is_said_about_later_positions():
+    found = subject_of(recent(0.8))
+    for analysis in (recall, matrices, heads):
+        for result in analysis.measure(found):
+            words = analysis.describe(result)
+            assert "positions after" not in f"{words.says} {words.gist}".replace(
+                "earlier positions", ""
+            )
+    masses, _ = recall.measure(found)
+    assert masses.describe().says.startswith("No head clearly looks at its pair")
+    assert matrices.measure(found)[1].describe().says.startswith("It shows neither recall")
+
+
+def test_where_no_pairs_are_stored_what_followed_a_copy_is_looked_up():
+    task = Language(seq_len=32)
+    assert not has_pairs(task.batch(size=1))
+    found = Subject(task, mechanisms.late_direct(), task.batch(split="test", size=8))
+    assert find_offsets(found) == Offsets(read={1: 2})
+
+
+def test_only_a_convolution_reaches_further():
+    conv = SSD(8, 1, position="conv", conv_width=3, d_state=4)
+    assert [get_reach(of) for of in (conv, SSD(8, 1, d_state=4), Recent(1.0))] == [3, 1, 4]

@@ -28,6 +28,25 @@ def test_a_planted_mechanism_gets_its_label(name):
     assert to_plain(found)["label"] == found.label
 
 
+@pytest.mark.parametrize("name", ["direct", "induction"])
+def test_edges_are_blocked_and_values_exchanged_where_a_convolution_put_them(name):
+    suffix = " two positions late" + " in one block" * (name == "direct")
+    found, edited = measure_planted(name + suffix)
+    assert edited is not None
+    # Without its edge a query has no answer: half of the margin is left.
+    assert edited.left[0, -1] == pytest.approx(0.5, abs=0.05)
+    assert edited.left[2, -1] == pytest.approx(0.0, abs=0.1)
+    assert edited.placebo[[0, 2], -1] == pytest.approx(1.0, abs=0.05)
+    assert edited.followed[-1] == 1
+    words = f"{describe(found).gist} {describe(edited).says}"
+    assert "Blocking query → what lies two positions after the value surely leaves less" in words
+    assert "Exchanging what lies two positions after two values moves 100.0 %" in words
+    if name == "induction":
+        assert edited.left[1, 0] == pytest.approx(0.5, abs=0.05)
+        assert "Blocking what lies two positions after the value → key surely leaves" in words
+        assert "What lies two positions after each value gathers its key" in words
+
+
 def make_cues(key: float, position: float, half: float = 0.02) -> Cues:
     def make_measured(value: float) -> Measured:
         return Measured("", value, (value - half, value + half))

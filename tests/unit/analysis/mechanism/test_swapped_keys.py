@@ -73,3 +73,22 @@ def test_what_answers_follow_is_the_loop_over_queries():
             right += bool(before[q].argmax() == ROWS.targets[row, q] and after[q].argmax() == now)
     assert 0 < right < ROWS.links["query_pos"].numel()
     assert found.key.value == pytest.approx(right / ROWS.links["query_pos"].numel())
+
+
+def test_couples_do_not_count_where_their_keys_lie_at_the_later_positions():
+    task = MQAR(seq_len=64, n_pairs=16, vocab_size=128)
+    found = draw_couples(task, task.batch(split="test", size=6), make_generator())
+    assert found is not None
+    assert found.shift_values(0) is found
+    later = found.shift_values(1)
+    assert (later.value == found.value + 1).all()
+    lost = 0
+    for row in range(6):
+        places = set(later.value[row].flatten().tolist())
+        for c, keys in enumerate(found.key[row].tolist()):
+            hit = bool(places & set(keys))
+            assert later.valid[row, c] == (found.valid[row, c] and not hit)
+            lost += hit
+    assert 0 < lost < found.valid.numel()
+    # Two positions later lies a value of the next pair, and no key.
+    assert (found.shift_values(2).valid == found.valid).all()
