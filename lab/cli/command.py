@@ -151,6 +151,16 @@ class Group(TyperGroup):
         with _report_in_one_line(self.get_params(ctx)):
             return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; that code which it calls ends the process is a failure."""
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich's: nobody reads any more
+                raise
+            how = f"sys.exit({error.code!r})"
+            raise refuse(f"code that was called ended the process ({how})", 1) from error
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the first word names; suggest one if there is none."""
         name, known = args[0], self.list_commands(ctx)

@@ -33,10 +33,8 @@ def run(app: Callable[..., object]) -> int:
         return _say("interrupted", INTERRUPTED)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # nobody reads any more
-            return FAILED
-        return _say(f"code that was called ended the process (sys.exit({error.code!r}))", FAILED)
+    except SystemExit as error:  # typer's, after completing a word for a shell; `Group` has others
+        return error.code if isinstance(error.code, int) else FAILED
     except OSError as error:
         if error.errno == errno.EPIPE:
             # Nobody reads any more; Python would try to write the rest when it ends.

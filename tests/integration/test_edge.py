@@ -1,22 +1,27 @@
 """What no command expects ends in one line, with the traceback in a file that it names."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from lab.cli import edge
+from lab.cli.command import Group
 
 
 def run(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run a command line whose only command raises an error."""
-    app = typer.Typer()
+    app = typer.Typer(cls=Group)
+    app.callback()(lambda: None)
 
     @app.command()
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("sys.argv", ["lab"])
+    monkeypatch.setattr("sys.argv", ["lab", "fail"])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return edge.run(app)
 
@@ -36,3 +41,51 @@ def test_an_unexpected_error_is_one_line_that_names_its_traceback(
 def test_an_interrupt_has_its_exit_code_and_leaves_no_traceback(tmp_path, monkeypatch):
     assert run(KeyboardInterrupt(), tmp_path, monkeypatch) == 130
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("code", [0, "enough"])
+def test_code_that_ends_the_process_is_no_success(code, tmp_path, monkeypatch, capsys):
+    assert run(SystemExit(code), tmp_path, monkeypatch) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == f"Error: code that was called ended the process (sys.exit({code!r}))"
+
+
+ARGUMENTS = "_arguments '*: :(({}))'\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "completions"),
+    [
+        ({"_LAB_COMPLETE": "complete_bash", "COMP_WORDS": "lab mq", "COMP_CWORD": "1"}, "mqar\n"),
+        (
+            {"_LAB_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "lab certify --qu"},
+            ARGUMENTS.format('"--quick":"Test less thoroughly; takes seconds."'),
+        ),
+    ],
+)
+def test_a_shell_gets_completions_and_nothing_else(variables, completions):
+    lab = Path(sys.executable).with_name("lab")
+    done = subprocess.run(
+        [lab], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (completions, "")
+
+
+def test_bash_completes_a_tasks_options_with_the_printed_script():
+    """The script is the one that `lab --install-completion` writes."""
+    folder = Path(sys.executable).parent
+    script = """
+    source <(lab --show-completion)
+    COMP_WORDS=(lab mqar --se); COMP_CWORD=2
+    _lab_completion lab
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) == {"--seq-len", "--seed", "--seeds"}
+    assert done.stderr == ""
