@@ -15,7 +15,7 @@ HALF = 0.5 + 1e-9
 """Share of runs unsolved at the median; the margin absorbs rounding in products of fractions."""
 
 
-class MissingLibraryError(Exception):
+class MissingLibraryError(ValueError):
     """A library that this analysis needs is not installed."""
 
 

@@ -148,7 +148,7 @@ def run_sweep(
 
     Errors of usage and of files are reported in one line, as commands do.
     """
-    from analysis.statistics.survival import MissingLibraryError, check_installed
+    from analysis.statistics.survival import check_installed
     from analysis.sweeps.results import collect_results
     from lab.cli.sweeping import InterruptedSweepError, SweepJob
     from lab.cli.tables.sweep_progress import show_sweep
@@ -156,11 +156,8 @@ def run_sweep(
 
     if read_launch() is not None:
         raise refuse("torchrun is for a single run; start this command without it", 2)
-    try:
-        check_installed()
-    except MissingLibraryError as error:
-        raise refuse(error, 2) from error
     with report_usage_errors():
+        check_installed()
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
         check_output("out", out / PAGE, options.force)

@@ -1,6 +1,8 @@
 """`lab study` and `lab reproduce`: what they print, write and refuse."""
 
+import importlib.util
 import json
+import sys
 
 import polars as pl
 import pytest
@@ -14,13 +16,34 @@ from tests.unit.sweeps.test_cells import TINY
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-def test_a_missing_library_is_one_line_before_anything_is_run(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    answer = CliRunner().invoke(app, ["study", "trainability", "--out", str(tmp_path / "s")])
-    assert answer.exit_code == 2
-    assert "lifelines" in answer.stderr
-    assert "pip install" in answer.stderr
-    assert not (tmp_path / "s").exists()
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("lifelines", "study trainability"),
+        ("lifelines", "reproduce recall"),
+        ("lifelines", "claim state-space-recall --scale smoke"),
+        ("lifelines", "sweep mqar --preset small --grid d_model=32,64"),
+        ("lifelines", "mqar --preset small --seeds 2"),
+        ("transformers", "mqar --model lab.foreign.mixers:Mamba --stack UN*2"),
+        ("transformers", "save-pretrained runs/mqar mqar-hf"),
+    ],
+)
+def test_a_missing_library_is_one_line_before_anything_is_run(
+    missing, words, monkeypatch, tmp_path
+):
+    find = importlib.util.find_spec
+    absent = lambda name: None if name == missing else find(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
+    for name in {"lifelines": ("lifelines", "scipy")}.get(missing, (missing,)):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(app, words.split())
+    assert answer.exit_code == 2, answer.output
+    said = " ".join(answer.stderr.split())
+    assert said.startswith("Error: ")
+    assert f"{missing} is not installed" in said.replace(", which", "")
+    assert f"pip install {missing}" in said.replace("'", "")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
