@@ -24,9 +24,10 @@ def measure_free_memory() -> int:
     """Return how many bytes this process can still take, those of cached files included.
 
     It is the least of what the machine has, what the control groups of this process allow (as of a
-    container), and what its own limit on data allows (`ulimit -d`).
+    container), and what its own limit on data allows (`ulimit -d`). Where the system does not tell
+    what is free, as macOS does not, all that the machine has counts as free.
     """
-    return max(0, min(_measure_machine(), *_measure_groups(), *_measure_own_limit()))
+    return max(0, min([_measure_machine(), *_measure_groups(), *_measure_own_limit()]))
 
 
 def format_bytes(count: float) -> str:
@@ -42,7 +43,8 @@ def _measure_machine() -> int:
     found = re.search(r"MemAvailable:\s+(\d+) kB", _read(Path("/proc/meminfo")))
     if found:
         return int(found[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _measure_groups() -> Iterator[int]:

@@ -140,6 +140,15 @@ def _print_whether_less_is_left() -> None:
     print("left", measure_free_memory() < most)
 
 
+def test_where_the_system_does_not_tell_what_is_free_all_counts(monkeypatch):
+    """As on macOS, which has neither /proc nor a number of free pages."""
+    pages = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr("lab.machine.memory._read", lambda file: "")
+    monkeypatch.setattr("os.sysconf_names", dict.fromkeys(pages, 0))
+    monkeypatch.setattr("os.sysconf", pages.__getitem__)
+    assert measure_free_memory() == 1000 * 4096
+
+
 def test_a_schedule_is_counted_and_not_listed():
     assert Schedule(1, 10**9, rows=10).stages == 10**9
     with pytest.raises(ValueError, match="make 1000000000 settings together"):
