@@ -42,8 +42,8 @@ SCREEN = {"width": 1200, "height": 900}
 def main() -> None:
     """Run the commands, make the pictures, and remove those that no page shows."""
     pages = [(HOME / "README.md").read_text(), (HOME / "docs" / "gallery.md").read_text()]
-    for line in re.findall(r"^\.venv/bin/lab .*$", pages[1], re.MULTILINE):
-        done = subprocess.run(shlex.split(re.split(r"\s{2,}", line)[0]), cwd=HOME, check=False)
+    for line in re.findall(r"^\.venv/bin/lab .*$", pages[1].replace("\\\n", ""), re.MULTILINE):
+        done = subprocess.run(shlex.split(line, comments=True), cwd=HOME, check=False)
         if done.returncode > 1:  # 1: a law fails, which the gallery is to show
             sys.exit(f"{line}: exit code {done.returncode}")
     wanted = {

@@ -3,12 +3,14 @@
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer
 from typer.core import TyperGroup
 
+import lab
 from analysis.claims.claim import Claim
 from analysis.records.candidate import Candidate
 from lab.cli import app
@@ -20,11 +22,14 @@ from lab.cli.sweep_settings import read_file
 HOME = Path(__file__).parents[2]
 README = HOME / "README.md"
 DOCUMENTS = [README, *sorted((HOME / "docs").rglob("*.md"))]
+GUIDES = [README, *sorted((HOME / "docs").glob("*.md"))]
 IMAGES = HOME / "docs" / "images"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 IMAGE = re.compile(r'src="([^"]+)"')
-MOST_LINES, MOST_TREE_LINES = 250, 25
+MOST_LINES, MOST_TREE_LINES = 275, 25
+MOST_COLUMNS = 80
+"""What the site shows of a line of a block in a window of 1,280 pixels."""
 MOST_IMAGE_BYTES = 1_500_000
 
 
@@ -34,18 +39,19 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def command_lines(start: str) -> list[tuple[str, str]]:
-    """Lines of plain blocks that begin so, without the remark behind two spaces, by document."""
+    """Commands of plain blocks that begin so, each in one line without its remark, by document."""
     return [
-        (document.name, re.split(r"\s{2,}", line)[0])
+        (document.name, line.partition("  #")[0])
         for document in DOCUMENTS
         for block in blocks(document, "")
-        for line in block.splitlines()
+        for line in re.sub(r" *\\\n *", " ", block).splitlines()
         if line.startswith(start)
     ]
 
 
 LAB = sorted(set(command_lines(".venv/bin/lab ")))
 MAKE = sorted(set(command_lines("make ")))
+PIP = sorted(set(command_lines(".venv/bin/pip install ")))
 
 
 def test_there_are_commands():
@@ -98,9 +104,25 @@ def test_the_printed_candidate_can_be_read(tmp_path):
     assert candidate.options["model"] == "my_mixers:Average"
 
 
+@pytest.mark.parametrize("document", GUIDES, ids=lambda document: document.name)
+def test_the_site_shows_whole_lines_of_blocks(document):
+    lines = [
+        line for _, block in BLOCK.findall(document.read_text()) for line in block.splitlines()
+    ]
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
+
+
 @pytest.mark.parametrize(("document", "line"), MAKE, ids=[line for _, line in MAKE])
 def test_a_printed_target_exists(document, line):
     assert re.search(rf"^{line.split()[1]}:", (HOME / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("document", "line"), PIP, ids=[line for _, line in PIP])
+def test_a_printed_installation_names_extras_and_constraints_that_exist(document, line):
+    known = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = [name for found in re.findall(r"\.\[(.*?)\]", line) for name in found.split(",")]
+    assert set(extras) <= set(known)
+    assert all((HOME / file).exists() for file in re.findall(r"--constraint (\S+)", line))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
@@ -110,6 +132,9 @@ def test_printed_python_runs(document, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     known = set(sys.modules)
     namespace = {}
+    if 'lab.open("runs/mqar")' in document.read_text():  # which `make mqar` trains
+        sizes = {"seq_len": 16, "vocab_size": 32, "stack": "AM*2", "d_model": 32, "steps": 4}
+        lab.train("mqar", **sizes, out="runs/mqar")
     try:
         for block in blocks(document, "python"):
             file = re.match(r"# (\w+\.py)\n", block)
