@@ -6,8 +6,8 @@ Axis letters of this file, besides the package's: c channel, w tap (width − 1 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from lab.ops.derivatives import differentiate, needs_plain
 from lab.ops.lanes import over_lanes
 
 
@@ -86,7 +86,13 @@ def _sum_lanes(function, batched, args):
 
 @over_lanes(_sum_lanes)
 def _sum_shifted(inputs, weight, bias):
+    if needs_plain():
+        return _sum_plainly(inputs, weight, bias)
     return _Sums.apply(inputs, weight, bias)
+
+
+def _sum_plainly(inputs, weight, bias):
+    return (inputs.unfold(1, weight.shape[1], 1) * weight).sum(-1) + bias
 
 
 class _Sums(torch.autograd.Function):
@@ -98,7 +104,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, inputs, weight, bias):
-        ctx.save_for_backward(inputs, weight)
+        ctx.save_for_backward(inputs, weight, bias)
         taps = weight.mT.contiguous()
         t = inputs.shape[1] - len(taps) + 1
         y = torch.addcmul(bias, inputs[:, :t], taps[0])
@@ -107,9 +113,10 @@ class _Sums(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):  # type: ignore[override]
-        inputs, weight = ctx.saved_tensors
+        inputs, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return differentiate(_sum_plainly, (inputs, weight, bias), (grad,))
         taps, t = weight.mT.contiguous(), grad.shape[1]
         to_inputs, to_taps = torch.zeros_like(inputs), []
         for k, tap in enumerate(taps):

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lab.ops.attention_kernels import cpu_flash, flex, fold, repeat_heads
+from lab.ops.attention_kernels import attend_plainly, cpu_flash, flex, fold, repeat_heads
+from lab.ops.derivatives import differentiate_twice, needs_plain
 from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import disable_autocast
 from lab.ops.top_keys import causal_keep, causal_keep_at, ranks_and_floors, top_keys, top_keys_at
@@ -110,9 +111,11 @@ def attend(
         keep = causal_keep_at(at, n_keys)
     elif 1 < n_queries < n_keys:
         keep = causal_keep(n_queries, n_keys, q.device)
+    scale = d_head**-0.5
+    if needs_plain():
+        return attend_plainly(q, k, v, key_bias, keep, scale)
     if q.device.type == "cpu" and key_bias is not None and keep is None:
         return cpu_flash(q, k, v, key_bias)
-    scale = d_head**-0.5
     # With a matrix, CUDA's kernels want as many key heads as there are of queries.
     if keep is not None:
         k, v = repeat_heads(k, n_heads), repeat_heads(v, n_heads)
@@ -134,6 +137,7 @@ def attend(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    differentiate_twice(z, lambda q, k, v: attend_plainly(q, k, v, None, keep, scale), q, k, v)
     return z[..., :d_value]
 
 

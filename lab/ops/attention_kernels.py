@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from lab.ops.derivatives import differentiate, differentiate_twice
+from lab.ops.top_keys import causal_keep
 
 BLOCK = 128
 """Queries, and keys, that flex_attention reads or skips together; its own default."""
@@ -45,6 +48,28 @@ def fold(
     return torch.cat([q, ones], dim=-1), torch.cat([k, columns], dim=-1)
 
 
+def attend_plainly(
+    q: Float[Tensor, "b h t p"],
+    k: Float[Tensor, "b h_kv s p"],
+    v: Float[Tensor, "b h_kv s p_v"],
+    bias: Float[Tensor, "b h_kv s"] | None,
+    keep: Bool[Tensor, "... t s"] | None,
+    scale: float,
+) -> Float[Tensor, "b h t p_v"]:
+    """Return softmax(scale·q·k + bias) v over the keys that `keep` marks.
+
+    None marks those that the kernels read without a matrix: the causal ones of as many queries as
+    keys, and all for a single query.
+    """
+    if keep is None:
+        keep = causal_keep(q.shape[2], k.shape[2], q.device)
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    scores = scale * (q @ k.mT)
+    if bias is not None:
+        scores = scores + _rows(bias, q.shape[1])
+    return scores.masked_fill(~keep, -torch.inf).softmax(-1).to(v.dtype) @ v
+
+
 def cpu_flash(
     q: Float[Tensor, "b h t p"],
     k: Float[Tensor, "b h_kv s p"],
@@ -72,6 +97,7 @@ def cpu_flash(
         z = _Biased.apply(q, k, v, bias, causal, scale)
     else:
         z = _kernel(q, k, v, 0.0, causal, attn_mask=_rows(bias, q.shape[1]), scale=scale)[0]
+        differentiate_twice(z, lambda q, k, v: attend_plainly(q, k, v, bias, None, scale), q, k, v)
     return z[..., :d_value]
 
 
@@ -100,9 +126,18 @@ class _Biased(torch.autograd.Function):
         return z
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):  # type: ignore[override]
         q, k, v, bias, z, log_sums = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (
+                *differentiate(
+                    lambda q, k, v, bias: attend_plainly(q, k, v, bias, None, ctx.scale),
+                    (q, k, v, bias),
+                    (grad,),
+                ),
+                None,
+                None,
+            )
         p = q.shape[-1]
         # fp32's matrix products pay more for 65 columns than for 72; bf16's do not.
         extra = 1 if q.dtype in (torch.bfloat16, torch.float16) else 8 - p % 8

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.ops.derivatives import differentiate, needs_plain
+from lab.ops.precision import promote
+
 BLOCK_BYTES, GPU_BLOCK_BYTES = 4 * 2**20, 256 * 2**20
 """Logits of one block, in bytes: on a CPU the fastest of 1 to 32 MiB on two cores (LOG.md); on a
 GPU, whose kernels want much work each, a small share of its memory."""
@@ -43,6 +46,8 @@ def linear_cross_entropy(
         raise ValueError("hidden has 0 rows: at least one position must be scored")
     if hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden is {hidden.shape[1]} wide, weight {weight.shape[1]}")
+    if needs_plain():
+        return naive_linear_cross_entropy(hidden, weight, targets)
     loss, correct = _LinearCrossEntropy.apply(hidden, weight, targets, padded)
     return loss, correct
 
@@ -79,8 +84,9 @@ def naive_linear_cross_entropy(
     hidden: Float[Tensor, "q d"], weight: Float[Tensor, "v d"], targets: Int[Tensor, " q"]
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
     """The obvious form, with all logits at once: the reference for `linear_cross_entropy`."""
-    logits = hidden @ weight.T
-    return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).sum()
+    logits = (hidden @ weight.T).to(promote(hidden))
+    loss = F.cross_entropy(logits, targets.where(targets >= 0, -100))
+    return loss, (logits.argmax(-1) == targets).sum()
 
 
 def _count_block_rows(weight: Tensor, itemsize: int) -> int:
@@ -94,7 +100,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         n_rows = hidden.shape[0]
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         counts = (targets >= 0)[:, None] if padded else None
-        targets = targets.clamp(min=0) if padded else targets
+        given, targets = targets, targets.clamp(min=0) if padded else targets
         high = torch.promote_types(hidden.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=high) if needs_weight else None
@@ -125,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_weight.addmm_(grad_logits.T, some)
                 elif grad_weight is not None:
                     grad_weight += grad_logits.T @ some
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(hidden, weight, given, grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         ctx.counted = n_rows if counts is None else counts.sum()
         ctx.mark_non_differentiable(correct)
@@ -133,7 +139,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_loss, _):  # type: ignore[override]
-        grad_hidden, grad_weight = ctx.saved_tensors
+        hidden, weight, targets, grad_hidden, grad_weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (
+                *differentiate(
+                    lambda hidden, weight: naive_linear_cross_entropy(hidden, weight, targets)[0],
+                    (hidden, weight),
+                    (grad_loss,),
+                ),
+                None,
+                None,
+            )
         share = grad_loss / ctx.counted
         if grad_hidden is not None:
             grad_hidden = grad_hidden * share.to(grad_hidden.dtype)

@@ -31,6 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import vjp
 
+from lab.ops.derivatives import differentiate, differentiate_twice, needs_plain
 from lab.ops.experts_dense import dense_scores, dense_sum
 from lab.ops.lanes import over_lanes, take_turns
 from tasks.bounds import check_choice
@@ -70,7 +71,7 @@ def expert_scores(
 ) -> Float[Tensor, "b t h k"]:
     """Return x_t · down_e for each chosen expert e = indices[b, t, h, k], in the table's dtype.
 
-    Differentiable in x and down, by "gather" once.
+    Differentiable in x and down.
 
     Args:
         x: what the experts read.
@@ -83,6 +84,8 @@ def expert_scores(
 
     Source: the fourth and fifth steps of § Efficient Retrieval Experts.
     """
+    if needs_plain():
+        return naive_expert_scores(x.to(down.dtype), down, indices)
     bags = indices.flatten(2).flatten(0, 1)
     tokens = x.flatten(0, 1).to(down.dtype)
     if _resolve(backend, down, bags) == "dense":
@@ -99,7 +102,7 @@ def expert_sum(
 ) -> Float[Tensor, "b t d"]:
     """Return Σ_hk weights · up_e over the chosen experts e, in the table's dtype.
 
-    Differentiable in weights and up, by "gather" once.
+    Differentiable in weights and up.
 
     Args:
         weights: what each chosen expert is multiplied by.
@@ -112,6 +115,8 @@ def expert_sum(
 
     Source: the last step of § Efficient Retrieval Experts.
     """
+    if needs_plain():
+        return naive_expert_sum(weights.to(up.dtype), up, indices)
     bags = indices.flatten(2).flatten(0, 1)
     chosen = weights.to(up.dtype).reshape(bags.shape)
     add = dense_sum if _resolve(backend, up, bags) == "dense" else _bag_sum
@@ -147,7 +152,15 @@ def _bag_sum(
     if table.is_cuda and table.dtype == torch.bfloat16:
         # torch has no backward of an embedding bag in bf16 there.
         return _bag_sum(weights.float(), table.float(), bags).bfloat16()
-    return F.embedding_bag(bags, table, per_sample_weights=weights, mode="sum")
+    y = F.embedding_bag(bags, table, per_sample_weights=weights, mode="sum")
+    differentiate_twice(
+        y,
+        # The bag's own operation has the weights in one row.
+        lambda table, w: (w.view(bags.shape)[..., None] * table[bags]).sum(1),
+        table,
+        weights.flatten(),
+    )
+    return y
 
 
 class _ExpertScores(torch.autograd.Function):
@@ -163,5 +176,9 @@ class _ExpertScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         x, down, bags = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *differentiate(
+                lambda x, down: (x[:, None] * down[bags]).sum(-1), (x, down), grads
+            ), None
         grad_x, pull_back = vjp(lambda table: _bag_sum(grads[0], table, bags), down)[:2]
         return grad_x, pull_back(x)[0], None

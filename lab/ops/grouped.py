@@ -25,6 +25,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.ops.derivatives import needs_plain
 from lab.ops.lanes import over_lanes, take_turns
 from tasks.bounds import check_choice
 
@@ -77,7 +78,10 @@ def apply_experts(
 
 @over_lanes(take_turns)
 def _apply(x, weights, indices, up, down, gate, activation, form):
-    return form(x, weights, indices, ExpertWeights(up, down, gate), activation)
+    experts = ExpertWeights(up, down, gate)
+    if needs_plain() and not torch.compiler.is_exporting():
+        return apply_experts_naively(x, weights, indices, experts, activation)
+    return form(x, weights, indices, experts, activation)
 
 
 def resolve_grouped_backend(backend: str, *, dtype: torch.dtype, widths: tuple[int, ...]) -> str:
@@ -108,7 +112,8 @@ def apply_experts_naively(
     up, down, gate = experts
     hidden = _compute_hidden(lambda w: einsum(x, w, "n d, e d f -> n e f"), up, gate, activation)
     each = einsum(hidden, down, "n e f, e f d -> n e d")
-    chosen = F.one_hot(indices, len(up)).to(weights.dtype)
+    # Unlike F.one_hot, torch.func.vmap can run it.
+    chosen = (indices[..., None] == torch.arange(len(up), device=up.device)).to(weights.dtype)
     return einsum(weights, chosen, each, "n k, n k e, n e d -> n d")
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from lab.ops.derivatives import differentiate, needs_plain
 from lab.ops.lanes import over_lanes
 
 
@@ -30,7 +30,7 @@ def _norm_lanes(function, batched, args):
 def rms_norm(
     x: Float[Tensor, "*axes d"], weight: Float[Tensor, " d"], eps: float | None = None
 ) -> Float[Tensor, "*axes d"]:
-    """Return weight · x / √(mean x² + eps) over the last axis; differentiable once on a CPU.
+    """Return weight · x / √(mean x² + eps) over the last axis.
 
     Args:
         x: what is normalised.
@@ -39,8 +39,8 @@ def rms_norm(
 
     Source: `torch.nn.functional.rms_norm`, which is the reference.
     """
-    plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    if not plain or torch.compiler.is_compiling():
+    slow = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    if not slow or torch.compiler.is_compiling() or needs_plain():
         return F.rms_norm(x, weight.shape, weight, eps)
     return _RMSNorm.apply(x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
@@ -52,12 +52,16 @@ class _RMSNorm(torch.autograd.Function):
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         r.div_(len(weight)).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
+        ctx.eps = eps
         return (x * r).mul_(weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):  # type: ignore[override]
         x, weight, r = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *differentiate(
+                lambda x, weight: F.rms_norm(x, weight.shape, weight, ctx.eps), (x, weight), (grad,)
+            ), None
         x, rows = (z.reshape(-1, len(weight)) for z in (x, grad))
         r = r.view(-1, 1)
         along = rows * x

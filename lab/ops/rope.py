@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.ops.constants import keep_on_accelerator
+from lab.ops.derivatives import needs_plain
 from lab.ops.lanes import fold_rows, over_lanes
 from tasks.bounds import check_choice
 
@@ -127,7 +128,16 @@ def rotation_matrix(
 
 @over_lanes(fold_rows)
 def _turn(x, cos, sin, layout):
+    if needs_plain():
+        shape, axis = _pair(layout)
+        x1, x2 = x.unflatten(-1, shape).unbind(axis)
+        return torch.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis).flatten(-2)
     return _Turn.apply(x, cos, sin, layout)
+
+
+def _pair(layout):
+    """Return how channels unflatten, and the axis on which the two of each pair then are."""
+    return ((2, -1), -2) if layout == "half" else ((-1, 2), -1)
 
 
 class _Turn(torch.autograd.Function):
@@ -143,7 +153,7 @@ class _Turn(torch.autograd.Function):
         half = layout == "half"
         # A factor for each channel: torch runs through whole rows, not through one half at a time.
         turned = x * (torch.cat([cos, cos], -1) if half else cos.repeat_interleave(2, -1))
-        shape, axis = ((2, -1), -2) if half else ((-1, 2), -1)
+        shape, axis = _pair(layout)
         (x1, x2), (y1, y2) = (z.unflatten(-1, shape).unbind(axis) for z in (x, turned))
         y1.addcmul_(x2, sin, value=-1)
         y2.addcmul_(x1, sin)

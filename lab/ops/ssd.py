@@ -7,6 +7,7 @@
 interleaved: head h uses B and C of group h // (H/G).
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -56,13 +57,28 @@ def ssd(
     Raises:
         ValueError: for shapes that do not fit, chunk_len < 1, an unknown backend, or one that
             cannot run on x's device.
+        RuntimeError: when the gradient of a backend other than "torch" is to be differentiated.
 
     Source: lst:ssd_algorithm_pytorch, errata S1–S3. Departs: the state is passed from chunk
         to chunk, so that no sum over chunks can run over the wrong index (S2).
     """
     inputs = SSDInputs(x, dt, A, B, C, D, chunk_len, initial_state)
     inputs.check()
-    return BACKENDS[resolve_backend(backend, x.device)].run(inputs)
+    chosen = resolve_backend(backend, x.device)
+    y, state = BACKENDS[chosen].run(inputs)
+    if chosen == "torch" or torch.compiler.is_compiling():
+        return y, state
+
+    def refuse(grad: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"SSD's backend={chosen!r} has no second derivative: build it with backend='torch'"
+            )
+
+    for z in (y, state):
+        if z.requires_grad:
+            z.register_hook(refuse)
+    return y, state
 
 
 @keep_dtypes

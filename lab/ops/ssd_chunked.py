@@ -15,18 +15,20 @@ besides the package's: j head within its group. Matrices L, M and CBᵀ are stor
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lab.compilation import keep_eager
+from lab.ops.derivatives import differentiate, needs_plain
 from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import disable_autocast, keep_dtypes, promote
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
+from lab.ops.ssd_forms import quadratic_from_decay
 from lab.ops.ssd_inputs import SSDInputs
 
 CHUNK_LEN = 64
@@ -68,13 +70,28 @@ def ssd_chunked(
     chunk_len: int,
     initial_state: Float[Tensor, "b h p n"] | None,
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
-    """Return what `lab.ops.ssd.ssd` does, for any log-decay ≤ 0; differentiable once.
+    """Return what `lab.ops.ssd.ssd` does, for any log-decay ≤ 0.
 
     The computation is in x's dtype, or fp32 if x is less precise. chunk_len is an upper bound:
     chunks longer than `CHUNK_LEN` would only be slower.
     """
     length = min(chunk_len, CHUNK_LEN, x.shape[1])
+    if needs_plain():
+        return _compute_plainly(length, x, dt, log_decay, B, C, D, initial_state)
     return _run_eagerly(x, dt, log_decay, B, C, D, initial_state, length)
+
+
+@keep_dtypes
+def _compute_plainly(length, x, dt, log_decay, B, C, D, state):
+    """Return what `ssd_chunked` does, each chunk by its whole matrix."""
+    tokens = (z.to(promote(x)).split(length, 1) for z in (x, dt, log_decay, B, C))
+    D, state = (None if z is None else z.to(promote(x)) for z in (D, state))
+    outputs = []
+    for x_c, dt_c, log_decay_c, B_c, C_c in zip(*tokens, strict=True):
+        y, state = quadratic_from_decay(x_c, dt_c, log_decay_c, B_c, C_c, D, state)
+        outputs.append(y)
+    assert state is not None
+    return torch.cat(outputs, 1).to(x.dtype), state
 
 
 class _Chunks(NamedTuple):
@@ -127,21 +144,23 @@ class _Chunked(torch.autograd.Function):
                 out.addcmul_(z.x, D.to(out.dtype).view(g, j, 1, 1))
             y_z = _view_chunks(y, span, length, g)
             torch.addcmul(out, _split_heads(from_state, z.x), z.left, out=y_z)
-        ctx.save_for_backward(x, dt, log_decay, B, C, D, *states, *from_states)
+        ctx.save_for_backward(x, dt, log_decay, B, C, D, initial_state, *states, *from_states)
         ctx.set_materialize_grads(False)
         ctx.length, ctx.given_state = length, None if initial_state is None else initial_state.dtype
         return _cut_padding(y, x), state.view(b, h, p, n)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, d_last):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            plain = partial(_compute_plainly, ctx.length)
+            return *differentiate(plain, ctx.saved_tensors[:7], (dy, d_last)), None
         # Backward may be called where autocast is on, too.
         with disable_autocast(ctx.saved_tensors[0]):
             return _Chunked._backward(ctx, dy, d_last)
 
     @staticmethod
     def _backward(ctx, dy, d_last):
-        x, dt, log_decay, B, C, D, *saved = ctx.saved_tensors
+        x, dt, log_decay, B, C, D, _, *saved = ctx.saved_tensors
         states, from_states = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         length, high = ctx.length, states[0].dtype
         b, _, h, p = x.shape

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lab.ops.derivatives import needs_plain
+
 FORGOTTEN = -128.0
 """Below this log-decay exp is 0 in fp32. Decays below it are all alike, and would only cost a
 running sum its digits."""
@@ -24,6 +26,8 @@ def decay_matrix(log_decay: Float[Tensor, "*batch t"]) -> Float[Tensor, "*batch 
 
     Source: lst:ssd_helper.
     """
+    if needs_plain():
+        return segment_sums(log_decay).exp()
     return _DecayMatrix.apply(log_decay).mT
 
 

@@ -28,7 +28,6 @@ def ssd_recurrent(
     return read_states(states, x, C, D), states[:, -1]
 
 
-@keep_dtypes
 def ssd_quadratic(
     x: Float[Tensor, "b t h p"],
     dt: Float[Tensor, "b t h"],
@@ -39,8 +38,23 @@ def ssd_quadratic(
     initial_state: Float[Tensor, "b h p n"] | None = None,
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
     """Return y = M̃ x and the last state from the whole matrix: the dual form, as attention."""
-    y = einsum(ssd_matrix(dt, A, B, C, D), x, "b h t s, b s h p -> b t h p")
-    log_decay = rearrange(dt * A, "b t h -> b h t")
+    return quadratic_from_decay(x, dt, dt * A, B, C, D, initial_state)
+
+
+@keep_dtypes
+def quadratic_from_decay(
+    x: Float[Tensor, "b t h p"],
+    dt: Float[Tensor, "b t h"],
+    log_decay: Float[Tensor, "b t h"],
+    B: Float[Tensor, "b t g n"],
+    C: Float[Tensor, "b t g n"],
+    D: Float[Tensor, " h"] | None = None,
+    initial_state: Float[Tensor, "b h p n"] | None = None,
+) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h p n"]]:
+    """Return `ssd_quadratic` for log-decays ≤ 0 that need not be dt·A."""
+    M = matrix_from_decay(dt, log_decay, B, C, D)
+    y = einsum(M, x, "b h t s, b s h p -> b t h p")
+    log_decay = rearrange(log_decay, "b t h -> b h t")
     to_end = segment_sums(log_decay)[:, :, -1].exp()
     state = einsum(to_end, state_writes(x, dt, B), "b h s, b s h p n -> b h p n")
     if initial_state is not None:

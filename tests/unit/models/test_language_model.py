@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, jvp, vmap
 
 from lab.models import ARCHITECTURES, Block, LanguageModel, build
+from lab.ops.cross_entropy import linear_cross_entropy
 
 VOCAB, T = 40, 23
 
@@ -173,3 +175,86 @@ def test_what_is_no_batch_of_tokens_is_named(tokens, got):
     model = build("AM", vocab_size=32, d_model=16)
     with pytest.raises(ValueError, match=f"tokens: must be .*, got {got}"):
         model(tokens)
+
+
+STACKS = {
+    "NM": {},
+    "AM": {},
+    "AM soft": {"A.mask": "soft"},
+    "AM value": {"A.mask": "value"},
+    "AM window": {"A.mask": "value", "A.window": 3},
+    "IM": {},
+    "SM": {},
+    "SM conv": {"S.position": "conv"},
+    "SM decay": {"S.position": "decay"},
+    "NE gather": {"E.backend": "gather"},
+    "NE dense": {"E.backend": "dense"},
+    "NP gather": {"P.backend": "gather"},
+    "NR": {},
+    "NX": {},
+}
+
+
+@pytest.fixture(params=STACKS)
+def stacked(request) -> LanguageModel:
+    """A model of one block in fp64, moved off the values it starts with."""
+    torch.manual_seed(0)
+    stack, options = request.param.split()[0], STACKS[request.param]
+    built = build(stack, vocab_size=VOCAB, d_model=16, options=options).double()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn_like(parameter) / 8)
+    return built
+
+
+def test_a_hessian_vector_product_is_the_difference_of_gradients(stacked, tokens):
+    weights = list(stacked.parameters())
+    ways = [torch.randn_like(p) for p in weights]
+
+    def differentiate(**options) -> list[torch.Tensor]:
+        hidden = stacked.forward_embeddings(stacked.embed(tokens)).flatten(0, 1)
+        loss, _ = linear_cross_entropy(hidden, stacked.head.weight, tokens.roll(1).flatten())
+        return list(torch.autograd.grad(loss, weights, materialize_grads=True, **options))
+
+    def differentiate_at(step: float) -> torch.Tensor:
+        for p, way in zip(weights, ways, strict=True):
+            p.data.add_(way, alpha=step)
+        grads = differentiate()
+        for p, way in zip(weights, ways, strict=True):
+            p.data.sub_(way, alpha=step)
+        return torch.cat([g.flatten() for g in grads])
+
+    grads = differentiate(create_graph=True)
+    product = torch.autograd.grad(grads, weights, ways, materialize_grads=True)
+    difference = (differentiate_at(1e-5) - differentiate_at(-1e-5)) / 2e-5
+    error = torch.cat([p.flatten() for p in product]) - difference
+    assert error.norm() < 1e-7 * difference.norm()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_functions_agree_with_autograd(stacked, tokens):
+    stacked.eval()
+    weights = {name: p.detach() for name, p in stacked.named_parameters()}
+
+    def lose(weights, row):
+        return functional_call(stacked, weights, (row[None],)).square().mean()
+
+    each = vmap(grad(lose), in_dims=(None, 0))(weights, tokens)
+    slope = jvp(lambda weights: lose(weights, tokens[0]), (weights,), (weights,))[1]
+    loss = stacked(tokens[:1]).square().mean()
+    expected = torch.autograd.grad(loss, list(stacked.parameters()), materialize_grads=True)
+    for name, one in zip(weights, expected, strict=True):
+        torch.testing.assert_close(each[name][0], one, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        slope, sum((one * w).sum() for one, w in zip(expected, weights.values(), strict=True))
+    )
+
+
+def test_a_model_is_exported_but_not_traced(tokens):
+    options = {"A.mask": "value", "A.window": 3, "S.position": "conv"}
+    model = build("SR AE IP", vocab_size=VOCAB, d_model=16, options=options).double().eval()
+    model.requires_grad_(False)
+    program = torch.export.export(model, (tokens,)).module()
+    assert close(program(tokens.flip(0)), model(tokens.flip(0)))
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot .* use torch\.export"):
+        torch.jit.trace(model, (tokens,))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lab.ops import ssd_chunked as ssd_chunked_module
 from lab.ops.ssd import ssd, ssd_step
+from lab.ops.ssd_backends import BACKENDS
 from lab.ops.ssd_chunked import CHUNK_LEN, ssd_chunked
 from lab.ops.ssd_decay import decay_gradient, decay_matrix, segment_sums
 from lab.ops.ssd_forms import (
@@ -75,13 +76,22 @@ def test_gradients_of_gradients_of_the_decay_matrix():
     assert torch.autograd.gradgradcheck(decay_matrix, -draw_normal(2, 5).exp().requires_grad_())
 
 
-def test_only_one_gradient_is_offered():
-    x, dt, A, B, C, D = leaves = [z.requires_grad_() for z in problem()]
-    (first,) = torch.autograd.grad(
-        ssd(x, dt, A, B, C, D)[0].square().sum(), leaves[:1], create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+def test_gradients_of_gradients_equal_finite_differences():
+    given = (*problem(b=1, t=5, h=2, p=2, g=1, n=2), draw_normal(1, 2, 2, 2, seed=6))
+
+    def from_state(x, dt, A, B, C, D, state):
+        return ssd(x, dt, A, B, C, D, chunk_len=2, initial_state=state)
+
+    torch.autograd.gradgradcheck(from_state, [z.requires_grad_() for z in given])
+
+
+def test_kernels_of_others_refuse_a_second_derivative(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "kernel", BACKENDS["torch"])
+    x, dt, A, B, C, D = problem()
+    y, _ = ssd(x.requires_grad_(), dt, A, B, C, D, backend="kernel")
+    torch.autograd.grad(y.sum(), x, retain_graph=True)
+    with pytest.raises(RuntimeError, match="backend='kernel' has no second derivative"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 def gradients(form: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> list[Tensor]:
