@@ -40,7 +40,9 @@ ZERO_EXPERTS: dict[str, Reach] = {"down": "zero", "up": "zero"}
 
 TABLE: dict[str, Outcome] = {"relative": "not applicable"}
 """A mask that learns a number for each position."""
-JUMPS: dict[str, Outcome] = {"gradient is the derivative": "not decided"}
+JUMPS: dict[str, Outcome] = dict.fromkeys(
+    ("gradient is the derivative", "twice differentiable"), "not decided"
+)
 """A choice among equals jumps where it is tried; a surrogate gradient is no derivative."""
 TIES: dict[str, Outcome] = {"table reach": "fails", **JUMPS}
 """Keys that score alike choose the same rows for every token (errata I1, C3)."""
@@ -232,7 +234,7 @@ TRANSFORMS = [
         "routed grouped",
         # In fp32: the kernel has no fp64, so there is nothing to hold its precision to.
         lambda: make_routed(d_ff=8, backend="grouped_mm"),
-        verdicts={"precision": "not decided", "gradient is the derivative": "not decided"},
+        verdicts={"precision": "not decided", **JUMPS},
     ),
     transform("shared experts", lambda: SharedExpertMoE(8, d_ff=5)),
     transform("two shared experts", lambda: SharedExpertMoE(8, d_ff=5, n_shared=2, k=2)),

@@ -1,10 +1,21 @@
-"""The law of derivatives: what the backward pass returns is the derivative of the output."""
+"""The laws of derivatives: the backward pass returns the derivative, and so it does twice."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from lab.laws.backward import BackwardError, find_functions, judge_functions, measure_slope
+from lab.files import describe_error
+from lab.laws.backward import (
+    BackwardError,
+    find_functions,
+    judge_functions,
+    judge_functions_twice,
+    measure_product,
+    measure_slope,
+)
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import write_program
@@ -69,7 +80,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     if any(function.jvp is not Function.jvp for function in functions):
         wrong, _ = judge_functions(module, x)
         if wrong:
-            return _report(probes, x, f"length {x.shape[1]}", wrong[0])
+            return _report(LAW, judge_functions, probes, x, f"length {x.shape[1]}", wrong[0])
     own = ", ".join(function.__name__ for function in functions)
     evidence = f"largest relative error {worst:.2g} ({ALLOWED:g} allowed), lengths "
     evidence += f"{', '.join(map(str, sorted(tried)))}; custom functions: {own or 'none'}"
@@ -77,6 +88,52 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
 
 
 LAW = Law("gradient is the derivative", judge, conditions="evaluating")
+
+
+def judge_twice(module: nn.Module, probes: Probes) -> Verdict:
+    """A Hessian-vector product by double backward is the central difference of the gradient.
+
+    As in the law above, a custom `autograd.Function` must be wrong by itself for this one to fail:
+    most often its backward leaves the graph, so that what it hides counts as constant, without an
+    error. Where double backward raises, the module does not claim to have second derivatives.
+    """
+    if probes.dtype != torch.float64 or probes.inside != torch.float64:
+        words = "the module does not compute in fp64, so differences are too coarse"
+        return Verdict(TWICE.name, "not decided", words)
+    began, worst, tried = read_clock(), 0.0, []
+    parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
+    for length in probes.lengths:
+        late = length > SHORT or read_clock() - began > probes.settings.seconds
+        if tried and late:
+            break
+        x = probes.input(length).requires_grad_()
+        y = module(x.clone())
+        if not y.requires_grad:
+            return Verdict(TWICE.name, "not applicable", "the output has no gradient")
+        y.sum().backward(inputs=[x])
+        try:
+            error = measure_product(lambda x=x: module(x.clone()), [x, *parameters])
+        except Exception as error:
+            words = f"the second derivative raised {describe_error(error)}"
+            return Verdict(TWICE.name, "not applicable", words)
+        if not error <= ALLOWED:
+            words = (
+                f"length {length}: the second derivative differs from differences by {error:.2g}"
+            )
+            with fix_seed(0, x.device):
+                wrong = judge_functions_twice(module, x.detach())
+            if wrong:
+                return _report(TWICE, judge_functions_twice, probes, x, words, wrong[0])
+            words += "; no custom function is wrong, so a part steps, is detached or calls differ"
+            return Verdict(TWICE.name, "not decided", words)
+        tried.append(length)
+        worst = max(worst, error)
+    evidence = f"largest relative error {worst:.2g} ({ALLOWED:g} allowed), lengths "
+    evidence += ", ".join(map(str, tried))
+    return Verdict(TWICE.name, "holds", evidence, measured=worst, allowed=ALLOWED, tokens=tried[-1])
+
+
+TWICE = Law("twice differentiable", judge_twice, conditions="evaluating")
 
 
 def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
@@ -117,24 +174,32 @@ def _explain(module: nn.Module, probes: Probes, x: Tensor, error: float) -> Verd
     with fix_seed(0, x.device):
         wrong, by_design = judge_functions(module, x)
     if wrong:
-        return _report(probes, x, words, wrong[0])
+        return _report(LAW, judge_functions, probes, x, words, wrong[0])
     why = (
         "; ".join(by_design) or "no custom function is wrong, so a part is detached or calls differ"
     )
     return Verdict(LAW.name, "not decided", f"{words}; {why}")
 
 
-def _report(probes: Probes, x: Tensor, words: str, wrong: BackwardError) -> Verdict:
+def _report(
+    law: Law,
+    judge_each: Callable[[nn.Module, Tensor], Any],
+    probes: Probes,
+    x: Tensor,
+    words: str,
+    wrong: BackwardError,
+) -> Verdict:
     words = f"{words}: {wrong.describe()}"
     rows, length = x.shape[:2]
     body = f"""
         {probes.print_input(rows, length)}
-        wrong, _ = judge_functions(module, x)
+        found = {judge_each.__name__}(module, x)
+        wrong = found[0] if isinstance(found, tuple) else found
         print("custom functions with a wrong derivative:", *(one.describe() for one in wrong))
         sys.exit(bool(wrong))
     """
-    title = f"{LAW.name}: {words}"
-    snippet = write_program(probes.origin, (draw, judge_functions), body, title)
+    title = f"{law.name}: {words}"
+    snippet = write_program(probes.origin, (draw, judge_each), body, title)
     evidence = f"relative error {wrong.error:.2g} ({ALLOWED:g} allowed) in float64"
     where = {"length": length, "rows": rows}
-    return Verdict(LAW.name, "fails", evidence, words, wrong.error, ALLOWED, snippet, where)
+    return Verdict(law.name, "fails", evidence, words, wrong.error, ALLOWED, snippet, where)

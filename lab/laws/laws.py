@@ -1,4 +1,4 @@
-"""The list of laws. A new law is a file that defines `LAW`, and its line here."""
+"""The list of laws. A new law is a `Law` in the file of its subject, and its line here."""
 
 from collections.abc import Collection
 
@@ -31,6 +31,7 @@ LAWS: dict[str, Law] = {
         padding.LAW,
         gradient.LAW,
         derivative.LAW,
+        derivative.TWICE,
         tables.LAW,
         forms.LAW,
         matrix.LAW,

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from lab.bench.calibration.entry import Fault
 from lab.bench.calibration.scans import Convolution
@@ -69,6 +70,25 @@ class _HalfTangent(_Swish):
         return tangents[0] * x.sigmoid()
 
 
+class _Once(_Swish):
+    """The gradient is right, and leaves the graph: `once_differentiable` complains too rarely."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # type: ignore[override]
+        return _Swish.backward(ctx, *grads)
+
+
+class _Detached(_Swish):
+    """The gradient is right, and what it computes from x counts as constant."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = x.detach().sigmoid()
+        return grads[0] * (s + x.detach() * s * (1 - s))
+
+
 class _Rounded(Function):
     """Rounds to a tenth; its gradient passes straight through, by design."""
 
@@ -128,6 +148,18 @@ class _WrongForwardMode(CustomBackward):
     function = _HalfTangent
 
 
+class _OnceDifferentiable(CustomBackward):
+    """The gradient leaves the graph."""
+
+    function = _Once
+
+
+class _DetachedBackward(CustomBackward):
+    """A part of the gradient leaves the graph."""
+
+    function = _Detached
+
+
 class StraightThrough(CustomBackward):
     """Rounded values with a surrogate gradient."""
 
@@ -145,4 +177,6 @@ DERIVATIVES = (
     Fault("forward mode without the product rule", "gradient is the derivative", _WrongForwardMode),
     Fault("backward loses the borders of chunks", "gradient is the derivative", _WrongAtChunks),
     Fault("backward a thousandth too large", "gradient is the derivative", _SlightlyWrongBackward),
+    Fault("backward out of the graph", "twice differentiable", _OnceDifferentiable),
+    Fault("backward partly out of the graph", "twice differentiable", _DetachedBackward),
 )

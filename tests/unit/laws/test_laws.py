@@ -69,8 +69,10 @@ def test_right_modules_pass(build: Callable[[], nn.Module]):
     }
     torch.manual_seed(0)
     for law, v in judge(build(), d_model=None).items():
-        coarse = law == "gradient is the derivative" and "not compute in fp64" in v.evidence
-        assert v.verdict == ("not decided" if coarse else asked[law]), v
+        coarse = "not compute in fp64" in v.evidence
+        refuses = "_flash_attention_for_cpu_backward is not implemented" in v.evidence
+        expected = "not decided" if coarse else "not applicable" if refuses else asked[law]
+        assert v.verdict == expected, v
 
 
 def off_by_one(x: Tensor) -> Tensor:
