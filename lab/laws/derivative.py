@@ -114,7 +114,7 @@ def judge_twice(module: nn.Module, probes: Probes) -> Verdict:
         try:
             error = measure_product(lambda x=x: module(x.clone()), [x, *parameters])
         except Exception as error:
-            words = f"the second derivative raised {describe_error(error)}"
+            words = f"no second derivative: {describe_error(error)}"
             return Verdict(TWICE.name, "not applicable", words)
         if not error <= ALLOWED:
             words = (
