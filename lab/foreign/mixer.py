@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 
-LAYER_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+LAYER_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
 """What a layer's parameters for a cache are called."""
 
 

@@ -114,7 +114,6 @@ class OpenedModel(LanguageModel):
         backbone: its part from embeddings to the last hidden state.
         blocks: its layers.
         norm_final: gives the last hidden state.
-        cache: the name of the backbone's parameter for its cache.
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class OpenedModel(LanguageModel):
         backbone: nn.Module,
         blocks: list[OpenedBlock],
         norm_final: nn.Module,
-        cache: str,
     ):
         nn.Module.__init__(self)
         self.embed = foreign.get_input_embeddings()
@@ -133,7 +131,7 @@ class OpenedModel(LanguageModel):
         self.add_module("norm_final", watch_norm(norm_final))
         self.head = foreign.get_output_embeddings()
         self.decoder = HuggingFaceDecoder(
-            backbone, cache, output="last_hidden_state", given="inputs_embeds"
+            backbone, output="last_hidden_state", given="inputs_embeds"
         )
         self.foreign = foreign
         hook_points(self)

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +18,7 @@ from lab.foreign.mixer import ForeignMixer, Route, is_close
 from lab.foreign.opened import OpenedBlock, OpenedModel
 from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
 from lab.foreign.reference_forms import use_reference_forms
-from lab.laws.adapters.kinds import CACHES, is_hugging_face
+from lab.laws.adapters.kinds import is_hugging_face
 from lab.layers.mixer import MatrixMixer
 from tasks.bounds import check_choice
 
@@ -137,9 +136,6 @@ def _build(foreign: Any, tokens: Tensor) -> OpenedModel:
     backbone = foreign.base_model
     depth = foreign.config.get_text_config().num_hidden_layers
     layers = find_layers(backbone, depth)
-    cache = next((name for name in CACHES if name in signature(backbone.forward).parameters), None)
-    if cache is None:
-        raise ValueError(f"model={type(foreign).__name__}: takes no cache ({', '.join(CACHES)})")
     x = foreign.get_input_embeddings()(tokens)
     parts = find_parts(backbone, layers, x)
     norm_final = find_final_norm(backbone, x)
@@ -154,7 +150,7 @@ def _build(foreign: Any, tokens: Tensor) -> OpenedModel:
         elif isinstance(route.mixer, ForeignAttention):
             route.mixer.watch_rotation(part.given)
     blocks = [OpenedBlock(part, route) for part, route in zip(parts, routes, strict=True)]
-    model = OpenedModel(foreign, backbone, blocks, norm_final, cache)
+    model = OpenedModel(foreign, backbone, blocks, norm_final)
     model.compare_stream(tokens)
     return model
 

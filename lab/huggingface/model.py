@@ -16,6 +16,10 @@ from lab.models import LanguageModel, build
 from lab.models.language_model import ModelState
 
 
+CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
+"""What the installed transformers calls the field that returns a cache."""
+
+
 class DecodingCache(Cache):
     """What `generate` carries from token to token: the states of all mixers.
 
@@ -86,12 +90,13 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Int[Tensor, "b t"] | None = None,
         attention_mask: Int[Tensor, "b s"] | None = None,
         inputs_embeds: Float[Tensor, "b t d"] | None = None,
-        past_key_values: DecodingCache | None = None,
+        cache: DecodingCache | None = None,
         labels: Int[Tensor, "b t"] | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        past_key_values: DecodingCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return logits [b t v], and a loss where there are labels, as transformers' models do.
@@ -100,12 +105,13 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             input_ids: tokens; either these or `inputs_embeds`.
             attention_mask: 0 at padding, over the tokens before and the present ones.
             inputs_embeds: what the embedding table would give.
-            past_key_values: what an earlier call with `use_cache` returned.
+            cache: what an earlier call with `use_cache` returned.
             labels: the tokens again; shifted here, so that each position predicts the next one.
             use_cache: whether to return the state after these tokens.
             output_hidden_states: whether to return what each block reads, and what the head reads.
             logits_to_keep: compute logits of the last positions alone; 0: of all.
             return_dict: whether to return an object; False: a tuple.
+            past_key_values: `cache`, as transformers calls it before version 5.24.
             kwargs: what `Trainer` gives to the loss, such as `num_items_in_batch`.
 
         Raises:
@@ -123,19 +129,21 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
         keep = None if keep is None or bool(keep.all()) else keep
         streams: list[Tensor] = []
         collect: list[tuple[NamesFilter, HookFn]] = [(_is_block_input, partial(_collect, streams))]
+        before = past_key_values if cache is None else cache
         with self.model.hooks(collect if output_hidden_states else []):
-            hidden, cache = self._read(x, past_key_values, keep, bool(use_cache))
+            hidden, after = self._read(x, before, keep, bool(use_cache))
         logits = self.model.head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
+        carried: dict[str, Any] = {CACHE: after}
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=cache,
             hidden_states=(*streams, hidden) if output_hidden_states else None,
+            **carried,
         )
         return output.to_tuple() if return_dict is False else output
 

@@ -42,12 +42,7 @@ def difference(found: Tensor, asked: Tensor) -> float:
     [
         (llama, "HuggingFaceDecoder(module, relative=True)", "model.embed_tokens", True),
         (gpt2, "HuggingFaceDecoder(module, relative=False)", "transformer.wte", False),
-        (
-            mamba2,
-            "HuggingFaceDecoder(module, cache='cache_params')",
-            "backbone.embeddings",
-            None,
-        ),
+        (mamba2, "HuggingFaceDecoder(module)", "backbone.embeddings", None),
     ],
     ids=["llama", "gpt2", "mamba2"],
 )

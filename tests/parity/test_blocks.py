@@ -120,10 +120,10 @@ def test_mamba2_decodes_from_a_cache():
     cache = mamba2_cache()
     x = draw_normal(2, T, D_MODEL, dtype=torch.float32)
     y, state = ours.prefill(x[:, : T - 4])
-    assert deviation(y, theirs(x[:, : T - 4], cache_params=cache)) <= 64 * SINGLE
+    assert deviation(y, theirs(x[:, : T - 4], cache)) <= 64 * SINGLE
     for t in range(T - 4, T):
         y, state = ours.step(x[:, t], state)
-        assert deviation(y, theirs(x[:, t : t + 1], cache_params=cache)[:, 0]) <= 64 * SINGLE
+        assert deviation(y, theirs(x[:, t : t + 1], cache)[:, 0]) <= 64 * SINGLE
 
 
 def test_mamba2_left_padding():
@@ -144,7 +144,7 @@ def test_mamba2_right_padding_fades_the_state():
     exact = ours.prefill(x[:, : T - 6])[1].ssm
     assert deviation(ours.prefill(x, keep=keep)[1].ssm, exact) <= 64 * SINGLE
     cache = mamba2_cache()
-    theirs(x, cache_params=cache, attention_mask=keep)
+    theirs(x, cache, attention_mask=keep)
     assert deviation(cache.get_recurrent_state(0), exact) > 0.3
 
 
@@ -153,8 +153,8 @@ def test_mamba2_limits_dt_in_prefill_alone():
     theirs, _ = mamba2(n_groups=2, time_step_limit=(0.0, 0.1))
     x = draw_normal(2, T, D_MODEL, dtype=torch.float32)
     whole, cache = theirs(x), mamba2_cache()
-    theirs(x[:, :-1], cache_params=cache)
-    stepped = theirs(x[:, -1:], cache_params=cache)
+    theirs(x[:, :-1], cache)
+    stepped = theirs(x[:, -1:], cache)
     assert deviation(stepped[:, 0], whole[:, -1]) > 0.3
 
 

@@ -10,6 +10,18 @@ from torch import Tensor, nn
 from lab.laws.adapters.carried import Carried, copy_state, extend_state, keep_all, make_start_state
 from lab.laws.adapters.plain import PlainAdapter
 
+CACHES = ("cache", "past_key_values", "cache_params", "state")
+"""What models call their parameter for a cache, and the field that returns it.
+
+Since version 5.24 of transformers it is "cache"; before, "past_key_values", in Mamba "cache_params".
+"""
+
+
+def find_cache_name(module: nn.Module) -> str | None:
+    """Return the name of a model's parameter for its cache; None if it takes no cache."""
+    parameters = signature(module.forward).parameters
+    return next((name for name in CACHES if name in parameters), None)
+
 
 class HuggingFace(PlainAdapter):
     """A model of transformers, from tokens [b t] to the field `output` of what it returns.
@@ -42,8 +54,10 @@ class HuggingFaceDecoder(HuggingFace):
     `position_ids`. The library supports padding on the left for decoders.
 
     Args:
-        cache: name of its parameter for the cache, and of the field that returns it.
         relative: whether only differences of positions count; None makes no claim.
+
+    Raises:
+        ValueError: for a model that takes no cache.
     """
 
     paddings = ("left",)
@@ -51,12 +65,15 @@ class HuggingFaceDecoder(HuggingFace):
     def __init__(
         self,
         module: nn.Module,
-        cache: str = "past_key_values",
         relative: bool | None = None,
         output: int | str | None = "logits",
         given: str = "input_ids",
     ):
         super().__init__(module, output, given)
+        cache = find_cache_name(module)
+        if cache is None:
+            names = ", ".join(CACHES)
+            raise ValueError(f"model={type(module).__name__}: takes no cache ({names})")
         self.cache = cache
         self.takes_positions = "position_ids" in signature(module.forward).parameters
         if relative is not None:
@@ -85,8 +102,8 @@ class HuggingFaceDecoder(HuggingFace):
             options[self.cache] = copy_state(before.held)
         mask = torch.cat([before.keep, kept], dim=1)
         if not mask.all():
-            # A recurrent model takes the mask of the new tokens only.
-            seen = mask if self.cache == "past_key_values" else kept
+            # A recurrent model, whose cache has no keys, takes the mask of the new tokens only.
+            seen = kept if all(getattr(before.held, "is_linear", ())) else mask
             options["attention_mask"] = seen.long()
         if self.takes_positions and not (state is None and keep is None):
             counted = (kept.cumsum(1) - 1).clamp(min=0)

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lab.laws.adapters.hugging_face import HuggingFace, HuggingFaceDecoder, HuggingFaceLayer
+from lab.laws.adapters.hugging_face import (
+    HuggingFace,
+    HuggingFaceDecoder,
+    HuggingFaceLayer,
+    find_cache_name,
+)
 from lab.laws.adapters.plain import PlainAdapter, Positioned
 from lab.laws.adapters.stateful import Allocated, Returned, Stepping
 from lab.laws.adapters.torch_own import Masked, TorchRecurrent
@@ -56,7 +61,6 @@ INITIAL = (
     "zero_state",
     "start",
 )
-CACHES = ("past_key_values", "cache_params", "state")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles depend on the position only."""
 
@@ -113,11 +117,8 @@ def list_decoder_kinds(target: Any, relative: bool | None) -> Iterator[Kind]:
         if relative is None:
             known = knows_differences_only(target.config, "position_ids" in parameters)
             claim = {} if known is None else {"relative": known}
-        for cache in CACHES:
-            if cache in parameters:
-                yield Kind(
-                    HuggingFaceDecoder, {"cache": cache, **claim}, note=f"decodes with {cache}"
-                )
+        if cache := find_cache_name(target):
+            yield Kind(HuggingFaceDecoder, claim, note=f"decodes with {cache}")
         return
     if isinstance(target, nn.RNNBase):
         if not target.bidirectional:

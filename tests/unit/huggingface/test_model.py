@@ -42,18 +42,30 @@ def test_generation_with_a_cache_is_generation_without_one(model, beams):
     tokens, mask = draw_tokens(), torch.ones(3, 9, dtype=torch.long)
     mask[1, :4] = 0
     options = {"max_new_tokens": 5, "num_beams": beams, "do_sample": False, "pad_token_id": 0}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
     cached = model.generate(tokens, attention_mask=mask, **options)
     whole = model.generate(tokens, attention_mask=mask, use_cache=False, **options)
-    assert torch.equal(cached, whole)
+    assert torch.equal(cached.sequences, whole.sequences)
+    for found, asked in zip(cached.logits, whole.logits, strict=True):
+        assert torch.allclose(found, asked, atol=1e-5)  # transformers keeps them in fp32
     if beams == 1:
-        assert torch.equal(cached, model.model.generate(tokens, 5, keep=mask.bool()))
+        assert torch.equal(cached.sequences, model.model.generate(tokens, 5, keep=mask.bool()))
 
 
-def test_a_call_goes_on_from_the_cache_of_another(model):
+def test_generation_reads_each_token_once():
+    model, lengths = build_model("SM AM").eval(), []
+    read = model.get_input_embeddings()
+    read.register_forward_pre_hook(lambda embed, args: lengths.append(args[0].shape[1]))
+    model.generate(draw_tokens(), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert lengths == [9, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_call_goes_on_from_the_cache_of_another(model, name):
     tokens = draw_tokens()
     whole = model(tokens).logits
     first = model(tokens[:, :4], use_cache=True)
-    rest = model(tokens[:, 4:], past_key_values=first.past_key_values, use_cache=True)
+    rest = model(tokens[:, 4:], **{name: first.past_key_values}, use_cache=True)
     assert rest.past_key_values.get_seq_length() == 9
     assert torch.allclose(torch.cat([first.logits, rest.logits], 1), whole, atol=1e-10)
 
