@@ -14,6 +14,10 @@ True
 Each yields the model and acts on every forward and backward pass inside the block. It is undone
 afterwards, also after an exception. Interventions nest: the inner one acts on the outer one's
 result.
+
+Positions are those of the tokens in their rows, also in `prefill`, `step` and `generate`, which
+read further tokens after a state: an intervention at position 3 acts when that token is read. As in
+all decoding, padding counts no position.
 """
 
 from analysis.interventions.experts import knock_out_experts as knock_out_experts

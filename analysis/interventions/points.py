@@ -20,6 +20,7 @@ from analysis.interventions.places import (
 )
 from lab.hooks import HookPoint, NamesFilter, find_points, hooks
 from lab.layers.mixer import BiasedMixer
+from lab.models import LanguageModel
 from tasks.bounds import check_choice
 
 Ablation = Literal["zero", "mean", "resample"]
@@ -79,7 +80,8 @@ def patch(
     Args:
         model: a language model.
         name: of the point; `POINT_AXES` says which of its axes are positions and heads.
-        source: the replacement, of the same shape; another run's cache, for example.
+        source: the replacement, of the same shape; another run's cache, for example. In decoding,
+            that of a whole row: tokens after its last position keep their own.
         rows: of the batch; None: all. Given with positions [n]: the row of each position.
         positions: along t; None: all.
         heads: along h; None: all.
@@ -91,13 +93,21 @@ def patch(
     """
     place = _Place.of(rows, positions, heads)
     place.check(model, name)
+    inner = get_language_model(model)
 
     def replace(tensor: Tensor, point: HookPoint) -> Tensor:
-        if source.shape != tensor.shape:
+        at = _find_positions(inner, tensor, point.name)
+        marks, other = place.mark(tensor, point.name, at), source.to(tensor.device)
+        if at is not None:
+            other, known = _take_positions(other, tensor, point.name, at)
+            marks = marks & known
+            if not marks.any():
+                return tensor
+        if other.shape != tensor.shape:
             raise ValueError(
-                f"source is {list(source.shape)}, must be {list(tensor.shape)} as at {point.name}"
+                f"source is {list(other.shape)}, must be {list(tensor.shape)} as at {point.name}"
             )
-        return torch.where(place.mark(tensor, point.name), source.to(tensor), tensor)
+        return torch.where(marks, other.to(tensor), tensor)
 
     with hooks(model, [(name, replace)]):
         yield model
@@ -140,6 +150,7 @@ def ablate(
     check_choice("how", how, get_args(Ablation))
     place = _Place.of(rows, positions, heads)
     place.check(model, name)
+    inner = get_language_model(model)
 
     def replace(tensor: Tensor, point: HookPoint) -> Tensor:
         if how != "resample" and not tensor.is_floating_point():
@@ -152,7 +163,7 @@ def ablate(
             other = tensor.mean(0, keepdim=True)
         else:
             other = tensor[draw_derangement(len(tensor), seed).to(tensor.device)]
-        marks = place.mark(tensor, point.name)
+        marks = place.mark(tensor, point.name, _find_positions(inner, tensor, point.name))
         if how != "resample":
             marks = marks & ~torch.isneginf(tensor) & ~torch.isneginf(other)
         return torch.where(marks, other, tensor)
@@ -171,7 +182,8 @@ def override_mask(
         model: a language model.
         layer: index of the block, of attention or IFA.
         bias: added to the scores of the keys, [t], [h_kv t] or [b h_kv t];
-            `lab.ops.attention.MASKED` removes a key.
+            `lab.ops.attention.MASKED` removes a key. In decoding, t counts the keys of a whole
+            row: those after them keep their own.
 
     Raises:
         ValueError: for a mixer without a place for a bias (`BiasedMixer`), or a bias that is not
@@ -183,13 +195,22 @@ def override_mask(
     if not bias.isfinite().all():
         raise ValueError("bias must be finite; lab.ops.attention.MASKED removes a key")
 
+    inner = get_language_model(model)
+
     def replace(tensor: Tensor, point: HookPoint) -> Tensor:
         b, h, _, t = tensor.shape
+        at = inner.find_positions(t)
+        if at is not None:
+            t = bias.shape[-1]
         if bias.ndim > 3 or tuple(bias.shape) != (b, h, t)[-bias.ndim :]:
             raise ValueError(
                 f"bias is {list(bias.shape)}, must be {[t]}, {[h, t]} or {[b, h, t]} as the keys"
             )
-        return bias.to(tensor).expand(b, h, t)[:, :, None]
+        whole = bias.to(tensor).expand(b, h, t)[:, :, None]
+        if at is None:
+            return whole
+        found, known = _take_positions(whole, tensor, point.name, at)
+        return torch.where(known, found, tensor)
 
     with hooks(model, [(f"blocks.{layer}.mixer.{mixer.bias_hook}", replace)]):
         yield model
@@ -236,8 +257,16 @@ class _Place:
                 if not any(_LETTERS[field] in form for form in forms):
                     raise ValueError(_explain_missing_axis(field, point, forms))
 
-    def mark(self, tensor: Tensor, point: str) -> Bool[Tensor, "*axes"]:
-        """Return a mask that is True at the entries and broadcasts to the tensor's shape."""
+    def mark(
+        self, tensor: Tensor, point: str, at: Int[Tensor, "*b t"] | None = None
+    ) -> Bool[Tensor, "*axes"]:
+        """Return a mask that is True at the entries and broadcasts to the tensor's shape.
+
+        Args:
+            tensor: what passes the point.
+            point: its name.
+            at: the positions of a decoding call; None: the tensor has all positions.
+        """
         marks = torch.ones((), dtype=torch.bool)
         if not self.restricted:
             return marks.to(tensor.device)
@@ -246,8 +275,12 @@ class _Place:
             if not forms or _LETTERS[field] not in forms[0]:
                 raise ValueError(_explain_missing_axis(field, point, forms))
             axis = forms[0].index(_LETTERS[field])
-            check_below(field, found, tensor.shape[axis], f"{field} at {point}")
+            if field != "positions" or at is None:
+                check_below(field, found, tensor.shape[axis], f"{field} at {point}")
         sizes = dict(zip(forms[0], tensor.shape, strict=True))
+        if at is not None and self.positions is not None:
+            # Of all positions so far; those of the call are picked below.
+            sizes["t"] = int(torch.cat([at.cpu().flatten(), self.positions]).max()) + 1
         groups: list[tuple[str, ...]] = [(field,) for field in self.restricted]
         if {"rows", "positions"} <= self.restricted.keys():
             groups.append(("rows", "positions"))
@@ -256,7 +289,36 @@ class _Place:
             flags = torch.zeros([sizes[letter] for letter in letters], dtype=torch.bool)
             flags[tuple(self.restricted[field] for field in fields)] = True
             marks = marks & flags.view([sizes[a] if a in letters else 1 for a in forms[0]])
+        if at is not None and self.positions is not None:
+            index, axis = _lay_along(at.cpu(), forms[0])
+            marks = marks.take_along_dim(index.clamp(min=0), axis) & (index >= 0)
         return marks.to(tensor.device)
+
+
+def _find_positions(model: LanguageModel, tensor: Tensor, point: str) -> Int[Tensor, "*b t"] | None:
+    """Return the positions of what passes a point; None if they are all, or it has no such axis."""
+    forms = [form for form in list_axes(point) if len(form) == tensor.ndim]
+    if not forms or "t" not in forms[0]:
+        return None
+    return model.find_positions(tensor.shape[forms[0].index("t")])
+
+
+def _take_positions(
+    source: Tensor, tensor: Tensor, point: str, at: Int[Tensor, "*b t"]
+) -> tuple[Tensor, Bool[Tensor, "*axes"]]:
+    """Return a tensor's entries at some positions, and whether it has them."""
+    if source.ndim != tensor.ndim:
+        return source, torch.ones((), dtype=torch.bool, device=tensor.device)
+    form = next(form for form in list_axes(point) if len(form) == tensor.ndim)
+    index, axis = _lay_along(at.to(tensor.device), form)
+    known = (index >= 0) & (index < source.shape[axis])
+    return source.take_along_dim(index.clamp(0, source.shape[axis] - 1), axis), known
+
+
+def _lay_along(at: Int[Tensor, "*b t"], form: list[str]) -> tuple[Int[Tensor, "*axes"], int]:
+    """Return positions as an index along a tensor's axis t, and that axis."""
+    sizes = {"b": at.shape[0] if at.ndim == 2 else 1, "t": at.shape[-1]}
+    return at.view([sizes.get(letter, 1) for letter in form]), form.index("t")
 
 
 _LETTERS = {"rows": "b", "positions": "t", "heads": "h"}

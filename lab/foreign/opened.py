@@ -180,7 +180,8 @@ class OpenedModel(LanguageModel):
         check_decoding(x, state, keep, ModelState)
         carried = None if state is None else state.blocks[0]
         assert carried is None or isinstance(carried, Carried)
-        y, carried = self.decoder.prefill(x, carried, keep)
+        with self._decoding(state, keep):
+            y, carried = self.decoder.prefill(x, carried, keep)
         return y, ModelState(carried.position, (carried,))
 
     def step_embeddings(

@@ -15,7 +15,6 @@ from lab.huggingface.configuration import LabConfig
 from lab.models import LanguageModel, build
 from lab.models.language_model import ModelState
 
-
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
 """What the installed transformers calls the field that returns a cache."""
 

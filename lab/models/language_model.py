@@ -1,7 +1,7 @@
 """A stack of blocks between an embedding table and a head: trained whole, decoded by token."""
 
-from collections.abc import Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lab import hooks
 from lab.layers.mixer import MatrixMixer
 from lab.layers.norm import HookedRMSNorm
-from lab.layers.state import State, check_decoding, next_position
+from lab.layers.state import State, check_decoding, next_position, token_positions
 from lab.models.activation_cache import ActivationCache
 from lab.models.block import Block
 from lab.models.sizes import ModelSizes, read_sizes
@@ -42,6 +42,8 @@ class LanguageModel(nn.Module):
 
     embed_rest: str | None = None
     """Name of what is added to the embedding before block 0, in opened models; None: nothing."""
+    _decoded: tuple[ModelState | None, Tensor | None] | None = None
+    """State and padding mask of the decoding call in progress; None in any other call."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: for a state or mask of another batch, or a mixer that cannot decode.
         """
-        x = self.hook_embed(self.embed(tokens))
+        x = self._embed(tokens, state, keep)
         x, state = self.prefill_embeddings(x, state, keep)
         return self.head(x), state
 
@@ -124,7 +126,7 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: for a state of another batch, or a mixer that cannot decode.
         """
-        x = self.hook_embed(self.embed(tokens[:, None]))
+        x = self._embed(tokens[:, None], state)
         x, state = self.step_embeddings(x[:, 0], state)
         return self.head(x), state
 
@@ -139,10 +141,11 @@ class LanguageModel(nn.Module):
         position = next_position(x, state, keep)
         before = self._list_states(state)
         after = []
-        for block, carried in zip(self.list_blocks(), before, strict=True):
-            x, carried = block.prefill(x, carried, keep)
-            after.append(carried)
-        return self.norm_final(x), ModelState(position, tuple(after))
+        with self._decoding(state, keep):
+            for block, carried in zip(self.list_blocks(), before, strict=True):
+                x, carried = block.prefill(x, carried, keep)
+                after.append(carried)
+            return self.norm_final(x), ModelState(position, tuple(after))
 
     def step_embeddings(
         self, x: Float[Tensor, "b d"], state: ModelState
@@ -150,10 +153,11 @@ class LanguageModel(nn.Module):
         """Return `forward_embeddings` of one further token a row, and the state after it."""
         check_decoding(x, state, kind=ModelState)
         after, x = [], x[:, None]
-        for block, carried in zip(self.list_blocks(), self._list_states(state), strict=True):
-            x, carried = block.step(x, carried)
-            after.append(carried)
-        return self.norm_final(x)[:, 0], ModelState(state.position + 1, tuple(after))
+        with self._decoding(state):
+            for block, carried in zip(self.list_blocks(), self._list_states(state), strict=True):
+                x, carried = block.step(x, carried)
+                after.append(carried)
+            return self.norm_final(x)[:, 0], ModelState(state.position + 1, tuple(after))
 
     @torch.no_grad()
     def generate(
@@ -193,7 +197,7 @@ class LanguageModel(nn.Module):
             raise ValueError("keep must be False on the left alone: what follows joins the right")
         generator = torch.Generator(tokens.device).manual_seed(seed)
         grown = [tokens]
-        x, state = self.prefill_embeddings(self.hook_embed(self.embed(tokens)), None, keep)
+        x, state = self.prefill_embeddings(self._embed(tokens, None, keep), None, keep)
         logits = self.head(x[:, -1])
         for added in range(n_tokens):
             token = _draw(logits, temperature, top_k, generator)
@@ -271,6 +275,17 @@ class LanguageModel(nn.Module):
         """See `lab.hooks.hooks`."""
         return hooks.hooks(self, fwd_hooks)
 
+    def find_positions(self, t: int) -> Int[Tensor, "b t"] | Int[Tensor, " t"] | None:
+        """Return where the t tokens of the decoding call in progress stand; None in another call.
+
+        For hooks: the tensors that pass them have these tokens alone. Padding is at −1.
+        """
+        if self._decoded is None:
+            return None
+        _, keep = self._decoded
+        found = token_positions(t, self.embed.weight.device, *self._decoded)
+        return found if keep is None else found.masked_fill(~keep, -1)
+
     def list_blocks(self) -> list[Block]:
         """Return the blocks, first to last."""
         found = []
@@ -291,6 +306,20 @@ class LanguageModel(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of each entry of the state dict on the CPU; tied ones share no memory."""
         return {name: entry.detach().cpu().clone() for name, entry in self.state_dict().items()}
+
+    @contextmanager
+    def _decoding(self, state: ModelState | None, keep: Tensor | None = None) -> Iterator[None]:
+        before, self._decoded = self._decoded, (state, keep)
+        try:
+            yield
+        finally:
+            self._decoded = before
+
+    def _embed(
+        self, tokens: Int[Tensor, "b t"], state: ModelState | None, keep: Tensor | None = None
+    ) -> Float[Tensor, "b t d"]:
+        with self._decoding(state, keep):
+            return self.hook_embed(self.embed(tokens))
 
     def _list_states(self, state: ModelState | None) -> tuple[State | None, ...]:
         if state is None:

@@ -233,3 +233,19 @@ def test_channels_of_a_mamba_are_swept_on_demand():
     with pytest.raises(ValueError, match=r"heads \(heads_hook\)\. Give a point: .*\bssm_out\b"):
         sweep_heads(opened, TOKENS[:1], OTHER[:1], pick)
     assert sweep_heads(opened, TOKENS[:1], OTHER[:1], pick, "ssm_out").metric.shape == (2, 32)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba2"])
+@torch.no_grad()
+def test_decoding_intervenes_at_the_positions_of_whole_rows(name: str):
+    """From a cache as when every step reads all tokens again."""
+    _, opened = pair(name)
+    with ablate(opened, "blocks.1.hook_resid_pre", positions=[0, 6]):
+        head, state = opened.prefill(TOKENS[:, :5])
+        steps = [head]
+        for token in TOKENS[:, 5:].T:
+            logits, state = opened.step(token, state)
+            steps.append(logits[:, None])
+        whole = opened(TOKENS)
+    assert difference(torch.cat(steps, 1), whole) < WITHIN[name]
+    assert difference(opened(TOKENS)[:, 7:], whole[:, 7:]) > 1e-3

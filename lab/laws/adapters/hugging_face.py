@@ -13,7 +13,7 @@ from lab.laws.adapters.plain import PlainAdapter
 CACHES = ("cache", "past_key_values", "cache_params", "state")
 """What models call their parameter for a cache, and the field that returns it.
 
-Since version 5.24 of transformers it is "cache"; before, "past_key_values", in Mamba "cache_params".
+In transformers 5.24 it is "cache"; before, "past_key_values", and in Mamba "cache_params".
 """
 
 

@@ -52,8 +52,8 @@ def test_generation_with_a_cache_is_generation_without_one(model, beams):
         assert torch.equal(cached.sequences, model.model.generate(tokens, 5, keep=mask.bool()))
 
 
-def test_generation_reads_each_token_once():
-    model, lengths = build_model("SM AM").eval(), []
+def test_generation_reads_each_token_once(model):
+    lengths = []
     read = model.get_input_embeddings()
     read.register_forward_pre_hook(lambda embed, args: lengths.append(args[0].shape[1]))
     model.generate(draw_tokens(), max_new_tokens=5, do_sample=False, pad_token_id=0)

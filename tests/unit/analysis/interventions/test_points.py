@@ -143,6 +143,94 @@ def test_ablated_scores_leave_later_tokens_unread(how):
     assert (pattern.triu(1) == 0).all()
 
 
+def decode(model, tokens: Tensor, keep: Tensor | None = None, whole: bool = False) -> Tensor:
+    """Return logits from position 4 on: from a cache, or reading all tokens again at every step."""
+    if whole:
+        ends = range(5, tokens.shape[1] + 1)
+        masks = [None if keep is None else keep[:, :t] for t in ends]
+        return torch.stack(
+            [
+                model.prefill(tokens[:, :t], None, mask)[0][:, -1]
+                for t, mask in zip(ends, masks, strict=True)
+            ],
+            1,
+        )
+    logits, state = model.prefill(tokens[:, :5], None, None if keep is None else keep[:, :5])
+    found = [logits[:, -1:]]
+    logits, state = model.prefill(tokens[:, 5:7], state)
+    found.append(logits)
+    for token in tokens[:, 7:].T:
+        logits, state = model.step(token, state)
+        found.append(logits[:, None])
+    return torch.cat(found, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("rows", "positions", "padding"), [(None, [0], 0), (None, [2, 6, 8], 3), ([0, 2], [5, 8], 3)]
+)
+@pytest.mark.parametrize(
+    "make", [ATTENTIONS["ifa"], lambda: ssd_moved(position="conv")], ids=["attention", "ssd"]
+)
+def test_decoding_intervenes_at_the_positions_of_whole_rows(make, rows, positions, padding):
+    """Of every point: from a cache as when every step reads all tokens again."""
+    model, place = stack(make()), {"rows": rows, "positions": positions}
+    keep = torch.ones(3, 9, dtype=torch.bool)
+    keep[1, :padding] = False
+    _, clean = model.run_with_cache(TOKENS)
+    _, other = model.run_with_cache(TOKENS.flip(0))
+    for name, tensor in clean.items():
+        changes = []
+        if "s" not in axes_of(name, tensor):  # which grows
+            changes.append(lambda name=name: patch(model, name, other[name], **place))
+        if tensor.is_floating_point() and not name.endswith("scale"):  # by which norms divide
+            changes.append(lambda name=name: ablate(model, name, **place))
+        for change in changes:
+            with change():
+                found, asked = decode(model, TOKENS, keep), decode(model, TOKENS, keep, whole=True)
+            torch.testing.assert_close(found, asked, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@torch.no_grad()
+def test_position_0_of_the_last_norm_is_no_other_token(everything):
+    """Nothing moves between positions after it: only the first token's logits may change."""
+    model, _, _ = everything
+    with ablate(model, "norm_final.hook_normalized", positions=[0]):
+        torch.testing.assert_close(
+            decode(model, TOKENS), model.prefill(TOKENS)[0][:, 4:], rtol=1e-9, atol=1e-9
+        )
+        changed = model(TOKENS)[:, 0]
+    assert (changed == 0).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", ["hook_embed", "blocks.0.hook_resid_post", "blocks.1.mixer.hook_ssm_out"]
+)
+def test_generation_intervenes_at_a_position_once(everything, name):
+    model, _, _ = everything
+    with ablate(model, name, positions=[0, 10]):
+        found, tokens = model.generate(TOKENS, 6), TOKENS
+        for _ in range(6):
+            logits, _ = model.prefill(tokens)
+            tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found, tokens)
+    assert not torch.equal(found, model.generate(TOKENS, 6))
+
+
+@torch.no_grad()
+def test_an_overridden_mask_is_that_of_a_whole_row_in_decoding():
+    model = stack(ATTENTIONS["soft"]())
+    bias = torch.linspace(-2, 2, 9).double()
+    with override_mask(model, 0, bias):
+        torch.testing.assert_close(decode(model, TOKENS), model(TOKENS)[:, 4:])
+        _, state = model.prefill(TOKENS)
+        longer, _ = model.step(TOKENS[:, 0], state)
+    with override_mask(model, 0, bias[:8]), pytest.raises(ValueError, match=r"bias is \[8\]"):
+        model(TOKENS)
+    assert longer.isfinite().all()
+
+
 def test_the_derangement_is_a_seeded_cycle():
     for n in (2, 3, 8):
         order = draw_derangement(n, seed=n)
