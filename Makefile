@@ -10,8 +10,13 @@ DEVELOPMENT := .venv/.development
 NOTEBOOKS := .venv/.notebooks
 DOCS := .venv/.docs
 FINDINGS := .venv-findings/.installed
+# Of these pip gives the newest; torch is the pinned one, of which a machine without CUDA can take a CPU wheel.
+NEWEST ?= $(shell grep '^torch==' constraints.txt) transformers plotly flash-linear-attention triton
+NEWEST_TESTS := tests/unit/huggingface tests/unit/laws/test_adapters*.py tests/unit/analysis/pages \
+	tests/unit/analysis/matrices/test_heatmaps.py tests/parity/test_opened_*.py tests/parity/test_adapters_peers.py \
+	tests/parity/test_attention.py tests/parity/test_blocks.py tests/parity/test_small_models.py
 
-.PHONY: install development mqar test check format lint types arch collect shapes cluster verify faults mutants bench notebooks docs gallery gpu browser findings clean
+.PHONY: install development mqar test check format lint types arch collect shapes cluster verify faults mutants bench notebooks docs gallery gpu browser findings newest clean
 
 # What the commands of the README use.
 install: $(INSTALLED)
@@ -133,5 +138,13 @@ $(FINDINGS): tests/findings/requirements.txt constraints.txt
 	sh docs/scripts/install.sh .venv-findings/bin/python --no-deps --requirement tests/findings/requirements.txt
 	touch $@
 
+# What users get who install today: constraints.txt does not hold here.
+newest:
+	$(PYTHON) -m venv .venv-newest
+	sh docs/scripts/install.sh .venv-newest/bin/python --upgrade $(NEWEST) pytest pytest-xdist hypothesis \
+		--editable ".[browser,hf,studies]"
+	@command -v chromium-headless-shell >/dev/null || .venv-newest/bin/playwright install --with-deps chromium
+	.venv-newest/bin/pytest -n 2 --dist worksteal $(NEWEST_TESTS)
+
 clean:
-	rm -rf .venv .venv-findings .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs site
+	rm -rf .venv .venv-findings .venv-newest .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs site
