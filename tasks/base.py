@@ -11,6 +11,7 @@ from tasks.batch import IGNORE, Batch, Links, Predictor, accuracy, count_rows
 from tasks.bounds import check_choice, check_kind
 from tasks.lazy import Tensor, torch
 from tasks.near_names import suggest
+from tasks.one_thread import use_one_thread
 from tasks.schedule import Schedule
 
 MAX_ROWS = 2**36
@@ -214,7 +215,8 @@ class Task(ABC):
             raise ValueError(f"size={size}: must be ≥ 1")
         if start + size > MAX_ROWS:
             raise ValueError(f"start={start}, size={size}: a split has {MAX_ROWS} rows")
-        return self.generate(split, torch.arange(start, start + size, device=device), seed)
+        with use_one_thread():
+            return self.generate(split, torch.arange(start, start + size, device=device), seed)
 
     def draw_words(self, split: str, numbers: Tensor, seed: int, count: int) -> Tensor:
         """Draw `count` random words for each row, int64 [b count]: all that rows are made of."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tasks.lazy import Tensor, torch
+from tasks.one_thread import use_one_thread
 
 IGNORE = -100
 """The target of a position that is not scored (the convention of torch's cross-entropy)."""
@@ -27,7 +28,8 @@ class Links(Mapping[str, Tensor]):
 
     @cached_property
     def _made(self) -> dict[str, Tensor]:
-        return {**self._make(), **self.known}
+        with use_one_thread():
+            return {**self._make(), **self.known}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.known[name] if name in self.known else self._made[name]

@@ -7,6 +7,7 @@ of 4,096 tokens cost three to eighteen times as much a token as large ones (LOG.
 from tasks.base import MAX_ROWS, Batch, Task
 from tasks.bounds import check_choice
 from tasks.lazy import torch
+from tasks.one_thread import use_one_thread
 
 BLOCK_TOKENS = 2**18
 """Tokens drawn at a time, at most. More would gain nothing, as they leave the cache."""
@@ -81,9 +82,10 @@ class BatchReader:
         whole = (self._stop - start - self._size) // self._stride + 1
         self._count = max(1, min(2 * self._count, self._most, whole))
         size = min(self._size, self._stop - start)
-        starts = torch.arange(self._count, device=self._device) * self._stride + start
-        numbers = starts[:, None] + torch.arange(size, device=self._device)
-        return self.task.generate(self._split, numbers.flatten(), self._seed)
+        with use_one_thread():
+            starts = torch.arange(self._count, device=self._device) * self._stride + start
+            numbers = starts[:, None] + torch.arange(size, device=self._device)
+            return self.task.generate(self._split, numbers.flatten(), self._seed)
 
 
 def count_tokens_ahead(task: Task, size: int) -> int:

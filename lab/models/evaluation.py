@@ -12,6 +12,7 @@ from lab.models.language_model import LanguageModel
 from lab.models.reading import find_even_places, find_places, read_hidden
 from lab.ops.cross_entropy import linear_answers
 from tasks.base import IGNORE, Batch, Task
+from tasks.one_thread import use_one_thread
 
 GPU_TOKENS = 2**16
 """Tokens that a GPU evaluates at once: on fewer it waits for Python, more take its memory."""
@@ -88,12 +89,13 @@ def evaluate_batch(model: LanguageModel, batch: Batch) -> tuple[float, Tensor, T
 
     Losses are in nats; the counts are int64 [b], on the CPU.
     """
-    hidden, weight, targets = score(model, batch, "fp32")
-    losses, answers = linear_answers(hidden, weight, targets)
-    asked = batch.targets != IGNORE
-    hits = torch.zeros_like(batch.targets)
-    hits[asked] = (answers == targets).long()
-    return losses.sum(dtype=torch.float64).item(), hits.sum(1).cpu(), asked.sum(1).cpu()
+    with use_one_thread(batch.inputs.numel() * model.embed.embedding_dim):
+        hidden, weight, targets = score(model, batch, "fp32")
+        losses, answers = linear_answers(hidden, weight, targets)
+        asked = batch.targets != IGNORE
+        hits = torch.zeros_like(batch.targets)
+        hits[asked] = (answers == targets).long()
+        return losses.sum(dtype=torch.float64).item(), hits.sum(1).cpu(), asked.sum(1).cpu()
 
 
 def check_vocabulary(task: Task, model: LanguageModel) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Muon
 
 from lab.training.without_dynamo import WithoutDynamo
+from tasks.one_thread import use_one_thread
 
 
 class BatchedMuon(WithoutDynamo, Muon):
@@ -73,7 +74,8 @@ def update_matrices(optimizers: Sequence[BatchedMuon]) -> None:
                 matrix = _Matrix(p, p.grad, state["momentum_buffer"], rate, kept)
                 by_shape.setdefault(tuple(sorted(p.shape)), []).append(matrix)
     for matrices in by_shape.values():
-        _update(matrices, optimizers[0].param_groups[0])
+        with use_one_thread(len(matrices) * matrices[0].p.numel()):
+            _update(matrices, optimizers[0].param_groups[0])
 
 
 def _update(matrices: Sequence[_Matrix], group: dict[str, Any]) -> None:

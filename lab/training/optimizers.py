@@ -9,6 +9,7 @@ from lab.config import TrainConfig
 from lab.models import LanguageModel
 from lab.training.muon import BatchedMuon, update_matrices
 from lab.training.without_dynamo import AdamW
+from tasks.one_thread import use_one_thread
 
 
 def build_optimizers(model: LanguageModel, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:
@@ -56,7 +57,9 @@ def step_together(of_models: Sequence[Mapping[str, torch.optim.Optimizer]]) -> N
     optimizers = [each for of_model in of_models for each in of_model.values()]
     for each in optimizers:
         if not isinstance(each, BatchedMuon):
-            each.step()
+            sizes = [p.numel() for group in each.param_groups for p in group["params"]]
+            with use_one_thread(sum(sizes) // len(sizes)):
+                each.step()
     update_matrices([each for each in optimizers if isinstance(each, BatchedMuon)])
 
 
