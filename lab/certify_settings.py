@@ -5,7 +5,7 @@ Nothing here imports torch, so `lab certify` can validate its options before it 
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 Weights = Literal["as built", "moved", "larger"]
@@ -97,22 +97,6 @@ class CertifySettings:
             raise ValueError(f"seed={self.seed} must be in 0 … 2⁶² − 1")
         if not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds} must be above 0")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict that JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "CertifySettings":
-        """Return the settings that `to_json` gave the fields of."""
-        rebuilt = {
-            **{
-                name: None if fields[name] is None else tuple(fields[name])
-                for name in ("lengths", "longer")
-            },
-            "conditions": tuple(Condition(**condition) for condition in fields["conditions"]),
-        }
-        return cls(**{**fields, **rebuilt})
 
 
 QUICK = CertifySettings(

@@ -12,7 +12,7 @@ from analysis.pages import export
 from analysis.pages.page import fill_template, show_figure
 from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, add_title, new_figure
 from analysis.words import capitalize
-from lab.certification.process import OUTCOMES, SIGNS, Certificate, count_outcomes
+from lab.certification import OUTCOMES, SIGNS, Certificate, count_outcomes
 from lab.folder import write
 
 ROW, REST = 32, 176

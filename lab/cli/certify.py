@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lab.certification.request import Request
-from lab.certify_settings import QUICK, THOROUGH, CertifySettings
+from lab.certification import RefusedError, Request, certify_in_child, count_outcomes
+from lab.certify_settings import QUICK, THOROUGH, CertifySettings, read_value
 from lab.cli.figures import check_figure, make_figure_option
 from lab.cli.messages import parse_assignments, refuse, report_usage_errors, say
 from lab.cli.output import AsJson, Force, check_output
@@ -152,7 +152,7 @@ def certify(
             lengths=base.lengths if lengths is None else _read_lengths(lengths),
             batch=batch,
             seed=seed,
-            options=parse_assignments(option or []),
+            options={n: read_value(v) for n, v in parse_assignments(option or []).items()},
             calling={
                 "input": reads,
                 "vocab_size": vocab_size,
@@ -207,7 +207,6 @@ def _refuse(reason: object, target: str, as_json: bool) -> typer.Exit:
 
 def _certify(request: Request, as_json: bool) -> dict[str, Any]:
     """Return the certificate; without JSON, print each verdict as it arrives."""
-    from lab.certification.process import RefusedError, certify_in_child
     from lab.cli.console import open_table_console
     from lab.cli.tables.certify import build_law_table, show_progress
 
@@ -232,8 +231,6 @@ def _certify(request: Request, as_json: bool) -> dict[str, Any]:
 
 
 def _print_summary(found: dict[str, Any], snippets: Path | None, programs: list[str]) -> None:
-    from lab.certification.process import count_outcomes
-
     say(f"{count_outcomes(found)}; {found['seconds']:.1f} s")
     if programs and snippets is None:
         say("Add --snippets DIR to get a program that shows each failure.")

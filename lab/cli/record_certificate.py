@@ -12,7 +12,7 @@ from lab.files import explain_write_errors
 from lab.folder import has_entries, read_json, write_json
 
 if TYPE_CHECKING:
-    from lab.certification.request import Request
+    from lab.certification import Request
     from lab.training.runs import Run
 
 MUST_HOLD = ("deterministic", "causal", "batch-invariant")
@@ -24,14 +24,14 @@ CERTIFICATE = "certificate.json"
 
 def describe_certification(run: "Run") -> "Request":
     """Return what `lab certify --quick` is asked to do with a run's model, of fewer tokens."""
-    from lab.certification.request import Request
+    from lab.certification import Request
     from lab.certify_settings import QUICK
     from lab.cli.certify import SECONDS, choose_memory
 
     options = {**run.model.to_dict(), "vocab_size": CERTIFIED_VOCABULARY}
     settings = replace(
         QUICK,
-        options={n: v if isinstance(v, str) else repr(v) for n, v in options.items()},
+        options=options,
         calling={"input": "tokens", "vocab_size": CERTIFIED_VOCABULARY},
     )
     return Request("lab.models:build", settings, None, choose_memory(None), SECONDS)
@@ -46,7 +46,7 @@ def certify_model(run: "Run", source: str | None, out: Path) -> str:
         RunError: when the certificate cannot be kept.
     """
     from analysis.claims.card import digest_code
-    from lab.certification.process import RefusedError, certify_in_child, count_outcomes
+    from lab.certification import RefusedError, certify_in_child, count_outcomes
 
     identity = [run.model.to_dict(), source, digest_code()]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()

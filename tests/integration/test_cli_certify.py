@@ -1,9 +1,7 @@
 """`lab certify` as a user runs it: verdicts, programs, exit codes, and targets that crash."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from io import StringIO
@@ -15,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from lab.certification import child, guard, process
+from lab import certification
 from lab.cli import app
 from lab.cli.certify import _write_programs
 from lab.cli.output import is_marked
@@ -160,7 +158,7 @@ def test_a_target_that_cannot_be_examined_is_one_line(target, said):
     ],
 )
 def test_a_bad_option_is_one_line_before_anything_runs(words, said, monkeypatch):
-    monkeypatch.setattr(process, "certify_in_child", None)
+    monkeypatch.setattr("lab.cli.certify.certify_in_child", None)
     assert said in one_line(lab("torch.nn:Identity", *words.split()))
 
 
@@ -173,45 +171,32 @@ def test_an_unknown_law_lists_the_known():
 def test_ctrl_c_ends_the_child(monkeypatch):
     children = []
 
-    def interrupt(child, seconds):
-        children.append(child._process)
+    def interrupt(connection, child, seconds):
+        children.append(child)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(child.Child, "receive", interrupt)
+    monkeypatch.setattr(certification, "_receive", interrupt)
     result = lab("torch.nn:Identity")
     assert result.exit_code == 130
     assert [ended.returncode for ended in children] == [-9]
 
 
-@pytest.mark.parametrize("mark", ["outer", "inner"])
-def test_a_target_that_certifies_another_is_found_by_both_marks(mark, monkeypatch):
-    monkeypatch.setenv(guard.MARK, "outer")
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    marked = subprocess.Popen(sleeper, env=guard.add_mark("inner"), start_new_session=True)
-    other = subprocess.Popen(sleeper, env={**os.environ, guard.MARK: f"{mark}-not"})
-    try:
-        guard.kill_marked(mark)
-        assert marked.wait(10) == -signal.SIGKILL
-        assert other.poll() is None
-    finally:
-        for process in (marked, other):
-            process.kill()
-            process.wait()
-
-
 def test_a_child_that_does_not_start_is_said_so(monkeypatch):
-    monkeypatch.setattr(child, "GUARD", "no_such_worker")
-    assert "starting: the process ended with code 1: " in one_line(lab("torch.nn:Identity"))
+    monkeypatch.setattr(certification, "CHILD", "no_such_module")
+    said = one_line(lab("torch.nn:Identity"))
+    assert "starting: the process ended with code 1: " in said
+    assert said.endswith("No module named no_such_module")
 
 
-def test_numbers_beyond_json_are_text():
-    numbers = [0, 2.5, None, float("inf"), float("-inf"), float("nan")]
-    found = [process._encode_number(number) for number in numbers]
-    assert found == [0, 2.5, None, "Infinity", "-Infinity", "NaN"]
-    assert float(str(found[3])) == float("inf")
+def test_no_file_of_the_working_directory_takes_the_place_of_a_package(tmp_path, monkeypatch):
+    for name in ("torch", "threading", "mine"):
+        (tmp_path / f"{name}.py").write_text("from torch.nn import Identity")
+    monkeypatch.chdir(tmp_path)
+    result = lab("mine:Identity", "--quick", *only("causal"))
+    assert result.exit_code == 0, result.output
 
 
 def test_the_command_itself_imports_no_torch():
-    modules = "lab.cli, lab.certification.process, lab.cli.tables.certify"
+    modules = "lab.cli, lab.certification, lab.cli.tables.certify"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.table import Table
 from rich.text import Text
 
-from lab.certification.process import SIGNS, Certificate
+from lab.certification import SIGNS, Certificate
 from lab.cli.console import open_table_console
 
 STYLES = {

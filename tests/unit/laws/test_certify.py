@@ -1,6 +1,5 @@
 """Certifying whole targets: by name, over conditions, with programs that reproduce what fails."""
 
-import json
 import runpy
 import subprocess
 import sys
@@ -289,14 +288,6 @@ def test_a_law_that_raises_is_not_decided():
 
     with pytest.raises(ValueError, match="three rows"):
         Certification(Alone(), CertifySettings(8, batch=2))
-
-
-def test_settings_survive_json():
-    settings = replace(
-        QUICK, d_model=6, options={"a": "1"}, calling={"layout": None}, device="cuda"
-    )
-    assert CertifySettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
-    assert CertifySettings.from_json(json.loads(json.dumps(CertifySettings().to_json()))).seed == 0
 
 
 def test_a_misspelt_setting_is_refused():

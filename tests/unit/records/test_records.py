@@ -22,8 +22,7 @@ from analysis.records.history import (
 )
 from analysis.records.judgement import judge, verify_history
 from analysis.records.track import TRACKS, Track
-from lab.certification import process
-from lab.certify_settings import read_value
+from lab import certification
 from lab.cli import app, record_certificate
 from lab.cli import record as command
 from lab.cli.run_settings import read_settings
@@ -171,7 +170,7 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "RECORD_SEEDS", 2)
     monkeypatch.setattr(judgement, "RECORD_SEEDS", 2)
     answer = {"laws": LAWFUL}
-    monkeypatch.setattr(process, "certify_in_child", lambda *args: answer)
+    monkeypatch.setattr(certification, "certify_in_child", lambda *args: answer)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "records").mkdir()
     (tmp_path / "tiny.toml").write_text(TINY)
@@ -233,7 +232,7 @@ def test_what_is_certified_is_the_model_that_trains():
     given = {"stack": "SM", "d_model": 16, "options": ["S.d_state=4"], "seq_len": 16}
     run, _ = read_settings("mqar", {**given, "vocab_size": 32})
     request = record_certificate.describe_certification(run)
-    options = {name: read_value(text) for name, text in (request.settings.options or {}).items()}
+    options = dict(request.settings.options or {})
     assert options.pop("vocab_size") == record_certificate.CERTIFIED_VOCABULARY
     assert options == run.model.to_dict()
     assert build(**options, vocab_size=32).parameter_count() == run.build().parameter_count()

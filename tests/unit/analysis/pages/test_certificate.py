@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.pages.certificate import MARGIN, MARKS, NAME, describe, draw, render, save
-from lab.certification import process
 from lab.cli import app
 from lab.laws.laws import LAWS as LAWS_OF_THE_LAB
 
@@ -127,7 +126,7 @@ def test_an_svg_has_title_and_counts(tmp_path):
 
 
 def test_lab_certify_draws_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "certify_in_child", lambda *_: CERTIFICATE)
+    monkeypatch.setattr("lab.cli.certify.certify_in_child", lambda *_: CERTIFICATE)
     path = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["certify", "a.b:C", "--json", "--figure", str(path)])
     assert result.exit_code == 1
@@ -143,7 +142,7 @@ def test_lab_certify_draws_it(tmp_path, monkeypatch):
     ],
 )
 def test_a_figure_that_cannot_be_is_said_first(path, said, monkeypatch):
-    monkeypatch.setattr(process, "certify_in_child", None)
+    monkeypatch.setattr("lab.cli.certify.certify_in_child", None)
     result = CliRunner().invoke(app, ["certify", "a.b:C", "--figure", path])
     assert result.stderr == f"Error: {said}\n"
     assert result.exit_code == 2
