@@ -26,6 +26,7 @@ from lab.certify_settings import CertifySettings
 from lab.files import clean_all, escape_controls
 
 Messages = Generator[dict[str, Any], None, None]
+"""What a child says, in order (`lab.certification.child`)."""
 Certificate = dict[str, Any]
 """target, notes, lengths, d_model, seconds and laws; as JSON, with NaN and infinity as text."""
 
@@ -171,8 +172,7 @@ def _run_child(request: Request) -> Messages:
         )
         theirs.close()
         try:
-            with suppress(BrokenPipeError):
-                connection.send(request)
+            connection.send(request)
             for seconds in chain((START_SECONDS, START_SECONDS), repeat(request.seconds)):
                 yield clean_all(_receive(connection, child, seconds))
         except (EOFError, OSError) as error:
@@ -187,8 +187,7 @@ def _receive(connection: Connection, child: subprocess.Popen, seconds: float) ->
     """Return a child's next message.
 
     Raises:
-        EOFError: when the child ends before.
-        OSError: likewise.
+        EOFError, OSError: when the child ends before.
         _StoppedError: when it takes longer than this.
     """
     end = _read_clock(child.pid) + seconds
@@ -226,8 +225,9 @@ def _describe_end(child: subprocess.Popen, errors: IO[bytes]) -> str:
     if code < 0:
         return f"the process died with signal {signal.Signals(-code).name}"
     errors.seek(0)
-    text = escape_controls(errors.read().decode(errors="replace")).strip()
-    return ": ".join(filter(None, (f"the process ended with code {code}", text.split("\n")[-1])))
+    text = escape_controls(errors.read().decode(errors="replace"))
+    last = text.strip().rpartition("\n")[2]
+    return f"the process ended with code {code}" + (f": {last}" if last else "")
 
 
 def _leave_undecided(law: str, why: str) -> Certificate:

@@ -109,7 +109,7 @@ def certify(
         float | None,
         typer.Option(
             metavar="GIB",
-            help="Maximum memory that the module may take.",
+            help="Maximum memory that the module may take on a CPU.",
             show_default="3/4 of what is free",
         ),
     ] = None,
@@ -137,7 +137,8 @@ def certify(
 ) -> None:
     """Test a module against every law: is it causal, are rows independent, does decoding agree, …
 
-    The module runs in its own process, which is stopped if it takes too much time or memory.
+    The module runs in its own process, so a crash, a hang or too much memory leaves only that law
+    undecided.
 
     Exit code 0: no law fails. 1: a law fails. 2: no law could be decided.
     """
@@ -253,7 +254,7 @@ def _choose_compiler(compiler: str | None, quick: bool) -> str | None:
 
 
 def choose_memory(memory: float | None) -> float:
-    """Return the GiB that a target may take: those given, or a share of what is free.
+    """Return the GiB that a target's process may take: those given, or a share of what is free.
 
     Raises:
         ValueError: for less than Python and torch need.

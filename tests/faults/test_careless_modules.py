@@ -91,7 +91,7 @@ def test_a_process_that_the_target_started_sends_no_verdicts(notes):
         ("Raising", "Unspeakable"),
         ("Colourful", r"it raised ValueError: \x1b]0;title"),
         ("Leaving", "the process ended with code 0"),
-        ("Hoarding", "can't allocate memory"),
+        ("Hoarding", "used more than 2 GiB: "),
         ("Deep", "RecursionError"),
         ("Crashing", "died with signal SIGSEGV"),
         ("Closing", "the process ended with code 1: OSError: "),
