@@ -64,13 +64,12 @@ def differentiate_twice(y: Tensor, form: Callable[..., Tensor], *inputs: Tensor)
         form: computes y from the inputs.
         inputs: of the operation that have gradients, its first ones and in its order.
     """
-    if torch.compiler.is_compiling() or needs_plain() or y.grad_fn is None:
+    if torch.compiler.is_compiling() or y.grad_fn is None:
         return
-    if len(y.grad_fn.next_functions) < len(inputs):
-        return  # Not one operation but several, which have graphs.
 
     def replace(to_inputs: tuple[Tensor | None, ...], to_y: tuple[Tensor, ...]) -> Any:
-        if not torch.is_grad_enabled():
+        # With fewer inputs y is not one operation's but several's, which have graphs.
+        if not torch.is_grad_enabled() or len(to_inputs) < len(inputs):
             return None
         return (*differentiate(form, inputs, to_y[:1]), *to_inputs[len(inputs) :])
 
