@@ -12,7 +12,7 @@ from analysis.words import split_lead
 from lab.files import RunError
 from lab.models import LanguageModel
 from lab.models.evaluation import check_vocabulary
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Batch, Task, count_rows
 
 TOKENS = 32_768

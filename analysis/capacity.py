@@ -14,8 +14,7 @@ from analysis.words import count_interval_decimals, percent
 from lab.config import TrainConfig, get_protocol_defaults
 from lab.models import LanguageModel
 from lab.models.evaluation import check_vocabulary, evaluate
-from lab.training.fit import fit
-from lab.training.state import start
+from lab.training.loop import fit, start
 from tasks.base import Task
 
 __all__ = ["Capacity", "describe", "draw", "measure_capacity"]
@@ -118,8 +117,8 @@ def measure_capacity(
         model = make_model()
         check_vocabulary(task, model)
         chosen = config or _choose_config(task, model)
-        state = start(model.train(), chosen)
-        for _row in fit(task, state, chosen, "fp32"):
+        state = start(model.train(), chosen, "fp32")
+        for _row in fit(task, state, chosen):
             pass
         result = evaluate(
             task,

@@ -9,7 +9,7 @@ from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.plain import to_plain
 from analysis.provenance import collect_provenance
-from lab.machine.memory import give_back_freed_memory
+from lab.machine import give_back_freed_memory
 from tasks.near_names import suggest
 
 FORMAT = 1

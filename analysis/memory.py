@@ -1,12 +1,10 @@
-"""Estimate the memory of analyses, to refuse what cannot fit before it begins.
+"""Whether memory holds an analysis, by arithmetic, before it begins.
 
-    a forward pass over all rows, with the input of each mixer, in proportion to the rows,
-    and a block of a matrix, copied while it is measured
-    or the mixers' inputs, and the matrices of all layers multiplied, T² entries each, up to
-    `LONGEST_ROLLED` tokens
+    a forward pass over all rows, with the input of each mixer
+    or a block of a matrix, copied while it is measured
+    or the matrices of all layers multiplied, up to `LONGEST_ROLLED` tokens
 
-The pass is measured on a few rows, so the estimate holds for mixers of the user, too. The memory of
-Python and torch themselves is not included.
+A mixer of the user may take more; then torch says so.
 """
 
 from collections.abc import Sequence
@@ -15,21 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.hooks import HookPoint
 from lab.layers.mixer import MatrixMixer, offers_rows
-from lab.machine.growth import Demand, Growth
-from lab.machine.memory import format_bytes, measure_free_memory
+from lab.machine import FLOAT, format_bytes, measure_free_memory
 from lab.models import LanguageModel
-from lab.models.evaluation import score
-from lab.models.memory import measure_model
-from tasks.base import Batch, Task
+from tasks.base import Task
 
 BLOCK_ENTRIES = 2**22
 """Entries of a matrix that are in memory at once, if the mixer can return some of its rows."""
-FLOAT = 4
-"""Bytes per number."""
 COPIES = 6
 """Copies of a block of a matrix while it is measured."""
+PASSED = 40
+"""Numbers that a forward pass makes of a token, as a multiple of its width."""
 LONGEST_ROLLED = 4096
 """Maximum number of tokens of a row of which the layers' matrices are multiplied: that costs T³."""
 ROLLED = 16
@@ -37,37 +31,24 @@ ROLLED = 16
 
 
 def estimate_memory(
-    model: LanguageModel, task: Task, rows: int, only: Sequence[str] | None = None
-) -> Demand:
-    """Estimate what analyses of some rows of a task take.
+    model: LanguageModel, task: Task, only: Sequence[str] | None = None
+) -> tuple[int, int]:
+    """Return the bytes that analyses take whatever the rows, and those of each row.
 
     Matrices are read by blocks of rows, unless a mixer can only return a whole one: T² entries.
 
     Args:
-        model: what is analysed.
+        model: whose analyses they are.
         task: whose rows are.
-        rows: of the batch.
         only: names of the analyses; None: all.
     """
-    return max(_list_demands(model, task, rows, only), key=lambda demand: demand.total)
-
-
-def _list_demands(
-    model: LanguageModel, task: Task, rows: int, only: Sequence[str] | None
-) -> list[Demand]:
-    """Return what analyses by blocks take, and what multiplying layers takes if it is wanted.
-
-    The first need a forward pass of all rows beside a block, the second the mixers' inputs.
-    """
-    growth = measure_model(task, model, max(rows, 1), _pass_forward)
-    token = model.embed.weight.new_zeros(1, 1, model.embed.embedding_dim)
-    blocks = model.list_blocks()
-    entries = max(_count_entries(block.mixer, token, task.seq_len) for block in blocks)
-    demands = [Demand(COPIES * FLOAT * entries, rows, growth)]
+    blocks, d_model = model.list_blocks(), model.embed.embedding_dim
+    token = model.embed.weight.new_zeros(1, 1, d_model)
+    block = max(_count_entries(each.mixer, token, task.seq_len) for each in blocks)
+    fixed = FLOAT * COPIES * block
     if (not only or "rollout" in only) and _is_rolled_out(model, task.seq_len):
-        inputs = Growth(0, FLOAT * len(blocks) * token.numel(), 0, task.seq_len)
-        demands.append(Demand(ROLLED * FLOAT * task.seq_len**2, rows, inputs))
-    return demands
+        fixed = max(fixed, FLOAT * ROLLED * task.seq_len**2)
+    return fixed, FLOAT * task.seq_len * d_model * (len(blocks) + PASSED)
 
 
 def check_memory(
@@ -77,10 +58,10 @@ def check_memory(
     limit: int | None = None,
     only: Sequence[str] | None = None,
 ) -> None:
-    """Check that analyses fit into memory.
+    """Check that analyses of some rows of a task fit into memory.
 
     Args:
-        model: what is analysed.
+        model: whose analyses they are.
         task: whose rows are.
         rows: of the batch.
         limit: bytes; None: all that are free.
@@ -90,30 +71,16 @@ def check_memory(
         ValueError: naming the memory needed, the limit, and how many rows would fit.
     """
     bound = measure_free_memory() if limit is None else limit
-    demands = _list_demands(model, task, rows, only)
-    total = max(demand.total for demand in demands)
+    fixed, each = estimate_memory(model, task, only)
+    total = fixed + rows * each
     if total <= bound:
         return
-    # `Demand.total` cuts off the part of a byte.
-    fit = min(demand.count_fitting_rows(bound + 1) for demand in demands)
+    fit = max(0, (bound - fixed) // each)
     advice = f"{fit:,} row{'s' * (fit > 1)} would fit" if fit else "not even one row fits"
-    size, most = format_bytes(total), format_bytes(bound)
     raise ValueError(
-        f"rows={rows} of {task.seq_len:,} tokens take about {size}, must be ≤ {most} "
-        f"({'free memory' if limit is None else 'memory'}); {advice}"
+        f"rows={rows} of {task.seq_len:,} tokens take about {format_bytes(total)}, must be ≤ "
+        f"{format_bytes(bound)} ({'free memory' if limit is None else 'memory'}); {advice}"
     )
-
-
-@torch.no_grad()
-def _pass_forward(model: LanguageModel, batch: Batch) -> None:
-    """Run a model as analyses do: with the input of each mixer kept."""
-    kept = []
-
-    def keep(residual: Tensor, point: HookPoint) -> None:
-        kept.append(residual.clone())
-
-    with model.hooks([(lambda name: name.endswith("hook_resid_pre"), keep)]):
-        score(model, batch, "fp32")
 
 
 def _is_rolled_out(model: LanguageModel, seq_len: int) -> bool:

@@ -14,7 +14,7 @@ from lab.hooks import HookPoint
 from lab.layers.convolution import CausalConvolution
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
-from lab.machine.memory import give_back_freed_memory
+from lab.machine import give_back_freed_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import find_stored_positions, score
 from lab.models.user_mixer import is_from_lab

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lab import __version__
-from lab.training.runs import Run
+from lab.training.run import Run
 
 DATA = "data, SHA-256"
 

@@ -1,30 +1,36 @@
-"""Errors about files that cannot be used, and how JSON and TOML files are read.
+"""Files: written whole or not at all, and read with care where someone else may have made them.
 
-`lab.folder` reads and writes them.
+A file is written under a temporary name, flushed to the disk and renamed. What is read below a run
+folder must be a plain file of a sane size that no link leads to: the folder may come from a
+stranger. The folder's own path may be a link, since the user has typed it.
 """
 
+import contextlib
+import errno
 import fcntl
-import hashlib
 import io
 import json
 import os
 import re
+import secrets
+import shutil
+import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SEAL = "seal"
-"""The entry of a sealed object that holds the digest of the others."""
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
 )
+LEFTOVER = re.compile(r"\..*\.(writing|removing)")
+"""Names that only a process that was killed leaves behind."""
 MARK = b"wonderful-lab"
 """What each page, figure and program of the lab holds, near its beginning or its end."""
 NEAR = 2**12
-FORMAT = 1
-"""Format of the run folder; a newer one is refused."""
+MOST_JSON, MOST_TOML = 2**28, 2**24
+"""Bytes of the largest JSON and TOML that is read: what is parsed takes many times as many."""
 
 
 class RunError(Exception):
@@ -57,33 +63,103 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def encode_json(content: dict[str, Any], *, sealed: bool = False, indent: int | None = 2) -> str:
-    """Return an object as JSON; a sealed one has the digest of its other entries."""
-    if sealed:
-        content = {**content, SEAL: _digest(content)}
-    return json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
+@contextmanager
+def share(folder: Path) -> Iterator[None]:
+    """Keep other processes from removing what is in a folder, for a `with` block."""
+    if not folder.is_dir():
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
 
 
-def parse_json(data: bytes, name: str, otherwise: str) -> dict[str, Any]:
-    """Return the object in JSON that `encode_json` made, without its digest.
+@contextmanager
+def own(folder: Path) -> Iterator[bool]:
+    """Yield whether no other process shares a folder; inside the block, none can start to."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(handle)
 
-    Control characters in its text, which a terminal would obey, become escapes such as \\x1b.
+
+def find_inside(folder: Path, name: str) -> Path:
+    """Return the path of a file below a folder, whether or not it is there.
 
     Raises:
-        RunError: with the text `otherwise` and the reason, for text that is not an object or was
-            changed.
+        RunError: where a link is in the way.
+    """
+    path = folder
+    for part in Path(name).parts:
+        path /= part
+        if path.is_symlink():
+            raise RunError(f"{path}: is a link, must be a file or folder of its own")
+    return path
+
+
+def list_inside(folder: Path, name: str = "") -> list[str]:
+    """Return the names in a folder below another, sorted; none if it is missing.
+
+    Raises:
+        RunError: where a link is in the way.
     """
     try:
-        content = json.loads(data)
+        return sorted(os.listdir(find_inside(folder, name)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read(path: Path, most: int) -> bytes:
+    """Return the content of a plain file of at most so many bytes.
+
+    Raises:
+        RunError: for a link, a device, a pipe or a folder, or a file that is larger.
+        OSError: when the system refuses.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RunError(f"{path}: is a link, must be a file") from error
+        raise
+    with open(handle, "rb") as stream:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise RunError(f"{path}: is a folder, a device or a pipe, must be a file")
+        if found.st_size > most:
+            raise RunError(f"{path}: has {found.st_size:,} bytes, must be ≤ {most:,}")
+        return stream.read()
+
+
+def read_json(path: Path, otherwise: str, most: int = MOST_JSON) -> dict[str, Any]:
+    """Return the object in a JSON file, its control characters escaped.
+
+    Raises:
+        RunError: with the text `otherwise` and the reason, when the file is missing, unreadable or
+            holds no object.
+    """
+    try:
+        content = json.loads(read(path, most))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        there = "it is a file" if path.parent.is_file() else f"{path.name} is missing"
+        missing = there if path.parent.exists() else "it does not exist"
+        raise RunError(f"{otherwise}: {missing}") from error
+    except OSError as error:
+        raise RunError(f"{otherwise}: {error.strerror or error}") from error
+    except RunError as error:
+        raise RunError(f"{otherwise}: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise RunError(
-            f"{otherwise}: {name} is not valid JSON: {shorten_message(error)}"
-        ) from error
+        why = shorten_message(error)
+        raise RunError(f"{otherwise}: {path.name} is not valid JSON: {why}") from error
     if not isinstance(content, dict):
-        raise RunError(f"{otherwise}: {name} holds no object")
-    seal = content.pop(SEAL, None)
-    if seal is not None and seal != _digest(content):
-        raise RunError(f"{otherwise}: {name} was changed or damaged since it was written")
+        raise RunError(f"{otherwise}: {path.name} holds no object")
     return clean_all(content)
 
 
@@ -103,17 +179,94 @@ def read_toml_and_bytes(file: Path) -> tuple[dict[str, Any], bytes]:
         ValueError: as `read_toml`.
     """
     try:
-        data = file.read_bytes()
+        data = read(file.resolve(), MOST_TOML)
         return tomllib.loads(io.StringIO(data.decode(), newline=None).read()), data
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (RunError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read: {error}") from error
 
 
-def _digest(content: dict[str, Any]) -> str:
-    plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
-    return hashlib.sha256(plain.encode()).hexdigest()
+def has_entries(path: Path, *names: str) -> bool:
+    """Whether a plain file holds a JSON object with these entries, as the lab's own files do."""
+    try:
+        return {*names} <= read_json(path, "").keys()
+    except RunError:
+        return False
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it."""
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    with replace_file(path) as file, open(file, "wb") as stream:
+        stream.write(data)
+
+
+def write_json(path: Path, content: dict[str, Any], indent: int | None = 2) -> None:
+    """Write an object as JSON, as `write` does."""
+    write(path, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a new, empty file; when the `with` block ends well, it becomes `path`."""
+    temporary = path.with_name(_draw_name("writing"))
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
+        _flush(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield the path of a new folder; when the `with` block ends well, it becomes `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(_draw_name("writing"))
+    try:
+        temporary.mkdir()
+        yield temporary
+        os.rename(temporary, path)
+        _flush(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        # Out of sight at once: a folder that is half removed must not be taken for whole.
+        hidden = path.with_name(_draw_name("removing"))
+        os.rename(path, hidden)
+        shutil.rmtree(hidden)
+    else:
+        os.unlink(path)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed process left behind in a folder, as far as the system allows."""
+    for name in list_inside(folder):
+        if LEFTOVER.fullmatch(name):
+            with contextlib.suppress(OSError):
+                remove(folder / name)
+
+
+def _draw_name(kind: str) -> str:
+    return f".{secrets.token_hex(8)}.{kind}"
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def escape_controls(text: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.machinery
+import inspect
 import os
 import pkgutil
 import sys
@@ -104,8 +105,11 @@ def digest_source(path: str) -> str | None:
 
     They are the module's file, and those of the modules it uses that lie in its folder or below.
     """
+    name, _, cls = path.partition(":")
     try:
-        first = import_module(path.partition(":")[0])
+        first = import_module(name)
+        if getattr(first, "__file__", None) is None:  # a notebook's own
+            return hashlib.sha256(inspect.getsource(getattr(first, cls)).encode()).hexdigest()
     except (Exception, SystemExit):  # whoever builds the model reports it
         return None
     home, files, left = Path(first.__file__ or "").parent, set[Path](), [first]

@@ -35,7 +35,7 @@ from analysis.scoring import scored
 from lab.hooks import HookPoint
 from lab.laws import certify
 from lab.models import build
-from lab.training.endings import name_ending
+from lab.training.records import name_ending
 from tasks import TASKS
 
 tables = pl.Config(

@@ -90,7 +90,7 @@ def forked_workers():
     from tests.forked_worker import start
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lab.sweeps.workers.Worker._start", start)
+        patch.setattr("lab.sweeps.pool.Worker._start", start)
         yield
 
 

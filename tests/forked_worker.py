@@ -1,19 +1,16 @@
 """The process of a sweep's worker, forked: one that is started imports torch and the lab first."""
 
 import os
-import subprocess
 import threading
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from lab.cli.cell import COMMAND
-from lab.sweeps.workers import ONE_THREAD, Worker
+from lab.sweeps.pool import ONE_THREAD, Worker
 from tests.brief import behave_as_in_tests
 from tests.forkserver import connect_server
 
 ONE_AT_A_TIME = threading.Lock()
 """A start looks at the ends of all processes before, which can be read only once."""
-START = Worker._start
 
 
 class ForkedProcess:
@@ -26,12 +23,13 @@ class ForkedProcess:
 
     def __init__(self, log: Path, environment: dict[str, str]):
         (orders, to_it), (from_it, answers) = os.pipe(), os.pipe()
-        self.stdin, self.stdout = os.fdopen(to_it, "wb", 0), os.fdopen(from_it, "rb", 0)
+        self.stdin, self.stdout = os.fdopen(to_it, "wb"), os.fdopen(from_it, "rb")
         ends = Connection(orders, writable=False), Connection(answers, readable=False)
         arguments = (*ends, log.absolute(), environment)
         self._process = connect_server().Process(target=_serve, args=arguments, daemon=True)
         with ONE_AT_A_TIME:
             self._process.start()
+        self.pid = self._process.pid
         for end in ends:
             end.close()
 
@@ -47,15 +45,13 @@ class ForkedProcess:
         return self._process.exitcode
 
 
-def start(worker: Worker, log: Path) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Fork what `Worker._start` starts; a command that is not the lab's is started."""
-    if worker.command[-1] != COMMAND[-1]:
-        return START(worker, log)
+def start(worker: Worker, log: Path) -> ForkedProcess:
+    """Fork what `Worker._start` starts."""
     return ForkedProcess(log, {**os.environ, **ONE_THREAD, **worker.variables})
 
 
 def _serve(orders: Connection, answers: Connection, log: Path, environment: dict[str, str]) -> None:
-    from lab.cli.cell import serve
+    from lab.sweeps.pool import serve
 
     os.setsid()
     os.environ.clear()

@@ -1,6 +1,9 @@
 """Run folders without training, whose kept weights are edited; and series without a change."""
 
 import functools
+import json
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +13,8 @@ from analysis.statistics.change_points import (
     estimate_noise_bound,
 )
 from lab.config import ModelConfig, TrainConfig
-from lab.training import history
-from lab.training.runs import Run
+from lab.training.checkpoint import keep_weights
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 STEPS = np.array([0, *sorted({round(2 ** (k / 2)) for k in range(21)})])
@@ -42,8 +45,29 @@ def planted(path, stack="AM AM", steps=(1, 4, 16, 64, 256), *, seed=0, options=N
     run = Run(path, MQAR(seq_len=16, vocab_size=32), model, TrainConfig(seed=seed))
     run.claim()
     for step in steps:
-        history.save(run.path, step, run.build())
+        keep_weights(run, step, run.build())
     return run
+
+
+def make_row(step: int, **fields: Any) -> Any:
+    """Return a row of metrics.jsonl."""
+    made = {"step": step, "seq_len": 16, "loss": 1.0, "accuracy": 0.5, "learning_rate": 1e-3}
+    return {**made, "grad_norm": 1.0, "seconds": 0.5, "cpu_seconds": 0.5, **fields}
+
+
+def make_result(**fields: Any) -> dict[str, Any]:
+    """Return the content of a result.json."""
+    none = ("signal", "interval", "perplexity", "rows_per_second", "set_by_hand", "diagnosis")
+    made = {"task": "mqar", "model": "AM", "accuracy": 0.5, "loss": 1.0, "steps": 4, "rows": 16}
+    where = {"device": "cpu", "machine": "a machine", "precision": "fp32"}
+    sizes = {"seconds": 1.0, "cpu_seconds": 1.0, "parameters": 1, "seq_len": 16, "stages": []}
+    return {**dict.fromkeys(none), **made, **where, **sizes, "baselines": {}, **fields}
+
+
+def write_rows(run: Run, rows: Iterable[dict[str, Any]]) -> None:
+    """Write metrics.jsonl."""
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (run.path / "metrics.jsonl").write_text(lines)
 
 
 def edit(run: Run, first: int, name: str, how) -> None:
@@ -54,7 +78,7 @@ def edit(run: Run, first: int, name: str, how) -> None:
             with torch.no_grad():
                 weight = model.get_parameter(name)
                 weight.copy_(how(weight))
-            history.save(run.path, step, model)
+            keep_weights(run, step, model)
 
 
 def subject(run: Run, rows: int = 6) -> Subject:

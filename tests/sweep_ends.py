@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-from lab.training.runs import Run
+from lab.training.run import Run
 
 
-def read_ends(out: Path) -> dict[str, tuple[bytes, list[float], bytes]]:
-    """Return the last weights, losses and accuracies of each run of a sweep."""
+def read_ends(out: Path) -> dict[str, tuple[bytes, list[float], float]]:
+    """Return the last weights, losses and accuracy of each run of a sweep."""
     ends = {}
-    for path in sorted(out.glob("*/run")):
+    for path in sorted(file.parent for file in out.glob("*/config.json")):
         run = Run.open(path)
         (home,) = run.list_checkpoints().values()
         losses = [row["loss"] for row in run.read_metrics()]
-        lengths = (path.parent / "lengths.json").read_bytes()
-        ends[path.parent.name] = (home / "model.safetensors").read_bytes(), losses, lengths
+        result = run.read_final_result()
+        assert result is not None
+        ends[path.name] = (home / "model.safetensors").read_bytes(), losses, result["accuracy"]
     return ends

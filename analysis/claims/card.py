@@ -18,8 +18,7 @@ from analysis.claims.verdict import ClaimVerdict
 from analysis.pages.page import Shown, fill_template
 from analysis.words import percents
 from lab import __version__
-from lab.files import explain_write_errors
-from lab.folder import write, write_json
+from lab.files import explain_write_errors, write, write_json
 from tasks.base import Task
 
 CARD, PAGE = "claim.json", "claim.html"

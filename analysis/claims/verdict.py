@@ -22,7 +22,7 @@ from analysis.claims.statistic import (
 )
 from analysis.statistics.seeds import bound_mean
 from analysis.sweeps.settings import RATE
-from lab.sweeps.folder import ENDED
+from lab.sweeps.outcome import ENDED
 
 ClaimOutcome = Literal["holds", "fails", "undecided"]
 DRAWS = 400

@@ -20,7 +20,7 @@ from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure
 from analysis.statistics.estimates import thin
 from analysis.words import name_layers
 from lab.layers.attention import Attention
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Batch
 
 STEPS = 24

@@ -16,7 +16,7 @@ from analysis.plots.steps import add_step_axis, scale_steps
 from analysis.plots.style import MUTED, new_figure
 from analysis.statistics.estimates import thin
 from analysis.words import percent
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import count_rows
 
 __all__ = ["TITLE", "Course", "describe", "draw", "measure"]

@@ -13,7 +13,7 @@ from analysis.pages.page import fill_template, show_figure
 from analysis.plots.style import BLUE, GREEN, MUTED, VERMILLION, add_title, new_figure
 from analysis.words import capitalize
 from lab.certification import OUTCOMES, SIGNS, Certificate, count_outcomes
-from lab.folder import write
+from lab.files import write
 
 ROW, REST = 32, 176
 """Height of a law's row, and of everything else, px."""

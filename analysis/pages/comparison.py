@@ -22,9 +22,8 @@ from analysis.plots.heatmaps import Picture
 from analysis.run import baselines, dynamics
 from analysis.run.onsets import Onsets
 from analysis.words import capitalize, count_decimals
-from lab.files import RunError, explain_write_errors
-from lab.folder import write
-from lab.training.runs import Run
+from lab.files import RunError, explain_write_errors, write
+from lab.training.run import Run
 
 LEAST = 2
 """Minimum number of runs that can be compared."""

@@ -17,7 +17,7 @@ from choreographer.browsers.chromium import Chromium
 from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
 
 from analysis.pages.page import render_figure
-from lab.folder import write
+from lab.files import write
 
 IMAGES: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 SUFFIXES = (*IMAGES, ".html")

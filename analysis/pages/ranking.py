@@ -24,7 +24,7 @@ from analysis.statistics.survival import (
 from analysis.words import count_decimals, join_names, percent
 from lab.sweeps.table import count_training_rows, find_solving_steps
 from lab.training.catalog import name_choices
-from lab.training.runs import Run
+from lab.training.run import Run
 
 LEVEL = 0.05
 """Corrected p below which two settings differ."""

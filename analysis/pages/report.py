@@ -19,8 +19,8 @@ from analysis.pages.summary import (
 from analysis.run import baselines
 from analysis.words import count_interval_decimals
 from lab.files import RunError, explain_write_errors
-from lab.training.certificate import describe_certificate, read_certificate
-from lab.training.runs import Run
+from lab.laws.layers import describe_certificate, read_certificate
+from lab.training.run import Run
 
 
 def write_quick(
@@ -124,7 +124,7 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
 
 def _describe_certified(run: Run) -> str:
     """Say what the laws found before training; "" if they were not asked."""
-    certificate = read_certificate(run)
+    certificate = read_certificate(run.path)
     if certificate is None:
         return ""
     return f"Certified before training: {describe_certificate(certificate)}."

@@ -6,6 +6,7 @@ replaces a fuller one.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -19,11 +20,9 @@ from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
 from analysis.pages.schema import NumbersFile, SectionsFile
 from analysis.plain import to_plain
 from analysis.provenance import DATA
-from lab.files import RunError, is_marked
-from lab.folder import Folder, has_entries
-from lab.training.report_coverage import PAGE, read_coverage
-from lab.training.runs import Run
-from lab.training.schema import validate
+from lab.files import RunError, has_entries, is_marked, read_json, write, write_json
+from lab.training.records import validate
+from lab.training.run import Run
 
 SAME = ("format", "step", "seed", "rows", "seq_len")
 """Entries of analysis.json that merged analyses must share."""
@@ -119,17 +118,13 @@ class ReportFiles:
         Args:
             on_note: called with a sentence for each.
         """
-        folder = Folder(self.folder)
         for file in (self.sections, self.page):
             is_own = is_marked(file) or has_entries(file, "sections")
-            if folder.exists(file.name) and not file.is_dir() and not is_own:
-                free = next(
-                    name
-                    for number in count(1)
-                    if not folder.exists(name := f"{file.stem}-other{number}{file.suffix}")
-                )
-                folder.move(file.name, free)
-                on_note(f"{file} was not made by the lab; it is now {file.with_name(free)}")
+            if os.path.lexists(file) and not file.is_dir() and not is_own:
+                names = (f"{file.stem}-other{number}{file.suffix}" for number in count(1))
+                free = next(f for f in map(file.with_name, names) if not os.path.lexists(f))
+                os.rename(file, free)
+                on_note(f"{file} was not made by the lab; it is now {free}")
 
     def read(self) -> Report | None:
         """Return the report; None if there is none.
@@ -137,18 +132,17 @@ class ReportFiles:
         Raises:
             RunError: when it cannot be read.
         """
-        folder = Folder(self.folder)
-        if not folder.exists(self.numbers.name):
+        if not os.path.lexists(self.numbers):
             return None
         advice = "move it away to begin a new one"
-        numbers = folder.read_json(self.numbers.name, f"{self.numbers} cannot be read; {advice}")
+        numbers = read_json(self.numbers, f"{self.numbers} cannot be read; {advice}")
         if numbers.get("format") != FORMAT:
             raise RunError(f"{self.numbers}: is not of format {FORMAT}; {advice}")
         validate(NumbersFile, numbers, f"{self.numbers}: is not of format {FORMAT}; {advice}")
         sections: dict[str, list[Shown]] = {}
-        if folder.exists(self.sections.name):
+        if os.path.lexists(self.sections):
             where = f"{self.sections} cannot be read; {advice}"
-            kept = folder.read_json(self.sections.name, where)
+            kept = read_json(self.sections, where)
             if all(kept.get(name) == numbers[name] for name in SAME):
                 validate(SectionsFile, kept, where)
                 sections = {
@@ -164,23 +158,20 @@ class ReportFiles:
             name: [_to_plain(part) for part in parts] for name, parts in report.sections.items()
         }
         about = {name: report.numbers[name] for name in SAME}
-        folder = Folder(self.folder)
-        whole = {**about, "sections": sections}
-        folder.write_json(self.sections.name, whole, sealed=True, indent=None)
-        folder.write_json(self.numbers.name, report.numbers, sealed=True)
-        folder.write(self.page.name, page)
+        write_json(self.sections, {**about, "sections": sections}, indent=None)
+        write_json(self.numbers, report.numbers)
+        write(self.page, page)
 
     def move(self, suffix: str) -> "ReportFiles":
         """Rename the files, to a free name that begins with a suffix."""
-        folder = Folder(self.folder)
         free = next(
             files
             for files in self.list_names(suffix)
-            if not any(folder.exists(file.name) for file in files)
+            if not any(os.path.lexists(file) for file in files)
         )
         for file, name in zip(self, free, strict=True):
-            if folder.exists(file.name):
-                folder.move(file.name, name.name)
+            if os.path.lexists(file):
+                os.rename(file, name)
         return free
 
     def list_names(self, suffix: str) -> Iterator["ReportFiles"]:
@@ -260,14 +251,14 @@ def choose_work(
 
 def find_page(run: Run) -> Path | None:
     """Return the page of a run's newest weights; None if there is none."""
-    page = run.path / PAGE
-    current = read_coverage(run.path, _get_newest(run)) is not None
+    page = ReportFiles(run.path).page
+    current = run.read_coverage(_get_newest(run)) is not None
     return page if current and page.exists() else None
 
 
 def is_complete(run: Run) -> bool:
     """Whether each analysis of a run's newest weights is kept, or does not apply."""
-    return (read_coverage(run.path, _get_newest(run)) or set()) >= {*ANALYSES}
+    return (run.read_coverage(_get_newest(run)) or set()) >= {*ANALYSES}
 
 
 def _find(run: Run, step: int) -> ReportFiles:

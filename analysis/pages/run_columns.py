@@ -15,8 +15,8 @@ from analysis.plain import figure_only
 from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations
 from lab.training.catalog import name_choices
-from lab.training.endings import find_ending, name_ending
-from lab.training.runs import Run
+from lab.training.records import find_ending, name_ending
+from lab.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from lab.training.schema import STRICT
+from lab.training.records import STRICT
 
 
 @with_config(STRICT)

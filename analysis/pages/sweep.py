@@ -8,8 +8,7 @@ from analysis.pages.page import Shown, fill_template, show_figure
 from analysis.plots.style import add_title
 from analysis.sweeps.results import SweepResults
 from analysis.words import count_decimals
-from lab.files import explain_write_errors
-from lab.folder import write
+from lab.files import explain_write_errors, write
 
 
 def render(results: SweepResults, name: str, question: str = "") -> str:

@@ -13,9 +13,8 @@ from typing_extensions import TypedDict
 
 from analysis.records.candidate import Candidate
 from analysis.records.track import Measure, Track
-from lab.files import RunError, explain_write_errors
-from lab.folder import read_json, write_json
-from lab.training.schema import validate
+from lab.files import RunError, explain_write_errors, read_json, write_json
+from lab.training.records import validate
 
 HOME = Path(__file__).parents[2] / "docs" / "results" / "records"
 """The records of the project, in a checkout."""

@@ -11,8 +11,7 @@ from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
 from analysis.records.entry import Entry, RecordTrial, read_history
 from analysis.records.judgement import find_median
 from analysis.records.track import TRACKS, WORDS, Measure, Track
-from lab.files import RunError, explain_write_errors
-from lab.folder import write
+from lab.files import RunError, explain_write_errors, write
 
 PAGE = "records.md"
 """The page in docs/ with the table."""

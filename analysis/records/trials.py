@@ -4,7 +4,7 @@ from pathlib import Path
 
 from analysis.records.entry import RecordTrial
 from lab.files import RunError
-from lab.sweeps.folder import ENDED, CellFolder
+from lab.sweeps.outcome import ENDED, find_status, open_run, read_spent
 from lab.sweeps.sweep import Sweep
 from lab.sweeps.table import count_training_rows
 
@@ -25,23 +25,21 @@ def read_trials(sweep: Sweep, out: Path, name: str) -> tuple[RecordTrial, ...]:
             measure processor time.
     """
     cells = [cell for cell in sweep.cells if cell.factors[FACTOR] == name]
-    return tuple(_read(CellFolder(out / cell.name)) for cell in cells)
+    return tuple(_read(out / cell.name) for cell in cells)
 
 
-def _read(folder: CellFolder) -> RecordTrial:
-    status, run = folder.find_status(), folder.open_run()
+def _read(path: Path) -> RecordTrial:
+    status, run = find_status(path), open_run(path)
     result = None if run is None else run.read_result()
     if status not in ENDED or run is None or result is None:
-        why = folder.read_error()
-        raise RunError(f"{folder.path}: {status}{f': {why}' if why else ''}; it must have ended")
+        _, why = read_spent(path)
+        raise RunError(f"{path}: {status}{f': {why}' if why else ''}; it must have ended")
     metrics = run.read_metrics()
-    if metrics.cpu_seconds is None:
-        raise RunError(f"{folder.path}: has steps without CPU seconds; choose another --out")
     return RecordTrial(
         seed=run.train.seed,
         solved=status == "solved",
         rows=count_training_rows(run, metrics),
-        cpu_seconds=round(metrics.cpu_seconds, 3),
+        cpu_seconds=round(sum(row["cpu_seconds"] for row in metrics), 3),
         steps=result["steps"],
         accuracy=result["accuracy"],
     )

@@ -14,9 +14,9 @@ from analysis.words import capitalize, count_decimals, join_names, percent, perc
 from lab.config import AUDIT_ROWS
 from lab.intervals import wilson
 from lab.suite.audit import count_audited
-from lab.training import conclusion
-from lab.training.endings import find_ending, name_ending
-from lab.training.runs import Run
+from lab.training import experiment
+from lab.training.records import find_ending, name_ending
+from lab.training.run import Run
 from tasks.meanings import MEANINGS
 
 __all__ = ["TITLE", "Standing", "describe", "draw", "measure"]
@@ -202,7 +202,7 @@ def measure(subject: Subject) -> list[Standing]:
 def score_baselines(run: Run) -> dict[str, float]:
     """Return the test accuracy in [0, 1] of chance, of each shortcut and of the oracle, by name."""
     known = (run.read_result() or {}).get("baselines")
-    return known or conclusion.score_baselines(run.task, run.train.seed)
+    return known or experiment.score_baselines(run.task, run.train.seed)
 
 
 def choose_references(scores: dict[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations
 from analysis.words import format_counts, join_names, percent
 from lab.lengthening import list_stages
-from lab.training.runs import Run
+from lab.training.run import Run
 
 __all__ = ["TITLE", "Curve", "describe", "draw", "measure"]
 

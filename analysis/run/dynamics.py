@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from analysis.base import Subject, describe, draw
 from analysis.run.onsets import Onsets, find_onsets
 from analysis.run.paths import Paths, trace
-from lab.training.runs import Run
+from lab.training.run import Run
 
 __all__ = ["TITLE", "compare_runs", "describe", "draw", "measure"]
 

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lab.lengthening import list_stages
-from lab.training.runs import Run
-from lab.training.validation import count_validation_rows
+from lab.training.loop import count_validation_rows
+from lab.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from analysis.base import Finding, NotApplicableError, Subject, Words, describe,
 from analysis.plots import style
 from analysis.run.baselines import find_rival, read_interval
 from analysis.words import format_counts, percent
-from lab.training.runs import Run
-from lab.training.variations import undo_json
+from lab.training.evaluation import undo_json
+from lab.training.run import Run
 from tasks.base import Schedule
 
 __all__ = ["TITLE", "AccuracyByOption", "describe", "draw", "measure"]

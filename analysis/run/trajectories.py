@@ -28,7 +28,7 @@ from lab.hooks import HookPoint, hook_points
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
 from lab.models import LanguageModel
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Batch, count_rows
 
 MOST_STEPS = 32

@@ -10,7 +10,7 @@ from analysis.base import Finding, NotApplicableError
 from analysis.statistics.survival import MissingLibraryError
 from analysis.sweeps import capacity, costs, rates, survival, widths
 from analysis.sweeps.settings import SettingResult, collect_settings
-from lab.training.endings import name_ending
+from lab.training.records import name_ending
 
 FIGURES: dict[str, Callable[[pl.DataFrame], Sequence[Finding]]] = {
     "widths": widths.measure,

@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis.statistics.seeds import bound_mean
 from analysis.statistics.survival import estimate_median
-from lab.training.endings import name_ending
+from lab.training.records import name_ending
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class SeedRun:
 
     Attributes:
         seed: its seed.
-        status: how far it got (`lab.sweeps.folder.Status`).
+        status: how far it got (`lab.sweeps.outcome.Status`).
         accuracy: on test rows; None if it was not evaluated.
         low: end of the accuracy's 95 % interval over other rows, likewise.
         high: the other end.

@@ -28,7 +28,7 @@ from analysis.value_usage.choices import (
     record_choices,
 )
 from analysis.words import percent
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Batch, count_rows
 
 HISTORY_TOKENS = 2**11

@@ -26,7 +26,7 @@ from analysis.examination import examine
 from analysis.pages.export import find_browser, save_all
 from analysis.pages.page import draw_figures
 from analysis.plots.style import WIDTH
-from lab.training.runs import Run
+from lab.training.run import Run
 
 HOME = Path(__file__).parents[2]
 IMAGES = HOME / "docs" / "images"

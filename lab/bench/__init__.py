@@ -3,19 +3,16 @@
 A benchmark is a module of this package with a function `measure`, which returns a list of `Ratio`.
 """
 
-ON_GPU = ("graphs", "recorded_lanes", "roofline", "kernels")
+ON_GPU = ("graphs", "roofline", "kernels")
 """Those that need a GPU."""
 BENCHMARKS = (
     "generator",
     "rows",
     "step",
     "reading",
-    "choices",
     "experts",
     "attention",
     "ssd",
-    "lanes",
-    "memory",
     "scaling",
     "analyze",
     "certify",

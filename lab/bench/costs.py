@@ -11,15 +11,14 @@ from typing import Literal
 
 import torch
 
+from lab.bench.peak import measure_peak
 from lab.bench.ratio import take_turns
-from lab.machine.allocation import measure_peak
-from lab.machine.device import choose_device
+from lab.machine import choose_device, use_threads
 from lab.models import LanguageModel
 from lab.models.anatomy import dissect
 from lab.models.evaluation import score
-from lab.training.gradients import differentiate
-from lab.training.runs import Run
-from lab.training.step_time import use_threads
+from lab.training.loop import differentiate
+from lab.training.run import Run
 
 Cost = Literal["training", "forward", "memory", "parameters", "active"]
 """Seconds forward and backward, seconds forward, the tensors' most bytes forward and backward, all

@@ -10,7 +10,7 @@ import torch
 
 from lab.bench.ratio import Ratio, time_in_turns
 from lab.bench.replay import count_kernels, wait_for
-from lab.bench.stepping import prepare_steps
+from lab.bench.stepping import describe_steps, take_steps
 
 SETTINGS = (
     ("AM*2", 64, 256, 64),
@@ -54,12 +54,10 @@ def prepare(
     setting: tuple[str, int, int, int], precision: str, *, records: bool
 ) -> Callable[[], object]:
     """Return what takes a step of a training, recorded or not."""
-    _, stepper = prepare_steps(*setting, torch.device("cuda"))
-    stepper.may_record = records
-
-    step = wait_for(lambda: stepper.take_step(precision))
+    steps = take_steps(
+        describe_steps(*setting), precision, torch.device("cuda"), may_record=records
+    )
+    step = wait_for(lambda: next(steps))
     for _ in range(WARM_UP):
         step()
-    if records and not stepper.recorded:
-        raise RuntimeError(f"{setting[0]}: its steps cannot be recorded")
     return step

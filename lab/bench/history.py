@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.bench.ratio import Ratio
 from lab.files import RunError, explain_write_errors
-from lab.machine.device import choose_device, describe_device
+from lab.machine import choose_device, describe_device
 
 WORSE = 0.8
 """A ratio below this share of the earlier median is reported; repeats differ by some per cent."""

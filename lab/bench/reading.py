@@ -15,7 +15,7 @@ from lab.config import TrainConfig
 from lab.models import LanguageModel, build
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
-from lab.training.state import start
+from lab.training.loop import start
 from tasks.base import Batch
 from tasks.mqar import MQAR
 

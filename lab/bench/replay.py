@@ -6,7 +6,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lab.bench.ratio import time_median
-from lab.machine.cuda_graph import RecordedCall
+from lab.training.graphs import RecordedCall
 
 
 def time_alone(call: Callable[[], None], device: torch.device) -> float:

@@ -20,9 +20,9 @@ from lab.bench.graphs import prepare
 from lab.bench.products import Product, find_products, time_products
 from lab.bench.ratio import Ratio, time_median
 from lab.bench.replay import count_kernels, time_alone
-from lab.bench.stepping import prepare_steps
+from lab.bench.stepping import begin, describe_steps
 from lab.bench.traffic import count_traffic, time_traffic
-from lab.training.together import advance_together
+from lab.training.loop import differentiate
 
 SETTINGS = (
     ("AM*2", 64, 256, 64),
@@ -118,13 +118,15 @@ def prepare_calls(
     setting: tuple[str, int, int, int], precision: str, device: torch.device
 ) -> Callable[[], object]:
     """Return a function that takes a step call by call, and draws its rows as a recorded one."""
-    run, stepper = prepare_steps(*setting, device)
-    stepper.may_record = False
-    rows = run.train.batch_size
+    run = describe_steps(*setting)
+    state = begin(run, precision, device)
 
     def take() -> None:
-        batch = run.task.batch(size=rows, device=device)
-        advance_together([stepper], [batch], precision)
+        batch = run.task.batch(size=run.train.batch_size, device=device)
+        differentiate(state.model, batch, precision)
+        for optimizer in state.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
     return take
 

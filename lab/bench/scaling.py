@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.bench.peak import measure_peak
 from lab.bench.ratio import Ratio, take_turns
-from lab.machine.allocation import measure_peak
+from lab.machine import use_threads
 from lab.models import build
 from lab.models.evaluation import score
-from lab.training.gradients import differentiate, differentiate_lanes
-from lab.training.step_time import use_threads
+from lab.training.loop import differentiate
 from tasks.mqar import MQAR
 
 BASE: dict[str, Any] = {
@@ -101,12 +101,6 @@ def _prepare_forward(given: dict[str, Any]) -> Call:
     return call
 
 
-def _prepare_lanes(given: dict[str, Any]) -> Call:
-    made = [_make(given, seed) for seed in range(given["lanes"])]
-    models, batches = [model for model, _ in made], [batch for _, batch in made]
-    return lambda: differentiate_lanes(models, batches, "fp32")
-
-
 def _make(given: dict[str, Any], seed: int = 0):
     """Return a model and a batch for it."""
     task = MQAR(seq_len=given["seq_len"], vocab_size=given["vocab_size"], n_pairs=given["n_pairs"])
@@ -128,7 +122,6 @@ AXES = (
     Axis("vocab_size", (2048, 4096, 8192, 16_384, 32_768), 1, {}, _prepare_step),
     Axis("layers", (1, 2, 4, 8), 1, {}, _prepare_step),
     Axis("n_experts", (256, 1024, 4096, 16_384, 65_536), 0.5, {"stack": "AE*2"}, _prepare_forward),
-    Axis("lanes", (1, 2, 4, 8), 1, {"seq_len": 64, "n_pairs": 16}, _prepare_lanes),
 )
 
 

@@ -20,19 +20,13 @@ from lab.bench.traffic import record_traffic, time_traffic
 from lab.config import TrainConfig
 from lab.layers.attention import Attention
 from lab.lengthening import Stage
+from lab.machine import use_threads
 from lab.models import LanguageModel, build
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
 from lab.ops.rope import rotate
-from lab.training.state import start
-from lab.training.step_time import (
-    SECONDS,
-    StepTime,
-    find_fastest,
-    list_precisions,
-    list_thread_counts,
-    use_threads,
-)
+from lab.training.loop import start
+from lab.training.speed import StepTime, list_precisions, list_thread_counts, time_choices
 from tasks.base import IGNORE, Batch
 from tasks.mqar import MQAR
 
@@ -99,7 +93,7 @@ def _choose_setting(seq_len: int, size: int) -> StepTime:
     """Return the precision and the threads that a run would choose on this machine."""
     stage, cpu = Stage(MQAR(seq_len=seq_len, vocab_size=VOCAB_SIZE), size, 1), torch.device("cpu")
     choices = [(p, n) for p in list_precisions(cpu) for n in list_thread_counts(cpu)]
-    return find_fastest(_build_model(), [stage, stage], choices, SECONDS)[0]
+    return time_choices(_build_model(), [stage], choices)[0]
 
 
 def _lab_step(seq_len: int, size: int, setting: StepTime) -> Callable[[], Callable[[], float]]:

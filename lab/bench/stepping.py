@@ -1,36 +1,31 @@
 """Steps of training on hard MQAR, for benchmarks: no run folder, no evaluation, one row length."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from lab.config import ModelConfig, TrainConfig
-from lab.machine.clocks import Spent
-from lab.training.divergence import DivergedError
-from lab.training.runs import Run
-from lab.training.state import start
-from lab.training.stepper import Stepper
-from lab.training.together import advance_together
+from lab.training.loop import Row, TrainingState, fit, start
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 
-def prepare_steps(
-    stack: str, seq_len: int, vocab_size: int, rows: int, device: torch.device, seed: int = 0
-) -> tuple[Run, Stepper]:
-    """Return a run of width 64 with `rows` rows a step, and what takes its steps on a device."""
+def describe_steps(stack: str, seq_len: int, vocab_size: int, rows: int, seed: int = 0) -> Run:
+    """Return a run of width 64 with `rows` rows a step, which is not written."""
     task = MQAR(seq_len=seq_len, vocab_size=vocab_size)
     train = TrainConfig(batch_size=rows, eval_every=TrainConfig.max_steps, seed=seed)
-    run = Run(Path("not written"), task, ModelConfig(stack=stack, d_model=64), train)
-    return run, Stepper(task, start(run.build().to(device), train), train)
+    return Run(Path("not written"), task, ModelConfig(stack=stack, d_model=64), train)
 
 
-def take_steps_together(steppers: Sequence[Stepper], precision: str) -> list[float]:
-    """Take a step of each of several trainings as lanes; return their losses."""
-    batches = [batch for each in steppers if (batch := each.draw()) is not None]
-    losses = []
-    for each, row in zip(steppers, advance_together(steppers, batches, precision), strict=True):
-        if isinstance(row, DivergedError):
-            raise row
-        losses.append(each.conclude(row, Spent(0.0, 0.0)).loss)
-    return losses
+def begin(run: Run, precision: str, device: torch.device) -> TrainingState:
+    """Return the state before the run's first step."""
+    return start(run.build().to(device), run.train, precision)
+
+
+def take_steps(
+    run: Run, precision: str, device: torch.device, *, may_record: bool = True
+) -> Iterator[Row]:
+    """Yield a row for each step of a run, in a precision, on a device."""
+    state = begin(run, precision, device)
+    return fit(run.task, state, run.train, may_record=may_record)

@@ -19,7 +19,7 @@ from lab.laws.certification import Certification
 from lab.laws.laws import select_laws
 from lab.laws.loading import load
 from lab.laws.verdict import Verdict
-from lab.machine.device import choose_device
+from lab.machine import choose_device
 
 GIBIBYTE = 2**30
 NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "Cannot allocate memory")

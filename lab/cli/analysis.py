@@ -15,7 +15,7 @@ from lab.cli.trust_option import Trust
 
 if TYPE_CHECKING:
     from analysis.examination import Examination
-    from lab.training.runs import Run
+    from lab.training.run import Run
 
 GIBIBYTE = 2**30
 MOST_MEMORY = 2**20
@@ -66,8 +66,7 @@ def analyze(
         from analysis.pages.report import write_both
         from analysis.pages.report_files import choose_work
         from lab.files import explain_write_errors
-        from lab.folder import Folder
-        from lab.training.runs import Run
+        from lab.training.run import Run
 
         run = Run.open(path, trust=trust)
         say_if_changed(run)
@@ -97,7 +96,7 @@ def analyze(
                     save_all(saved)
             except BrowserError as error:
                 raise refuse(error, 2) from error
-        numbers = json.loads(Folder(files.folder).read(files.numbers.name))
+        numbers = json.loads(files.numbers.read_bytes())
     if as_json:
         typer.echo(json.dumps(numbers, ensure_ascii=False))
         return
@@ -166,7 +165,7 @@ def compare(
     """
     with report_failures(), report_usage_errors(), ExitStack() as held:
         from analysis.pages import comparison
-        from lab.training.runs import Run
+        from lab.training.run import Run
 
         if rows is not None and rows < 1:
             raise ValueError(f"rows={rows}: must be ≥ 1")

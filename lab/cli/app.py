@@ -1,7 +1,7 @@
 """The `lab` command, assembled from its subcommands."""
 
+import os
 import sys
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -23,8 +23,10 @@ from lab.cli.sweep import sweep
 from lab.cli.task_commands import LazyTasks
 from lab.cli.tasks import tasks
 from lab.cli.verify import verify
-from lab.machine.launch import Launch, read_launch
-from lab.machine.spinning import wait_briefly
+
+# How long OpenMP's threads wait in a loop for the next work before they sleep: briefly, since what
+# waits takes the time of whoever else wants its core (LOG.md). It is read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 app = typer.Typer(
     cls=LazyTasks,
@@ -81,27 +83,5 @@ def lab(
 
 
 def main() -> None:
-    """Run the command line; where torchrun started this process to help another one, do that."""
-    wait_briefly()
-    launch = read_launch()
-    if launch is not None and launch.rank != 0:
-        sys.exit(edge.run(partial(_help_to_train, launch)))
-    code = edge.run(app)
-    if code == 0 and read_launch() is not None:  # nothing was trained, and the other processes wait
-        from lab.training.parallel import dismiss
-
-        dismiss()
-    sys.exit(code)
-
-
-def _help_to_train(launch: Launch, *, standalone_mode: bool) -> int:
-    """Compute shares of the gradients of a run that another process trains; return exit code."""
-    from lab.cli.messages import report_failures
-    from lab.training.parallel import follow
-
-    try:
-        with report_failures():
-            follow(launch)
-    except typer.Exit as error:
-        return error.exit_code
-    return 0
+    """Run the command line."""
+    sys.exit(edge.run(app))

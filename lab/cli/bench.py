@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +13,11 @@ from lab.bench import BENCHMARKS, ON_GPU
 from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.messages import refuse, report_failures, report_usage_errors
 from lab.cli.output import AsJsonLines, Force
-from lab.machine.spinning import choose_wait
 from tasks.bounds import check_choice
 
 if TYPE_CHECKING:
     from lab.bench.ratio import Ratio
 
-FURTHER = {"memory": ["analysis.memory_bench"]}
-"""Modules above `lab.bench` in the order of imports that measure more of a benchmark."""
 GPU = "gpu"
 """Names all benchmarks that need a GPU."""
 DRAWN = "scaling"
@@ -52,7 +48,7 @@ def bench(
 ) -> None:
     """Measure every speed claim as a ratio of two times, both taken in the same run.
 
-    Some are compared with a bound, and estimates of memory with what is taken.
+    Some are compared with a bound.
     """
     from lab.bench import history as kept
     from lab.peers import MissingPeerError
@@ -68,7 +64,6 @@ def bench(
         earlier = [] if history is None else kept.read(history)
     if missing := [name for name in ON_GPU if not only and name not in names]:
         typer.echo(f"No GPU, so these are left out: {', '.join(missing)}", err=True)
-    choose_wait(partial(typer.echo, err=True))  # as a command that trains does
     if markdown:
         typer.echo(_begin_table())
     missed = False
@@ -97,7 +92,7 @@ def bench(
         if figure is not None and name == DRAWN:
             from analysis.plots.style import add_title
             from analysis.studies.scaling import draw
-            from lab.machine.processor import describe_machine
+            from lab.machine import describe_machine
 
             save_figure(add_title(draw(ratios), "Cost by size", describe_machine()), figure)
             typer.echo(figure, err=True)
@@ -136,5 +131,4 @@ def _begin_table() -> str:
 
 def _measure(name: str) -> Iterator["Ratio"]:
     """Yield the ratios of a benchmark, as soon as each is measured."""
-    for module in (f"lab.bench.{name}", *FURTHER.get(name, ())):
-        yield from import_module(module).measure()
+    yield from import_module(f"lab.bench.{name}").measure()

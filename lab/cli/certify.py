@@ -15,7 +15,7 @@ from lab.certify_settings import QUICK, THOROUGH, CertifySettings, read_value
 from lab.cli.figures import check_figure, make_figure_option
 from lab.cli.messages import parse_assignments, refuse, report_usage_errors, say
 from lab.cli.output import AsJson, Force, check_output
-from lab.machine.memory import measure_free_memory
+from lab.machine import measure_free_memory
 
 GIBIBYTE = 2**30
 MEMORY_SHARE = 0.75
@@ -306,7 +306,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _write_programs(folder: Path, programs: dict[str, str], force: bool) -> None:
-    from lab.folder import write
+    from lab.files import write
 
     with report_usage_errors():
         for name in programs:

@@ -69,7 +69,7 @@ def claim(
     from lab.cli.claim_floor import measure_floor
     from lab.cli.console import open_table_console
     from lab.cli.tables.claims import build_claims_list
-    from lab.folder import has_entries
+    from lab.files import has_entries
 
     if listing:
         known = [Claim.read(file) for file in sorted(HOME.glob("*.toml"))]
@@ -182,9 +182,9 @@ def _say_power(assumed: "Power", seeds: int, power: float) -> None:
 
 def _list_training_machines(sweep: "Sweep", out: Path) -> tuple[str, ...]:
     """Return the machines on which runs of a sweep ended; older runs do not tell."""
-    from lab.sweeps.folder import CellFolder
+    from lab.sweeps.outcome import open_run
 
-    runs = [CellFolder(out / cell.name).open_run() for cell in sweep.cells]
+    runs = [open_run(out / cell.name) for cell in sweep.cells]
     results = [run.read_result() for run in runs if run is not None]
     known = {result.get("machine", "not recorded") for result in results if result}
     return tuple(sorted(known)) or ("not recorded",)
@@ -193,8 +193,8 @@ def _list_training_machines(sweep: "Sweep", out: Path) -> tuple[str, ...]:
 def _list_measuring_machines(out: Path, show: bool) -> tuple[str, ...]:
     """Return the machine on which costs were taken: this one, unless earlier ones are shown."""
     from analysis.claims.card import CARD
-    from lab.folder import has_entries, read_json
-    from lab.machine.device import choose_device, describe_device
+    from lab.files import has_entries, read_json
+    from lab.machine import choose_device, describe_device
 
     if not show:
         return (describe_device(choose_device("auto")),)
@@ -206,9 +206,9 @@ def _list_measuring_machines(out: Path, show: bool) -> tuple[str, ...]:
 def _compute_digests(stated: "Claim", scale: str, sweep: "Sweep") -> dict[str, str]:
     """Return the digests of the rows, the source and the configuration behind a verdict."""
     from analysis.claims.card import digest_code, digest_configuration, digest_data
-    from lab.cli.run_settings import describe_folder
+    from lab.cli.run_settings import read_settings
 
-    runs = [describe_folder(cell.task, cell.options)[0] for cell in sweep.cells]
+    runs = [read_settings(cell.task, cell.options)[0] for cell in sweep.cells]
     rows_of = {(repr(run.task), run.train.seed): (run.task, run.train.seed) for run in runs}
     return {
         "data": digest_data(list(rows_of.values())),

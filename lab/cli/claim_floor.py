@@ -17,7 +17,7 @@ def measure_floor(statistic: "Statistic", sweep: "Sweep") -> "Floor":
     and their row lengths; zeros where there is none, or for a statistic that they do not decide.
     """
     from analysis.claims.verdict import Floor
-    from lab.cli.run_settings import describe_folder
+    from lab.cli.run_settings import read_settings
 
     if statistic.kind != "difference":
         return Floor()
@@ -25,7 +25,7 @@ def measure_floor(statistic: "Statistic", sweep: "Sweep") -> "Floor":
     found = []
     settings = [{**setting, **statistic.at} for setting in (statistic.of, statistic.than)]
     for cell in sweep.cells:
-        task = describe_folder(cell.task, cell.options)[0].task
+        task = read_settings(cell.task, cell.options)[0].task
         for length in cell.lengths:
             named = {**cell.factors, "seq_len": length}
             if any(setting.items() <= named.items() for setting in settings):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from lab.config import ModelConfig, TrainConfig
-from lab.trust import ask_for_trust, is_trusted, list_named
 from tasks import TASKS
 from tasks.near_names import ask, suggest
 
@@ -29,8 +28,9 @@ def read_config(
         ValueError: for a file that cannot be read, is of another task or a newer format, or has
             unknown parts or fields, or values of the wrong type.
     """
-    from lab.files import FORMAT, RunError
-    from lab.folder import read_json
+    from lab.files import RunError, read_json
+    from lab.training.run import FORMAT
+    from lab.trust import ask_for_trust, list_named
 
     if file.is_dir():
         its = file / "config.json"
@@ -42,14 +42,13 @@ def read_config(
         raise ValueError(error) from error
     if content.pop("format", FORMAT) != FORMAT:
         raise ValueError(f"config={file}: its format is newer than this lab's {FORMAT}")
-    signature = content.pop("signature", None)
     content.pop("source", None)
     kinds = {"task": TASKS[name], "model": ModelConfig, "train": TrainConfig}
     _check_names(f"config={file}", content, kinds)
     for part, values in content.items():
         if not isinstance(values, dict):
             raise ValueError(f"config={file}: {part} holds no object")
-    if not trust and not is_trusted(content, signature):
+    if not trust:
         used = {
             part: {key: value for key, value in values.items() if key not in (given or {})}
             for part, values in content.items()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from lab.training.run_folder import RunFolder
+    from lab.training.run import Run
 
 
 @contextmanager
@@ -18,8 +18,8 @@ def report_failures() -> Iterator[None]:
     except Exception as error:
         # These import torch, which only a failure should wait for.
         from lab.files import RunError
-        from lab.training.divergence import DivergedError
-        from lab.training.run_folder import OutError
+        from lab.training.loop import DivergedError
+        from lab.training.run import OutError
         from tasks.corpus import TextChangedError
 
         if not isinstance(error, RunError | DivergedError | TextChangedError):
@@ -43,7 +43,7 @@ def say(text: object, *, err: bool = False) -> None:
     typer.echo(escape_controls(str(text)), err=err)
 
 
-def say_if_changed(run: "RunFolder") -> None:
+def say_if_changed(run: "Run") -> None:
     """Say that the code of a run's own mixer is no longer that of its training, if so."""
     change = run.describe_change()
     if change:

@@ -12,8 +12,7 @@ from lab.cli.messages import report_failures, report_usage_errors, say
 
 if TYPE_CHECKING:
     from lab.config import Runtime
-    from lab.training.run_folder import RunFolder
-    from lab.training.runs import Run
+    from lab.training.run import Run
 
 
 def train_and_report(
@@ -28,21 +27,14 @@ def train_and_report(
         as_json: print the result as JSON and nothing else.
     """
     from lab.cli.tables.progress import show_count, show_progress
-    from lab.machine.launch import read_launch
-    from lab.machine.memory import keep_freed_memory
+    from lab.machine import keep_freed_memory
+    from lab.training.evaluation import evaluate_settings
     from lab.training.experiment import carry_out
-    from lab.training.generalisation import evaluate_settings
 
     keep_freed_memory()
-    launch = read_launch()
-    if launch is not None:
-        from lab.training.parallel import check_shares
-
-        with report_usage_errors():
-            check_shares(run, launch, runtime.device)
-    with report_failures(), show_progress(run, runtime.max_minutes) as shown:
+    with report_failures(), report_usage_errors(), show_progress(run) as shown:
         before = run.read_result()
-        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note, launch)
+        result = carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)
     found = []
     if wanted and not result["signal"]:
         with report_failures():
@@ -53,7 +45,7 @@ def train_and_report(
     _show_result(result, found, as_json)
     if result["signal"]:
         say(
-            f"`lab resume {run.path}` goes on, as does the same command; `lab analyze {run.path}` "
+            f"`{run.resume_command}` goes on, as does the same command; `lab analyze {run.path}` "
             "writes a report.",
             err=True,
         )
@@ -73,13 +65,13 @@ def train_and_report(
     _show_report(run.path, report, is_complete(run), as_json)
 
 
-def show_finished(folder: "RunFolder", wanted: Mapping[str, Sequence[Any]], as_json: bool) -> bool:
+def show_finished(run: "Run", wanted: Mapping[str, Sequence[Any]], as_json: bool) -> bool:
     """Print what there is of a run that has ended and has all that is wanted of it.
 
     This touches no file, and does not import torch.
 
     Args:
-        folder: of the run.
+        run: the run.
         wanted: values to evaluate at, by option of the task.
         as_json: print the result as JSON and nothing else.
 
@@ -88,25 +80,24 @@ def show_finished(folder: "RunFolder", wanted: Mapping[str, Sequence[Any]], as_j
     """
     from lab.cli.command import list_keys
     from lab.files import RunError
-    from lab.training.report_coverage import PAGE, read_coverage
-    from lab.training.variations import list_evaluations, undo_json, vary_settings
+    from lab.training.evaluation import list_evaluations, undo_json, vary_settings
 
     try:
-        folder.compare()
-        result = folder.read_final_result()
-        covered = None if result is None else read_coverage(folder.path, result["steps"])
+        run.compare()
+        result = run.read_final_result()
+        covered = None if result is None else run.read_coverage(result["steps"])
     except RunError:
         return False
-    page = folder.path / PAGE
+    page = run.path / "report.html"
     if result is None or covered is None or not page.is_file():
         return False
     entries = list_evaluations(result, result["steps"])
-    asked = [(option, undo_json(value)) for option, value, _ in vary_settings(folder, wanted)]
+    asked = [(option, undo_json(value)) for option, value, _ in vary_settings(run, wanted)]
     if any(setting not in entries for setting in asked):
         return False
     _show_result(result, [entries[setting] for setting in asked], as_json)
     every = list_keys("analysis/__init__.py", "ANALYSES").split(", ")
-    _show_report(folder.path, page, covered >= {*every}, as_json)
+    _show_report(run.path, page, covered >= {*every}, as_json)
     return True
 
 

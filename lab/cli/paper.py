@@ -73,8 +73,7 @@ def model(
         from analysis.pages.page import render_figure
         from analysis.plots.style import add_title
         from analysis.run.anatomy import StackAnatomy
-        from lab.files import explain_write_errors
-        from lab.folder import write
+        from lab.files import explain_write_errors, write
 
         drawn = StackAnatomy.of(found)
         title = " ".join(filter(None, (name, paper_size)))

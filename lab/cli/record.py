@@ -56,7 +56,7 @@ def record(
     from analysis.records.entry import HOME
     from analysis.records.history import read_histories
     from analysis.records.track import TRACKS
-    from lab.sweeps.runner import check_limits
+    from lab.sweeps.pool import check_limits
     from tasks.near_names import suggest
 
     home = records or HOME
@@ -155,7 +155,7 @@ def _attempt(
         machine = record_rules.note_machine(out, on_time)
     if on_time and options.workers is None:
         options = replace(options, workers=1)
-    run_sweep(sweep, replace(options, out=out), lanes=False)
+    run_sweep(sweep, replace(options, out=out))
     with report_failures():
         trials = read_trials(sweep, out, candidate.name)
         rerun = None if again is None else read_trials(sweep, out, again.name)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.cli.output import check_output
-from lab.files import explain_write_errors
-from lab.folder import has_entries, read_json, write_json
+from lab.files import explain_write_errors, has_entries, read_json, write_json
 
 if TYPE_CHECKING:
     from lab.certification import Request
-    from lab.training.runs import Run
+    from lab.training.run import Run
 
 MUST_HOLD = ("deterministic", "causal", "batch-invariant")
 """Laws that must have been decided; of the others, none may fail."""

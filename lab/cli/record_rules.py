@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.cli.output import check_output
-from lab.files import RunError, explain_write_errors
-from lab.folder import has_entries, read_json, write_json
+from lab.files import RunError, explain_write_errors, has_entries, read_json, write_json
 
 if TYPE_CHECKING:
     from analysis.records.candidate import Candidate
     from analysis.records.entry import Entry
     from analysis.records.track import Track
     from lab.sweeps import Sweep
-    from lab.training.runs import Run
+    from lab.training.run import Run
 
 MACHINE = "machine.json"
 SEVERAL = "several machines"
@@ -104,7 +103,7 @@ def note_machine(out: Path, measures_time: bool) -> str:
     Raises:
         RunError: when they must be, and others are there; or the note cannot be kept.
     """
-    from lab.machine.processor import describe_machine
+    from lab.machine import describe_machine
 
     file, here = out / MACHINE, describe_machine()
     check_output("out", file, force=False, is_own=lambda file: has_entries(file, "machine"))

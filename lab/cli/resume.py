@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -33,43 +32,25 @@ OPTIONS: dict[str, Any] = {
 
 
 def resume(path: Path, max_steps: int | None, trust: bool, as_json: bool, **machine: Any) -> None:
-    """Go on with an unfinished run, or extend a run to a later limit of steps.
+    """Go on with an unfinished run, or with one that reached its limit of steps, up to a later one.
 
-    An extended run ends with the same bits as a run that had the later limit from the start. A
-    cosine schedule, however, is stretched: from here on the run follows the curve of the later
-    limit.
+    A schedule that ends at the limit, such as cosine, follows the curve of the later limit from
+    here on.
     """
     from lab.cli.outcome import show_finished, train_and_report
-    from lab.machine.spinning import choose_wait
-    from lab.training.run_folder import RunFolder
+    from lab.training.run import Run
 
-    with report_failures():
-        folder = RunFolder.open(path, trust=trust)
-        say_if_changed(folder)
-    if max_steps is None and show_finished(folder, {}, as_json):
-        return
-    choose_wait(partial(typer.echo, err=True))
-    from lab.machine.device import choose_device
-    from lab.training.extension import check_limit, describe_effects, explain_ending, extend
-    from lab.training.loggers import check_installed
-    from lab.training.runs import Run
+    with report_failures(), report_usage_errors():
+        run = Run.open(path, trust=trust)
+        say_if_changed(run)
+        runtime = Runtime(**{name: v for name, v in machine.items() if v is not None})
+        if max_steps is not None:
+            run = run.set_limit(max_steps)
+        if show_finished(run, {}, as_json):
+            return
+        from lab.training.loggers import check_installed
 
-    with report_failures():
-        run = Run.of(folder)
-        with report_usage_errors():
-            runtime = Runtime(**{name: v for name, v in machine.items() if v is not None})
-            choose_device(runtime.device)
-            check_installed(runtime.log)
-            if max_steps is not None:
-                check_limit(run, max_steps)
-                final = explain_ending(run)
-                if final:
-                    typer.echo(f"{final}; a later limit changes nothing", err=True)
-                else:
-                    effects = list(describe_effects(run, max_steps))
-                    run = extend(run, max_steps)
-                    for effect in effects:
-                        typer.echo(effect, err=True)
+        check_installed(runtime.log)
     train_and_report(run, runtime, {}, as_json)
 
 

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from lab.cli.messages import parse_assignments
-from lab.cli.older_runs import read_older_defaults
 from lab.cli.options import keep_ends, read, resolve_spans
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from tasks import TASKS
 from tasks.bounds import check_choice
 
 if TYPE_CHECKING:
-    from lab.training.run_folder import RunFolder
-    from lab.training.runs import Run
+    from lab.training.run import Run
 
 Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
 
@@ -36,26 +34,24 @@ def describe_run(
     Raises:
         ValueError: naming the option, its value and its bound.
     """
-    folder, runtime = describe_folder(name, given, out, known)
-    return try_on_machine(folder, runtime), runtime
+    run, runtime = read_settings(name, given, out, known)
+    try_on_machine(run, runtime)
+    return run, runtime
 
 
-def try_on_machine(folder: "RunFolder", runtime: Runtime) -> "Run":
-    """Return the run of a folder, after its model has taken a row of each stage.
+def try_on_machine(run: "Run", runtime: Runtime) -> None:
+    """Check that a run can be trained here: its model takes a row of each stage.
 
     Raises:
         ValueError: naming the option, its value and its bound.
     """
-    from lab.machine.device import choose_device
+    from lab.machine import choose_device
     from lab.training.experiment import try_out
     from lab.training.loggers import check_installed
-    from lab.training.runs import Run
 
-    run = Run.of(folder)
     device = choose_device(runtime.device)
     check_installed(runtime.log)
     try_out(run, device)
-    return run
 
 
 def read_settings(
@@ -64,49 +60,26 @@ def read_settings(
     out: Path | None = None,
     known: Mapping[str, Any] | None = None,
 ) -> tuple["Run", Runtime]:
-    """Return what `describe_run` does, before anything is tried on this machine.
+    """Return what `describe_run` does, before anything is tried on this machine or torch imported.
 
     Raises:
         ValueError: naming the option, its value and its bound.
     """
-    from lab.training.runs import Run
-
-    folder, runtime = describe_folder(name, given, out, known)
-    return Run.of(folder), runtime
-
-
-def describe_folder(
-    name: str,
-    given: Mapping[str, Any],
-    out: Path | None = None,
-    known: Mapping[str, Any] | None = None,
-) -> tuple["RunFolder", Runtime]:
-    """Return the folder of the run that `describe_run` returns, and its machine settings.
-
-    This does not import torch.
-
-    Raises:
-        ValueError: naming the option, its value and its bound.
-    """
-    from lab.training.run_folder import RunFolder
+    from lab.training.run import Run
 
     known = known or {}
     typed = parse_assignments(given.get("options", []))
     values = {**known, **given, "options": {**known.get("options", {}), **typed}}
     if values.get("model") and "stack" not in values:
         values["stack"] = "UM*2"
-    task, train, values = configure(name, values, out)
-    run = RunFolder(Path("runs"), task, build_config(ModelConfig, values), train)
+    task, train, values = configure(name, values)
+    run = Run(Path("runs"), task, build_config(ModelConfig, values), train)
     path = out or Path("runs") / f"{name}-{run.digest}"
     return replace(run, path=path), build_config(Runtime, values)
 
 
-def configure(
-    name: str, given: Mapping[str, Any], out: Path | None = None
-) -> tuple[Any, TrainConfig, dict[str, Any]]:
+def configure(name: str, given: Mapping[str, Any]) -> tuple[Any, TrainConfig, dict[str, Any]]:
     """Return the task, its training configuration, and all values, the protocol's included.
-
-    Where `out` holds a run of an older version of the protocol, its values are the defaults.
 
     Raises:
         ValueError: naming the option, its value and its bound.
@@ -129,8 +102,6 @@ def configure(
     sizes = task_class(**keep_ends(options))
     protocol = given.get("protocol", "lab")
     defaults = get_protocol_defaults(protocol, sizes.seq_len, sizes.vocab_size, d_model)
-    if protocol == "lab":
-        defaults |= read_older_defaults(out, defaults)
     values = {**defaults, **given}
     if preset and preset.stack and "stack" not in given:
         layers = {**preset.layers, **given.get("options", {})}

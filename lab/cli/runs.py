@@ -9,12 +9,13 @@ import typer
 
 from lab.cli.messages import report_failures, report_usage_errors, say
 from lab.cli.output import AsJsonLines, Force, check_output
+from lab.cli.trust_option import Trust
 from lab.files import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lab.training.run_folder import RunFolder
+    from lab.training.run import Run
 
 Column = Literal[
     "path", "task", "model", "accuracy", "chance", "steps", "seconds", "date", "stopped"
@@ -45,6 +46,7 @@ def runs(
             help="Write a table of the runs, with all their options, to this .csv or .parquet file."
         ),
     ] = None,
+    trust: Trust = False,
     force: Force = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -55,7 +57,8 @@ def runs(
     with report_failures(), report_usage_errors():
         if root != HOME and not root.is_dir():
             raise ValueError(f"root={root}: there is no such folder")
-        every = find_runs(root, partial(_say_left_out, console=open_console(stderr=True)))
+        tell = partial(_say_left_out, console=open_console(stderr=True))
+        every = find_runs(root, tell, trust=trust)
         chosen = select_runs(every, only or [])
         found = tabulate(chosen).sort(sort, descending=reverse, nulls_last=True)
         if table is not None:
@@ -73,7 +76,7 @@ def runs(
         open_table_console().print(build_runs_list(found), crop=False)
 
 
-def _write_table(runs: Sequence["RunFolder"], file: Path, force: bool) -> None:
+def _write_table(runs: Sequence["Run"], file: Path, force: bool) -> None:
     """Write the tidy table of runs.
 
     Raises:

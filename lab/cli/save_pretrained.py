@@ -23,7 +23,7 @@ def save_pretrained(
     `hf`.
     """
     from lab.peers import explain_missing
-    from lab.training.runs import Run
+    from lab.training.run import Run
 
     missing = explain_missing("transformers")
     if missing is not None:

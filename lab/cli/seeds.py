@@ -22,6 +22,7 @@ def train_seeds(
     out: Path | None,
     evaluations: list[str] | None,
     *,
+    fresh: bool,
     as_json: bool,
 ) -> None:
     """Train a run for each of several seeds, or go on with them, and print how they compare.
@@ -33,6 +34,7 @@ def train_seeds(
         known: settings from a file, by field.
         out: the folder of the runs' folders; None: one named after the settings.
         evaluations: what is given as --eval, which is for a single run.
+        fresh: train all anew, and remove the runs that the folders hold.
         as_json: print the summary as JSON and nothing else.
     """
     from analysis.sweeps.seeds import summarize_seeds
@@ -47,7 +49,7 @@ def train_seeds(
                 raise ValueError(f"--{name}: is for a single run; leave it out, or --seeds")
         built = build_sweep(task, count, given, known)
     out = out or Path("runs") / built.name
-    options = SweepOptions(out=out, max_minutes=given.get("max_minutes"))
+    options = SweepOptions(out=out, max_minutes=given.get("max_minutes"), fresh=fresh)
     table, results = run_sweep(built, options)
     found = summarize_seeds(table)
     if as_json:
@@ -56,7 +58,7 @@ def train_seeds(
         open_table_console().print(build_seeds_table(found))
         typer.echo(found.describe())
     typer.echo(f"page: {out / PAGE}", err=as_json)
-    typer.echo(f"One run: `lab analyze {out / built.cells[0].name / 'run'}`", err=True)
+    typer.echo(f"One run: `lab analyze {out / built.cells[0].name}`", err=True)
     report_failed_runs(results)
 
 

@@ -117,8 +117,8 @@ def _read_fixed(task: str, words: list[str]) -> dict[str, Any]:
 
     with build_task_command(task).make_context(f"lab {task}", list(words)) as parsed:
         given = {name: v for name, v in parsed.params.items() if v not in (None, (), [])}
-        given.pop("as_json")
-        given.pop("trust")  # only --config needs it
+        for name in ("as_json", "trust", "fresh"):  # a sweep has its own --fresh
+            given.pop(name)
     for name in OF_ONE_RUN:
         if name in given:
             raise ValueError(f"--{name.replace('_', '-')}: is for a single run, not for a sweep")
@@ -139,25 +139,25 @@ def _apply(settings: "SweepSettings", options: SweepOptions) -> "SweepSettings":
     return settings
 
 
-def run_sweep(
-    sweep: "Sweep", options: SweepOptions, *, lanes: bool = True
-) -> "tuple[pl.DataFrame, SweepResults]":
+def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, SweepResults]":
     """Run the unfinished cells, unless the sweep is only shown; return its table and its results.
 
-    The sweep's page and its figures are written. Without lanes, no runs compute together.
+    The sweep's page and its figures are written.
 
     Errors of usage and of files are reported in one line, as commands do.
     """
-    from analysis.statistics.survival import check_installed
+    from analysis.statistics.survival import MissingLibraryError, check_installed
     from analysis.sweeps.results import collect_results
     from lab.cli.sweeping import InterruptedSweepError, SweepJob
     from lab.cli.tables.sweep_progress import show_sweep
-    from lab.machine.launch import read_launch
 
-    if read_launch() is not None:
-        raise refuse("torchrun is for a single run; start this command without it", 2)
-    with report_usage_errors():
+    try:
         check_installed()
+    except MissingLibraryError as error:
+        raise refuse(error, 2) from error
+    with report_usage_errors():
+        if options.fresh and options.show:
+            raise ValueError("--fresh: has no effect with --show")
         sweep = sweep.select(options.only or [])
         out = options.out or Path("runs") / sweep.name
         check_output("out", out / PAGE, options.force)
@@ -173,8 +173,8 @@ def run_sweep(
             options.table,
             options.workers,
             options.max_minutes,
-            lanes=lanes,
-            ray=options.ray,
+            options.ray,
+            options.fresh,
         )
     with report_failures():
         earlier = job.read_earlier()

@@ -74,6 +74,10 @@ class SweepOptions:
         Path | None,
         typer.Option(help="Also save every figure in this folder, as pages, .html."),
     ] = None
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Train all runs anew: remove what their folders hold first."),
+    ] = False
     force: Force = False
     show: Annotated[
         bool,

@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 from lab.cli.options import Span, read
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import read_toml
-from lab.sweeps.grid import Axis, combine, make_axis, merge, read_number
-from lab.sweeps.sweep import Cell, Sweep
+from lab.sweeps.sweep import Axis, Cell, Sweep, combine, make_axis, merge, read_number
 from lab.sweeps.table import MEASURED
 from tasks import TASKS
 from tasks.near_names import suggest

@@ -1,29 +1,25 @@
 """Running a sweep: what `lab sweep`, `lab study`, `lab reproduce` and `lab.sweep` share."""
 
+import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from lab.cli.cell import COMMAND, claim_run
 from lab.cli.run_settings import read_settings
 from lab.cli.sweep_settings import list_reasons, refuse_cells
 from lab.files import RunError, explain_write_errors
-from lab.machine.device import choose_device
-from lab.machine.processor import count_cores
-from lab.sweeps.cost import RunCost, TimeLeft, find_size, time_run
-from lab.sweeps.earlier import EarlierResults
-from lab.sweeps.folder import CellFolder
-from lab.sweeps.lanes import LanePlan, choose_lanes
-from lab.sweeps.runner import check_limits, is_finished, run_cells
+from lab.lengthening import list_stages
+from lab.machine import choose_device, count_cores
+from lab.sweeps.outcome import is_finished, open_run, read_spent
+from lab.sweeps.pool import CellRun, Worker, check_limits, open_workers, run_cells
 from lab.sweeps.sweep import Cell, Sweep
-from lab.sweeps.table import check_file, save_table, tabulate_cells
-from lab.sweeps.workers import Trainer, start_processes
+from lab.sweeps.table import EarlierResults, check_file, save_table, tabulate_cells
 from lab.training.experiment import try_out
-from lab.training.loggers import check_installed
+from lab.training.run import OutError, Run
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,8 +32,9 @@ class InterruptedSweepError(Exception):
         signal: its number.
     """
 
-    def __init__(self, signal: int):
-        super().__init__("interrupted; run the same command again to resume")
+    def __init__(self, signal: int, fresh: bool = False):
+        without = "without --fresh " * fresh
+        super().__init__(f"interrupted; run the same command again {without}to resume")
         self.signal = signal
 
 
@@ -47,19 +44,15 @@ class SweepPlan:
 
     Attributes:
         cells: how many cells there are.
-        workers: cells at a time.
-        costs: of the cells to do, by name.
-        left: estimates the time left.
-        lanes: which of them compute together.
+        todo: the runs that have not ended.
+        workers: runs at a time.
+        out: the folder of the run folders.
     """
 
     cells: int
+    todo: Sequence[CellRun]
     workers: int
-    costs: Mapping[str, RunCost]
-    left: TimeLeft
-    max_minutes: float | None
     out: Path
-    lanes: LanePlan
 
 
 class Display:
@@ -74,23 +67,8 @@ class Display:
     def on_begin(self, cell: Cell) -> None:
         """Show that a cell begins."""
 
-    def on_end(self, cell: Cell, folder: CellFolder, error: str | None) -> None:
+    def on_end(self, cell: Cell, error: str | None) -> None:
         """Show that a cell has ended."""
-
-    def on_wait(self) -> None:
-        """Show how far the running cells are."""
-
-
-class TrainingSite(NamedTuple):
-    """Where cells are trained.
-
-    Attributes:
-        cpus: how many cells at a time unless the user says otherwise.
-        start: what `run_cells` takes.
-    """
-
-    cpus: int
-    start: Callable[[int, threading.Event], Sequence[Trainer]]
 
 
 @dataclass(frozen=True)
@@ -99,12 +77,12 @@ class SweepJob:
 
     Attributes:
         sweep: the cells.
-        out: the folder of their folders.
-        table: also write the table to this file, and take ended cells from it; None: no file.
-        workers: cells at a time; None: one for each core, of this machine or the cluster.
-        max_minutes: most minutes of a cell in total; None: no limit.
-        lanes: whether cells may compute together, where that is faster.
+        out: the folder of the run folders.
+        table: also write the table to this file, and take ended runs from it; None: no file.
+        workers: runs at a time; None: one for each core, of this machine or the cluster.
+        max_minutes: most minutes of a run in total; None: no limit.
         ray: address of the Ray cluster that trains them; None: this machine does.
+        fresh: train all runs anew, and remove those that their folders hold.
 
     Raises:
         ValueError: for a table of another kind, workers below 1, or minutes not above 0.
@@ -115,8 +93,8 @@ class SweepJob:
     table: Path | None = None
     workers: int | None = None
     max_minutes: float | None = None
-    lanes: bool = True
     ray: str | None = None
+    fresh: bool = False
 
     def __post_init__(self):
         check_limits(1 if self.workers is None else self.workers, self.max_minutes)
@@ -130,7 +108,7 @@ class SweepJob:
             RunError: for a file that is not a table of this sweep.
         """
         if self.table is None or not self.table.exists():
-            return EarlierResults({})
+            return EarlierResults()
         settings = {
             cell.name: read_settings(cell.task, cell.options)[0].settings
             for cell in self.sweep.cells
@@ -139,13 +117,13 @@ class SweepJob:
 
     def count_ignored(self, earlier: EarlierResults) -> int:
         """Return how many ended runs of the table had other settings and are not in the folder."""
-        return sum(CellFolder(self.out / name).open_run() is None for name in earlier.others)
+        return sum(open_run(self.out / name) is None for name in earlier.others)
 
     def tabulate(self, earlier: EarlierResults) -> "pl.DataFrame":
         """Return the table of the runs so far.
 
         Raises:
-            RunError: when a cell cannot be read.
+            RunError: when a run cannot be read.
         """
         return tabulate_cells(self.sweep, self.out, earlier.rows)
 
@@ -155,7 +133,7 @@ class SweepJob:
         Rows of the file that belong to other cells stay in it, and all stay in their order.
 
         Raises:
-            RunError: when a cell cannot be read, or the file cannot be written.
+            RunError: when a run cannot be read, or the file cannot be written.
         """
         found = self.tabulate(earlier)
         if self.table is not None:
@@ -167,128 +145,126 @@ class SweepJob:
         display: AbstractContextManager[Display] | None = None,
         earlier: EarlierResults | None = None,
     ) -> "pl.DataFrame":
-        """Run the unfinished cells and return the table.
+        """Train the runs that have not ended, and return the table.
 
         Args:
             display: shows how far it is; None: nothing is shown.
             earlier: the results in the table, if they have been read; None: they are read.
 
         Raises:
-            ValueError: for cells that cannot be built; they are named, and nothing is started. Or
+            ValueError: for runs that cannot be built; they are named, and nothing is started. Or
                 when the cluster is not there or refuses the token.
-            RunError: when a file cannot be read or written, also one in which a cell's error would
+            RunError: when a file cannot be read or written, also one in which a run's error would
                 be kept.
             InterruptedSweepError: when a signal stopped it.
         """
-        earlier, lost = earlier or self.read_earlier(), {}
-        with self._open_site() as site, display or nullcontext(Display()) as shown:
-            plan = self._plan(earlier.has_ended, self.workers or site.cpus, shown.on_note)
+        earlier, lost, stop = earlier or self.read_earlier(), {}, threading.Event()
+        with self._open_site() as (cpus, open_workers), display or nullcontext(Display()) as shown:
+            plan = self._plan(earlier, self.workers or cpus, shown.on_note)
             shown.on_plan(plan)
-            if plan.costs:
+            if plan.todo:
                 with explain_write_errors(self.out):
                     self.out.mkdir(parents=True, exist_ok=True)
 
-            def end(cell: Cell, folder: CellFolder, error: str | None) -> None:
-                shown.on_end(cell, folder, error)
-                if error is not None and folder.read_error() is None:
+            def end(cell: Cell, error: str | None) -> None:
+                shown.on_end(cell, error)
+                if error is not None and read_spent(self.out / cell.name)[1] is None:
                     lost[cell.name] = error
-                if self.table is not None and cell.name in plan.costs:
+                if self.table is not None:
                     self.write_table(earlier)
 
+            workers = open_workers(min(plan.workers, len(plan.todo)), stop)
             stopped = run_cells(
-                self.sweep,
-                self.out,
-                site.start,
-                groups=plan.lanes.groups,
-                workers=min(plan.workers, len(plan.lanes.groups)),
+                plan.todo,
+                workers,
+                stop,
                 max_minutes=self.max_minutes,
-                skip=earlier.has_ended,
                 on_begin=shown.on_begin,
                 on_end=end,
-                on_wait=shown.on_wait,
             )
         found = self.write_table(earlier)
         if stopped:
-            raise InterruptedSweepError(stopped)
+            raise InterruptedSweepError(stopped, self.fresh)
         if lost:
             count = f"{len(lost)} of {len(self.sweep.cells)} runs failed"
             raise RunError(f"{count}: {list_reasons(lost)}; the same command tries them again")
         return found
 
     @contextmanager
-    def _open_site(self) -> Iterator[TrainingSite]:
-        """Yield where cells are trained."""
+    def _open_site(
+        self,
+    ) -> Iterator[tuple[int, Callable[[int, threading.Event], Sequence[Worker]]]]:
+        """Yield how many runs can train at a time, and what opens so many workers."""
         if self.ray is None:
-            yield TrainingSite(count_cores(), partial(start_processes, COMMAND))
+            yield count_cores(), open_workers
             return
-        from lab.sweeps.connection import connect
+        from lab.sweeps.cluster import connect, open_cluster_workers
 
         on_cpu = all(cell.options.get("device") == "cpu" for cell in self.sweep.cells)
-        with connect(self.ray) as cluster:
-            start = partial(cluster.start, COMMAND[1:], claim_run, gpus=not on_cpu)
-            yield TrainingSite(cluster.cpus, start)
+        with connect(self.ray) as cpus:
+            yield cpus, partial(open_cluster_workers, gpus=not on_cpu)
 
     def _plan(
-        self, skip: Callable[[Cell], bool], workers: int, on_note: Callable[[str], None]
+        self, earlier: EarlierResults, workers: int, on_note: Callable[[str], None]
     ) -> SweepPlan:
-        """Build a model of each size, and time a step.
+        """Find the runs that have not ended, and try a model of each size.
 
         Raises:
-            ValueError: for cells that cannot be built, or whose folder holds another cell.
+            ValueError: for runs that cannot be built, or whose folder holds another run.
         """
-        cells = self.sweep.cells
-        todo = [
-            cell
-            for cell in cells
-            if not skip(cell)
-            and not is_finished(cell, CellFolder(self.out / cell.name), self.max_minutes)
-        ]
-        known: dict[str, RunCost | str] = {}
-        sizes, costs, errors = {}, {}, {}
-        for cell in cells:
+        if (self.out / "config.json").exists():
+            raise ValueError(f"out={self.out}: holds a single run; choose another --out")
+        total, todo, errors = len(self.sweep.cells), [], {}
+        sizes: dict[str, str | None] = {}
+        for cell in self.sweep.cells:
+            path = self.out / cell.name
             try:
-                CellFolder(self.out / cell.name).check(cell)
-            except RunError as error:
-                errors[cell.name] = str(error)
-        refuse_cells(errors, len(cells))
-        for cell in todo:
-            try:
-                run, runtime = read_settings(cell.task, cell.options)
-                check_installed(runtime.log)
-                choose_device(runtime.device)
-                size = sizes[cell.name] = find_size(run)
-            except ValueError as error:
+                run, runtime = read_settings(cell.task, cell.options, path)
+                if not self.fresh and self._has_ended(cell, run, earlier):
+                    continue
+                device = None if self.ray else choose_device(runtime.device)
+            except (OutError, ValueError) as error:
                 errors[cell.name] = str(error)
                 continue
-            if size not in known:
-                on_note(f"timing a step of size {len(known) + 1}: {cell.name}")
+            todo.append(CellRun(cell, run, runtime))
+            size = _describe_size(run)
+            if size not in sizes:
+                on_note(f"trying size {len(sizes) + 1}: {cell.name}")
+                sizes[size] = None
                 try:
-                    try_out(run)
-                    known[size] = time_run(run, runtime.device, runtime.threads or 1)
+                    try_out(run, device)
                 except ValueError as error:
-                    known[size] = str(error)
-            found = known[size]
-            if isinstance(found, str):
-                errors[cell.name] = found
-            else:
-                costs[cell.name] = found
-        refuse_cells(errors, len(cells))
-        by_size = {sizes[name]: cost for name, cost in costs.items()}
-        left = TimeLeft(sizes, by_size, workers, self.max_minutes)
-        lanes = LanePlan(tuple((cell,) for cell in cells))
-        if self.lanes and self.max_minutes is None and costs:  # minutes limit each run
-            described = {cell.name: read_settings(cell.task, cell.options) for cell in cells}
-            lanes = choose_lanes(cells, described, list(costs), workers, on_note)
-        return SweepPlan(len(cells), workers, costs, left, self.max_minutes, self.out, lanes)
+                    sizes[size] = str(error)
+            if (error := sizes[size]) is not None:
+                errors[cell.name] = error
+        refuse_cells(errors, total)
+        if self.fresh:
+            for each in todo:
+                try:
+                    each.run.begin_anew()
+                except RunError as error:
+                    errors[each.cell.name] = str(error)
+            refuse_cells(errors, total)
+        return SweepPlan(total, todo, workers, self.out)
+
+    def _has_ended(self, cell: Cell, run: Run, earlier: EarlierResults) -> bool:
+        """Whether the run of a cell has ended, here or in the table.
+
+        Raises:
+            OutError: when the folder holds another run, or its own mixer's code has changed.
+        """
+        try:
+            if (run.path / "config.json").exists():
+                run.compare()
+            return earlier.has_ended(cell) or is_finished(run.path, cell.lengths, self.max_minutes)
+        except OutError:
+            raise
+        except RunError:  # damaged: training it will say so, and stop no other
+            return False
 
 
-def describe_cell(folder: CellFolder, error: str | None) -> str:
-    """Describe in a few words how far a cell got."""
-    from lab.training.endings import name_ending
-
-    ending = name_ending(folder.find_status())
-    text = ending if error is None else f"{ending}, {error}"
-    lengths = ", ".join(
-        f"{found['test']:.3f} at {found['seq_len']:,}" for found in folder.read_lengths()
-    )
-    return "; ".join(part for part in (text, lengths, f"{folder.read_minutes():.1f} min") if part)
+def _describe_size(run: Run) -> str:
+    """Return what decides whether a model can be built and trained."""
+    stages = list_stages(run.task, run.train)
+    sizes = [(stage.task.describe(), stage.batch_size) for stage in stages]
+    return json.dumps([sizes, run.model.to_dict(), run.train.precision], sort_keys=True)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,11 +11,11 @@ import typer
 from lab.cli import rows
 from lab.cli.command import TYPE_NAMES, set_parameters
 from lab.cli.config_file import read_config
-from lab.cli.costs import describe_costs, describe_reading
 from lab.cli.messages import report_failures, report_usage_errors
 from lab.cli.options import find_kind, read_settings, varies
 from lab.cli.patience import say_if_slow
-from lab.cli.run_settings import configure, describe_folder, try_on_machine
+from lab.cli.run_settings import configure, try_on_machine
+from lab.cli.run_settings import read_settings as read_run
 from lab.cli.seeds import train_seeds
 from lab.cli.trust_option import Trust
 from lab.config import ModelConfig, Runtime, TrainConfig
@@ -129,13 +128,13 @@ def build_trainer(name: str) -> Callable[..., None]:
             )
             known = {} if config is None else _read_known(config, name, chosen, trust)
         if action is None and seeds is not None:
-            train_seeds(name, seeds, chosen, known, out, evaluations, as_json=as_json)
+            train_seeds(name, seeds, chosen, known, out, evaluations, fresh=fresh, as_json=as_json)
             return
         if action is None:
             _train(name, chosen, known, out, as_json, evaluations, fresh=fresh)
             return
         settings = {**known, **chosen}
-        with report_usage_errors(), say_if_slow(describe_reading(settings.get("path"))):
+        with report_usage_errors(), say_if_slow(describe_reading(settings)):
             task, training_config, _ = configure(name, settings)
         sizes = {size: settings[size] for size in ("d_model", "n_heads") if size in settings}
         slow = f"{DOING[action]} rows of {task.seq_len:,} tokens" if task.seq_len >= LONG else ""
@@ -144,6 +143,14 @@ def build_trainer(name: str) -> Callable[..., None]:
 
     set_parameters(train, annotations, {"trust": False, "fresh": False, "as_json": False})
     return train
+
+
+def describe_reading(settings: dict[str, Any]) -> str:
+    """Say what is read before anything else where a task's text is in a folder; else ""."""
+    path = settings.get("path")
+    return (
+        f"reading the files below {path}" if isinstance(path, str) and Path(path).is_dir() else ""
+    )
 
 
 def annotate_option(panel: str, hint: Any, field: Any, of_task: bool) -> Any:
@@ -191,32 +198,23 @@ def _train(
     fresh: bool,
 ) -> None:
     from lab.cli.outcome import show_finished, train_and_report
-    from lab.machine.spinning import choose_wait
-    from lab.training.variations import list_default_settings, vary_settings
+    from lab.training.evaluation import list_default_settings, vary_settings
 
-    reading = describe_reading({**known, **given}.get("path"))
-    with report_usage_errors(), say_if_slow(reading):
-        folder, runtime = describe_folder(name, given, out, known)
+    with report_usage_errors(), say_if_slow(describe_reading({**known, **given})):
+        run, runtime = read_run(name, given, out, known)
         if evaluations is None:
-            wanted = list_default_settings(folder)
+            wanted = list_default_settings(run)
         else:
             wanted = read_settings(evaluations, TASKS[name])
-            vary_settings(folder, wanted)
+            vary_settings(run, wanted)
     if fresh:
         with report_failures():
-            folder.begin_anew()
-    if show_finished(folder, wanted, as_json):
+            run.begin_anew()
+    if show_finished(run, wanted, as_json):
         return
-    for line in describe_costs(folder.task, folder.model, folder.train):
-        typer.echo(f"{line}; Ctrl-C stops", err=True)
-    choose_wait(partial(typer.echo, err=True))
     with say_if_slow("loading PyTorch" if sys.stderr.isatty() else ""):
         import lab.training.experiment  # noqa: F401
 
     with report_usage_errors():
-        run = try_on_machine(folder, runtime)
-        if evaluations is not None:
-            from lab.training.generalisation import check_settings
-
-            check_settings(run, wanted, runtime.device)
+        try_on_machine(run, runtime)
     train_and_report(run, runtime, wanted, as_json)

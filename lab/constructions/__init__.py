@@ -6,8 +6,7 @@ mixer and mask.
 """
 
 from lab.constructions.cannot import CannotError
-from lab.constructions.footprint import check_ladder
 from lab.constructions.ladder import Rung, ladder, rung
 from lab.constructions.solve import BUILT, construct
 
-__all__ = ["BUILT", "CannotError", "Rung", "check_ladder", "construct", "ladder", "rung"]
+__all__ = ["BUILT", "CannotError", "Rung", "construct", "ladder", "rung"]

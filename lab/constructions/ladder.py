@@ -9,10 +9,9 @@ from lab.constructions.cannot import CannotError
 from lab.constructions.solve import BUILT, check_known, set_by_hand
 from lab.layers.attention import Mask
 from lab.layers.ssd_parameters import Position
-from lab.machine.memory import DoesNotFitError
+from lab.machine import DoesNotFitError, explain_lack_of_memory
 from lab.models import MIXERS, TRANSFORMS, build
 from lab.models.evaluation import evaluate
-from lab.models.memory import refuse_weights
 from lab.models.stack import parse_stack
 from tasks.base import Task, count_rows
 
@@ -116,7 +115,7 @@ def _climb(
     task: Task, config: ModelConfig, test_rows: int, seed: int
 ) -> tuple[Outcome, float | None, str]:
     try:
-        with refuse_weights(config, task.vocab_size):
+        with explain_lack_of_memory(f"d_model={config.d_model}, vocab_size={task.vocab_size}"):
             model = build(**config.to_dict(), vocab_size=task.vocab_size, seed=seed)
     except DoesNotFitError:
         raise

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-from lab.files import RunError, explain_write_errors
-from lab.folder import Folder
+from lab.files import RunError, explain_write_errors, new_folder, write
 from lab.huggingface.configuration import LabConfig
 from lab.huggingface.model import LabForCausalLM
 from lab.huggingface.tokenizer import build_byte_tokenizer
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.next_byte import Bytes
 
 CARD = """---
@@ -65,16 +64,11 @@ def save_run(run: Run, folder: Path, step: int | None = None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"folder={folder}: must be new or empty")
     model = convert(run, step)
-    whole = folder.absolute()
-    home = Folder(whole.parent)
-    with explain_write_errors(folder):
-        home.path.mkdir(parents=True, exist_ok=True)
-        with home.write_folder(whole.name) as temporary:
-            model.save_pretrained(home.path / temporary)
-            if isinstance(run.task, Bytes):
-                build_byte_tokenizer().save_pretrained(home.path / temporary)
-            home.write(f"{temporary}/README.md", _describe(run, folder, step))
-            home.flush(temporary)
+    with explain_write_errors(folder), new_folder(folder.absolute()) as temporary:
+        model.save_pretrained(temporary)
+        if isinstance(run.task, Bytes):
+            build_byte_tokenizer().save_pretrained(temporary)
+        write(temporary / "README.md", _describe(run, folder, step))
 
 
 def _describe(run: Run, folder: Path, step: int | None) -> str:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from lab.certify_settings import Weights
 from lab.laws.copying import copy_module
-from lab.laws.seeding import fix_seed
+from lab.seeding import fix_seed
 
 
 def apply_condition(module: nn.Module, weights: Weights, seed: int, training: bool) -> nn.Module:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.probes import draw
-from lab.laws.seeding import fix_seed
 from lab.laws.trace import CHECKPOINT, Operation, Trace
+from lab.seeding import fix_seed
 
 TO_PYTHON = {
     *("item", "tolist", "numpy", "__array__", "__bool__"),

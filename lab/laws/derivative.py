@@ -19,9 +19,9 @@ from lab.laws.backward import (
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import write_program
-from lab.laws.seeding import fix_seed
 from lab.laws.timing import LEAST, Timer, read_clock
 from lab.laws.verdict import Verdict
+from lab.seeding import fix_seed
 
 STEPS = (1e-4, 1e-5, 1e-6)
 """Sizes of the steps of central differences."""

@@ -11,8 +11,8 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from lab.laws.probes import draw
-from lab.laws.seeding import fix_seed
 from lab.laws.ties import Ties
+from lab.seeding import fix_seed
 
 Reach = Literal["alive", "zero", "tie-only", "none"]
 

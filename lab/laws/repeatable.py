@@ -10,8 +10,8 @@ from lab.laws.law import Law
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import write_program
-from lab.laws.seeding import fix_seed
 from lab.laws.verdict import Verdict
+from lab.seeding import fix_seed
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:

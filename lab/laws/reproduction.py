@@ -16,7 +16,8 @@ from typing import Any
 
 from lab.laws.small_models import SmallModel
 
-OURS = "lab.laws"
+OURS = ("lab.laws", "lab.seeding")
+"""Modules whose functions a program holds instead of importing them."""
 FACTORY = "factory"
 
 

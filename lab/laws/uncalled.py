@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lab.laws.cuts import list_uses
 from lab.laws.reach import SEEDS, draw_input
-from lab.laws.seeding import fix_seed
 from lab.laws.trace import Trace
+from lab.seeding import fix_seed
 
 
 def find_uncalled(

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lab.ops.derivatives import differentiate, needs_plain
-from lab.ops.lanes import over_lanes
 
 
 class CausalConvolution(nn.Module):
@@ -73,18 +72,6 @@ class CausalConvolution(nn.Module):
         return _sum_shifted(inputs, self.weight.to(inputs), self.bias.to(inputs))
 
 
-def _sum_lanes(function, batched, args):
-    """Take the channels of all lanes for those of one convolution."""
-    n_lanes = len(args[batched.index(True)])
-    inputs, weight, bias = (
-        arg if has else arg.expand(n_lanes, *arg.shape)
-        for has, arg in zip(batched, args, strict=True)
-    )
-    y = function(inputs.permute(1, 2, 0, 3).flatten(2), weight.flatten(0, 1), bias.flatten())
-    return y.unflatten(-1, (n_lanes, -1)).permute(2, 0, 1, 3)
-
-
-@over_lanes(_sum_lanes)
 def _sum_shifted(inputs, weight, bias):
     if needs_plain():
         return _sum_plainly(inputs, weight, bias)

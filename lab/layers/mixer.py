@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.rope import Layout
 
 
@@ -192,7 +191,6 @@ def offers_positions(mixer: object) -> bool:
     return "at" in inspect.signature(mixer.forward).parameters
 
 
-@over_lanes(fold_rows)
 def take_positions(
     x: Float[Tensor, "b t *axes"], at: Int[Tensor, "b q"]
 ) -> Float[Tensor, "b q *axes"]:

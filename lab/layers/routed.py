@@ -14,7 +14,7 @@ from lab.layers.mlp import ACTIVATIONS, Activation
 from lab.ops.grouped import Backend, ExpertWeights, apply_experts, resolve_grouped_backend
 from tasks.bounds import check_choice
 
-BALANCE_HOOK, SHARE_HOOK = "hook_balance_loss", "hook_expert_share"
+BALANCE_HOOK = "hook_balance_loss"
 
 
 class RoutedMoE(nn.Module):

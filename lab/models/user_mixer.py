@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lab.files import describe_error
 from lab.layers.mixer import offers_positions, take_positions
-from lab.machine.allocation import OverLimitError
 from lab.models.language_model import LanguageModel
 from lab.user_modules import import_object
 
@@ -113,16 +112,11 @@ def _check_positions(mixer: nn.Module, x: Float[Tensor, "b t d"]) -> None:
 
 
 def convert_errors(call: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    """Wrap a call of the user's code: whatever it raises becomes a ValueError.
-
-    Except the error of `lab.machine.allocation` that ends a call which takes too much memory.
-    """
+    """Wrap a call of the user's code: whatever it raises becomes a ValueError."""
 
     def answer(*args: Any, **options: Any) -> Any:
         try:
             return call(*args, **options)
-        except OverLimitError:
-            raise
         except (Exception, SystemExit) as error:
             where = f"{cls.__module__}:{cls.__name__}"
             raise ValueError(f"model={where}: raised {describe_error(error)}") from error

@@ -8,7 +8,7 @@ from torch import nn
 
 from lab.foreign import KINDS, OpenedModel, open_model
 from lab.notebook.trained_run import TrainedRun
-from lab.training.runs import Run
+from lab.training.run import Run
 
 
 @overload

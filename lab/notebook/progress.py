@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from lab.cli.tables.progress import TrainingDisplay, show_progress
 from lab.training.experiment import Plan
-from lab.training.row import Row
-from lab.training.runs import Run
+from lab.training.loop import Row
+from lab.training.run import Run
 
 EVERY = 0.2
 """Seconds between two updates."""
@@ -65,7 +65,7 @@ class NotebookBar:
 
 
 @contextmanager
-def choose_progress(run: Run, max_minutes: float | None) -> Iterator[NotebookBar | TrainingDisplay]:
+def choose_progress(run: Run) -> Iterator[NotebookBar | TrainingDisplay]:
     """Show a bar in the notebook that Python runs in, or else the command's on stderr."""
     ipython = sys.modules.get("IPython")
     if hasattr(ipython.get_ipython() if ipython is not None else None, "kernel"):
@@ -73,5 +73,5 @@ def choose_progress(run: Run, max_minutes: float | None) -> Iterator[NotebookBar
         yield bar
         bar.clear()
     else:
-        with show_progress(run, max_minutes) as display:
+        with show_progress(run) as display:
             yield display

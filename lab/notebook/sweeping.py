@@ -16,7 +16,7 @@ from lab.cli.tables.sweep_progress import show_sweep
 from lab.notebook.page import Page
 from lab.notebook.trained_run import TrainedRun
 from lab.sweeps import Sweep
-from lab.sweeps.folder import CellFolder
+from lab.sweeps.outcome import open_run
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TrainedSweep:
 
     Attributes:
         sweep: its cells.
-        out: the folder of their folders.
+        out: the folder of their run folders.
         table: a row for each run and row length.
     """
 
@@ -41,7 +41,7 @@ class TrainedSweep:
     @property
     def runs(self) -> dict[str, TrainedRun]:
         """The runs that there are, by the name of the cell."""
-        found = {c.name: CellFolder(self.out / c.name).open_run() for c in self.sweep.cells}
+        found = {cell.name: open_run(self.out / cell.name) for cell in self.sweep.cells}
         return {name: TrainedRun(run) for name, run in found.items() if run is not None}
 
     def __repr__(self) -> str:
@@ -68,6 +68,7 @@ def sweep(
     ray: str | None = None,
     lengths: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
+    fresh: bool = False,
     **settings: Any,
 ) -> TrainedSweep:
     """Train a model for each combination of values in a grid, several at a time.
@@ -87,6 +88,7 @@ def sweep(
         ray: address of a Ray cluster that trains them, HOST:PORT, "auto" or "local".
         lengths: row lengths at which each run is evaluated; none: that of the task.
         options: of layers, for all runs, such as {"S.d_state": 64}.
+        fresh: train all runs anew, and remove those that the folders hold.
         settings: any other option of `lab TASK`, for all runs, such as seq_len=64.
 
     Raises:
@@ -106,5 +108,5 @@ def sweep(
     built = asked.build()
     folder = Path("runs") / built.name if out is None else Path(out)
     file = None if table is None else Path(table)
-    job = SweepJob(built, folder, file, workers, max_minutes, ray=ray)
+    job = SweepJob(built, folder, file, workers, max_minutes, ray, fresh)
     return TrainedSweep(built, folder, job.run(show_sweep()))

@@ -17,7 +17,7 @@ from lab.cli.tables.progress import show_count
 from lab.cli.tables.results import build_result_table, describe_ending
 from lab.models import LanguageModel
 from lab.notebook.page import Page
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Task
 
 WIDTH = 100

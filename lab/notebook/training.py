@@ -66,7 +66,7 @@ def train(
     )
     if fresh:
         run.begin_anew()
-    with choose_progress(run, runtime.max_minutes) as shown:
+    with choose_progress(run) as shown:
         carry_out(run, runtime, shown.on_plan, shown.on_row, shown.on_note)
     return TrainedRun(run)
 

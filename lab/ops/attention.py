@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lab.ops.attention_kernels import attend_plainly, cpu_flash, flex, fold, repeat_heads
 from lab.ops.derivatives import differentiate_twice, needs_plain
-from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import disable_autocast
 from lab.ops.top_keys import causal_keep, causal_keep_at, ranks_and_floors, top_keys, top_keys_at
 from tasks.bounds import check_choice
@@ -57,7 +56,6 @@ def resolve_attention_backend(backend: str, device: torch.device, keep_bytes: in
     return backend
 
 
-@over_lanes(fold_rows)
 def attend(
     q: Float[Tensor, "b h t p"],
     k: Float[Tensor, "b h_kv s p"],

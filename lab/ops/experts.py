@@ -33,7 +33,6 @@ from torch.func import vjp
 
 from lab.ops.derivatives import differentiate, differentiate_twice, needs_plain
 from lab.ops.experts_dense import dense_scores, dense_sum
-from lab.ops.lanes import over_lanes, take_turns
 from tasks.bounds import check_choice
 
 Backend = Literal["auto", "gather", "dense"]
@@ -62,7 +61,6 @@ def resolve_experts_backend(backend: str, *, n_experts: int, n_chosen: int, widt
     return "dense" if dense < gather else "gather"
 
 
-@over_lanes(take_turns)
 def expert_scores(
     x: Float[Tensor, "b t d"],
     down: Float[Tensor, "e d"],
@@ -93,7 +91,6 @@ def expert_scores(
     return _ExpertScores.apply(tokens, down, bags).view(indices.shape)
 
 
-@over_lanes(take_turns)
 def expert_sum(
     weights: Float[Tensor, "b t h k"],
     up: Float[Tensor, "e d"],

@@ -26,7 +26,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.ops.derivatives import needs_plain
-from lab.ops.lanes import over_lanes, take_turns
 from tasks.bounds import check_choice
 
 Backend = Literal["auto", "loop", "grouped_mm"]
@@ -76,7 +75,6 @@ def apply_experts(
     return _apply(x, weights, indices, *experts, activation, form)
 
 
-@over_lanes(take_turns)
 def _apply(x, weights, indices, up, down, gate, activation, form):
     experts = ExpertWeights(up, down, gate)
     if needs_plain() and not torch.compiler.is_exporting():

@@ -12,21 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.ops.derivatives import differentiate, needs_plain
-from lab.ops.lanes import over_lanes
 
 
-def _norm_lanes(function, batched, args):
-    """Normalise all lanes' rows at once; each lane's gain multiplies what comes out."""
-    x, weight, eps = args
-    if not batched[1]:
-        return function(x, weight, eps)
-    if not batched[0]:
-        x = x.expand(len(weight), *x.shape)
-    normed = function(x, torch.ones_like(weight[0]), eps)
-    return normed * weight.view(len(weight), *(1,) * (x.ndim - 2), -1).to(normed.dtype)
-
-
-@over_lanes(_norm_lanes)
 def rms_norm(
     x: Float[Tensor, "*axes d"], weight: Float[Tensor, " d"], eps: float | None = None
 ) -> Float[Tensor, "*axes d"]:

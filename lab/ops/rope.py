@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lab.ops.constants import keep_on_accelerator
 from lab.ops.derivatives import needs_plain
-from lab.ops.lanes import fold_rows, over_lanes
 from tasks.bounds import check_choice
 
 Layout = Literal["half", "interleaved"]
@@ -126,7 +125,6 @@ def rotation_matrix(
     return R
 
 
-@over_lanes(fold_rows)
 def _turn(x, cos, sin, layout):
     if needs_plain():
         shape, axis = _pair(layout)

@@ -12,13 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import keep_dtypes, promote
 from lab.ops.ssd_chunked import CHUNK_LEN
 from lab.ops.ssd_decay import decay_matrix
 
 
-@over_lanes(fold_rows)
 @keep_dtypes
 def ssd_at(
     x: Float[Tensor, "b t h p"],

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from lab.compilation import keep_eager
 from lab.ops.derivatives import differentiate, needs_plain
-from lab.ops.lanes import fold_rows, over_lanes
 from lab.ops.precision import disable_autocast, keep_dtypes, promote
 from lab.ops.ssd_decay import decay_gradient, decay_matrix
 from lab.ops.ssd_forms import quadratic_from_decay
@@ -48,18 +47,6 @@ def ssd_torch(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     return ssd_chunked(x, dt, log_decay, B, C, D, chunk_len, initial_state)
 
 
-def _chunk_lanes(function, batched, args):
-    """Compute all lanes' rows as one batch; only the skip has weights, of each lane its own."""
-    x, D = args[0], args[5]
-    y, state = fold_rows(
-        function, [*batched[:5], False, *batched[6:]], [*args[:5], None, *args[6:]]
-    )
-    if D is not None:
-        y = y + (D[:, None, None, :, None] if batched[5] else D[:, None]).to(y.dtype) * x
-    return y, state
-
-
-@over_lanes(_chunk_lanes)
 def ssd_chunked(
     x: Float[Tensor, "b t h p"],
     dt: Float[Tensor, "b t h"],

@@ -11,8 +11,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from lab import __version__
-from lab.files import shorten_message
-from lab.folder import Folder
+from lab.files import replace_file, shorten_message
 from lab.trust import ask_for_trust, list_named
 from tasks import restore
 from tasks.base import MAX_ROWS, Batch, Task, count_rows
@@ -90,10 +89,7 @@ def export(recipe: Recipe, path: Path) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"export={path}: the folder {path.parent} does not exist")
     # In another thread, so that Ctrl-C is raised here, and only once; it also ends the writing.
-    with (
-        Folder(path.parent).write_file(path.name) as (temporary, _),
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with replace_file(path) as temporary, ThreadPoolExecutor(1) as pool:
         pool.submit(_write, recipe, temporary).result()
 
 

@@ -1,22 +1,28 @@
-"""A sweep as one tidy table, read from its folders: one row for each cell and row length."""
+"""A sweep as one tidy table: a row for each cell and row length, from its folders or a file."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from lab.files import RunError, explain_write_errors
-from lab.folder import write
+from lab.files import RunError, explain_write_errors, write
 from lab.lengthening import list_stages
-from lab.sweeps.folder import CellFolder
-from lab.sweeps.lengths import evaluate_last
+from lab.sweeps.outcome import (
+    ENDED,
+    Entry,
+    find_status,
+    open_run,
+    read_lengths,
+    read_records,
+    read_spent,
+)
 from lab.sweeps.sweep import Cell, Sweep
 from lab.training.catalog import format_value
-from lab.training.endings import find_ending
-from lab.training.metrics import MetricsRow
-from lab.training.run_folder import RunFolder
+from lab.training.records import RowLine, find_ending
+from lab.training.run import Run
 
 MEASURED = {
     "seq_len": pl.Int64,
@@ -40,7 +46,7 @@ so, `steps`, `rows` and `seconds` count training up to that evaluation, includin
 not, they count all training, after which the run is censored. They are empty for a cell that was
 not run. `accuracy` is on test rows of this length, `low` and `high` are the ends of its 95 %
 interval over other rows, and `validation` is on validation rows. `settings` is
-`RunFolder.settings`, by which `EarlierResults` finds the rows of the same settings.
+`Run.settings`, by which `EarlierResults` finds the rows of the same settings.
 """
 
 
@@ -56,66 +62,50 @@ def list_columns(sweep: Sweep) -> dict[str, Any]:
     return {**factors, **MEASURED}
 
 
+Row = dict[str, Any]
+
+
 def tabulate_cells(
-    sweep: Sweep, out: Path, earlier: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    sweep: Sweep, out: Path, earlier: Mapping[str, Sequence[Row]] | None = None
 ) -> pl.DataFrame:
     """Return a row for each cell and row length, in order, also for cells that were not run.
 
     Args:
         sweep: the cells.
-        out: the folder that holds the cells' folders.
+        out: the folder that holds the run folders.
         earlier: rows of an earlier table by the name of the cell, for cells without a run here.
 
     Raises:
-        RunError: when a file of a cell cannot be read.
+        RunError: when a file of a run cannot be read.
     """
-    rows = [
-        row
-        for cell in sweep.cells
-        for row in _list_rows(cell, CellFolder(out / cell.name), (earlier or {}).get(cell.name, ()))
-    ]
+    rows: list[Row] = []
+    for cell in sweep.cells:
+        path, known = out / cell.name, (earlier or {}).get(cell.name, ())
+        run, status = open_run(path), find_status(path)
+        if run is None and known:
+            rows += known
+            continue
+        error = read_spent(path)[1] if status in ("failed", "diverged") else None
+        measured: Mapping[int, Row] = {}
+        if run is not None and run.read_metrics():
+            found = read_lengths(run)
+            measured = _measure(run, {length: found.get(length, {}) for length in cell.lengths})
+        for length in cell.lengths:
+            known = {**dict.fromkeys(MEASURED), **measured.get(length, {}), "seq_len": length}
+            rows.append({**cell.factors, **known, "status": status, "error": error})
     return pl.DataFrame(rows, schema=list_columns(sweep), orient="row", strict=False)
 
 
-def _list_rows(
-    cell: Cell, folder: CellFolder, earlier: Sequence[Mapping[str, Any]]
-) -> Iterator[Mapping[str, Any]]:
-    status, run = folder.find_status(), folder.open_run()
-    if run is None and earlier:
-        yield from earlier
-        return
-    run_rows = {} if run is None else _summarize(run, folder, cell)
-    for length in cell.lengths:
-        yield {
-            **cell.factors,
-            **dict.fromkeys(MEASURED),
-            **run_rows.get(length, {}),
-            "seq_len": length,
-            "status": status,
-            "error": folder.read_error() if status in ("failed", "diverged") else None,
-        }
-
-
-def _summarize(run: RunFolder, folder: CellFolder, cell: Cell) -> dict[int, dict[str, Any]]:
-    """Return the measured columns of a run by row length."""
-    metrics = run.read_metrics()
-    if not metrics:
-        return {}
-    evaluated = {found["seq_len"]: found for found in folder.read_lengths()}
-    return _measure(run, metrics, {length: evaluated.get(length, {}) for length in cell.lengths})
-
-
-def _measure(
-    run: RunFolder, metrics: Sequence[MetricsRow], evaluated: Mapping[int, Mapping[str, Any]]
-) -> dict[int, dict[str, Any]]:
+def _measure(run: Run, evaluated: Mapping[int, Entry]) -> dict[int, Row]:
     """Return the measured columns of a run by row length, with how it was evaluated there."""
+    metrics = run.read_metrics()
     solving = find_solving_steps(run, metrics)
     of_run = {"parameters": _read_parameters(run), "settings": run.settings}
     measured = {}
     for length, at in evaluated.items():
         solved = solving.get(length)
         upto = metrics if solved is None else [row for row in metrics if row["step"] <= solved]
-        low, high = at.get("interval") or (None, None)  # older folders have none
+        low, high = at.get("interval") or (None, None)
         measured[length] = {
             "solved": solved is not None,
             "steps": upto[-1]["step"],
@@ -130,7 +120,7 @@ def _measure(
     return measured
 
 
-def tabulate_runs(runs: Sequence[RunFolder]) -> pl.DataFrame:
+def tabulate_runs(runs: Sequence[Run]) -> pl.DataFrame:
     """Return a row for each run, of any sweep or none: its path, all its options, what is measured.
 
     Options of layers have columns of their own, such as S.d_state; an option that a run does not
@@ -144,8 +134,8 @@ def tabulate_runs(runs: Sequence[RunFolder]) -> pl.DataFrame:
         values = {name: _flatten(value) for name, value in {**options, **layers}.items()}
         measured = dict.fromkeys(MEASURED)
         if metrics:
-            length, evaluated = run.task.seq_len, evaluate_last(run) if result else {}
-            measured |= _measure(run, metrics, {length: evaluated})[length]
+            length = run.task.seq_len
+            measured |= _measure(run, {length: read_records(run) or {}})[length]
         measured |= {
             "seq_len": run.task.seq_len,
             "status": find_ending(result),
@@ -204,7 +194,7 @@ def save_table(table: pl.DataFrame, file: Path) -> None:
             write(file, content.getvalue())
 
 
-def find_solving_steps(run: RunFolder, metrics: Sequence[MetricsRow]) -> dict[int, int]:
+def find_solving_steps(run: Run, metrics: Sequence[RowLine]) -> dict[int, int]:
     """Return the step at which validation rows of each length were first solved."""
     full, first = run.task.seq_len, {}
     for row in metrics:
@@ -215,15 +205,123 @@ def find_solving_steps(run: RunFolder, metrics: Sequence[MetricsRow]) -> dict[in
     return first
 
 
-def count_training_rows(run: RunFolder, metrics: Sequence[MetricsRow]) -> int:
+def count_training_rows(run: Run, metrics: Sequence[RowLine]) -> int:
     """Count the training rows of some steps; their number per step depends on their length."""
     sizes = {stage.task.seq_len: stage.batch_size for stage in list_stages(run.task, run.train)}
     return sum(sizes[row.get("seq_len", run.task.seq_len)] for row in metrics)
 
 
-def _read_parameters(run: RunFolder) -> int | None:
+def _read_parameters(run: Run) -> int | None:
     try:
         result: Mapping[str, Any] = run.read_result() or {}
     except RunError:
         return None
     return result.get("parameters")
+
+
+@dataclass(frozen=True)
+class EarlierResults:
+    """The results in a table, so that a sweep can go on on another machine.
+
+    A row belongs to a cell if factors and settings are the same: results of another protocol are
+    not mixed with today's.
+
+    Attributes:
+        rows: that belong to cells of the sweep, by the name of the cell.
+        table: as it was read; empty if there is none.
+        texts: the factors that are text in all cells of the sweep.
+        others: the names of cells of the sweep whose runs in it ended with other settings.
+    """
+
+    rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    table: pl.DataFrame = field(default_factory=pl.DataFrame)
+    texts: Mapping[str, bool] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, file: Path, sweep: Sweep, settings: Mapping[str, str]) -> "EarlierResults":
+        """Read a table that `tabulate_cells` has made; where there is no file, there are no rows.
+
+        Args:
+            file: the table, as .csv or .parquet.
+            sweep: the cells.
+            settings: of each cell's run, by the cell's name (`Run.settings`).
+
+        Raises:
+            RunError: for a file that cannot be read, or is not a table of this sweep.
+        """
+        if not file.exists():
+            return cls()
+        columns = list_columns(sweep)
+        # Numeric factors may be other numbers than the sweep's: 2.5 beside 2.
+        fixed = {n: t for n, t in columns.items() if n in MEASURED or not t.is_numeric()}
+        try:
+            if file.suffix == ".parquet":
+                table = pl.read_parquet(file)
+            else:
+                table = pl.read_csv(file, schema_overrides=fixed, infer_schema_length=None)
+            if {*table.columns} != {*columns}:
+                raise RunError(
+                    f"table={file}: is not a table of the sweep {sweep.name}; it must have the "
+                    f"columns {', '.join(columns)}"
+                )
+            casts = [pl.col(name).cast(dtype) for name, dtype in MEASURED.items()]
+            table = table.select(*sweep.factors, *casts)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise RunError(f"table={file}: cannot be read: {error}") from error
+        texts = {
+            name: all(isinstance(cell.factors[name], str) for cell in sweep.cells)
+            for name in sweep.factors
+        }
+        names = {_identify(cell.factors, texts): cell.name for cell in sweep.cells}
+        rows: dict[str, list[Row]] = {}
+        others = set[str]()
+        for row in table.iter_rows(named=True):
+            name = names.get(_identify(row, texts))
+            if row["settings"] is None or name is None:
+                continue
+            if settings.get(name) == row["settings"]:
+                rows.setdefault(name, []).append(row)
+            elif name in settings and row["status"] in ENDED:
+                others.add(name)
+        return cls(rows, table, texts, frozenset(others))
+
+    def has_ended(self, cell: Cell) -> bool:
+        """Whether the table has the final result of a cell at all its row lengths."""
+        rows = self.rows.get(cell.name, ())
+        return {*cell.lengths} <= {row["seq_len"] for row in rows if row["status"] in ENDED}
+
+    def merge(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Return this table with the rows of a newer one in place of those of the same cells.
+
+        The rows of an ended run, whatever its settings, are replaced only by those of another
+        ended run. Cells keep their places. Those that this table does not have come last.
+        """
+        if self.table.is_empty():
+            return table
+        merged: dict[Any, pl.DataFrame] = {}  # a cell that is set again keeps its place
+        for part in (self.table, table):
+            places: dict[Any, list[int]] = {}
+            for place, row in enumerate(part.iter_rows(named=True)):
+                places.setdefault(_identify(row, self.texts), []).append(place)
+            for name, found in places.items():
+                rows = part[found]
+                if name not in merged or _have_ended(rows) or not _have_ended(merged[name]):
+                    merged[name] = rows
+        return pl.concat([*merged.values(), table.clear()], how="vertical_relaxed")
+
+
+def _have_ended(rows: pl.DataFrame) -> bool:
+    return rows["status"].is_in(ENDED).any()
+
+
+def _identify(row: Mapping[str, Any], texts: Mapping[str, bool]) -> tuple[Any, ...]:
+    """Return the factors of a cell; 2, 2.0 and, in a column that is no text, "2.0" are the same."""
+    return tuple(str(row[n]) if text else _read_number(row[n]) for n, text in texts.items())
+
+
+def _read_number(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value

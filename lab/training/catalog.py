@@ -11,8 +11,8 @@ import polars as pl
 
 from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
 from lab.files import RunError, escape_controls
-from lab.training.endings import ENDINGS, find_ending, name_ending, read_ending
-from lab.training.run_folder import RunFolder
+from lab.training.records import ENDINGS, find_ending, name_ending, read_ending
+from lab.training.run import Run
 from tasks import TASKS
 from tasks.base import Schedule
 from tasks.near_names import list_choices, suggest
@@ -42,24 +42,28 @@ MOST_VALUES = 10
 
 
 def find_runs(
-    root: Path, on_unreadable: Callable[[str], None] = lambda reason: None
-) -> list[RunFolder]:
+    root: Path,
+    on_unreadable: Callable[[str], None] = lambda reason: None,
+    *,
+    trust: bool = False,
+) -> list[Run]:
     """Return the readable runs at or below a folder, by path.
 
     Args:
         root: the folder.
         on_unreadable: called with the reason why a run is left out.
+        trust: read the texts that runs name.
     """
     runs = []
     for file in sorted(root.rglob("config.json")):
         try:
-            runs.append(RunFolder.open(file.parent))
+            runs.append(Run.open(file.parent, trust=trust))
         except RunError as error:
             on_unreadable(str(error))
     return runs
 
 
-def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFolder]:
+def select_runs(runs: Sequence[Run], chosen: Sequence[str]) -> list[Run]:
     """Return the runs that have the given values, each "NAME=VALUE".
 
     A run must have one of the values given for each name. A name is a column of the table or an
@@ -102,7 +106,7 @@ def select_runs(runs: Sequence[RunFolder], chosen: Sequence[str]) -> list[RunFol
     ]
 
 
-def explain_none(runs: Sequence[RunFolder], chosen: Sequence[str]) -> str:
+def explain_none(runs: Sequence[Run], chosen: Sequence[str]) -> str:
     """Say which values runs have, for each "NAME=VALUE" that none of them has; "" if there is none.
 
     Raises:
@@ -121,12 +125,12 @@ def explain_none(runs: Sequence[RunFolder], chosen: Sequence[str]) -> str:
     return "; ".join(said)
 
 
-def tabulate(runs: Sequence[RunFolder]) -> pl.DataFrame:
+def tabulate(runs: Sequence[Run]) -> pl.DataFrame:
     """Return a row for each run, with the columns in `COLUMNS`."""
     return pl.DataFrame([_describe_run(run) for run in runs], schema=COLUMNS)
 
 
-def list_changes(run: RunFolder) -> dict[str, Any]:
+def list_changes(run: Run) -> dict[str, Any]:
     """Return the options that differ from the defaults of the run's task and protocol."""
     task, model, train = run.task, run.model, run.train
     kinds = (TASKS[task.name], ModelConfig, TrainConfig)
@@ -147,7 +151,7 @@ def list_changes(run: RunFolder) -> dict[str, Any]:
     return {**changed, **layers}
 
 
-def name_choices(runs: Iterable[RunFolder]) -> set[str]:
+def name_choices(runs: Iterable[Run]) -> set[str]:
     """Return the names of task, model and each option that a run does not have by default.
 
     Runs that are alike in these are alike in what follows from them, such as the logit scale, which
@@ -166,7 +170,7 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _describe_run(run: RunFolder) -> dict[str, Any]:
+def _describe_run(run: Run) -> dict[str, Any]:
     try:
         result = run.read_result() or {}
         ending = find_ending(result)
@@ -190,7 +194,7 @@ def _describe_run(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _find_date(run: RunFolder) -> datetime:
+def _find_date(run: Run) -> datetime:
     """Return when the newest step was recorded; before the first, when the run was made."""
     times = []
     for name in ("metrics.jsonl", "config.json"):
@@ -199,14 +203,14 @@ def _find_date(run: RunFolder) -> datetime:
     return times[0] if times else datetime.fromtimestamp(0)
 
 
-def _list_values(run: RunFolder) -> dict[str, Any]:
+def _list_values(run: Run) -> dict[str, Any]:
     settings = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
     described = _describe_run(run)
     ending = name_ending(described["stopped"])
     return {**settings, **settings.pop("options"), **described, "stopped": ending}
 
 
-def _list_choices(name: str, runs: Sequence[RunFolder]) -> list[str]:
+def _list_choices(name: str, runs: Sequence[Run]) -> list[str]:
     """Return all values that an option or a column may have; empty where they are not named ones.
 
     A mixture of named ones may be the value of a task's option; those of the runs are returned too.

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from secrets import token_hex
 
-from lab.files import RunError
-from lab.folder import Folder
-from lab.training.row import Row
-from lab.training.runs import Run
+from lab.files import RunError, find_inside, read, write
+from lab.training.loop import Row
+from lab.training.run import Run
 
 Log = Callable[[Row], None]
 
@@ -54,8 +53,8 @@ def _open_nothing() -> Iterator[Log]:
 def _open_tensorboard(run: Run, first_step: int) -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
-    Folder(run.path).make("tensorboard")  # refuses a link
-    home = run.path / "tensorboard"
+    home = find_inside(run.path, "tensorboard")
+    home.mkdir(exist_ok=True)
     with SummaryWriter(str(home), purge_step=first_step + 1 if first_step else None) as writer:
         if not first_step:
             settings = json.dumps(run.to_dict(), indent=2, ensure_ascii=False)
@@ -73,13 +72,13 @@ def _open_wandb(run: Run, first_step: int) -> Iterator[Log]:
     import wandb
 
     # A resumed run goes on in the run that it began there, so the id is kept.
-    folder, kept = Folder(run.path), "wandb-id"
-    if not folder.exists(kept):
-        folder.write(kept, token_hex(4))
+    kept = find_inside(run.path, "wandb-id")
+    if not kept.exists():
+        write(kept, token_hex(4))
     try:
         logged = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wonderful-lab"),
-            id=folder.read(kept).decode(),
+            id=read(kept, 64).decode(),
             resume="allow",
             name=run.path.name,
             dir=run.path,

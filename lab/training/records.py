@@ -1,137 +1,274 @@
-"""How many steps runs took to solve their tasks: the usual time of a run with the same settings."""
+"""What the files of a run hold: checked whole when they are read, and the metrics by stages."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, overload
 
-from lab.config import ModelConfig, TrainConfig, get_protocol_defaults
-from lab.training.runs import Run
-from tasks import TASKS
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
-INDIFFERENT = ("seed", "precision", "max_steps", "stage_steps", "test_rows")
-"""Settings of the training that a record is valid for whatever their values."""
+from lab.files import RunError, shorten_message
+
+T = TypeVar("T")
+NOT_SOLVED = "not solved: "
+ENDINGS = {
+    "solved": "solved",
+    "budget": f"{NOT_SOLVED}step limit reached",
+    "out of time": f"{NOT_SOLVED}time limit reached",
+    "interrupted": "interrupted",
+    "diverged": "diverged",
+}
+"""Words for each key that `find_ending` returns."""
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A count that JSON, a table and a float can hold."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Interval = Annotated[list[Share], Field(min_length=2, max_length=2)]
 
 
-@dataclass(frozen=True)
-class Record:
-    """A run that solved its task, with the lab's protocol and seed 0.
+@with_config(STRICT)
+class ConfigFile(TypedDict):
+    """The content of config.json; `ModelConfig`, `TrainConfig` and the task check their parts."""
 
-    Attributes:
-        task: its name.
-        options: of the task; the rest have their defaults.
-        steps: how many steps it took at each row length, shortest first.
-        stack: the model's blocks.
-        d_model: its width.
-        layers: options of its layers.
-    """
+    format: Count
+    task: dict[str, Any]
+    model: dict[str, Any]
+    train: dict[str, Any]
+    source: NotRequired[str | None]
+
+
+@with_config(STRICT)
+class RowLine(TypedDict):
+    """A line of metrics.jsonl: a `lab.training.loop.Row` without its empty fields."""
+
+    step: Count
+    seq_len: Count
+    loss: float
+    accuracy: Share
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    cpu_seconds: float
+    validation_loss: NotRequired[float]
+    validation_accuracy: NotRequired[Share]
+    test_loss: NotRequired[float]
+    test_accuracy: NotRequired[Share]
+    test_interval: NotRequired[Interval]
+
+
+@with_config(STRICT)
+class ConstructionEntry(TypedDict):
+    """What weights set by hand reach."""
+
+    verdict: str
+    accuracy: Share | None
+    because: str
+
+
+@with_config(STRICT)
+class DiagnosisEntry(TypedDict):
+    """Why a run is not solved."""
+
+    kind: str
+    because: str
+    evidence: dict[str, Any]
+    seq_len: Count
+
+
+@with_config(STRICT)
+class StageEntry(TypedDict):
+    """Training at one row length."""
+
+    seq_len: Count
+    steps: Count
+    seconds: float
+    accuracy: Share | None
+
+
+@with_config(STRICT)
+class EvaluationEntry(TypedDict):
+    """How a run does in a setting that it was not trained on, or why it cannot."""
+
+    option: str
+    value: bool | int | float | str | list[bool | int | float | str] | None
+    step: Count
+    error: NotRequired[str]
+    accuracy: NotRequired[Share]
+    interval: NotRequired[Interval]
+    loss: NotRequired[float]
+    rows: NotRequired[Count]
+    scored: NotRequired[Count]
+    chance: NotRequired[Share]
+    seconds: NotRequired[float]
+
+
+@with_config(STRICT)
+class ResultFile(TypedDict):
+    """The content of result.json."""
 
     task: str
-    options: Mapping[str, Any]
-    steps: Mapping[int, int]
-    stack: str = "AM*2"
-    d_model: int = 64
-    layers: Mapping[str, Any] = field(default_factory=dict)
+    model: str
+    stopped: Literal["solved", "budget", "diverged", "interrupted"]
+    signal: Literal["SIGINT", "SIGTERM"] | None
+    accuracy: Share | None
+    interval: Interval | None
+    loss: float | None
+    perplexity: float | None
+    steps: Count
+    rows: Count
+    seconds: float
+    rows_per_second: float | None
+    cpu_seconds: float
+    parameters: Count
+    seq_len: Count
+    stages: list[StageEntry]
+    device: str
+    machine: str
+    precision: str
+    baselines: dict[str, Share]
+    set_by_hand: ConstructionEntry | None
+    diagnosis: DiagnosisEntry | None
+    evaluations: NotRequired[list[EvaluationEntry]]
 
-    @property
-    def total(self) -> int:
-        """Steps at all row lengths together."""
-        return sum(self.steps.values())
 
-    def fits(self, run: Run) -> bool:
-        """Whether a run has the settings of this record."""
-        if self.task != run.task.name or TASKS[self.task](**self.options) != run.task:
-            return False
-        task, ours = run.task, {name: getattr(run.train, name) for name in INDIFFERENT}
-        defaults = get_protocol_defaults("lab", task.seq_len, task.vocab_size, self.d_model)
-        model = ModelConfig(
-            stack=self.stack,
-            d_model=self.d_model,
-            options=dict(self.layers),
-            logit_scale=defaults.pop("logit_scale"),
-        )
-        return model == run.model and replace(TrainConfig(**defaults), **ours) == run.train
+def validate(kind: type[T], content: object, where: str) -> T:
+    """Return content that is of a kind; entries that the kind does not name stay as they are.
 
-    def estimate_rest(self, taken: int, step_times: "StepTimes") -> tuple[int, float]:
-        """Return the steps that are left after some, and the seconds that they take."""
-        steps, seconds = 0, 0.0
-        for length, count in self.steps.items():
-            left = max(0, count - taken)
-            taken = max(0, taken - count)
-            steps, seconds = steps + left, seconds + left * step_times.at(length)
-        return steps, seconds
+    Raises:
+        RunError: naming `where` and the first entry that is not as it must be.
+    """
+    try:
+        _get_adapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise RunError(f"{where}: {_describe_violation(error)}") from error
+    return content  # type: ignore[return-value]
+
+
+def _describe_violation(error: ValidationError) -> str:
+    """Describe the first thing that is wrong: entry, value, what it must be."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(map(str, first["loc"])) or "the whole"
+    if first["type"] == "missing":
+        return f"{name} is missing"
+    value = shorten_message(ValueError(repr(first["input"])[:60]))
+    what = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{name}={value}: must be {what}"
+
+
+@cache
+def _get_adapter(kind: type) -> Any:
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """The time of a step at each row length, from what was measured on this machine.
-
-    It changes by the same factor whenever the length doubles.
+class TrainedStage:
+    """Training at one row length, as far as it went.
 
     Attributes:
-        seconds: of a step, measured.
-        seq_len: row length at which it was measured.
-        first: the shortest row length.
-        last: the longest.
-        slowing: how many times as long a step takes at the longest as at the shortest.
+        seq_len: tokens of a row.
+        began: steps taken before the stage.
+        steps: steps taken in it.
+        seconds: time that they took.
+        accuracy: the newest validation accuracy in it; None without an evaluation.
     """
 
-    seconds: float
     seq_len: int
-    first: int
-    last: int
-    slowing: float
+    began: int
+    steps: int
+    seconds: float
+    accuracy: float | None
 
-    def at(self, length: int) -> float:
-        """Return the seconds of a step at a row length."""
-        doublings = math.log2(self.last / self.first) or 1.0
-        return self.seconds * self.slowing ** (math.log2(length / self.seq_len) / doublings)
+
+@dataclass(frozen=True)
+class Metrics(Sequence[RowLine]):
+    """The rows of metrics.jsonl at the time of reading, oldest first.
+
+    A run that is still training grows its file, so read it again to see later rows.
+    """
+
+    rows: tuple[RowLine, ...] = ()
+
+    @overload
+    def __getitem__(self, index: int) -> RowLine: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RowLine]: ...
+    def __getitem__(self, index: int | slice) -> RowLine | Sequence[RowLine]:
+        """Return a row, or some rows."""
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @property
-    def longest(self) -> float:
-        """Seconds of the slowest step still to come."""
-        return max(self.seconds, self.at(self.last))
+    def last_test(self) -> Mapping[str, Any]:
+        """The newest row with a test of the model; empty if there is none."""
+        return next((row for row in reversed(self.rows) if "test_accuracy" in row), {})
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The evaluations on validation rows of the length trained at, oldest first.
+
+        Each has step, seq_len, split, loss and accuracy.
+        """
+        return [
+            {
+                "step": row["step"],
+                "seq_len": row["seq_len"],
+                "split": "validation",
+                "loss": row["validation_loss"],
+                "accuracy": row["validation_accuracy"],
+            }
+            for row in self.rows
+            if "validation_loss" in row and "validation_accuracy" in row
+        ]
+
+    @property
+    def stages(self) -> list[TrainedStage]:
+        """The stages of training, shortest rows first."""
+        starts = [
+            n for n, (a, b) in enumerate(pairwise(self.rows), 1) if a["seq_len"] != b["seq_len"]
+        ]
+        ends = [*starts, len(self.rows)]
+        found = []
+        for start, end in zip([0, *starts], ends, strict=True) if self.rows else ():
+            rows = self.rows[start:end]
+            scores = [row["validation_accuracy"] for row in rows if "validation_accuracy" in row]
+            found.append(
+                TrainedStage(
+                    seq_len=rows[0]["seq_len"],
+                    began=start,
+                    steps=len(rows),
+                    seconds=sum(row["seconds"] for row in rows),
+                    accuracy=scores[-1] if scores else None,
+                )
+            )
+        return found
 
 
-_HARD = {"seq_len": 2048, "vocab_size": 8192}
-_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+def find_ending(result: Mapping[str, Any] | None) -> str:
+    """Return how a run ended, as a key.
 
-RECORDS = (
-    Record("mqar", _HARD, dict(zip(_LENGTHS, (350, 50, 50, 50, 50, 50, 50, 75), strict=True))),
-    Record(
-        "mqar",
-        _HARD,
-        dict(zip(_LENGTHS, (500, 125, 50, 100, 100, 75, 125, 300), strict=True)),
-        d_model=32,
-    ),
-    Record(
-        "mqar",
-        _HARD,
-        dict(zip(_LENGTHS, (375, 25, 25, 25, 25, 25, 25, 50), strict=True)),
-        stack="SE IE",
-    ),
-    Record("mqar", {"seq_len": 64, "vocab_size": 256}, {16: 325, 32: 50, 64: 25}),
-    Record("induction", {"seq_len": 64}, {16: 225, 32: 25, 64: 25}),
-    Record(
-        "overwrite", {"seq_len": 64, "vocab_size": 64, "n_pairs": 4}, {16: 150, 32: 350, 64: 100}
-    ),
-    Record("compositional", {"seq_len": 24, "vocab_size": 32, "n_pairs": 4}, {24: 600}),
-    Record("copy", {"seq_len": 32}, {16: 600, 32: 300}),
-    Record("flip_flop", {"seq_len": 64}, {16: 200, 32: 25, 64: 50}),
-    Record("selective_copy", {"seq_len": 64, "vocab_size": 10, "n_tokens": 8}, {64: 425}),
-    Record(
-        "hops",
-        {"seq_len": 29, "n_pairs": 7, "vocab_size": 24},
-        {29: 1325},
-        stack="SM AM*2",
-        layers={"S.position": "conv"},
-    ),
-    Record("fuzzy", {"seq_len": 64, "vocab_size": 16, "n_pairs": 5}, {16: 275, 32: 400, 64: 200}),
-)
-"""Measured on two cores, 2026-11-24 (LOG.md). Steps hardly depend on the machine. Seconds
-do, so they are estimated from the time of a step on this one."""
+    It is `stopped` of result.json, but "out of time" for a run that its minutes ended, where
+    result.json has "interrupted" without a signal.
+
+    Args:
+        result: the content of result.json; empty or None while there is none: "unfinished".
+    """
+    if not result:
+        return "unfinished"
+    stopped = result["stopped"]
+    return "out of time" if stopped == "interrupted" and result["signal"] is None else stopped
 
 
-def find_record(run: Run) -> Record | None:
-    """Return the record of a run with the same settings; None if there is none."""
-    return next((record for record in RECORDS if record.fits(run)), None)
+def read_ending(text: str) -> str:
+    """Return the key of an ending in words, with or without "not solved: "; other text stays."""
+    keys = {words.removeprefix(NOT_SOLVED): key for key, words in ENDINGS.items()}
+    return keys.get(text.removeprefix(NOT_SOLVED), text)
+
+
+def name_ending(ending: str) -> str:
+    """Return the words for how a run ended; what has no words of its own stays."""
+    return ENDINGS.get(ending, ending)

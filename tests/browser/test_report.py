@@ -1,7 +1,6 @@
 """The page in a real browser: whole, quiet, legible, honest, and reachable by keyboard."""
 
 import base64
-import json
 import re
 import zlib
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,12 @@ from analysis.examination import Examination, examine
 from analysis.mixing import collect_mixers
 from analysis.pages.report import render, write_both
 from lab.config import ModelConfig, TrainConfig
-from lab.training.runs import Run
+from lab.training.checkpoint import keep_weights, save_checkpoint
+from lab.training.loop import start
+from lab.training.run import Run
 from tasks.mqar import MQAR
 from tests.pixels import COLORS, COUNTS
+from tests.planted_runs import make_result, make_row, write_rows
 
 MATRIX = "#matrices-1"
 """The first matrix of a report."""
@@ -34,22 +36,21 @@ def trained(path, task, **model) -> Run:
     run = Run(path, task, ModelConfig(**{"stack": "IE SM", "d_model": 16, **model}), train)
     run.claim()
     rows = [
-        {"step": step, "loss": 5 / step, "accuracy": step / 8, "seconds": 0.5}
+        make_row(step, seq_len=task.seq_len, loss=5 / step, accuracy=step / 8)
         for step in range(1, 5)
     ]
     for row in rows[1::2]:
         row |= {"test_loss": row["loss"], "test_accuracy": row["accuracy"]}
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (run.path / "metrics.jsonl").write_text(lines)
-    state = run.load_state()
+    write_rows(run, rows)
+    state = start(run.build(), run.train, "fp32")
     for state.step in range(1, 5):
         with torch.no_grad():
             for weight in state.model.parameters():
                 weight.mul_(1.05)
-        run.keep_weights(state)
-    run.save_checkpoint(state)
+        keep_weights(run, state.step, state.model)
+    save_checkpoint(run, state)
     ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
-    run.write_result({**ended, "baselines": {}})
+    run.write_result(make_result(**ended, seq_len=task.seq_len))
     return run
 
 

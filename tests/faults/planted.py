@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS
 
 STEPS = 6

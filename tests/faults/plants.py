@@ -10,8 +10,6 @@ import struct
 from pathlib import Path
 from random import Random
 
-from lab.files import encode_json
-
 PLACES = (
     "config.json",
     "metrics.jsonl",
@@ -62,7 +60,6 @@ TEXTS: tuple[bytes, ...] = (
     b"\xff" * 100,
     b"{}\n" * 100_000,
     b"null",
-    b'{"seal": {}}',
 )
 """Contents that take the place of a file's."""
 SIZES = (2**33, 2**43)
@@ -73,6 +70,20 @@ def plant(run: Path, random: Random) -> str:
     """Change one thing in a run folder, and say what."""
     act = random.choice(ACTS)
     return f"{act.__name__}: {act(run, random)}"
+
+
+def replace_by_link(run: Path, random: Random) -> str:
+    """Let something be a link: to its own copy outside, to what is not there, or to a device."""
+    place, kind = run / random.choice(PLACES), random.choice(("copy", "missing", "device"))
+    target = run.parents[1] / "outside" / place.name
+    target.parent.mkdir(exist_ok=True)
+    if kind == "copy" and place.is_dir():
+        shutil.copytree(place, target)
+    elif kind == "copy":
+        target.write_bytes(place.read_bytes())
+    _remove(place)
+    place.symlink_to(os.devnull if kind == "device" else target)
+    return f"{place.relative_to(run)} is a link ({kind})"
 
 
 def replace_by_special(run: Path, random: Random) -> str:
@@ -207,21 +218,19 @@ def forge_weights(run: Path, random: Random) -> str:
     new = struct.pack("<Q", length) + text + body
     file.write_bytes(new)
     state = json.loads((home / "state.json").read_text())
-    state.pop("seal", None)
     state["sha256"][name] = hashlib.sha256(new).hexdigest()
-    (home / "state.json").write_text(encode_json(state, sealed=True))
+    (home / "state.json").write_text(json.dumps(state))
     return f"{name}.safetensors, {kind} ({chosen})"
 
 
 def inject_text(run: Path, random: Random) -> str:
-    """Put text that would run in a page into a file, sealed again."""
+    """Put text that would run in a page into a file."""
     file = run / random.choice(("analysis.json", "report.json", "result.json"))
     content = json.loads(file.read_text())
-    content.pop("seal", None)
     places = [(holder, key) for holder, key in _list_texts(content)]
     holder, key = random.choice(places)
     holder[key] = SCRIPT + "\x1b]0;x\x07"
-    file.write_text(encode_json(content, sealed=True))
+    file.write_text(json.dumps(content))
     return f"{file.name}, {key}"
 
 
@@ -276,7 +285,16 @@ def _list_texts(content: object) -> list[tuple[dict, str]]:
 
 
 ACTS = (
-    *(replace_by_special, replace_by_hole, rewrite, damage, damage, add_name, swap_kind, link_hard),
+    *(
+        replace_by_link,
+        replace_by_link,
+        replace_by_special,
+        replace_by_hole,
+        rewrite,
+        damage,
+        damage,
+    ),
+    *(add_name, swap_kind, link_hard),
     *(forge_weights, forge_weights, inject_text, make_loop, rename_run),
 )
 """What is planted; twice what has most kinds."""

@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.faults.attempt import attempt, report, run_command
 from tests.faults.numbered import draw_cases
-from tests.faults.odd_values import ODD, list_paths, replace_value
 from tests.faults.planted import copy
 
 FILES = {
@@ -22,6 +22,36 @@ WORDS = {
     "analyze": ("{run}", "--only", "tokens", "--rows", "4"),
     "resume": ("{run}", "--max-steps", "8", "--threads", "1"),
 }
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    "",
+    "x",
+    "\x1b[2J\x07",
+    "é\u202e\ud800",
+    "a" * 100_000,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    10**400,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    [],
+    [1, "2", None],
+    [[[]]],
+    {},
+    {"first": 0, "last": 10**9, "rows": 10},
+    {"first": "a", "last": None, "rows": 1.5},
+    {"x": {"y": []}},
+    "../../etc/passwd",
+    "os:system",
+)
+"""Values that no field should have, or that are at the edge of what it may."""
 
 
 def test_odd_values_in_any_field(tmp_path):
@@ -49,3 +79,30 @@ def _damage(file: Path, random) -> str:
     lines[place] = replace_value(lines[place], path, value)
     file.write_text("\n".join(lines) + "\n")
     return f"{'.'.join(map(str, path))}={str(value)[:40]!r}"
+
+
+def list_paths(content: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return where every value of a JSON document is, the document itself left out."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(content, dict):
+        pairs = list(content.items())
+    elif isinstance(content, list):
+        pairs = list(enumerate(content[:2]))
+    return [
+        path
+        for key, value in pairs
+        for path in ((*prefix, key), *list_paths(value, (*prefix, key)))
+    ]
+
+
+def replace_value(text: str, path: tuple[Any, ...], value: Any) -> str:
+    """Return a JSON document with another value at a place; ... drops it."""
+    content = json.loads(text)
+    holder = content
+    for key in path[:-1]:
+        holder = holder[key]
+    if value is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return json.dumps(content)

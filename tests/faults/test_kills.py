@@ -1,5 +1,6 @@
-"""Runs, their extensions, analyses and exports, killed before any of their changes to the disk."""
+"""Runs, analyses and exports, killed or out of disk before any of their changes to the disk."""
 
+import errno
 import os
 import shutil
 import signal
@@ -16,13 +17,11 @@ from analysis.base import Subject
 from analysis.examination import examine
 from analysis.pages.comparison import write_comparison
 from analysis.pages.report import write_both
-from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.config import ModelConfig, Runtime
 from lab.suite import parquet
 from lab.sweeps.table import save_table
 from lab.training.experiment import carry_out
-from lab.training.extension import extend
-from lab.training.lanes import train_lanes
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS
 from tasks.base import Batch
 from tests.faults.attempt import SECONDS, attempt, report
@@ -33,7 +32,7 @@ from tests.forkserver import connect_server
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 """Audit events of what changes a folder; opening a file to write is another."""
 PART = "tests.part"
-"""Audit event of this file: a part of an export is about to be written."""
+"""Audit event of this file: a row of metrics, or a part of an export, has been written."""
 LONGER = STEPS + 4
 RUNTIME = Runtime(device="cpu", checkpoint_every=2, threads=1)
 
@@ -41,13 +40,21 @@ RUNTIME = Runtime(device="cpu", checkpoint_every=2, threads=1)
 def train(folder: Path) -> None:
     """Train the run in a folder, which is made if it is not there."""
     run = describe(folder) if not (folder / "config.json").exists() else Run.open(folder)
-    carry_out(run, RUNTIME)
+    carry_out(run, RUNTIME, on_row=lambda row: sys.audit(PART))
 
 
 def lengthen(folder: Path) -> None:
-    """Extend the run in a folder unless that is done, and go on with it."""
-    run = Run.open(folder)
-    carry_out(run if run.train.max_steps == LONGER else extend(run, LONGER), RUNTIME)
+    """Train a run whose rows become longer."""
+    run = describe(folder, lengthen=True, stage_steps=3, unlearned="lengthen", max_steps=LONGER)
+    task, model = TASKS["flip_flop"](seq_len=32), ModelConfig(stack="AM SM", d_model=8)
+    run = replace(run, task=task, model=model)
+    carry_out(run, RUNTIME, on_row=lambda row: sys.audit(PART))
+
+
+def resume(folder: Path) -> None:
+    """Go on with the run in a folder up to a later limit, as `lab resume --max-steps` does."""
+    run = Run.open(folder).set_limit(LONGER)
+    carry_out(run, RUNTIME, on_row=lambda row: sys.audit(PART))
 
 
 def analyze(folder: Path) -> None:
@@ -56,100 +63,122 @@ def analyze(folder: Path) -> None:
     write_both(run, examine(Subject.of(run, rows=4), ["tokens"]))
 
 
-def train_together(folder: Path) -> None:
-    """Train runs of different lengths in one computation, whose bits depend on who takes part."""
-    train = TrainConfig(
-        batch_size=4, eval_every=2, test_rows=8, precision="fp32", lengthen=True, lengthen_at=0.55
-    )
-    model, task = ModelConfig(stack="AM SM", d_model=8), TASKS["flip_flop"](seq_len=16)
-    steps = {"long": STEPS, "short": STEPS - 3, "other": STEPS}
-    runs = [
-        Run(folder / name, task, model, replace(train, max_steps=most, seed=seed))
-        for seed, (name, most) in enumerate(steps.items())
-    ]
-    train_lanes(runs, RUNTIME, shared=True)
+BEGUN: dict[Callable[[Path], None], Callable[[Path], Path] | None] = {
+    train: None,
+    lengthen: None,
+    resume: copy,
+    analyze: copy,
+}
+"""What is done to a run, and what makes the folder that it needs."""
 
 
-def count_changes(call: Callable[[], object]) -> int:
-    """Return how often a call changes the disk."""
-    said = attempt(partial(_print_changes, call)).text
-    return int(said.split("changes ")[1].split()[0])
+def kill() -> None:
+    """End this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _print_changes(call: Callable[[], object]) -> None:
-    print("changes", _watch(call, None))
+def fill() -> None:
+    """Refuse a change as a full disk does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _watch(call: Callable[[], object], last: int | None) -> int:
-    """Call a function and count its changes to the disk; kill this process before one of them."""
-    seen = 0
+def _print_changes(call: Callable[[Path], None], folder: Path) -> None:
+    print("changes", _watch(call, folder))
+
+
+def _watch(
+    call: Callable[[Path], None],
+    folder: Path,
+    last: int | None = None,
+    meet: Callable[[], None] = kill,
+) -> int:
+    """Call a function and count its changes to a folder; one of them meets a fault.
+
+    Args:
+        call: the function.
+        folder: what it is called with.
+        last: the number of the change; None: all happen.
+        meet: the fault, which each later change meets, too, if the process goes on.
+    """
+    seen, home = 0, str(folder.parent)
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal seen
         opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
         changes = event in CHANGES or opens
-        if changes and "__pycache__" in str(arguments[0]):
-            return  # the first to import a module keeps it compiled, and no other does
+        changes = changes and (isinstance(arguments[0], int) or home in str(arguments[0]))
         if changes or event == PART:
             seen += 1
-            if seen == last:
-                os.kill(os.getpid(), signal.SIGKILL)
+            spared = meet is fill and event in (PART, "os.remove")  # a full disk can be emptied
+            if last is not None and seen >= last and not spared:
+                meet()
 
     sys.addaudithook(watch)
-    call()
+    call(folder)
     return seen
 
 
-def test_killed_before_any_change_to_the_disk(tmp_path):
-    whole = {name: tmp_path / name for name in ("train", "lengthen", "analyze")}
-    begun = {"train": lambda to: to / "run", "lengthen": copy, "analyze": copy}
-    calls = {"train": train, "lengthen": lengthen, "analyze": analyze}
+def _begin(call: Callable[[Path], None], home: Path) -> Path:
+    make = BEGUN[call]
+    return home / "run" if make is None else make(home)
+
+
+def _carry_out_whole(home: Path) -> tuple[dict, dict]:
+    """Return how many changes each call makes, and what its folder holds at its end."""
     counts, ends = {}, {}
-    for name, call in calls.items():
-        folder = begun[name](whole[name])
-        counts[name] = count_changes(partial(call, folder))
-        ends[name] = _read(folder)
+    for call in BEGUN:
+        folder = _begin(call, home / call.__name__)
+        said = attempt(partial(_print_changes, call, folder)).text
+        counts[call] = int(said.split("changes ")[1].split()[0])
+        ends[call] = _read(folder)
+    return counts, ends
+
+
+def test_killed_before_any_change_to_the_disk(tmp_path):
+    counts, ends = _carry_out_whole(tmp_path)
+    assert {row["seq_len"] for row in ends[lengthen][0]} == {8, 16, 32}
     failed, tried = [], 0
     for number, random in draw_cases(default=4):
-        name = random.choice(list(calls))
-        last = random.randint(1, counts[name])
-        folder = begun[name](tmp_path / f"{name}-{number}")
-        killed = attempt(partial(_watch, partial(calls[name], folder), last))
-        again = attempt(partial(calls[name], folder))
+        call = random.choice(list(BEGUN))
+        last = random.randint(1, counts[call])
+        folder = _begin(call, tmp_path / f"{call.__name__}-{number}")
+        killed = attempt(partial(_watch, call, folder, last))
+        again = attempt(partial(call, folder))
         tried += 1
-        where = f"case {number}: {name}, before change {last} of {counts[name]}"
+        where = f"case {number}: {call.__name__}, before change {last} of {counts[call]}"
         if killed.code != -signal.SIGKILL:
             failed.append(f"{where}: was not killed: {killed.text[-300:]}")
         elif again.code:
             failed.append(f"{where}: the same again: {again.text.strip()[-300:]}")
-        elif not _same(_read(folder), ends[name]):
+        elif not _same(_read(folder), ends[call]):
             failed.append(f"{where}: ends otherwise than the whole")
         elif _list_hidden(folder):
             failed.append(f"{where}: leaves {_list_hidden(folder)}")
     report("kills", tried, failed)
 
 
-def test_lanes_killed_before_any_change_end_with_the_same_bits(tmp_path):
-    whole = tmp_path / "whole"
-    count = count_changes(partial(train_together, whole))
-    names = sorted(path.name for path in whole.iterdir())
+def test_a_disk_that_is_full_before_any_change(tmp_path):
+    counts, ends = _carry_out_whole(tmp_path)
     failed, tried = [], 0
     for number, random in draw_cases(default=4):
-        folder, lasts = tmp_path / f"{number}", []
-        while len(lasts) < random.choice((1, 2)):
-            lasts.append(random.randint(1, count))
-            attempt(partial(_watch, partial(train_together, folder), lasts[-1]))
-        again = attempt(partial(train_together, folder))
+        call = random.choice(list(BEGUN))
+        last = random.randint(1, counts[call])
+        folder = _begin(call, tmp_path / f"{call.__name__}-{number}")
+        full = attempt(partial(_watch, call, folder, last, fill))
+        readable = attempt(partial(_read, folder))
+        again = attempt(partial(call, folder))
         tried += 1
-        where = f"case {number}: before changes {lasts} of {count}"
-        if again.code:
+        where = f"case {number}: {call.__name__}, before change {last} of {counts[call]}"
+        said = full.text.strip().rpartition("\n")[2]
+        if not full.code or "cannot be written: No space left on device" not in said:
+            failed.append(f"{where}: says {said!r}")
+        elif readable.code and (folder / "config.json").exists():
+            failed.append(f"{where}: what there is cannot be read: {readable.text[-300:]}")
+        elif again.code:
             failed.append(f"{where}: the same again: {again.text.strip()[-300:]}")
-            continue
-        differ = [n for n in names if not _same(_read(folder / n), _read(whole / n))]
-        left = [file for name in names for file in _list_hidden(folder / name)]
-        if differ or left:
-            failed.append(f"{where}: {differ} end otherwise than the whole; left {left}")
-    report("lanes", tried, failed)
+        elif not _same(_read(folder), ends[call]):
+            failed.append(f"{where}: ends otherwise than the whole")
+    report("full disks", tried, failed)
 
 
 def export_rows(folder: Path) -> None:
@@ -195,7 +224,7 @@ def kill_elsewhere(call: Callable[[Path], None], folder: Path, last: int | None)
 
 
 def _write_and_count(call: Callable[[Path], None], folder: Path, last: int | None) -> None:
-    seen = _watch(partial(call, folder), last)
+    seen = _watch(call, folder, last)
     (folder / "seen").write_text(str(seen))
 
 

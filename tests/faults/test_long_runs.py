@@ -8,7 +8,7 @@ import pytest
 
 from lab.config import Runtime
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 from tests.faults.planted import describe
 
 MANY = int(os.environ.get("FAULTS", "3"))

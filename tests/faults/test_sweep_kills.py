@@ -13,12 +13,7 @@ from random import Random
 
 import polars as pl
 import pytest
-import torch
 
-from lab.cli.run_settings import read_settings
-from lab.cli.sweep_settings import SweepSettings
-from lab.training import lane_time
-from lab.training.lane_time import LaneTime, time_lanes
 from tests.faults.attempt import report
 from tests.faults.numbered import draw_cases
 from tests.sweep_ends import read_ends
@@ -48,20 +43,12 @@ def write_words() -> tuple[str, ...]:
     return (*words, "--checkpoint-every", "10")
 
 
-def plant_lane_times(monkeypatch) -> None:
-    """Keep measurements by which the runs of the sweep compute together, wherever this is run."""
-    monkeypatch.setattr(lane_time, "measure_lanes", lambda *given: LaneTime(0.5, 1.0))
-    sweep = SweepSettings("mqar", GRID, OPTIONS, tuple(range(SEEDS))).build()
-    run, _ = read_settings("mqar", sweep.cells[0].options)
-    time_lanes(run, len(sweep.cells) // WORKERS, torch.device("cpu"), 1)
-
-
 class Trial:
     """A sweep in a folder, with the processes that belong to it."""
 
-    def __init__(self, home: Path, *options: str):
+    def __init__(self, home: Path):
         self.out, self.table = home / "out", home / "table.parquet"
-        self.command = [*LAB, *write_words(), *options]
+        self.command = [*LAB, *write_words()]
         self.command += ["--out", str(self.out), "--table", str(self.table)]
         self.said = home / "said.txt"
         home.mkdir()
@@ -115,18 +102,13 @@ def disturb(trial: Trial, random: Random, longest: float) -> tuple[int, str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("options", [(), ("--max-minutes", "1000")], ids=["together", "alone"])
-def test_random_kills_of_a_sweep_change_no_bit(options, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    plant_lane_times(monkeypatch)
-    whole, began = Trial(tmp_path / "whole", *options), time.monotonic()
+def test_random_kills_of_a_sweep_change_no_bit(tmp_path):
+    whole, began = Trial(tmp_path / "whole"), time.monotonic()
     assert whole.start().wait() == 0, whole.said.read_text()
     took, expected = time.monotonic() - began, whole.read()
-    together = "8 runs compute together, up to 4 in a process" in whole.said.read_text()
-    assert together == (not options)
     failed, tried = [], 0
     for number, random in islice(draw_cases(default=4), MOST_CASES):
-        trial = Trial(tmp_path / f"{number}", *options)
+        trial = Trial(tmp_path / f"{number}")
         kills, fault = disturb(trial, random, took / KILLS)
         tried += kills
         if fault:

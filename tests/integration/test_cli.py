@@ -7,11 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from analysis import memory_bench
-from lab.bench import memory
-from lab.bench.ratio import Ratio
 from lab.cli import app
-from lab.training.runs import Run
+from lab.training.run import Run
 
 MIXERS = "tests.integration.mixers:"
 SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
@@ -35,18 +32,6 @@ def test_help_names_the_tasks_and_the_commands():
     assert result.exit_code == 0
     for name in ("mqar", "analyze", "runs", "bench"):
         assert name in result.output
-
-
-def test_the_memory_of_analyses_is_measured_with_that_of_runs(monkeypatch):
-    def measure(work: memory_bench.AnalysedRun | memory.MemorySetting) -> Ratio:
-        return Ratio(str(work), 3, 4, "MiB", 0.75, 0.75)
-
-    monkeypatch.setattr(memory, "compare_peak", measure)
-    result = lab("bench --only memory --json")
-    assert result.exit_code == 0
-    names = [json.loads(line)["name"] for line in result.stdout.splitlines()]
-    works = (*memory.SETTINGS, *memory.EVALUATIONS, *memory.AUDITS, *memory_bench.ANALYSED)
-    assert names == list(map(str, works))
 
 
 def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
@@ -167,13 +152,23 @@ def test_every_option_reaches_the_run(tmp_path):
     assert (run.train.optimizer, run.train.schedule) == ("adamw", "cosine")
 
 
-def test_a_model_that_does_not_fit_is_refused_after_what_it_would_cost(tmp_path):
-    result = lab(f"mqar --out {tmp_path / 'run'} --vocab-size 1000000000 --d-model 1000000")
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        (
+            "--vocab-size 1000000000 --d-model 1000000",
+            "d_model=1000000, vocab_size=1000000000, AM*2",
+        ),
+        ("--batch-size 1000000000", "batch_size=1000000000, seq_len=256: a step"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_training(tmp_path, sizes, named):
+    result = lab(f"mqar --out {tmp_path / 'run'} {sizes}")
     assert result.exit_code == 2
-    step, test, refusal = result.stderr.strip().splitlines()
-    assert step.startswith("a step reads 16 rows of 256 tokens: roughly ")
-    assert test.startswith("a test reads 1,024 rows of 256 tokens: roughly ")
-    assert "does not fit in memory" in refusal
+    line = one_line(result)
+    assert named in line
+    assert "does not fit in memory: takes at least" in line
+    assert line.endswith("are free")
     assert not (tmp_path / "run").exists()
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from analysis.pages import comparison
 from lab.cli import app
-from lab.training.runs import Run
+from lab.training.run import Run
 
 SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
 
@@ -168,7 +168,6 @@ def newer(run: Path) -> None:
 def spoiled_result(**entries):
     def spoil(run: Path) -> None:
         result = json.loads((run / "result.json").read_text())
-        del result["seal"]  # as an older version of the lab wrote it
         (run / "result.json").write_text(json.dumps({**result, **entries}))
 
     return spoil
@@ -215,8 +214,8 @@ def edited(name: str, was: str | bytes, now: str | bytes):
         (halved("config.json"), "is not a run folder"),
         (halved("result.json"), "result.json cannot be read"),
         (halved("model.safetensors"), "truncated or changed"),
-        (edited("result.json", '"budget"', '"solved"'), "result.json was changed or damaged"),
-        (edited("metrics.jsonl", '"step": 2', '"step": 3'), "line 2 was changed or damaged"),
+        (edited("result.json", '"budget"', '"bugdet"'), "stopped='bugdet': must be 'solved'"),
+        (edited("metrics.jsonl", '"step": 2', '"step": 3'), "line 2 is of step 3; lines are"),
         (edited("step-00000004.safetensors", b"\x00\x3c", b"\x00\x3d"), "was changed or damaged"),
         (spoiled_result(accuracy="x"), "result.json holds no result"),
         (spoiled_result(baselines={"chance": None}), "result.json holds no result"),

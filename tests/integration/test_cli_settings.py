@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 import lab
 from lab.cli import app
 from lab.cli.run_settings import read_settings
-from lab.config import ModelConfig, Runtime, TrainConfig
+from lab.config import ModelConfig
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
-from lab.training.step_time import StepTime
-from tasks import TASKS
+from lab.training.run import Run
+from lab.training.speed import StepTime
 from tasks.schedule import Schedule
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -117,55 +116,14 @@ def test_perplexity_and_bits_go_with_the_loss(tmp_path):
     assert result["perplexity"] == pytest.approx(2 ** result["bits_per_token"])
 
 
-LATER = (
-    "table_learning_rate",
-    "lengthen",
-    "start_len",
-    "shortest_len",
-    "lengthen_at",
-    "stage_steps",
-)
-"""Fields that the training configuration did not have at first."""
-
-
-@pytest.mark.parametrize("absent", [True, False])
-def test_a_run_of_an_older_protocol_is_resumed_by_the_same_command(tmp_path, absent):
-    out = tmp_path / "run"
-    config = TrainConfig(batch_size=256, max_steps=4, test_rows=8, eval_every=512)
-    older = Run(out, TASKS["mqar"](seq_len=16, vocab_size=64), ModelConfig(), config)
-    assert carry_out(older, Runtime(device="cpu", max_minutes=1e-9))["steps"] == 1
-    content = json.loads((out / "config.json").read_text())
-    if absent:
-        content["train"] = {k: v for k, v in content["train"].items() if k not in LATER}
-        del content["model"]["logit_scale"]
-    assert content["train"].get("table_learning_rate") is None
-    (out / "config.json").write_text(json.dumps(content))
-    assert "resuming after step 1" in run(*SMALL, "--out", out)
-    assert result_of(out)["steps"] == 4
-    text = run(*SMALL, "--logit-scale", "0.5", "--out", out, code=2)
-    assert "holds a run with model.logit_scale=1.0, this one has model.logit_scale=0.5" in text
-
-
-def test_a_run_that_began_before_rows_of_16_goes_on_with_rows_of_8(tmp_path):
-    out = tmp_path / "run"
-    run(*SMALL, "--shortest-len", "8", "--max-minutes", "1e-9", "--out", out)
-    content = json.loads((out / "config.json").read_text())
-    assert content["train"].pop("shortest_len") == 8
-    (out / "config.json").write_text(json.dumps(content))
-    assert "row length: 8 → 16 tokens" in run(*SMALL, "--out", out)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [row["seq_len"] for row in rows] == [8] * 4
-    run(*SMALL, "--out", out / "new")
-    assert Run.open(out / "new").train.shortest_len == 16
-
-
-def test_a_wide_run_that_began_at_the_common_rate_goes_on_with_it(tmp_path):
-    out, wide = tmp_path / "run", (*SMALL, "--d-model", "160")
-    run(*wide, "--learning-rate", "3e-3", "--max-minutes", "1e-9", "--out", out)
-    assert "resuming after step 1" in run(*wide, "--out", out)
-    assert Run.open(out).train.learning_rate == 3e-3
-    run(*wide, "--max-minutes", "1e-9", "--out", out / "new")
-    assert Run.open(out / "new").train.learning_rate == pytest.approx(2.4e-3)
+def test_a_wide_run_learns_at_a_lower_rate_unless_one_is_given(tmp_path):
+    wide = (*SMALL, "--d-model", "160", "--max-minutes", "1e-9")
+    run(*wide, "--out", tmp_path / "run")
+    assert Run.open(tmp_path / "run").train.learning_rate == pytest.approx(2.4e-3)
+    out = tmp_path / "given"
+    run(*wide, "--learning-rate", "3e-3", "--out", out)
+    said = run(*wide, "--out", out, code=2)
+    assert "holds a run with train.learning_rate=0.003, this one has" in said
 
 
 def test_a_run_of_this_protocol_takes_nothing_from_its_folder(tmp_path):
@@ -267,11 +225,10 @@ def test_fresh_removes_no_run_of_other_settings(tmp_path):
 def test_the_precision_that_was_chosen_belongs_to_the_settings(tmp_path, monkeypatch):
     chosen = "bf16"
 
-    def measure(run, stages, device, precision, threads, **options):
-        found = chosen if precision == "auto" else precision
-        return [StepTime(found, threads or 1, 1.0, 1.0)]
+    def measure(run, device, precision, threads):
+        return [StepTime(chosen if precision == "auto" else precision, threads or 1, 1.0)]
 
-    monkeypatch.setattr("lab.training.experiment.measure", measure)
+    monkeypatch.setattr("lab.training.experiment.measure_choices", measure)
     out = tmp_path / "run"
     run(*SMALL, "--out", out)
     assert Run.open(out).train.precision == "bf16"

@@ -15,7 +15,7 @@ from lab.cli import app
 from lab.cli.run_settings import describe_run
 from lab.config import Runtime
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS
 from tasks.schedule import Schedule
 
@@ -70,7 +70,7 @@ def test_the_help_of_the_whole_ends_its_last_line():
         ),
         ("model chems", "cheems, doge, llama, mamba2, jamba. Did you mean cheems?"),
         ("model --size 320 cheems", "Did you mean 320M?"),
-        ("bench --only memroy", "Did you mean memory?"),
+        ("bench --only generatro", "Did you mean generator?"),
         ("study capcity", "Did you mean capacity?"),
         ("sweep mqar --grid preset=smal", "must be one of small, published. Did you mean small?"),
         ("sweep mqar --grid d_model=8 --only dmodel=8", "of d_model, seed. Did you mean d_model?"),

@@ -4,7 +4,7 @@ from analysis.links import find_links, measure_mass
 from analysis.mixing import collect_mixers
 from lab.config import ModelConfig, Runtime, TrainConfig, get_protocol_defaults
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 

@@ -13,8 +13,8 @@ from lab.cli.run_settings import describe_run
 from lab.files import RunError
 from lab.notebook import progress
 from lab.training.experiment import Plan
-from lab.training.row import Row
-from lab.training.step_time import StepTime
+from lab.training.loop import Row
+from lab.training.speed import StepTime
 from tasks import TASKS
 
 SETTINGS = {"seq_len": 8, "vocab_size": 16, "d_model": 16, "test_rows": 4, "history": False}
@@ -66,7 +66,7 @@ def test_run_report_and_analyses_show_themselves(run):
 
 def test_a_folder_opens_as_its_run(run, tmp_path):
     again = lab.open(run.path)
-    assert (again.run, again.result) == (run.run, run.result)
+    assert (again.run, again.result) == (run.run.recall_precision(), run.result)
     assert again.subject.step == 2
     assert "this model" in repr(again)
     unended = replace(run.run, path=tmp_path / "run")
@@ -118,11 +118,9 @@ def test_a_notebook_has_a_bar_in_its_output(run, monkeypatch):
     monkeypatch.setattr(IPython.display, "display", lambda *args, **options: handle)
     shell = SimpleNamespace(kernel=None)
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
-    row = Row(2, 8, 0.1, 0.5, 1e-3, 1.0, 0.1, validation_accuracy=0.25)
-    with progress.choose_progress(run.run, None) as bar:
-        bar.on_plan(
-            Plan(torch.device("cpu"), StepTime("fp32", 1, 0.1, 0.1), [], 1234, 0, (4, 8), 1.0)
-        )
+    row = Row(2, 8, 0.1, 0.5, 1e-3, 1.0, 0.1, 0.1, validation_accuracy=0.25)
+    with progress.choose_progress(run.run) as bar:
+        bar.on_plan(Plan(torch.device("cpu"), StepTime("fp32", 1, 0.1), [], 1234, 0, (4, 8)))
         bar.on_row(row)
         bar.on_row(replace(row, step=3))
         bar.on_note("evaluating")

@@ -30,7 +30,7 @@ from lab.layers.mixer import MatrixMixer, RotaryPairs, offers_rows
 from lab.models import build
 from lab.ops.rope import rotate
 from lab.suite.audit import audit
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS, counter
 from tasks.base import IGNORE, Batch, Preset, Task
 from tasks.bounds import option

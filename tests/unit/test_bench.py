@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.bench import kernels, memory, roofline, rows
+from lab.bench import kernels, roofline, rows
 from lab.bench.generator import TASK, draw_usual_rows
 from lab.bench.peak import measure_peak_mib
 from lab.bench.products import (
@@ -236,29 +235,3 @@ def test_a_ratio_as_a_row_of_a_table():
     assert line.to_markdown() == r"| a\|b | 2 | 1 | ms | 0.5 | 2, missed | a note |"
     reported = Ratio("thing", 2000.0, 1.0, "ms", 0.5, None)
     assert reported.to_markdown() == "| thing | 2,000 | 1 | ms | 0.5 |  |  |"
-
-
-@pytest.mark.parametrize("peak", [2 / 3, 2.0])
-def test_too_much_and_too_little_memory_are_both_missed(monkeypatch, peak):
-    foretold = SimpleNamespace(total=100 * memory.MIB)
-    monkeypatch.setattr(memory, "estimate", lambda run, model: foretold)
-    monkeypatch.setattr(memory, "measure_peak_mib", lambda work: 100 * peak)
-    (found,) = memory.measure((memory.SETTINGS[0].shrink(),))
-    assert (found.ours, found.ratio) == (100, pytest.approx(0.5))
-    assert not found.reached
-
-
-@pytest.mark.parametrize("setting", memory.SETTINGS, ids=str)
-def test_every_setting_of_the_memory_benchmark_has_a_tiny_one(setting):
-    whole, tiny = (each.describe(Path("not written")) for each in (setting, setting.shrink()))
-    assert tiny.build().parameter_count() < whole.build().parameter_count()
-
-
-def test_evaluations_and_audits_are_estimated_and_carried_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "AUDITED_LENGTH", 64)
-    monkeypatch.setattr(memory, "AUDITED_FIRST", 2)
-    tiny = memory.EvaluatedModel(memory.SETTINGS[0].shrink())
-    for work in (tiny, memory.AuditedTask("flip_flop")):
-        assert work.estimate() > 0
-        work.prepare(tmp_path)()
-    assert [work.task for work in memory.AUDITS] == list(TASKS)

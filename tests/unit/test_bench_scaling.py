@@ -12,7 +12,7 @@ from lab.bench.ratio import Ratio
 from lab.cli import app
 from lab.cli.output import is_marked
 from lab.files import RunError
-from lab.machine.processor import describe_machine
+from lab.machine import describe_machine
 from lab.peers import MissingPeerError
 
 SMALL = {"seq_len": 16, "n_pairs": 4, "vocab_size": 64, "d_model": 16, "rows": 2}

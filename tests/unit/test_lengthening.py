@@ -11,10 +11,8 @@ from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.lengthening import explain_start_length, list_stages
 from lab.models import build
 from lab.training.experiment import carry_out
-from lab.training.fit import fit
-from lab.training.row import Row
-from lab.training.runs import Run
-from lab.training.state import start
+from lab.training.loop import Row, fit, start
+from lab.training.run import Run
 from tasks import TASKS
 from tasks.base import IGNORE, Schedule
 from tasks.reader import BatchReader
@@ -149,7 +147,7 @@ CONFIG = TrainConfig(
 def rows(**changes) -> list[Row]:
     config = replace(CONFIG, **changes)
     model = build("AM", vocab_size=TASK.vocab_size, d_model=16)
-    return list(fit(TASK, start(model, config), config, "fp32"))
+    return list(fit(TASK, start(model, config, "fp32"), config))
 
 
 def test_a_length_follows_once_validation_rows_of_the_one_before_are_right():
@@ -205,8 +203,8 @@ def test_learned_rows_do_not_wait_for_the_limit():
 def test_the_last_step_does_not_lengthen():
     model = build("AM", vocab_size=TASK.vocab_size, d_model=16)
     config = replace(CONFIG, max_steps=30, eval_every=30, lengthen_at=0.51)
-    state = start(model, config)
-    (*_, last) = fit(TASK, state, config, "fp32")
+    state = start(model, config, "fp32")
+    (*_, last) = fit(TASK, state, config)
     assert (last.validation_accuracy or 0.0) >= 0.51
     assert (state.stage, state.step) == (0, 30)
 
@@ -223,7 +221,7 @@ def test_rows_that_come_again_stay_within_the_training_set(monkeypatch):
     monkeypatch.setattr(BatchReader, "read", spy)
     config = replace(CONFIG, start_len=16, batch_size=2, train_rows=6, lengthen_at=0.51)
     model = build("AM", vocab_size=task.vocab_size, d_model=16)
-    seen = list(fit(task, start(model, config), config, "fp32"))
+    seen = list(fit(task, start(model, config, "fp32"), config))
     assert {row.seq_len for row in seen} == {16, 32, 48}
     assert max(read) == 6
 

@@ -1,53 +1,26 @@
-"""The key that signs what a user's commands name: there whole or not at all."""
-
-import os
-from pathlib import Path
+"""What a file of someone else names is not used unless the user names it, too."""
 
 import pytest
 
-from lab import trust
-
-CONFIG = {"model": {"model": "mine:Mixer"}}
+from lab.trust import ask_for_trust, list_named
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    return tmp_path
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({}, []),
+        ({"model": {"model": None}, "task": {"path": None}}, []),
+        ({"model": {"model": "mine:Mixer"}}, ["import and run mine:Mixer"]),
+        ({"task": {"path": "/a/text"}, "model": 3}, ["read the text /a/text"]),
+    ],
+)
+def test_what_a_config_names(config, named):
+    assert list_named(config) == named
 
 
-def test_a_key_is_made_once_for_its_user_alone(home):
-    signature = trust.sign(CONFIG)
-    assert trust.is_trusted(CONFIG, signature)
-    assert trust.find_key().stat().st_mode & 0o777 == 0o600
-    assert list(trust.find_key().parent.iterdir()) == [trust.find_key()]
-    assert trust.sign(CONFIG) == signature
-    assert not trust.is_trusted({"model": {"model": "another:Mixer"}}, signature)
-
-
-def test_a_command_that_is_killed_while_it_makes_a_key_leaves_none_or_a_whole_one(
-    home, monkeypatch
-):
-    def stop(*given: object) -> None:
-        raise KeyboardInterrupt
-
-    for call in ("fsync", "link"):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, call, stop)
-            with pytest.raises(KeyboardInterrupt):
-                trust.sign(CONFIG)
-        assert list(trust.find_key().parent.iterdir()) == []
-    assert trust.sign(CONFIG)
-
-
-@pytest.mark.parametrize("content", [b"", b"short", b"x" * 33])
-def test_a_damaged_key_is_made_anew(home, content):
-    trust.find_key().parent.mkdir(parents=True)
-    trust.find_key().write_bytes(content)
-    assert trust.is_trusted(CONFIG, trust.sign(CONFIG))
-    assert len(trust.find_key().read_bytes()) == trust.BYTES
-
-
-def test_without_a_place_for_a_key_nothing_is_signed(home):
-    (home / "wonderful-lab").write_text("a file in the place of the folder")
-    assert trust.sign(CONFIG) is None
+def test_the_way_to_allow_it_is_said():
+    said = ask_for_trust("runs/x", ["import and run mine:Mixer", "read the text /a"])
+    assert said == (
+        "runs/x: would import and run mine:Mixer and read the text /a, which you have not named; "
+        "--trust allows that"
+    )

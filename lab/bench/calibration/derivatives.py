@@ -79,7 +79,7 @@ class _Once(_Swish):
         return _Swish.backward(ctx, *grads)
 
 
-class _Detached(_Swish):
+class _DetachedSwish(_Swish):
     """The gradient is right, and what it computes from x counts as constant."""
 
     @staticmethod
@@ -157,7 +157,7 @@ class _OnceDifferentiable(CustomBackward):
 class _DetachedBackward(CustomBackward):
     """A part of the gradient leaves the graph."""
 
-    function = _Detached
+    function = _DetachedSwish
 
 
 class StraightThrough(CustomBackward):

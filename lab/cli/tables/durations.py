@@ -1,8 +1,5 @@
 """Lengths of time, as people read them."""
 
-LONG_TEST = 120.0
-"""Seconds from which on a test is mentioned before it is made."""
-
 
 def format_duration(seconds: float) -> str:
     """Return a length of time in the two units that matter: "3 d 4 h", "2 min 5 s"."""

@@ -11,14 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from lab.cli.console import open_console
-from lab.cli.tables.forecast import Forecast
+from lab.cli.tables.durations import format_duration
 from lab.lengthening import explain_start_length, list_stages
 from lab.training.experiment import Plan
-from lab.training.row import Row
-from lab.training.runs import Run
+from lab.training.loop import Row
+from lab.training.run import Run
 
-MEASURED_STEPS = range(4, 13)
-"""Steps whose median time estimates the cost: after the warm-up, and soon enough."""
 RECENT_STEPS = 50
 """Number of last steps whose median time is shown."""
 
@@ -35,17 +33,16 @@ class _TwoLines(Progress):
 
 
 class TrainingDisplay:
-    """Shows the plan of a training, the time it will take, and a live bar.
+    """Shows the plan of a training, and a live bar with the time left up to the limit of steps.
 
     Without a terminal there is no bar, and each evaluation prints a line.
 
     Args:
         run: what is trained.
-        max_minutes: minutes after which it stops.
     """
 
-    def __init__(self, run: Run, max_minutes: float | None):
-        self.run, self.max_minutes = run, max_minutes
+    def __init__(self, run: Run):
+        self.run = run
         self.console = open_console(stderr=True)
         self.bar = _TwoLines(
             BarColumn(bar_width=None),
@@ -55,23 +52,18 @@ class TrainingDisplay:
             expand=True,
         )
         self.shown = self.bar.add_task("", total=None, visible=False)
-        self.first: list[float] = []
         self.recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self.held_out = ""
-        self.forecast = Forecast(run, max_minutes, 1.0)
 
     def on_plan(self, plan: Plan) -> None:
         """Print what training is about to do."""
         run, write = self.run, self.console.print
         tokens = run.train.batch_size * run.task.seq_len
-        self.forecast = Forecast(run, self.max_minutes, plan.slowing)
         write(
             f"{run.task.name}: {run.model.model or run.model.stack}, {plan.parameters:,} "
             f"parameters, {run.train.optimizer}, {tokens:,} tokens per step"
         )
         write(f"on {plan.device} in {describe_choice(plan)}")
-        if plan.processes > 1:
-            write(f"{plan.processes} processes, each with a share of the rows of every step")
         write(f"run folder: {run.path}", soft_wrap=True)
         if plan.certified:
             write(f"certified: {plan.certified}")
@@ -94,18 +86,14 @@ class TrainingDisplay:
     def on_row(self, row: Row) -> None:
         """Show a step."""
         self.recent.append(row.seconds)
-        if len(self.first) < MEASURED_STEPS.stop:
-            self.first.append(row.seconds)
-            if len(self.first) == MEASURED_STEPS.stop:
-                each = median(self.first[i] for i in MEASURED_STEPS)
-                self.console.print(self.forecast.describe(row.step, row.seq_len, each))
         each = median(self.recent)
         if row.validation_accuracy is not None:
             self.held_out = f"  validation {row.validation_accuracy:.3f}"
         if row.test_accuracy is not None:
             self.held_out = f"  test {row.test_accuracy:.3f}"
         solved = (row.test_accuracy or 0.0) >= self.run.train.solved_at
-        rest = "" if solved else self.forecast.describe_rest(row.step, row.seq_len, each)
+        left = (self.run.train.max_steps - row.step) * each
+        rest = "" if solved or not left else f"at most {format_duration(left)} left at this pace"
         metrics = (
             f"{row.seq_len:,} tokens  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}"
             f"{self.held_out}  {1000 * each:,.0f} ms"
@@ -113,7 +101,7 @@ class TrainingDisplay:
         self.bar.below = metrics
         self.bar.update(
             self.shown,
-            total=self.forecast.find_total(row.step),
+            total=self.run.train.max_steps,
             completed=row.step,
             description=f"step {row.step:,}  {rest}",
         )
@@ -134,19 +122,18 @@ def describe_choice(plan: Plan) -> str:
         for found in (plan.best, *plan.others)
     ]
     slower = [
-        f"{other}: {found.total / plan.best.total:.2f}"
+        f"{other}: {found.seconds / plan.best.seconds:.2f}"
         for other, found in zip(others, plan.others, strict=True)
     ]
     if not slower:
         return chosen
-    doubt = "; uncertain, as other programs are busy" if plan.best.disturbed else ""
-    return f"{chosen} (times as long a step: {'; '.join(slower)}{doubt})"
+    return f"{chosen} (times as long a step: {'; '.join(slower)})"
 
 
 @contextmanager
-def show_progress(run: Run, max_minutes: float | None) -> Iterator[TrainingDisplay]:
+def show_progress(run: Run) -> Iterator[TrainingDisplay]:
     """Show a training while it runs; yields what to call."""
-    display = TrainingDisplay(run, max_minutes)
+    display = TrainingDisplay(run)
     with display.bar:
         yield display
         display.bar.below = ""

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from lab.cli.tables.durations import format_duration
 from lab.config import AUDIT_ROWS
-from lab.training.endings import find_ending, name_ending
+from lab.training.records import find_ending, name_ending
 
 
 def build_result_table(result: dict[str, Any]) -> Table:

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from lab.cli.tables.durations import format_duration
-from lab.training.endings import name_ending
+from lab.training.records import name_ending
 
 LINE = "{:>8}  {:>7}  {:>7}  {:>11}  {:16}  {}"
 COMPARED = "{:>8}  {:>7}  {:>7}  {:>12}  {:10}  {}"

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from analysis.sweeps.seeds import SeedSummary
 from lab.cli.tables.durations import format_duration
-from lab.training.endings import name_ending
+from lab.training.records import name_ending
 
 
 def build_seeds_table(found: SeedSummary) -> Table:

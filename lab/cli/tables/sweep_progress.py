@@ -1,9 +1,11 @@
-"""A sweep while it runs: its cost before it starts, a live table of its cells, the time left."""
+"""A sweep while it runs: what is to do, a live table of its runs, and the time left."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
 
 from rich.console import Group
 from rich.live import Live
@@ -11,19 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.cli.console import open_console
-from lab.cli.sweeping import Display, SweepPlan, describe_cell
+from lab.cli.sweeping import Display, SweepPlan
 from lab.cli.tables.durations import format_duration
-from lab.sweeps.cost import Pace, add_up
-from lab.sweeps.folder import CellFolder
+from lab.files import RunError
+from lab.sweeps.outcome import Status, find_status, open_run, read_last_step, read_lengths
 from lab.sweeps.sweep import Cell
-from lab.training.endings import NOT_SOLVED, name_ending
+from lab.training.records import NOT_SOLVED, name_ending
 
 REFRESHES = 2
 """How often a second the live table is drawn anew."""
 OTHER_LINES = 6
-"""Lines of the terminal that are not for cells."""
-UNLESS_EARLY = " if no run ends early"
-"""Said of a time to the limits of steps and minutes, at the speed that was measured."""
+"""Lines of the terminal that are not for runs."""
 
 
 class SweepDisplay(Display):
@@ -34,7 +34,8 @@ class SweepDisplay(Display):
         self.plan: SweepPlan | None = None
         self.note = ""
         self.began: dict[str, tuple[float, int]] = {}
-        self.ended: dict[str, tuple[str, str]] = {}
+        self.ended: dict[str, tuple[Status, str]] = {}
+        self.took: list[float] = []
         self.live = Live(
             console=self.console, refresh_per_second=REFRESHES, get_renderable=self._draw
         )
@@ -45,32 +46,31 @@ class SweepDisplay(Display):
         self.live.refresh()
 
     def on_plan(self, plan: SweepPlan) -> None:
-        """Print what the sweep costs."""
+        """Print how many runs there are to do."""
         self.plan, self.note = plan, ""
-        self.console.print(describe_cost(plan))
+        self.console.print(describe_plan(plan))
 
     def on_begin(self, cell: Cell) -> None:
-        """Show that a cell begins."""
-        self.began[cell.name] = time.monotonic(), self._read_step(cell.name)
+        """Show that a run begins."""
+        self.began[cell.name] = time.monotonic(), self._read(cell.name).get("step", 0)
         if not self.console.is_terminal:
             self.console.print(f"{cell.name}: started")
 
-    def on_end(self, cell: Cell, folder: CellFolder, error: str | None) -> None:
-        """Show that a cell has ended, or was found so."""
+    def on_end(self, cell: Cell, error: str | None) -> None:
+        """Show that a run has ended."""
         assert self.plan is not None
-        began = self.began.pop(cell.name, None)
-        if began is None:  # it had ended before
-            return
-        share = self.plan.lanes.sizes[cell.name]
-        self.plan.left.note(cell.name, (time.monotonic() - began[0]) / share)
-        said = describe_cell(folder, error)
-        self.ended[cell.name] = folder.find_status(), said
+        began, _ = self.began.pop(cell.name)
+        self.took.append(time.monotonic() - began)
+        path = self.plan.out / cell.name
+        status, minutes = find_status(path), f"{self.took[-1] / 60:.1f} min"
+        said = "; ".join(filter(None, (describe_end(path, status, error), minutes)))
+        self.ended[cell.name] = status, said
         if not self.console.is_terminal:
-            number = f"{len(self.ended)}/{len(self.plan.costs)}"
+            number = f"{len(self.ended)}/{len(self.plan.todo)}"
             self.console.print(f"{number} {cell.name}: {said}; {self._describe_left()}")
 
     def _draw(self) -> Group:
-        if self.plan is None or not self.plan.costs:
+        if self.plan is None or not self.plan.todo:
             return Group(Text(self.note))
         table = Table(box=None)
         for name in ("run", "step", "tokens", "accuracy", "validation", "how"):
@@ -79,24 +79,23 @@ class SweepDisplay(Display):
         for name, (status, said) in list(self.ended.items())[-rows:]:
             # The columns before tell which are not solved, and a terminal may have 80 columns.
             how = Text(said.removeprefix(NOT_SOLVED), no_wrap=True)
-            row = self._read(name)
+            row = self._describe_step(name)
             table.add_row(Text(name), *row, how, style="dim" * (status != "failed"))
         for name, (began, _) in list(self.began.items()):
             taken = format_duration(time.monotonic() - began)
-            table.add_row(Text(name), *self._read(name), f"running, {taken}", style="bold")
+            table.add_row(Text(name), *self._describe_step(name), f"running, {taken}", style="bold")
         counts = Counter(name_ending(status) for status, _ in self.ended.values())
         counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-        done = f"{len(self.ended)} of {len(self.plan.costs)} runs"
+        done = f"{len(self.ended)} of {len(self.plan.todo)} runs"
         line = "; ".join(filter(None, (done, counted, self._describe_left())))
         return Group(table, Text(line))
 
-    def _read_step(self, name: str) -> int:
+    def _read(self, name: str) -> dict:
         assert self.plan is not None
-        return CellFolder(self.plan.out / name).read_last_step().get("step", 0)
+        return read_last_step(self.plan.out / name)
 
-    def _read(self, name: str) -> tuple[str, str, str, str]:
-        assert self.plan is not None
-        row = CellFolder(self.plan.out / name).read_last_step()
+    def _describe_step(self, name: str) -> tuple[str, str, str, str]:
+        row = self._read(name)
         validation = row.get("validation_accuracy")
         return (
             f"{row['step']:,}" if "step" in row else "",
@@ -107,41 +106,65 @@ class SweepDisplay(Display):
 
     def _describe_left(self) -> str:
         assert self.plan is not None
-        if not self.plan.left.sizes:
+        if len(self.ended) == len(self.plan.todo):
             return "none left"
-        now, sizes = time.monotonic(), self.plan.lanes.sizes
-        seconds, bound = self.plan.left.estimate(
-            {
-                name: Pace((now - began) / sizes[name], first, self._read_step(name))
-                for name, (began, first) in list(self.began.items())
-            }
-        )
-        return f"about {format_duration(seconds)} left{UNLESS_EARLY if bound else ''}"
+        steps = {each.cell.name: each.run.train.max_steps for each in self.plan.todo}
+        running, now = [], time.monotonic()
+        for name, (began, first) in list(self.began.items()):
+            step, most = self._read(name).get("step", 0), steps[name]
+            running.append((now - began, max(0.0, step - first) / max(1, most - first)))
+        waiting = len(self.plan.todo) - len(self.ended) - len(running)
+        seconds = estimate_left(self.took, running, waiting, self.plan.workers)
+        return "" if seconds is None else f"about {format_duration(seconds)} left"
 
 
-def describe_cost(plan: SweepPlan) -> str:
-    """Say how many runs there are to do, and how long they take to their limits and usually."""
-    todo = list(plan.costs.values())
-    at_once = f"{plan.workers} {'process' if plan.workers == 1 else 'processes'} at a time"
-    opening = f"{len(todo)} of {plan.cells} runs to do, {at_once}, in {plan.out}/"
-    if not todo:
+def estimate_left(
+    took: Sequence[float],
+    running: Sequence[tuple[float, float]],
+    waiting: int,
+    workers: int,
+) -> float | None:
+    """Return about how many seconds a sweep still takes; None where nothing tells.
+
+    Runs take as long as those that have ended, or at their own pace to their step limits.
+
+    Args:
+        took: seconds of each run that has ended.
+        running: seconds of each run so far, and what share of its steps it has taken in them.
+        waiting: runs that have not begun.
+        workers: runs at a time.
+    """
+    paces = [seconds / share for seconds, share in running if share > 0]
+    if not took and not paces:
+        return None
+    usual, left = mean(took or paces), 0.0
+    for seconds, share in running:
+        longer = seconds / share if share > 0 else seconds
+        left += usual - seconds if took and seconds < usual else longer - seconds
+    return (left + waiting * usual) / max(1, min(workers, len(running) + waiting))
+
+
+def describe_plan(plan: SweepPlan) -> str:
+    """Say how many runs there are to do, how many at a time, and where."""
+    if not plan.todo:
         return f"all {plan.cells} runs have ended; they are in {plan.out}/"
-    steps = sorted(1000 * cost.step for cost in todo)
-    step = f"{steps[0]:,.0f}"
-    if round(steps[-1]) != round(steps[0]):
-        step += f" to {steps[-1]:,.0f}"
-    most = add_up(todo, plan.workers, plan.max_minutes)
-    text = (
-        f"{opening}. A step at the full row length takes {step} ms, so training takes about "
-        f"{format_duration(most)}{UNLESS_EARLY}."
+    at_once = f"{plan.workers} {'process' if plan.workers == 1 else 'processes'} at a time"
+    return (
+        f"{len(plan.todo)} of {plan.cells} runs to do, {at_once}, in {plan.out}/. Ctrl-C stops; "
+        "the same command resumes."
     )
-    known = [cost.usual for cost in todo if cost.usual is not None]
-    if known:
-        usual = format_duration(sum(known) / plan.workers)
-        which = "They are" if len(known) == len(todo) else f"{len(known)} of them are"
-        text += f" {which} usually solved in {usual}."
-    parts = text, plan.lanes.describe(), "Ctrl-C stops; the same command resumes."
-    return " ".join(filter(None, parts))
+
+
+def describe_end(path: Path, status: Status, error: str | None) -> str:
+    """Describe in a few words how far a run got."""
+    ending, run, found = name_ending(status), open_run(path), {}
+    if run is not None and error is None:
+        try:
+            found = read_lengths(run)
+        except RunError as failure:
+            error = str(failure)
+    lengths = ", ".join(f"{at['test']:.3f} at {length:,}" for length, at in found.items())
+    return "; ".join(filter(None, (ending if error is None else f"{ending}, {error}", lengths)))
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from typing import Any
 
 from lab.config import ModelConfig
 from lab.constructions import rung
-from lab.training.diagnosis import not_begun, rates, rotary, under_way
-from lab.training.diagnosis.answers import collect_answers
-from lab.training.diagnosis.failed_run import Diagnosis, FailedRun, Kind, Look
-from lab.training.runs import Run
-from lab.training.state import TrainingState
+from lab.training.diagnosis import rates, rotary
+from lab.training.diagnosis.failed_run import Diagnosis, FailedRun, Kind, Look, collect_answers
+from lab.training.diagnosis.progress import look_whether_begun, look_whether_under_way
+from lab.training.loop import TrainingState
+from lab.training.run import Run
 
 __all__ = ["Diagnosis", "FailedRun", "Kind", "Look", "diagnose"]
 
@@ -65,8 +65,8 @@ def _list_looks(failed: FailedRun) -> Iterator[tuple[Kind, Callable[[], Look]]]:
     found = collect_answers(failed)
     yield "position forbids", lambda: rotary.look(failed, found.accuracy)
     yield "outside the learning-rate window", lambda: rates.look(failed)
-    yield "under way", lambda: under_way.look(failed, found)
-    yield "not begun", lambda: not_begun.look(failed, found)
+    yield "under way", lambda: look_whether_under_way(failed, found)
+    yield "not begun", lambda: look_whether_begun(failed, found)
 
 
 def _look_for_proof(failed: FailedRun) -> Look:

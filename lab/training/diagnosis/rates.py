@@ -12,11 +12,15 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 
-from lab.training.annealing import compute_learning_rate
 from lab.training.diagnosis.failed_run import FailedRun, Look
-from lab.training.divergence import DIVERGED_AT, DivergedError
-from lab.training.fit import fit
-from lab.training.state import TrainingState, start
+from lab.training.loop import (
+    DIVERGED_AT,
+    DivergedError,
+    TrainingState,
+    compute_learning_rate,
+    fit,
+    start,
+)
 from tasks.base import Schedule
 
 FACTORS = (0.1, 1 / 3, 3.0)
@@ -147,7 +151,7 @@ def _train_at_rate(failed: FailedRun, state: TrainingState, rate: float, steps: 
                 group["rate"] *= train.learning_rate / rate
     losses = []
     try:
-        for row in islice(fit(failed.run.task, state, config, state.precision), steps):
+        for row in islice(fit(failed.run.task, state, config), steps):
             losses.append(row.loss)
     except DivergedError:
         bound = DIVERGED_AT * max(state.first_loss or 0.0, math.log(failed.run.task.vocab_size))

@@ -22,7 +22,7 @@ from lab.layers.mixer import get_rotary_pairs
 from lab.models import LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.failed_run import FailedRun, Look
-from lab.training.without_dynamo import AdamW
+from lab.training.optimizers import AdamW
 from tasks.base import Task
 from tasks.mixture import Mixture
 

@@ -13,7 +13,9 @@ from analysis.plain import figure_only, to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.models import build
-from lab.training.runs import Run
+from lab.training.checkpoint import save_checkpoint
+from lab.training.loop import start
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=32)
@@ -108,9 +110,9 @@ def test_a_run_without_a_checkpoint_names_the_weights_there_are(run):
 
 
 def test_the_newest_checkpoint_is_taken_and_rows_follow_the_length(run):
-    state = run.load_state()
+    state = start(run.build(), run.train, "fp32")
     state.step = 7
-    run.save_checkpoint(state)
+    save_checkpoint(run, state)
     found = Subject.of(run)
     assert (found.step, len(found.batch.inputs)) == (7, 256)
     assert not found.model.training

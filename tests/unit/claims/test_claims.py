@@ -20,10 +20,10 @@ from lab.cli import app
 from lab.cli.claim import HOME, build_sweep
 from lab.cli.claim_floor import measure_floor
 from lab.cli.equal_parameters import check_parameters
-from lab.machine.processor import describe_machine
+from lab.machine import describe_machine
 from lab.suite.audit import audit
 from lab.sweeps.table import MEASURED
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -218,18 +218,17 @@ def test_a_claim_through_the_command_line(tmp_path):
     assert set(card["digests"]) == {"data", "code", "configuration"}
     assert "Small attention recalls." in (out / "claim.html").read_text()
     assert card["machines"] == [describe_machine()]
-    for folder, machine in zip(out.glob("*/run"), ({"machine": "a laptop"}, {}), strict=True):
-        held = Run.open(folder)
+    for seed, machine in enumerate(({"machine": "a laptop"}, {"machine": "a server"})):
+        held = Run.open(out / f"d_model=8,seed={seed}")
         result = held.read_result() or {}
-        del result["machine"]
         held.write_result(result | machine)
     again = json.loads(CliRunner().invoke(app, [*words, "--show", "--json"]).stdout)
     assert again["digests"] == card["digests"]
-    assert again["machines"] == ["a laptop", "not recorded"]
+    assert again["machines"] == ["a laptop", "a server"]
 
 
 def test_a_claim_with_a_run_that_fails_names_it_and_exits_with_1(tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.cli.sweeping.COMMAND", ["false"])
+    monkeypatch.setattr("lab.sweeps.pool.Worker.train", lambda *given: "planted")
     file, out = tmp_path / "tiny.toml", tmp_path / "out"
     file.write_text(TINY)
     words = ["claim", str(file), "--scale", "smoke", "--out", str(out), "--workers", "1"]
@@ -238,7 +237,7 @@ def test_a_claim_with_a_run_that_fails_names_it_and_exits_with_1(tmp_path, monke
     assert answer.stdout == (
         "undecided (operational failure): not all runs have ended: 2 failed of 2.\n"
     )
-    assert "failed: exit code 1 (d_model=8, seed=0; d_model=8, seed=1)" in answer.stderr
+    assert "failed: planted (d_model=8, seed=0; d_model=8, seed=1)" in answer.stderr
     assert json.loads((out / "claim.json").read_text())["failure"] == "operational"
 
 

@@ -14,7 +14,7 @@ from analysis.claims.costs import collect_costs, decide_costs, estimate_ratio
 from analysis.claims.statistic import Statistic
 from lab.bench import costs
 from lab.cli import app
-from lab.machine.processor import describe_machine
+from lab.machine import describe_machine
 
 FASTER = Statistic("ratio", {"model": "a"}, {"model": "b"}, "above", 1.0, {}, "training")
 

@@ -9,8 +9,7 @@ from lab.config import ModelConfig, TrainConfig
 from lab.constructions import CannotError, construct, ladder, rung
 from lab.models.evaluation import score
 from lab.ops.cross_entropy import linear_cross_entropy
-from lab.training.fit import fit
-from lab.training.state import start
+from lab.training.loop import fit, start
 from tasks.copying import Copy
 from tasks.flip_flop import FlipFlop
 from tasks.induction import Induction
@@ -110,9 +109,9 @@ START = [
 @pytest.mark.parametrize(("task", "config"), START, ids=str)
 def test_a_construction_stays_right_while_it_trains_at_the_default_rate(task, config):
     training = TrainConfig(max_steps=5, eval_every=5, test_rows=64, batch_size=16)
-    state = start(construct(task, config), training)
+    state = start(construct(task, config), training, "fp32")
     before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
-    rows = list(fit(task, state, training, "fp32"))
+    rows = list(fit(task, state, training))
     assert rows[-1].test_accuracy is not None
     assert rows[-1].test_accuracy >= 0.99
     moved = [name for name, p in state.model.named_parameters() if not torch.equal(p, before[name])]

@@ -11,7 +11,7 @@ from lab.config import Runtime
 from lab.files import RunError
 from lab.huggingface.saving import convert, save_run
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 
 SMALL = {"d_model": 8, "batch_size": 4, "max_steps": 4, "test_rows": 8, "precision": "fp32"}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lab.laws.seeding import fix_seed
+from lab.seeding import fix_seed
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lab.bench.peak import measure_peak
 from lab.intervals import RowCounts, clustered_wilson, wilson
 from lab.layers.mask import reveal_stored
-from lab.machine.allocation import measure_peak
 from lab.models import build
 from lab.models.evaluation import evaluate, find_stored_positions, score
 from lab.ops.cross_entropy import linear_cross_entropy

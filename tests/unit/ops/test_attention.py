@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
-from lab.machine.allocation import measure_peak
+from lab.bench.peak import measure_peak
 from lab.ops.attention import (
     LARGEST_KEEP,
     MASKED,

@@ -211,7 +211,7 @@ def test_a_candidate_takes_a_free_track_and_the_next_is_judged_against_its_rerun
     assert "has the options of tiny" in invoke("cpu-8 same.toml --seeds 2").stderr
     assert "entry 1 has this name" in invoke("cpu-8 other/tiny.toml --seeds 2").stderr
     assert invoke("cpu-8").stdout.count("tiny") == 1
-    monkeypatch.setattr("lab.machine.processor.describe_machine", lambda: "another")
+    monkeypatch.setattr("lab.machine.describe_machine", lambda: "another")
     moved = invoke("cpu-8 clipped.toml --seeds 2")
     assert moved.exit_code == 1
     assert "its runs were measured on another machine" in " ".join(moved.stderr.split())
@@ -257,7 +257,11 @@ FOREIGN = TINY.replace('stack = "AN"', 'stack = "UN"\nmodel = "no_such_module:Mi
         ("rows-8 tiny.toml", TINY + "weight_decay = [1]", "must be a number, text or truth"),
         ("rows-8 tiny.toml", TINY + "clip_norm = -1", "clip_norm=-1: must be > 0"),
         ("rows-8-ssd tiny.toml", TINY, "tiny: stack=AN: has Attention"),
-        ("rows-8 tiny.toml", FOREIGN, "and would import and run no_such_module:Mixer; --trust"),
+        (
+            "rows-8 tiny.toml",
+            FOREIGN,
+            "would import and run no_such_module:Mixer, which you have not named; --trust",
+        ),
         ("rows-8 tiny.toml --trust", FOREIGN, "no_such_module:Mixer: cannot be imported"),
         ("rows-8 tiny.toml --workers 0", TINY, "workers=0: must be ≥ 1"),
         ("rows-8 --figure f.html", TINY, "has no entry yet"),

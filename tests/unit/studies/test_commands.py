@@ -74,7 +74,7 @@ def test_a_study_through_the_command_line(name, module, stack, tmp_path, monkeyp
     assert again.exit_code == 0, again.output
     assert pl.read_csv(file).equals(found)
     assert picture.exists()
-    assert json.loads(next(out.glob("*/cell.json")).read_text())["task"] == "mqar"
+    assert json.loads(next(out.glob("*/config.json")).read_text())["task"]["name"] == "mqar"
     elsewhere = [*map(str, [*words[:-3], tmp_path / "elsewhere"]), "--table", str(file)]
     assert CliRunner().invoke(app, elsewhere).exit_code == 0
     assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["sweep.html"]

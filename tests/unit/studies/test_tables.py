@@ -21,7 +21,7 @@ STUDIES = {
 def test_every_run_of_a_committed_table_counts(name, tmp_path):
     """If the options of a study change, its printed command no longer shows the runs of its table.
 
-    A changed default that no study sets is not seen: `RunFolder.settings` leaves out defaults.
+    A changed default that no study sets is not seen: `Run.settings` leaves out defaults.
     """
     study, file = STUDIES[name].build_study(), RESULTS / f"{name}.csv"
     found = SweepJob(study, tmp_path, file).read_earlier()

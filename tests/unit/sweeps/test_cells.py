@@ -1,33 +1,40 @@
-"""Cells of a study: chosen, trained, resumed, and failing alone; one tidy table of them."""
+"""Cells of a sweep: chosen, trained, resumed, and failing alone; one tidy table of them."""
 
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from lab.cli.run_settings import describe_run, read_settings
-from lab.cli.sweeping import SweepJob
+from lab.cli.sweeping import InterruptedSweepError, SweepJob
 from lab.files import RunError
 from lab.models.evaluation import evaluate
 from lab.studies import recall, trainability, trainability_ssd
 from lab.sweeps import Cell, Sweep
-from lab.sweeps.earlier import EarlierResults
-from lab.sweeps.folder import CellFolder
-from lab.sweeps.lengths import evaluate_last, evaluate_lengths, find_stage_ends
-from lab.sweeps.runner import run_cells
-from lab.sweeps.table import MEASURED, save_table, tabulate_cells
-from lab.sweeps.workers import Trainer, start_processes
+from lab.sweeps.outcome import (
+    LENGTHS,
+    LOG,
+    SPENT,
+    evaluate_lengths,
+    find_stage_ends,
+    find_status,
+    read_last_step,
+    read_lengths,
+    read_records,
+    read_spent,
+)
+from lab.sweeps.pool import MOST_KILLS, CellRun, KilledError, Worker, run_cells
+from lab.sweeps.table import MEASURED, EarlierResults, save_table, tabulate_cells
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -42,24 +49,17 @@ TINY = {
     "start_len": 8,
     "precision": "fp32",
 }
-COMMAND = [sys.executable, "-m", "lab.cli.cell"]
-TRAIN = partial(start_processes, COMMAND)
-FAIL = partial(start_processes, ["false"])
-FAKE = """
-import json, os, pathlib, signal, sys
-for line in sys.stdin:
-    paths = json.loads(line)["folders"]
-    for folder in map(pathlib.Path, paths):
-        deaths = folder / "deaths"
-        deaths.write_text(deaths.read_text() + "x" if deaths.exists() else "x")
-        {does}
-        print(json.dumps({{"folder": str(folder), "error": None}}), flush=True)
-"""
 
 
-def fake(does: str) -> Callable[..., Sequence[Trainer]]:
-    """A process that trains nothing and does this for each cell."""
-    return partial(start_processes, [sys.executable, "-c", FAKE.format(does=does)])
+class FakeWorker(Worker):
+    """Trains nothing, and does this for each run."""
+
+    def __init__(self, does: Callable[[CellRun], str | None]):
+        super().__init__(threading.Event())
+        self.does = does
+
+    def train(self, each: CellRun, max_minutes: float | None) -> str | None:
+        return self.does(each)
 
 
 def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
@@ -70,6 +70,21 @@ def cell(seed: int = 0, lengths: tuple[int, ...] = (8,), **options) -> Cell:
 
 def study(*cells: Cell) -> Sweep:
     return Sweep("tiny", "?", cells)
+
+
+def train(sweep: Sweep, out: Path, **options) -> list[tuple[str, str | None]]:
+    """Train the runs of a sweep by one process; return the names of those that ended, and why."""
+    runs, ended, stop = describe(sweep, out), [], threading.Event()
+    workers = [Worker(stop)]
+    run_cells(runs, workers, stop, on_end=lambda c, e: ended.append((c.name, e)), **options)
+    return ended
+
+
+def describe(sweep: Sweep, out: Path) -> list[CellRun]:
+    return [
+        CellRun(each, *read_settings(each.task, dict(each.options), out / each.name))
+        for each in sweep.cells
+    ]
 
 
 WRONG = cell(2, options=["A.no_such=1"])
@@ -91,8 +106,7 @@ def test_the_name_of_a_folder_is_never_too_long_and_still_its_own(tmp_path):
     assert one.name.startswith("stack=SM_ÄM_2_SM")
     assert max(len(each.name.encode()) for each in (one, other)) <= 200
     assert cell().name == "factor=tiny,seed=0"
-    CellFolder(tmp_path / one.name).claim(one)
-    assert CellFolder(tmp_path / one.name).read_cell() == one
+    (tmp_path / one.name).mkdir()
 
 
 def test_only_takes_any_value_of_a_factor_and_all_factors():
@@ -131,9 +145,8 @@ def test_every_cell_makes_a_run(each, tmp_path):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """Two cells, and between them one that cannot be built, as one process trained them."""
-    out, begun = tmp_path_factory.mktemp("trained"), []
-    run_cells(THREE, out, TRAIN, on_begin=begun.append)
-    assert begun == [*THREE.cells]
+    out = tmp_path_factory.mktemp("trained")
+    assert [name for name, _ in train(THREE, out)] == [each.name for each in THREE.cells]
     return out
 
 
@@ -149,7 +162,7 @@ def test_trained_cells_are_skipped_and_told_apart_from_those_not_run(trained, tm
     found = tabulate_cells(two, tmp_path)
     assert found.columns == ["factor", "seed", *MEASURED]
     assert found["status"].to_list() == ["budget", "not run"]
-    run = Run.open(tmp_path / two.cells[0].name / "run")
+    run = Run.open(tmp_path / two.cells[0].name)
     result = run.read_result()
     assert result is not None
     row = found.row(0, named=True)
@@ -157,9 +170,7 @@ def test_trained_cells_are_skipped_and_told_apart_from_those_not_run(trained, tm
     assert row["accuracy"] == result["accuracy"]
     assert row["parameters"] == run.build().parameter_count()
     assert found.row(1, named=True)["accuracy"] is None
-    begun = []
-    run_cells(study(cell(0)), tmp_path, FAIL, on_begin=begun.append)
-    assert not begun
+    assert not {LENGTHS, SPENT, LOG} & {file.name for file in run.path.iterdir()}
 
 
 def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(trained, tmp_path):
@@ -169,9 +180,6 @@ def test_a_cell_that_an_earlier_table_shows_as_ended_is_not_run_again(trained, t
     settings = {c.name: read_settings(c.task, dict(c.options))[0].settings for c in both.cells}
     earlier = EarlierResults.read(file, both, settings)
     assert [earlier.has_ended(c) for c in both.cells] == [True, False]
-    begun = []
-    run_cells(both, tmp_path / "here", fake("pass"), skip=earlier.has_ended, on_begin=begun.append)
-    assert begun == [both.cells[1]]
     assert tabulate_cells(study(cell(0)), tmp_path / "here", earlier.rows).equals(there.head(1))
     changed = cell(0, learning_rate=1e-3)
     settings[changed.name] = read_settings("mqar", dict(changed.options))[0].settings
@@ -289,102 +297,193 @@ def test_a_table_of_another_sweep_is_refused(tmp_path):
     assert not EarlierResults.read(tmp_path / "none.csv", study(cell()), {}).rows
 
 
-def test_a_failing_cell_is_recorded_and_stops_no_other(tmp_path):
-    fails = 'if "seed=0" in folder.name: print("planted", file=sys.stderr); sys.exit(3)'
-    ended = []
-    both = study(cell(0), cell(1))
-    run_cells(
-        both,
-        tmp_path,
-        fake(fails),
-        workers=2,
-        on_end=lambda cell, folder, error: ended.append(error),
-    )
-    assert set(ended) == {"exit code 3: planted", None}
-    found = tabulate_cells(both, tmp_path)
-    assert found["status"].to_list() == ["failed", "unfinished"]
-    assert found["error"].to_list() == ["exit code 3: planted", None]
-
-
-def test_one_process_trains_several_cells_and_the_error_of_one_is_its_own(trained):
+def test_one_process_trains_several_runs_and_the_error_of_one_is_its_own(trained):
     found = tabulate_cells(THREE, trained)
     assert found["status"].to_list() == ["budget", "failed", "budget"]
-    assert found["error"][1].startswith("unknown option A.no_such")
-    assert "Error: unknown option" in CellFolder(trained / WRONG.name).log.read_text()
+    assert "unknown option A.no_such" in found["error"][1]
+    assert "unknown option A.no_such" in (trained / WRONG.name / LOG).read_text()
     assert all(
         0 <= low <= acc <= high <= 1
         for low, acc, high in found[[0, 2], ["low", "accuracy", "high"]].rows()
     )
 
 
+def test_a_process_that_fails_ends_its_run_and_the_next_one_trains_the_others(tmp_path):
+    both, ended = study(cell(0), cell(1)), []
+
+    def does(each: CellRun) -> str | None:
+        return "exit code 3: planted" if each.cell == both.cells[0] else None
+
+    workers = [FakeWorker(does) for _ in range(2)]
+    runs = describe(both, tmp_path)
+    run_cells(runs, workers, threading.Event(), on_end=lambda c, e: ended.append(e))
+    assert {*ended} == {"exit code 3: planted", None}
+    found = tabulate_cells(both, tmp_path)
+    assert found["status"].to_list() == ["failed", "unfinished"]
+    assert found["error"].to_list() == ["exit code 3: planted", None]
+
+
+@pytest.mark.parametrize("kills", [MOST_KILLS - 1, MOST_KILLS])
+def test_a_run_whose_process_is_killed_is_tried_again_but_not_for_ever(tmp_path, kills):
+    left, ended = [True] * kills, []
+
+    def die(each: CellRun) -> str | None:
+        if left and left.pop():
+            raise KilledError("its process was killed by SIGKILL")
+        return None
+
+    runs, path = describe(study(cell(0)), tmp_path), tmp_path / cell(0).name
+    run_cells(runs, [FakeWorker(die)], threading.Event(), on_end=lambda c, e: ended.append(e))
+    said = f"its process was killed by SIGKILL, {MOST_KILLS} times without a new checkpoint"
+    assert ended == [said if kills == MOST_KILLS else None]
+    assert read_spent(path)[1] == ended[0]
+
+
+def test_what_cannot_go_on_for_any_run_ends_the_sweep(tmp_path):
+    def fail(each: CellRun) -> str | None:
+        raise AssertionError("planted")
+
+    runs = describe(study(cell(0), cell(1)), tmp_path)
+    with pytest.raises(AssertionError, match="planted"):
+        run_cells(runs, [FakeWorker(fail)], threading.Event())
+
+
 def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypatch):
-    def refuse(folder: CellFolder, minutes: float, error: str | None) -> None:
+    def refuse(*given) -> None:
         raise RunError("cannot be written")
 
-    monkeypatch.setattr(CellFolder, "note", refuse)
-    monkeypatch.setattr("lab.cli.sweeping.COMMAND", ["false"])
-    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1, lanes=False)
-    with pytest.raises(RunError, match=r"2 of 2 runs failed: exit code 1 \(factor=tiny,seed=0; "):
+    monkeypatch.setattr("lab.sweeps.pool.note_spent", refuse)
+    monkeypatch.setattr(Worker, "train", lambda *given: "planted")
+    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1)
+    with pytest.raises(RunError, match=r"2 of 2 runs failed: planted \(factor=tiny,seed=0; "):
         job.run()
 
 
-def test_a_folder_of_another_cell_is_an_error_of_that_cell(tmp_path):
-    CellFolder(tmp_path / cell().name).claim(cell())
-    other = cell(d_model=16)
-    run_cells(study(other), tmp_path, FAIL)
-    error = CellFolder(tmp_path / other.name).read_error()
-    assert error is not None
-    assert "holds runs with d_model=8 there and 16 here; choose another --out" in error
+def test_a_folder_of_another_run_is_named_before_anything_starts(trained, tmp_path):
+    copy_first(trained, tmp_path)
+    job = SweepJob(study(cell(0, d_model=16), cell(1)), tmp_path)
+    with pytest.raises(ValueError, match=r"1 of 2 runs .*model.d_model=8, this one has .*=16.*\("):
+        job.run()
+    assert not (tmp_path / cell(1).name).exists()
 
 
-def test_minutes_that_are_up_end_a_cell_and_more_of_them_resume_it(tmp_path):
+def test_a_damaged_folder_is_the_error_of_its_cell_alone(tmp_path):
+    damaged = tmp_path / cell(0).name
+    damaged.mkdir()
+    (damaged / "config.json").write_text("{")
+    with pytest.raises(RunError, match=r"1 of 2 runs failed: .*config.json is not valid JSON"):
+        SweepJob(study(cell(0), cell(1)), tmp_path, workers=1).run()
+    assert find_status(tmp_path / cell(1).name) == "budget"
+
+
+def test_fresh_trains_all_runs_anew(trained, tmp_path):
+    one, path = study(cell(0)), copy_first(trained, tmp_path) / cell(0).name
+    before = tabulate_cells(one, tmp_path)
+    for fresh in (False, True):
+        stamp = (path / "result.json").stat().st_mtime_ns
+        found = SweepJob(one, tmp_path, workers=1, fresh=fresh).run()
+        assert ((path / "result.json").stat().st_mtime_ns != stamp) == fresh
+        assert found.drop("seconds").equals(before.drop("seconds"))
+
+
+def test_minutes_that_are_up_end_a_run_and_more_of_them_resume_it(tmp_path):
     long = study(cell(max_steps=60))
-    folder = CellFolder(tmp_path / long.cells[0].name)
-    run_cells(long, tmp_path, TRAIN, max_minutes=1e-3)
+    SweepJob(long, tmp_path, max_minutes=1e-3).run()
     row = tabulate_cells(long, tmp_path).row(0, named=True)
     assert row["status"] == "out of time"
     assert row["solved"] is False
     assert 1 <= row["steps"] < 60
     assert row["accuracy"] is not None
-    run_cells(long, tmp_path, FAIL, max_minutes=1e-3)
-    assert folder.find_status() == "out of time", "its minutes are up: nothing is tried"
-    run_cells(long, tmp_path, TRAIN)
-    assert tabulate_cells(long, tmp_path).row(0, named=True)["steps"] == 60
+    again = SweepJob(long, tmp_path, max_minutes=1e-3).run()
+    assert again.row(0, named=True) == row, "its minutes are up: nothing is tried"
+    assert SweepJob(long, tmp_path).run().row(0, named=True)["steps"] == 60
+    assert not (tmp_path / long.cells[0].name / SPENT).exists()
 
 
-def test_a_signal_leaves_a_cell_that_goes_on(tmp_path):
-    steps = 4000
-    long = study(cell(max_steps=steps, eval_every=1000, early_stop=False))
-    path = tmp_path / long.cells[0].name
-    metrics = path / "run" / "metrics.jsonl"
+LONG = cell(max_steps=4000, eval_every=1000, early_stop=False, checkpoint_every=10)
+
+
+def wait_for_steps(path: Path) -> None:
+    while read_last_step(path).get("step", 0) < 3:
+        time.sleep(0.05)
+
+
+def test_a_signal_leaves_a_run_that_goes_on(tmp_path):
+    path = tmp_path / LONG.name
 
     def interrupt() -> None:
-        while not metrics.exists() or not metrics.read_text().count("\n") > 3:
-            time.sleep(0.05)
+        wait_for_steps(path)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    assert run_cells(long, tmp_path, TRAIN) == signal.SIGINT
-    folder = CellFolder(path)
-    assert (folder.find_status(), folder.read_error()) == ("unfinished", None)
-    (step,) = Run.open(path / "run").list_checkpoints()
-    assert 0 < step < steps
+    with pytest.raises(InterruptedSweepError, match="run the same command again to resume") as stop:
+        SweepJob(study(LONG), tmp_path, workers=1).run()
+    assert stop.value.signal == signal.SIGINT
+    assert (find_status(path), read_spent(path)[1]) == ("unfinished", None)
+    (step,) = Run.open(path).list_checkpoints()
+    assert 0 < step < 4000
+
+
+def test_a_worker_whose_sweep_was_killed_writes_a_checkpoint_and_ends(tmp_path):
+    (each,) = describe(study(LONG), tmp_path)
+    each.run.claim()
+    worker = Worker(threading.Event())
+    training = threading.Thread(target=lambda: train_or_lose(worker, each), daemon=True)
+    training.start()
+    wait_for_steps(each.run.path)
+    process = worker.process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    training.join()
+    (step,) = each.run.list_checkpoints()
+    assert 0 < step < 4000
+
+
+def train_or_lose(worker: Worker, each: CellRun) -> None:
+    with suppress(KilledError):
+        worker.train(each, None)
+
+
+def test_a_killed_process_is_replaced_and_its_run_goes_on_to_the_same_bits(tmp_path):
+    one, ends = cell(max_steps=400, early_stop=False, checkpoint_every=10), []
+    for kills in (0, 1):
+        out = tmp_path / str(kills)
+        (each,) = describe(study(one), out)
+        worker = Worker(threading.Event())
+
+        def kill(path: Path = each.run.path, worker: Worker = worker) -> None:
+            wait_for_steps(path)
+            os.kill(getattr(worker.process, "pid"), signal.SIGKILL)  # noqa: B009
+
+        if kills:
+            threading.Thread(target=kill, daemon=True).start()
+        assert not run_cells([each], [worker], worker.stop)
+        (home,) = each.run.list_checkpoints().values()
+        losses = [row["loss"] for row in each.run.read_metrics()]
+        ends.append(((home / "model.safetensors").read_bytes(), losses))
+        assert find_status(each.run.path) == "budget"
+    assert ends[0] == ends[1]
 
 
 def test_lengths_are_evaluated_with_the_weights_at_the_end_of_their_stage(tmp_path, monkeypatch):
     def praise(*given, **options):  # so that every stage is passed at its first evaluation
         return replace(evaluate(*given, **options), accuracy=1.0)
 
-    monkeypatch.setattr("lab.training.validation.evaluate", praise)
+    monkeypatch.setattr("lab.training.loop.evaluate", praise)
     given = {**TINY, "seq_len": 32, "vocab_size": 64, "max_steps": 12}
     run, runtime = describe_run("mqar", given, tmp_path / "run")
     result = carry_out(run, runtime)
     ends = find_stage_ends(run)
     assert ends == {8: 4, 16: 8}
-    found = evaluate_lengths(run, [8, 16, 32])
-    assert [entry["seq_len"] for entry in found] == [8, 16, 32]
-    assert [entry["step"] for entry in found] == [4, 8, result["steps"]]
-    assert found[-1]["test"] == result["accuracy"]
+    evaluate_lengths(run, [8, 16, 32])
+    found = read_lengths(run)
+    assert {length: entry["step"] for length, entry in found.items()} == {
+        8: 4,
+        16: 8,
+        32: result["steps"],
+    }
+    assert found[32]["test"] == result["accuracy"]
 
 
 def test_validation_rows_of_shorter_stages_do_not_count_for_the_full_length(tmp_path):
@@ -392,7 +491,10 @@ def test_validation_rows_of_shorter_stages_do_not_count_for_the_full_length(tmp_
         given = {**TINY, "seq_len": 32, "vocab_size": 64, "start_len": start}
         run, runtime = describe_run("mqar", given, tmp_path / str(start))
         carry_out(run, runtime)
-        (found,), last = evaluate_lengths(run, [32]), evaluate_last(run)
+        evaluate_lengths(run, [32])
+        found, last = read_lengths(run)[32], read_records(run)
+        assert last is not None
+        assert (run.path / LENGTHS).exists() == (start == 8)
         stage = run.read_metrics().stages[-1]
         assert found["test"] == last["test"]
         assert stage.seq_len == start

@@ -11,29 +11,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
 from typer.testing import CliRunner
 
 from lab.cli import app
-from lab.sweeps.connection import connect
-from lab.training.checkpoint import list_checkpoints
-from tests.faults.attempt import report
-from tests.faults.numbered import draw_cases
+from lab.files import RunError
+from lab.sweeps.cluster import connect, pack, receive, train_elsewhere
+from lab.sweeps.outcome import find_status
 from tests.sweep_ends import read_ends
+from tests.unit.sweeps.test_cells import cell, describe, study
 
 LAB = (sys.executable, "-m", "lab")
 RAY_NODES = Path(__file__).with_name("ray_nodes.py")
 TOKEN = "a-token-of-these-tests-alone"
 STEPS = 60
-KILLS, PAUSE = 5, 8.0
-"""Kills of a case, and the most seconds between two."""
-MOST_CASES, MOST_TRIES = 20, 3
-"""Cases, of which each takes minutes; failures of a sweep that nothing disturbs any more."""
 SWEEP = (
     *("sweep", "mqar", "--grid", "learning_rate=1e-3,3e-3", "--workers", "2"),
     *("--seq-len", "16", "--vocab-size", "32", "--d-model", "16", "--batch-size", "8"),
@@ -120,26 +114,9 @@ def run_here(out: Path, *options: str) -> dict[str, tuple]:
     return read_ends(out)
 
 
-def find_steps(out: Path) -> dict[str, int]:
-    """Return the newest step that each run has a checkpoint of."""
-    return {
-        path.parent.name: max(list_checkpoints(path), default=0)
-        for path in sorted(out.glob("*/run"))
-    }
-
-
 def wait_for_checkpoints(out: Path, count: int) -> None:
-    while sum(step > 0 for step in find_steps(out).values()) < count:
+    while len([*out.glob("*/checkpoint/step-*/state.json")]) < count:
         time.sleep(0.05)
-
-
-def wait_for_no_folder(home: Path) -> None:
-    """Wait until nothing is left of the folders in which tasks have trained."""
-    for _ in range(60):
-        if not list(home.glob("lab-cells-*")):
-            return
-        time.sleep(1)
-    raise AssertionError(f"tasks left {list(home.glob('lab-cells-*'))}")
 
 
 def refuse(nodes: Nodes, out: Path, **environment: str) -> str:
@@ -188,96 +165,70 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
         pass
 
 
-@pytest.mark.thorough
-def test_what_is_killed_changes_no_result(tmp_path):
-    here, out = run_here(tmp_path / "here"), tmp_path / "ray"
+@pytest.mark.cluster
+def test_a_killed_task_and_a_lost_node_change_no_result(tmp_path):
+    out = tmp_path / "ray"
     with open_nodes(2) as nodes:
         sweep = nodes.start(out)
         wait_for_checkpoints(out, 1)
-        tasks = nodes.list_tasks()
-        assert tasks
-        for task in tasks:
+        for task in nodes.list_tasks():
             os.kill(task, signal.SIGKILL)
         wait_for_checkpoints(out, 2)
         nodes.order("kill 1")
-        wait_for_checkpoints(out, 4)
-        nodes.order("kill 0")
-        _, said = sweep.communicate()
-        assert sweep.returncode == 1, said
-        # By the sweep, which names the head, or in place of a process that Ray has ended.
-        assert re.search("Error: .* the same command goes on$", " ".join(said.split())), said
-        steps = find_steps(out)
-        nodes.order("add 0")
-        nodes.order("add 1")
-        sweep = nodes.start(out)
         _, said = sweep.communicate()
         assert sweep.returncode == 0, said
-        ended = find_steps(out)  # also of runs that had not begun
-        assert all(step <= ended[name] for name, step in steps.items())
-        wait_for_no_folder(Path(nodes.home))
-    assert read_ends(out) == here
+    assert read_ends(out) == run_here(tmp_path / "here")
 
 
-def disturb(nodes: Nodes, out: Path, random: Random) -> tuple[int, str]:
-    """Run a sweep to its end while one of its processes or a node is killed, again and again.
-
-    Returns:
-        How often something was killed, and what the sweep said if it did not end.
-    """
-    kills, tries, sweep, said = 0, 0, nodes.start(out), ""
-    while tries < MOST_TRIES:
-        with suppress(subprocess.TimeoutExpired):
-            _, said = sweep.communicate(timeout=random.uniform(0, PAUSE) if kills < KILLS else None)
-        if sweep.returncode == 0:
-            return kills, ""
-        if sweep.returncode is None:
-            victim = random.choice(("sweep", "task", "task", "node", "head"))
-            tasks = nodes.list_tasks()
-            if victim == "task" and not tasks:
-                continue
-            kills += 1
-            if victim == "task":
-                os.kill(random.choice(tasks), signal.SIGKILL)
-            elif victim == "sweep":
-                sweep.kill()
-            elif victim == "node":
-                nodes.order("kill 1")
-                nodes.order("add 1")
-            else:
-                for order in ("kill 1", "kill 0"):
-                    nodes.order(order)
-                sweep.communicate()  # it ends, since it has lost the head
-                for order in ("add 0", "add 1"):
-                    nodes.order(order)
-        else:
-            tries += kills >= KILLS
-            sweep = nodes.start(out)
-    return kills, said
-
-
-@pytest.mark.thorough
-def test_random_kills_change_no_result(tmp_path):
-    here, failed, kills = run_here(tmp_path / "here"), [], 0
-    for number, random in islice(draw_cases(default=4), MOST_CASES):
-        out = tmp_path / f"{number}"
-        with open_nodes(2) as nodes:
-            count, said = disturb(nodes, out, random)
-        kills += count
-        if said:
-            failed.append(f"case {number}: does not end: {said[-600:]}")
-        elif read_ends(out) != here:
-            failed.append(f"case {number}: ends otherwise than undisturbed")
-    report("kills on a cluster", kills, failed)
-
-
-@pytest.mark.thorough
-def test_interrupted_it_says_how_to_go_on_and_goes_on_without_ray(tmp_path):
+@pytest.mark.cluster
+@pytest.mark.parametrize("cause", ["interrupted", "head lost"])
+def test_what_ends_the_command_is_one_sentence_and_it_goes_on_without_ray(cause, tmp_path):
     out = tmp_path / "ray"
     with open_nodes(1) as nodes:
         sweep = nodes.start(out)
         wait_for_checkpoints(out, 1)
-        sweep.send_signal(signal.SIGINT)
+        if cause == "interrupted":
+            sweep.send_signal(signal.SIGINT)
+        else:
+            nodes.order("kill 0")
         _, said = sweep.communicate()
-    assert sweep.returncode == 128 + signal.SIGINT
-    assert "run the same command again to resume" in said
+    words = " ".join(said.split())
+    if cause == "interrupted":
+        assert sweep.returncode == 128 + signal.SIGINT
+        assert "run the same command again to resume" in words
+    else:
+        assert sweep.returncode == 1, said
+        assert re.search(r"Error: .* is gone.* the same command goes on$", words), said
     assert run_here(out) == run_here(tmp_path / "here")
+
+
+def test_what_arrives_stays_below_its_run_and_leaves_what_home_writes(tmp_path):
+    (each,) = describe(study(cell()), tmp_path)
+    each.run.claim()
+    config = (each.run.path / "config.json").read_bytes()
+    receive(each.run, {"config.json": b"{}", "spent.json": b"{}", "history/step-1": b"1"})
+    assert (each.run.path / "config.json").read_bytes() == config
+    assert {file.name for file in each.run.path.iterdir()} == {"config.json", "history"}
+    with pytest.raises(RunError, match="is not below it"):
+        receive(each.run, {"../outside": b""})
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_cut_off_elsewhere_goes_on_from_what_came_home(tmp_path):
+    long = {"max_steps": 100, "checkpoint_every": 10, "early_stop": False}
+    ends = []
+    for cuts in (1, 0):
+        (each,) = describe(study(cell(**long)), tmp_path / str(cuts))
+        each.run.claim()
+        for left in reversed(range(cuts + 1)):
+            for delivery in (training := train_elsewhere(each, pack(each.run), None)):
+                receive(each.run, delivery.files)
+                if left:
+                    break
+            training.close()
+        (home,) = each.run.list_checkpoints().values()
+        losses = [row["loss"] for row in each.run.read_metrics()]
+        ends.append(((home / "model.safetensors").read_bytes(), losses))
+        assert find_status(each.run.path) == "budget"
+    assert ends[0] == ends[1]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import lab
 from lab.cli import app
 from lab.cli.sweep_settings import SweepSettings, list_options, parse, read_file, read_grid
-from lab.sweeps.grid import merge
+from lab.sweeps.sweep import merge
 
 TINY = (
     "--seq-len 8 --vocab-size 32 --batch-size 4 --eval-every 4 --test-rows 8 --max-steps 4 "
@@ -57,7 +57,7 @@ def test_a_sweep_trains_skips_and_extends(tmp_path):
     assert "sweep.html: is there, and the lab did not make it" in refused.stderr
     assert (out / "sweep.html").read_text() == "mine"
     (out / "sweep.html").write_text(page)
-    config = out / "d_model=8,seed=0" / "run" / "config.json"
+    config = out / "d_model=8,seed=0" / "config.json"
     before = config.stat().st_mtime_ns
     more = invoke(f"{words} --grid d_model=8,16", "--out", out)
     assert more.exit_code == 0, more.output
@@ -84,7 +84,7 @@ def test_a_sweep_trains_skips_and_extends(tmp_path):
     assert invoke("runs", out, "--table", foreign, "--force").exit_code == 0
     other = invoke(f"{words} --grid d_model=8 --warmup-steps 3", "--out", out)
     assert other.exit_code == 2
-    assert "holds runs with warmup_steps=None there and 3 here" in other.stderr
+    assert "train.warmup_steps=50, this one has train.warmup_steps=3" in other.stderr
 
 
 def test_a_file_and_python_describe_the_same_sweep(tmp_path):

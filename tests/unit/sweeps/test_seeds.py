@@ -11,7 +11,7 @@ from lab.cli import app
 from lab.cli.config_file import read_config
 from lab.cli.seeds import build_sweep
 from lab.sweeps.table import MEASURED
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.schedule import Schedule
 from tests.unit.sweeps.test_commands import TINY
 
@@ -67,7 +67,7 @@ def test_seeds_are_trained_in_folders_of_their_own_and_found_again(tmp_path):
     first = invoke(f"mqar {TINY} --d-model 8 --seeds 2 --option A.mask=soft", "--out", out)
     assert first.exit_code == 0, first.output
     assert "0 of 2 seeds solved" in " ".join(first.stdout.split())
-    runs = [Run.open(out / f"seed={seed}" / "run") for seed in range(2)]
+    runs = [Run.open(out / f"seed={seed}") for seed in range(2)]
     assert [run.train.seed for run in runs] == [0, 1]
     assert runs[0].model.options == {"A.mask": "soft"}
     again = invoke(f"mqar {TINY} --d-model 8 --seeds 2 --option A.mask=soft --json", "--out", out)

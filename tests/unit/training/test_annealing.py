@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from lab.training.annealing import MOST_HALVINGS, PATIENCE, Annealing
+from lab.training.loop import MOST_HALVINGS, PATIENCE, Annealing
 
 
 def observe(shares: list[float]) -> Annealing:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from analysis.pages.report import write_quick
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
-from lab.training.certificate import UnlawfulError, describe_certificate, read_certificate
+from lab.laws.layers import UnlawfulError, describe_certificate, read_certificate
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 HERE = "tests.unit.training.test_certificate"
@@ -130,8 +130,10 @@ def test_a_lawful_mixer_is_certified_once_and_trains_as_it_would_without(tmp_pat
     words = train(certified)
     assert words.startswith("Causal obeys deterministic, causal (up to 64 tokens), batch-invariant")
     assert train(plain, certify=False) == ""
-    assert read_certificate(plain) is None
-    assert [layer["blocks"] for layer in (read_certificate(certified) or {})["layers"]] == [[0, 1]]
+    assert read_certificate(plain.path) is None
+    assert [layer["blocks"] for layer in (read_certificate(certified.path) or {})["layers"]] == [
+        [0, 1]
+    ]
     last = [[row["loss"] for row in run.read_metrics()] for run in (certified, plain)]
     assert last[0] == last[1]
 
@@ -167,4 +169,4 @@ def test_an_unreadable_certificate_is_named(tmp_path: Path):
     run.path.mkdir()
     (run.path / "certificate.json").write_text("{")
     with pytest.raises(RunError, match=r"certificate\.json"):
-        read_certificate(run)
+        read_certificate(run.path)

@@ -1,6 +1,6 @@
 import pytest
 
-from lab.training.endings import find_ending, name_ending
+from lab.training.records import find_ending, name_ending
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,6 @@ from lab.training.endings import find_ending, name_ending
         ({"stopped": "solved", "signal": None}, "solved"),
         ({"stopped": "interrupted", "signal": "SIGINT"}, "interrupted"),
         ({"stopped": "interrupted", "signal": None}, "not solved: time limit reached"),
-        ({"stopped": "interrupted"}, "interrupted"),  # an older result: nobody knows by what
     ],
 )
 def test_minutes_and_signals_end_a_run_in_words_of_their_own(result, ending):

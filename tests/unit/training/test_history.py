@@ -1,6 +1,7 @@
 """Which weights a run keeps along the way, and that they are the ones it had."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +16,10 @@ from typer.testing import CliRunner
 from lab.cli import app
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import RunError
-from lab.training import history
-from lab.training.divergence import DivergedError
+from lab.training.checkpoint import MEMORY, RISE, WeightsSchedule, keep_weights
 from lab.training.experiment import carry_out
-from lab.training.fit import fit
-from lab.training.history import MEMORY, RISE, WeightsSchedule
-from lab.training.row import Row
-from lab.training.runs import Run
+from lab.training.loop import DivergedError, Row, fit
+from lab.training.run import Run
 from tasks import TASKS
 
 STEPS = 24
@@ -31,7 +29,7 @@ KILLED = """
 import os, signal, sys
 from lab.config import Runtime
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 
 def on_row(row):
     if row.step == 13:
@@ -78,7 +76,7 @@ def due(accuracies, first: int = 1) -> list[int]:
 @pytest.fixture
 def many(monkeypatch):
     """Let a run that learns next to nothing keep weights at more than the powers."""
-    monkeypatch.setattr(history, "RISE", 0.002)
+    monkeypatch.setattr("lab.training.checkpoint.RISE", 0.002)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +91,7 @@ def unbroken(tmp_path_factory) -> dict[str, bytes]:
     """What a run keeps that nothing interrupts, at more steps than the powers."""
     run = make(tmp_path_factory.mktemp("unbroken") / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "RISE", 0.002)
+        patch.setattr("lab.training.checkpoint.RISE", 0.002)
         finish(run)
     assert len(files(run)) > len(POWERS)
     return files(run)
@@ -128,11 +126,12 @@ def test_noise_keeps_few_more_than_the_powers(level):
 
 
 def test_every_kept_step_is_the_step_it_says(whole, tmp_path):
-    assert list(history.list_weights(whole.path)) == POWERS
+    assert list(whole.list_kept_weights()) == POWERS
     assert whole.list_steps() == [0, *POWERS, STEPS]
     state = make(tmp_path / "again").load_state()
+    state.precision = "fp32"
     wanted = {0: {k: w.clone() for k, w in state.model.state_dict().items()}}
-    for row in fit(whole.task, state, whole.train, "fp32"):
+    for row in fit(whole.task, state, whole.train):
         wanted[row.step] = {k: w.clone() for k, w in state.model.state_dict().items()}
     for step in whole.list_steps():
         model = whole.load_model(step)
@@ -145,8 +144,9 @@ def test_history_and_checkpoint_of_a_step_agree(tmp_path):
     run = make(tmp_path / "run", max_steps=16)
     finish(run)
     assert 16 in run.list_checkpoints()
-    kept = history.restore(history.list_weights(run.path)[16], run.build()).state_dict()
     checkpointed = run.load_model(16).state_dict()
+    shutil.rmtree(run.path / "checkpoint")
+    kept = run.load_model(16).state_dict()
     assert kept.keys() == checkpointed.keys()
     assert all(torch.equal(kept[name], checkpointed[name]) for name in kept)
 
@@ -175,7 +175,7 @@ def test_a_kill_changes_no_file(whole, tmp_path):
     home = Path(__file__).parents[3]
     ended = subprocess.run(command, cwd=home, timeout=120, env={"OMP_NUM_THREADS": "1"})
     assert ended.returncode == -signal.SIGKILL
-    assert list(history.list_weights(broken.path)) == [1, 2, 3, 4, 6, 8, 11]
+    assert list(broken.list_kept_weights()) == [1, 2, 3, 4, 6, 8, 11]
     finish(broken)
     assert files(broken) == files(whole)
 
@@ -229,7 +229,7 @@ def copy(run: Run, path: Path) -> Run:
 @pytest.mark.parametrize("left", [0, 4, 100, 2000])
 def test_a_truncated_file_is_named(whole, tmp_path, left):
     run = copy(whole, tmp_path / "run")
-    file = history.list_weights(run.path)[8]
+    file = run.list_kept_weights()[8]
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(RunError, match=r"step-00000008.safetensors: truncated, or no weights: "):
         run.load_model(8)
@@ -258,7 +258,7 @@ def test_what_is_no_weights_file_is_no_step(whole, tmp_path):
     run = copy(whole, tmp_path / "run")
     for name in (".step-00000009.safetensors.writing", "step-00000010.txt", "step-x.safetensors"):
         (run.path / "history" / name).write_text("mine")
-    assert list(history.list_weights(run.path)) == POWERS
+    assert list(run.list_kept_weights()) == POWERS
 
 
 def test_a_refusing_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
@@ -271,11 +271,11 @@ def test_a_refusing_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     monkeypatch.setattr("lab.files.os.fsync", full)
     before = files(run)
     with pytest.raises(RunError, match=f"{run.path}: cannot be written: No space left on device"):
-        run.keep_weights(run.load_state())
+        keep_weights(run, 6, run.build())
     assert files(run) == before
     monkeypatch.undo()
     finish(run)
-    assert list(history.list_weights(run.path)) == POWERS
+    assert list(run.list_kept_weights()) == POWERS
 
 
 def test_weights_that_are_not_finite_are_not_kept(tmp_path):
@@ -284,11 +284,10 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path):
         finish(run)
     for step in run.list_steps():
         assert all(w.isfinite().all() for w in run.load_model(step).state_dict().values())
-    state = run.load_state()
+    model = run.build()
     with torch.no_grad():
-        state.model.embed.weight[0, 0] = torch.nan
-    state.step = 20
-    run.keep_weights(state)
+        model.embed.weight[0, 0] = torch.nan
+    keep_weights(run, 20, model)
     assert 20 not in run.list_steps()
 
 
@@ -302,9 +301,10 @@ def test_nothing_is_unpickled(whole, monkeypatch):
 
 
 def test_the_runs_folder_is_what_its_docstring_says(whole):
-    from lab.training import runs
+    from lab.training import run as module
 
-    named = [line.split()[0] for line in (runs.__doc__ or "").splitlines() if line[:4] == " " * 4]
+    lines = (module.__doc__ or "").splitlines()
+    named = [line.split()[0] for line in lines if line[:4] == " " * 4]
     there = {f"{path.name}/" if path.is_dir() else path.name for path in whole.path.iterdir()}
     assert there < set(named)
     config = json.loads((whole.path / "config.json").read_text())

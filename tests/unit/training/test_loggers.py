@@ -14,7 +14,7 @@ from lab.cli import app
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.training import loggers
 from lab.training.experiment import carry_out
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS
 
 SETTINGS = TrainConfig(batch_size=4, max_steps=4, eval_every=2, test_rows=8, precision="fp32")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.training.muon import BatchedMuon, orthogonalize, update_matrices
+from lab.training.optimizers import BatchedMuon, orthogonalize
 
 SHAPES = ((16, 16), (16, 48), (48, 16), (16, 16), (8, 16))
 
@@ -101,17 +101,3 @@ def make_pair_of_batched(rates=(0.01, 0.01)):
         others,
         BatchedMuon(others, lr=second, weight_decay=0.1),
     )
-
-
-def test_several_take_their_steps_at_once_each_at_its_own_rate():
-    mine, first, others, second = make_pair_of_batched((0.01, 0.03))
-    alone, own, also, too = make_pair_of_batched((0.01, 0.03))
-    for matrices in (mine, others, alone, also):
-        generator = torch.Generator().manual_seed(len(matrices[0]))
-        for p in matrices:
-            p.grad = torch.randn(p.shape, generator=generator)
-    update_matrices([first, second])
-    own.step()
-    too.step()
-    for p, q in zip([*mine, *others], [*alone, *also], strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)

@@ -11,7 +11,8 @@ from analysis.dynamic_mask.layers import find_masked_layers, record_masked_layer
 from analysis.dynamic_mask.masking import LIGHT
 from lab.config import ModelConfig, TrainConfig
 from lab.models import LanguageModel, build
-from lab.training.runs import Run
+from lab.training.checkpoint import keep_weights
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)
@@ -72,5 +73,5 @@ def build_run(tmp_path, mask: str) -> Run:
             if name.endswith("mask.l") and mask != "literal":
                 p.data[:, 3] -= 0.1
         state.step = step
-        run.keep_weights(state)
+        keep_weights(run, state.step, state.model)
     return run

@@ -18,8 +18,8 @@ from analysis.experts.training import (
 from analysis.plain import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.retrieval import RetrievedExperts
-from lab.training import history
-from lab.training.runs import Run
+from lab.training.checkpoint import keep_weights
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=32)
@@ -44,8 +44,8 @@ def test_zero_keys_are_a_collapse_at_step_0_and_keys_end_it(tmp_path):
     assert isinstance(module, RetrievedExperts)
     for seed, keys in enumerate((module.row_keys, module.column_keys)):
         torch.nn.init.normal_(keys, generator=torch.Generator().manual_seed(seed))
-    history.save(made.path, 10, model)
-    history.save(made.path, 20, model)
+    keep_weights(made, 10, model)
+    keep_weights(made, 20, model)
     (course,) = measure(subject(made))
     assert course.steps.tolist() == [0, 10, 20]
     assert course.standing[0, 0] == 1
@@ -65,7 +65,7 @@ def test_random_weights_are_as_alike_as_random_choices(tmp_path):
     other = made.build()
     for weights in other.parameters():
         torch.nn.init.normal_(weights, generator=torch.Generator().manual_seed(5))
-    history.save(made.path, 5, other)
+    keep_weights(made, 5, other)
     (course,) = measure(subject(made))
     # Few rows of a few tokens: far from 1, near 3/42 = 0.07.
     assert (course.saturation[:, 0] < 0.25).all()

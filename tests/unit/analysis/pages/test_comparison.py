@@ -1,6 +1,5 @@
 """Runs side by side: who is best by intervals, what differs, the same row for all."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +19,11 @@ from analysis.plain import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.intervals import wilson
-from lab.training import history
-from lab.training.runs import Run
+from lab.training.checkpoint import keep_weights, save_checkpoint
+from lab.training.loop import start
+from lab.training.run import Run
 from tasks.mqar import MQAR
+from tests.planted_runs import make_result, make_row, write_rows
 
 
 def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
@@ -30,17 +31,18 @@ def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
     train = TrainConfig(max_steps=4, batch_size=4, test_rows=8, eval_every=2, seed=seed)
     run = Run(path, task, ModelConfig(**{"stack": "AM", "d_model": 16, **model}), train)
     run.claim()
+    tested = {
+        2: {"test_loss": 2.5, "test_accuracy": 0.25},
+        4: {"test_loss": 2.0, "test_accuracy": 0.5},
+    }
     rows = [
-        {"step": step, "loss": 5 / step, "accuracy": step / 8, "seconds": 0.5, **tested}
-        for step, tested in (
-            (2, {"test_loss": 2.5, "test_accuracy": 0.25}),
-            (4, {"test_loss": 2.0, "test_accuracy": 0.5}),
-        )
+        make_row(step, loss=5 / step, accuracy=step / 8, **tested.get(step, {}))
+        for step in range(1, 5)
     ]
-    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.save_checkpoint(run.load_state())
+    write_rows(run, rows)
+    save_checkpoint(run, start(run.build(), run.train, "fp32"))
     ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
-    run.write_result({**ended, "rows_per_second": 8.0, "baselines": {}})
+    run.write_result(make_result(**ended, rows_per_second=8.0))
     return run
 
 
@@ -156,7 +158,7 @@ def planted(path: Path, seed: int, jumps: int, **model) -> Run:
         if step >= jumps:
             with torch.no_grad():
                 weights.get_parameter("blocks.0.mixer.mask.l").sub_(3)
-        history.save(run.path, step, weights)
+        keep_weights(run, step, weights)
     return run
 
 

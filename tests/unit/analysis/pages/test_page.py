@@ -7,7 +7,7 @@ from analysis.pages import page
 from analysis.pages.summary import FEW, KEY, OPEN, choose_open, pick_key_findings
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 

@@ -1,6 +1,5 @@
 """Settings are ranked over seeds of one task, on planted differences, and never on a null."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from analysis.pages import ranking
 from analysis.pages.ranking import group_settings, rank
 from analysis.statistics.survival import MissingLibraryError
 from lab.config import ModelConfig, TrainConfig
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.mqar import MQAR
+from tests.planted_runs import make_result, make_row, write_rows
 
 TASK = MQAR(seq_len=16, vocab_size=32)
 MOST = 1000
@@ -34,12 +34,11 @@ class Folder:
         run = Run(self.path / str(self.count), task, model, config)
         run.claim()
         last = solved or config.max_steps
-        row = {"seq_len": task.seq_len, "loss": 1.0, "accuracy": 0.5, "seconds": 0.1}
-        rows = [{**row, "step": step} for step in (1, last)]
+        rows = [make_row(step, seq_len=task.seq_len) for step in range(1, last + 1)]
         rows[-1]["validation_accuracy"] = 1.0 if solved else accuracy
-        (run.path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        write_rows(run, rows)
         ended = {"stopped": "solved" if solved else "budget", "steps": last, "rows": 4 * last}
-        run.write_result({**ended, "accuracy": accuracy, "seconds": 1.0, "baselines": {}})
+        run.write_result(make_result(**ended, accuracy=accuracy))
         return run
 
     def add_all(self, times, **options):

@@ -12,8 +12,9 @@ from analysis.pages.report import render
 from analysis.provenance import find_commit, hash_data
 from lab.config import ModelConfig, TrainConfig
 from lab.intervals import wilson
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks import TASKS
+from tests.planted_runs import make_result, make_row, write_rows
 
 
 def claimed(path, **options) -> Run:
@@ -39,25 +40,16 @@ def test_a_run_that_has_not_begun(tmp_path):
 
 def test_a_diverged_run_has_no_accuracy(tmp_path):
     run = claimed(tmp_path / "run")
-    ended = {"accuracy": None, "loss": None, "steps": 3, "stopped": "diverged"}
-    run.write_result({**ended, "seconds": 1.0, "baselines": {}})
+    write_rows(run, map(make_row, range(1, 4)))
+    run.write_result(make_result(accuracy=None, loss=None, steps=3, stopped="diverged"))
     assert "Training diverged after 3 steps" in page_of(run)
 
 
 @pytest.mark.parametrize("interval", [None, [0.4, 0.7]])
 def test_the_interval_is_that_of_the_result_or_takes_each_row_for_one_answer(tmp_path, interval):
     run = claimed(tmp_path / "run")
-    run.write_result(
-        {
-            "accuracy": 0.5,
-            "interval": interval,
-            "loss": 1.0,
-            "steps": 4,
-            "stopped": "budget",
-            "seconds": 1.0,
-            "baselines": {},
-        }
-    )
+    write_rows(run, map(make_row, range(1, 5)))
+    run.write_result(make_result(interval=interval, stopped="budget"))
     page = page_of(run)
     record = re.search(r'id="record">(.*?)</script>', page)
     assert record

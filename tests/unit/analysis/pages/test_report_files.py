@@ -13,7 +13,9 @@ from analysis.pages.report_files import Report, choose_work, find_page, is_compl
 from analysis.provenance import DATA
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
-from lab.training.runs import Run
+from lab.training.checkpoint import save_checkpoint
+from lab.training.loop import start
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 
@@ -29,9 +31,9 @@ def run(tmp_path) -> Run:
 
 
 def reach(run: Run, step: int) -> None:
-    state = run.load_state()
+    state = start(run.build(), run.train, "fp32")
     state.step = step
-    run.save_checkpoint(state)
+    save_checkpoint(run, state)
 
 
 def analyze(run: Run, *only: str, rows: int = 4, step: int | None = None) -> list[str]:
@@ -141,7 +143,6 @@ def test_what_another_version_measured_is_named(run):
     analyze(run, "matrices")
     numbers = json.loads((run.path / "analysis.json").read_text())
     numbers["provenance"]["torch"] = "1.0"
-    del numbers["seal"]
     (run.path / "analysis.json").write_text(json.dumps(numbers))
     analyze(run, "heads")
     merged = json.loads((run.path / "analysis.json").read_text())
@@ -157,7 +158,6 @@ def test_other_data_do_not_merge(run):
     analyze(run, "matrices", "heads")
     numbers = json.loads((run.path / "analysis.json").read_text())
     numbers["provenance"][DATA] = "0"
-    del numbers["seal"]
     (run.path / "analysis.json").write_text(json.dumps(numbers))
     analyze(run, "heads")
     assert set(names(run)) == {"analysis", "analysis-rows4"}

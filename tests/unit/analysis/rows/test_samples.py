@@ -14,7 +14,7 @@ from analysis.rows import samples
 from analysis.rows.samples import Continuations, describe, measure, spell
 from lab.config import ModelConfig, TrainConfig
 from lab.models import Block, build
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.language import Language
 from tasks.mqar import MQAR
 from tasks.next_byte import Bytes

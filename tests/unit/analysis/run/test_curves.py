@@ -13,14 +13,15 @@ from analysis.plots.style import DARK, LIGHT
 from analysis.run import baselines, curves
 from analysis.run.curves import Curve, describe
 from lab.config import ModelConfig, TrainConfig
-from lab.training.metrics import Metrics
-from lab.training.runs import Run
+from lab.training.records import Metrics
+from lab.training.run import Run
 from tasks.mqar import MQAR
+from tests.planted_runs import make_row
 
 
 def rows():
     """Return 25 steps, each fifth evaluated."""
-    steps = [{"step": i, "loss": 1 / i, "accuracy": i / 25, "seconds": 1.0} for i in range(1, 26)]
+    steps = [make_row(i, loss=1 / i, accuracy=i / 25, seconds=1.0) for i in range(1, 26)]
     for step in steps[4::5]:
         step |= {"validation_loss": step["loss"], "validation_accuracy": step["accuracy"]}
     return steps
@@ -29,7 +30,7 @@ def rows():
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(curves, "POINTS", 10)
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), seq_len=16))
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows())))
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     batch = run.task.batch(size=1)
     scores = {"chance": 0.01, "copy": 0.4, "oracle": 1.0}
@@ -80,8 +81,8 @@ def test_one_evaluation_is_no_journey():
 
 
 def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
-    grown = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown), seq_len=16))
+    grown: Any = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown)))
     config = TrainConfig(lengthen=True, start_len=8, batch_size=4, test_rows=24)
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), config)
     scores = {"chance": 0.01, "last value": 0.3, "oracle": 1.0}
@@ -103,7 +104,7 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     verticals = [shape.x0 for shape in loss.draw().layout.shapes if shape.x0 == shape.x1]
     assert verticals == [1, 11]
     short = [row for row in grown if row["seq_len"] == 8]
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(short), seq_len=16))
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(short)))
     assert [*curves.measure(of)[1].references] == ["oracle", "chance"]
     # A shortcut's accuracy is of one row length, those of a guess and of the oracle are of all.
     levels = {s.y0: s for s in accuracy.draw().layout.shapes if s.y0 == s.y1}
@@ -156,7 +157,7 @@ def test_the_result_is_on_the_curve():
 
 
 def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows()), seq_len=16))
+    monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(rows())))
     monkeypatch.setattr(baselines, "score_baselines", lambda run: {"chance": 0.01, "oracle": 1.0})
     run = Run(tmp_path, MQAR(seq_len=16, vocab_size=32), ModelConfig(d_model=8), TrainConfig())
     of = Subject(run.task, run.build(), run.task.batch(size=1), run=run)

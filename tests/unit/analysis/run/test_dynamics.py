@@ -19,7 +19,6 @@ from analysis.statistics.change_points import (
     Change,
 )
 from lab.files import RunError
-from lab.training import history
 from tests.planted_runs import STEPS, bound, edit, planted, subject, walks
 
 
@@ -213,7 +212,7 @@ def test_what_cannot_be_followed_says_why(tmp_path):
 
 def test_a_damaged_file_is_named(tmp_path):
     run = planted(tmp_path / "run")
-    file = history.list_weights(run.path)[16]
+    file = run.list_kept_weights()[16]
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(RunError, match="step-00000016"):
         dynamics.measure(subject(run))

@@ -10,11 +10,12 @@ from analysis.plain import to_plain
 from analysis.run.generalisation import AccuracyByOption, describe, measure
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Schedule
 from tasks.copying import Copy
 from tasks.induction import Induction
 from tasks.overwrite import Overwrite
+from tests.planted_runs import make_result, make_row, write_rows
 
 STEPS = 7
 
@@ -43,7 +44,8 @@ def found(
 ) -> AccuracyByOption:
     run = Run(tmp_path / "run", task, ModelConfig(stack="AM", d_model=8), TrainConfig(test_rows=32))
     run.claim()
-    result = {"accuracy": accuracy, "steps": STEPS, "seconds": 1.0, "stopped": "budget"}
+    write_rows(run, map(make_row, range(1, STEPS + 1)))
+    result = make_result(accuracy=accuracy, steps=STEPS, stopped="budget")
     scores = {"chance": 0.1, "oracle": 1.0, **shortcuts}
     run.write_result({**result, "baselines": scores, "evaluations": entries})
     subject = Subject(task, run.build().eval(), task.batch(size=1), step=0, run=run)

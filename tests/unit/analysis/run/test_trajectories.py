@@ -11,7 +11,7 @@ from analysis.mixing import collect_mixers
 from analysis.run import trajectories
 from analysis.run.quantities import choose_stretches
 from analysis.run.trajectories import choose_steps, follow, take_few_rows
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.base import Batch, Task
 from tests.planted_runs import STEPS, edit, planted, subject
 

@@ -69,7 +69,8 @@ def rollout(
     value: float, ends: tuple[float, float], *, pairs: bool = True, rows: int = 4, pool: int = 1
 ) -> Rollout:
     """Return what two layers bring to queries from their values; uniform ones bring a tenth."""
-    links = AnswerLinks(*[np.zeros(0, int)] * 3)
+    none = np.zeros(0, int)
+    links = AnswerLinks(none, none, none)
     shown = Heatmap(
         Picture(np.tri(8)[None], pool), links, np.zeros(8, int), np.zeros(8, int), ("key",)
     )

@@ -93,7 +93,8 @@ def pairless(*on_previous: float) -> LayerMatrix:
     """Return a layer without pairs, by its heads' mass on the token before, if there is one."""
     none, heads = np.zeros(0), np.array(on_previous)
     mass = Mass(none, none, none, heads, uniform_value=0, uniform_written=0, uniform_previous=0.3)
-    links = AnswerLinks(*[np.zeros(0, int)] * 3)
+    empty = np.zeros(0, int)
+    links = AnswerLinks(empty, empty, empty)
     return replace(layer(0, 0, 0), mass=mass, links=links)
 
 

@@ -21,7 +21,7 @@ from analysis.state_space.spectrum import StateSpectrum
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.ssd import SSD
 from lab.models import build
-from lab.training.runs import Run
+from lab.training.run import Run
 from tasks.mqar import MQAR
 from tests.ssd_variants import matrix_without_skip
 

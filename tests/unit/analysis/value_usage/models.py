@@ -6,7 +6,8 @@ from analysis.base import Subject
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.models import LanguageModel, build
-from lab.training.runs import Run
+from lab.training.checkpoint import keep_weights
+from lab.training.run import Run
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)
@@ -38,5 +39,5 @@ def build_run(tmp_path) -> Run:
             layer.value_keys[0] = 0.0
             layer.value_keys[2] = float(step > 1)
             layer.value_keys[3] = -float(step > 1)
-        run.keep_weights(state)
+        keep_weights(run, state.step, state.model)
     return run

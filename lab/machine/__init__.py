@@ -1,1 +1,0 @@
-"""This machine: devices, memory, processor, and measurements of them that are kept."""
