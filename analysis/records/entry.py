@@ -33,7 +33,7 @@ class RecordTrial:
         seed: of rows and initial weights.
         solved: whether its test accuracy reached the track's.
         rows: of training, all lengths counted alike; until it was solved, or else until it ended.
-        cpu_seconds: likewise, of the processor (`lab.training.row.Row`).
+        cpu_seconds: likewise, of the processor (`lab.training.loop.Row`).
         steps: likewise.
         accuracy: on test rows; None if it diverged.
     """

@@ -19,10 +19,9 @@ from lab.laws.certification import Certification
 from lab.laws.laws import select_laws
 from lab.laws.loading import load
 from lab.laws.verdict import Verdict
-from lab.machine import choose_device
+from lab.machine import NO_MEMORY, choose_device
 
 GIBIBYTE = 2**30
-NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "Cannot allocate memory")
 
 
 def main(connection: Connection) -> None:
@@ -58,7 +57,7 @@ def _judge(certification: Certification, law: str, memory: int | float) -> Verdi
     except BaseException as error:
         verdict = Verdict(law, "not decided", f"raised {describe_error(error)}")
     undecided = verdict.verdict == "not decided"
-    if undecided and any(words in verdict.evidence for words in NO_MEMORY):
+    if undecided and any(words in verdict.evidence for words in (*NO_MEMORY, "MemoryError")):
         return replace(verdict, evidence=f"used more than {memory:.3g} GiB: {verdict.evidence}")
     return verdict
 

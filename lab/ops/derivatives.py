@@ -67,9 +67,10 @@ def differentiate_twice(y: Tensor, form: Callable[..., Tensor], *inputs: Tensor)
     if torch.compiler.is_compiling() or y.grad_fn is None:
         return
 
-    def replace(to_inputs: tuple[Tensor | None, ...], to_y: tuple[Tensor, ...]) -> Any:
+    def replace(to_inputs: tuple[Tensor | None, ...], to_y: tuple[Tensor | None, ...]) -> Any:
         # With fewer inputs y is not one operation's but several's, which have graphs.
-        if not torch.is_grad_enabled() or len(to_inputs) < len(inputs):
+        several = len(to_inputs) < len(inputs)
+        if not torch.is_grad_enabled() or several or to_y[0] is None:
             return None
         return (*differentiate(form, inputs, to_y[:1]), *to_inputs[len(inputs) :])
 

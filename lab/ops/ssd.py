@@ -69,7 +69,7 @@ def ssd(
     if chosen == "torch" or torch.compiler.is_compiling():
         return y, state
 
-    def refuse(grad: Tensor) -> None:
+    def refuse(grad: Tensor | None) -> None:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"SSD's backend={chosen!r} has no second derivative: build it with backend='torch'"

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from lab.files import RunError, explain_write_errors, read_json, write_json
 from lab.models.evaluation import evaluate
-from lab.training.records import find_ending
+from lab.training.records import LengthsFile, SpentFile, find_ending, validate
 from lab.training.run import Run
 
 Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
@@ -89,8 +89,9 @@ def read_spent(path: Path) -> tuple[float, str | None]:
     file = path / SPENT
     if not file.exists():
         return 0.0, None
-    content = read_json(file, f"{file}: cannot be read; remove it")
-    return float(content.get("minutes", 0.0)), content.get("error")
+    where = f"{file}: cannot be read; remove it"
+    content = validate(SpentFile, read_json(file, where), where)
+    return content["minutes"], content["error"]
 
 
 def note_spent(path: Path, minutes: float, error: str | None) -> None:
@@ -145,9 +146,10 @@ def read_lengths(run: Run) -> dict[int, Entry]:
     if file.exists():
         metrics, ends = run.read_metrics(), find_stage_ends(run)
         last = metrics[-1]["step"] if metrics else 0
-        for entry in read_json(file, f"{file}: cannot be read; remove it")["lengths"]:
+        where = f"{file}: cannot be read; remove it"
+        for entry in validate(LengthsFile, read_json(file, where), where)["lengths"]:
             if entry["step"] == ends.get(entry["seq_len"], last):  # not before it went on
-                found[entry["seq_len"]] = entry
+                found[entry["seq_len"]] = dict(entry)
     recorded = read_records(run)
     if recorded is not None and None not in (recorded["test"], recorded["validation"]):
         found[recorded["seq_len"]] = recorded

@@ -75,8 +75,7 @@ def tabulate_cells(
         out: the folder that holds the run folders.
         earlier: rows of an earlier table by the name of the cell, for cells without a run here.
 
-    Raises:
-        RunError: when a file of a run cannot be read.
+    A run with a damaged file has failed, with this as its error.
     """
     rows: list[Row] = []
     for cell in sweep.cells:
@@ -85,11 +84,14 @@ def tabulate_cells(
         if run is None and known:
             rows += known
             continue
-        error = read_spent(path)[1] if status in ("failed", "diverged") else None
-        measured: Mapping[int, Row] = {}
-        if run is not None and run.read_metrics():
-            found = read_lengths(run)
-            measured = _measure(run, {length: found.get(length, {}) for length in cell.lengths})
+        error, measured = None, {}
+        try:
+            error = read_spent(path)[1] if status in ("failed", "diverged") else None
+            if run is not None and run.read_metrics():
+                found = read_lengths(run)
+                measured = _measure(run, {length: found.get(length, {}) for length in cell.lengths})
+        except RunError as damage:  # of this run alone
+            status, error = "failed", str(damage)
         for length in cell.lengths:
             known = {**dict.fromkeys(MEASURED), **measured.get(length, {}), "seq_len": length}
             rows.append({**cell.factors, **known, "status": status, "error": error})

@@ -63,7 +63,7 @@ HEADER = 2**24
 
 @with_config(STRICT)
 class AnnealingEntry(TypedDict):
-    """What `lab.training.rate.Annealing` has seen."""
+    """What `lab.training.loop.Annealing` has seen."""
 
     wrong: Share
     least: Share

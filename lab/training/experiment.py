@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -32,7 +32,7 @@ from lab.training.diagnosis import diagnose
 from lab.training.loggers import open_logger
 from lab.training.loop import DivergedError, Row, TrainingState, check, fit
 from lab.training.run import Run
-from lab.training.speed import Pace, StepTime, measure_choices
+from lab.training.speed import Pace, StepTime, list_thread_counts, measure_choices
 from tasks.base import Task, count_rows
 
 COPIES = 4
@@ -114,11 +114,9 @@ def carry_out(
         run.rewind(state.step)
         certified = "" if state.step else _certify(run, runtime.certify, device, on_note)
         # A run keeps the precision that it began with, as one of its settings.
+        counts, known = list_thread_counts(device), runtime.threads or state.threads
         times = measure_choices(
-            run,
-            device,
-            state.precision or run.train.precision,
-            runtime.threads or state.threads or None,
+            run, device, state.precision or run.train.precision, [known] if known else counts
         )
         state.precision, state.threads = times[0].precision, times[0].threads
         if run.train.precision == "auto":
@@ -138,7 +136,7 @@ def carry_out(
         )
         try:
             with use_threads(state.threads):
-                ending = _train(run, state, runtime, on_row, on_note)
+                ending = _train(run, state, runtime, counts, on_row, on_note)
         except DivergedError as error:
             run.write_result(summarize(run, state, Ending("diverged"), device))
             kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
@@ -166,6 +164,7 @@ def _train(
     run: Run,
     state: TrainingState,
     runtime: Runtime,
+    counts: Sequence[int],
     on_row: Callable[[Row], None],
     on_note: Callable[[str], None],
 ) -> Ending:
@@ -195,7 +194,7 @@ def _train(
                 save_checkpoint(run, state)
             if runtime.threads is None and pace.is_slow(row):
                 device = next(state.model.parameters()).device
-                best, *_ = measure_choices(run, device, state.precision, None)
+                best, *_ = measure_choices(run, device, state.precision, counts)
                 state.threads = best.threads
                 torch.set_num_threads(state.threads)
     save_checkpoint(run, state)

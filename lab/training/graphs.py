@@ -276,7 +276,7 @@ def _check_states(
 
 
 def _count_positions(batch: Batch) -> int:
-    """Return of how many positions a recorded step computes the loss: in each row as many.
+    """Return the number of positions in each row at which a recorded step computes the loss.
 
     Where rows differ in how many are scored, other rows may have more, so all are taken.
     """

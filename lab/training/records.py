@@ -134,6 +134,41 @@ class ResultFile(TypedDict):
     evaluations: NotRequired[list[EvaluationEntry]]
 
 
+@with_config(STRICT)
+class CoverageFile(TypedDict):
+    """What analysis.json says that it covers."""
+
+    step: Count
+    analyses: dict[str, Any]
+    not_applicable: dict[str, Any]
+
+
+@with_config(STRICT)
+class LengthEntry(TypedDict):
+    """The accuracy of a run at one row length."""
+
+    seq_len: Count
+    step: Count
+    test: Share | None
+    interval: Interval | None
+    validation: Share | None
+
+
+@with_config(STRICT)
+class LengthsFile(TypedDict):
+    """The content of lengths.json."""
+
+    lengths: list[LengthEntry]
+
+
+@with_config(STRICT)
+class SpentFile(TypedDict):
+    """The content of spent.json."""
+
+    minutes: Annotated[float, Field(ge=0)]
+    error: str | None
+
+
 def validate(kind: type[T], content: object, where: str) -> T:
     """Return content that is of a kind; entries that the kind does not name stay as they are.
 

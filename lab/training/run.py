@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from glob import glob
@@ -45,7 +45,7 @@ from lab.files import (
     write,
     write_json,
 )
-from lab.training.records import ConfigFile, Metrics, ResultFile, RowLine, validate
+from lab.training.records import ConfigFile, CoverageFile, Metrics, ResultFile, RowLine, validate
 from lab.trust import ask_for_trust, list_named
 from lab.user_modules import digest_source
 from tasks import TASKS, restore
@@ -65,7 +65,8 @@ CHECKPOINT, HISTORY, STATE = "checkpoint", "history", "state.json"
 CHECKPOINT_NAME = re.compile(r"step-(\d{1,18})", re.ASCII)
 WEIGHTS_NAME = re.compile(r"step-(\d{1,18})\.safetensors", re.ASCII)
 OWN = re.compile(
-    r"(analysis|certificate|lengths|report|result|spent)\.json|metrics\.jsonl|report\.html|log\.txt"
+    r"(certificate|lengths|result|spent)\.json|metrics\.jsonl|log\.txt"
+    r"|(analysis|report)(-(step|rows)\d+)*(-\d+)?\.(json|html)"
     r"|checkpoint|history|tensorboard|wandb-id",
     re.ASCII,
 )
@@ -120,7 +121,7 @@ class Run:
             raise RunError(f"{error}. {near}" if near else str(error)) from error
         if config.get("format") != FORMAT:
             raise RunError(
-                f"{path}: format {config.get('format')} is newer than this lab's {FORMAT}, or none"
+                f"{path}: format={config.get('format')}: must be {FORMAT}, which this lab reads"
             )
         validate(ConfigFile, config, f"{path}/config.json does not describe a run")
         wanted = list_named(config)
@@ -238,7 +239,9 @@ class Run:
             OutError: naming the first field that differs, or the mixer.
             RunError: when it holds no run, or one that cannot be read.
         """
-        change = self._compare_settings().describe_change()
+        theirs = self._compare_settings()
+        # A run that was opened, to go on with, knows the code that it began with.
+        change = "" if self.source is not None else theirs.describe_change()
         if change:
             raise OutError(
                 f"out={self.path}: {change}; --fresh trains it anew, and `{self.resume_command}` "
@@ -284,7 +287,7 @@ class Run:
         name = self.model.model
         if name is None or self.source is None or not self.trusted:
             return ""
-        if digest_source(name) == self.source:
+        if digest_source(name) in (None, self.source):  # one that is missing is told elsewhere
             return ""
         return f"the code of {name} has changed since this run began"
 
@@ -311,11 +314,13 @@ class Run:
             ValueError: for a limit below the steps already taken.
             RunError: when the run cannot be read or written, or is being trained.
         """
-        taken = max(self.list_checkpoints(), default=0)
+        result = self.read_result() or {"steps": 0}
+        taken = max(result["steps"], *self.list_checkpoints(), 0)
         if max_steps < taken:
             raise ValueError(f"max_steps={max_steps}: must be ≥ {taken}, the steps already taken")
         other = replace(self, train=replace(self.train, max_steps=max_steps))
         if other != self:
+            self._check_whole(self.load_state().step)  # or it could not go on
             with explain_write_errors(self.path), lock(self.path):
                 other.write_config()
         return other
@@ -373,25 +378,34 @@ class Run:
         finally:
             os.close(file)
 
-    def rewind(self, step: int) -> None:
-        """Drop a result that is not final, and metrics and kept weights of later steps.
+    def _check_whole(self, step: int) -> Sequence[RowLine]:
+        """Return the rows up to the step of the newest checkpoint, which must all be there.
 
         Raises:
-            RunError: when rows up to this step are missing, or the folder cannot be written.
+            RunError: when the checkpoint or rows are missing.
         """
         result = self.read_result()
         # A run that diverged may have had no checkpoint yet.
         if result and result["stopped"] != "diverged" and step == 0 < result["steps"]:
             raise RunError(
                 f"{self.path}: the checkpoint of step {result['steps']} is gone; put it back, or "
-                "--fresh begins again"
+                "--fresh of the command that trained it begins again"
             )
         rows = self.read_metrics()[:step]
         if len(rows) < step:
             raise RunError(
                 f"{self.path}: metrics.jsonl ends at step {len(rows)}, the checkpoint is of step "
-                f"{step}; put it back, or --fresh begins again"
+                f"{step}; put it back, or --fresh of the command that trained it begins again"
             )
+        return rows
+
+    def rewind(self, step: int) -> None:
+        """Drop a result that is not final, and metrics and kept weights of later steps.
+
+        Raises:
+            RunError: when rows up to this step are missing, or the folder cannot be written.
+        """
+        rows = self._check_whole(step)
         with explain_write_errors(self.path):
             for later, file in self.list_kept_weights().items():
                 if later > step:
@@ -460,10 +474,11 @@ class Run:
         file = self.path / "analysis.json"
         if not os.path.lexists(file):
             return None
-        numbers = read_json(file, f"{file} cannot be read; move it away to begin a new one")
-        if numbers.get("step") != step:
-            return None
-        return {*numbers.get("analyses", ()), *numbers.get("not_applicable", ())}
+        where = f"{file} cannot be read; move it away to begin a new one"
+        numbers = validate(CoverageFile, read_json(file, where), where)
+        return (
+            {*numbers["analyses"], *numbers["not_applicable"]} if numbers["step"] == step else None
+        )
 
     def list_checkpoints(self) -> dict[int, Path]:
         """Return the checkpoint folders by step, oldest first.

@@ -47,7 +47,7 @@ class StepTime:
 
 
 def measure_choices(
-    run: Run, device: torch.device, precision: str, threads: int | None
+    run: Run, device: torch.device, precision: str, counts: Sequence[int]
 ) -> list[StepTime]:
     """Return how long a run's steps take: the best choice first, then the others by time.
 
@@ -57,9 +57,8 @@ def measure_choices(
         run: the run; its model is built again to be timed.
         device: where to compute.
         precision: "fp32", "bf16" or "auto".
-        threads: of the CPU; None tries one, two, four and so on, up to what torch would take.
+        counts: numbers of threads of the CPU to choose from, the smallest first.
     """
-    counts = [threads] if threads else list_thread_counts(device)
     precisions = list_precisions(device) if precision == "auto" else (precision,)
     choices = [(each, count) for each in precisions for count in counts]
     if len(choices) == 1:
@@ -127,8 +126,11 @@ class Pace:
     """Notices when the steps of a training become slow, as beside a program that began later."""
 
     def __init__(self) -> None:
+        self._reset(0)
+
+    def _reset(self, seq_len: int) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._seq_len, self._usual = 0, math.inf
+        self._seq_len, self._usual = seq_len, math.inf
 
     def is_slow(self, row: Row) -> bool:
         """Take in a step; return whether the last ones took `SLOW` times as long as usual.
@@ -136,14 +138,13 @@ class Pace:
         What is usual is the fastest so far at this row length, and is forgotten when it is passed.
         """
         if row.seq_len != self._seq_len:
-            self.__init__()
-            self._seq_len = row.seq_len
+            self._reset(row.seq_len)
         self._recent.append(row.seconds)
         if len(self._recent) < RECENT:
             return False
         now = median(self._recent)
         if now > SLOW * self._usual:
-            self.__init__()
+            self._reset(row.seq_len)
             return True
         self._usual = min(self._usual, now)
         return False

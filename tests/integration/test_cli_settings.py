@@ -225,8 +225,8 @@ def test_fresh_removes_no_run_of_other_settings(tmp_path):
 def test_the_precision_that_was_chosen_belongs_to_the_settings(tmp_path, monkeypatch):
     chosen = "bf16"
 
-    def measure(run, device, precision, threads):
-        return [StepTime(chosen if precision == "auto" else precision, threads or 1, 1.0)]
+    def measure(run, device, precision, counts):
+        return [StepTime(chosen if precision == "auto" else precision, counts[0], 1.0)]
 
     monkeypatch.setattr("lab.training.experiment.measure_choices", measure)
     out = tmp_path / "run"

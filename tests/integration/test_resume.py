@@ -235,7 +235,7 @@ def test_a_newer_format_is_refused(tmp_path):
     run.claim()
     config = json.loads((run.path / "config.json").read_text())
     (run.path / "config.json").write_text(json.dumps({**config, "format": 99}))
-    with pytest.raises(RunError, match="format 99 is newer than this lab's 1"):
+    with pytest.raises(RunError, match="format=99: must be 1, which this lab reads"):
         Run.open(run.path)
 
 

@@ -39,7 +39,6 @@ def plant(monkeypatch):
     monkeypatch.setattr(speed, "record_gradients", record)
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(speed, "list_precisions", lambda device: ("fp32", "bf16"))
-    monkeypatch.setattr(speed, "list_thread_counts", lambda device: [1, 2])
     return planted.update
 
 
@@ -68,14 +67,14 @@ SLOW = (4.0, 4.0)
 def test_the_fastest_choice_is_taken_if_it_is_worth_while(run, plant, times, chosen):
     every = dict.fromkeys(("fp32_1", "fp32_2", "bf16_1", "bf16_2"), SLOW) | times
     plant(make_times(**every))
-    best, *others = measure_choices(run, CPU, "auto", None)
+    best, *others = measure_choices(run, CPU, "auto", [1, 2])
     assert best == StepTime(*chosen)
     assert [other.seconds for other in others] == sorted(other.seconds for other in others)
     assert torch.get_num_threads() == 1
 
 
 def test_one_choice_is_not_measured(run):
-    (found,) = measure_choices(run, CPU, "fp32", 1)
+    (found,) = measure_choices(run, CPU, "fp32", [1])
     assert (found.precision, found.threads) == ("fp32", 1)
     assert math.isnan(found.seconds)
 
@@ -110,8 +109,8 @@ def test_slow_steps_are_noticed_once_and_longer_rows_are_not_slow():
 def test_threads_are_chosen_again_when_steps_become_slow(run, monkeypatch):
     chosen = iter((2, 1))
 
-    def measure(run, device, precision, threads):
-        return [StepTime(precision, threads or next(chosen), 1.0)]
+    def measure(run, device, precision, counts):
+        return [StepTime(precision, next(chosen), 1.0)]
 
     class SlowAtThree(Pace):
         def is_slow(self, row):
