@@ -210,7 +210,7 @@ def edited(name: str, was: str | bytes, now: str | bytes):
     ("spoil", "line"),
     [
         (without_checkpoint, "has no checkpoint; give a step: 0, 1, 2"),
-        (newer, "format 2 is newer than this lab's 1"),
+        (newer, "format=2: must be 1, which this lab reads"),
         (halved("config.json"), "is not a run folder"),
         (halved("result.json"), "result.json cannot be read"),
         (halved("model.safetensors"), "truncated or changed"),
