@@ -14,11 +14,11 @@ DATA = "data, SHA-256"
 
 def collect_provenance(run: Run) -> dict[str, str]:
     """Return what identifies data, code and machine, as text by name."""
-    result = run.read_result() or {}
+    result, change = run.read_result() or {}, run.describe_change()
     return {
         "seed": str(run.train.seed),
         "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
-        **({"mixer": run.describe_change()} if run.describe_change() else {}),
+        **({"mixer": change} if change else {}),
         DATA: hash_data(run),
         "lab": __version__,
         "lab commit": find_commit() or "unknown",
