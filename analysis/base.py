@@ -1,6 +1,6 @@
 """The contract of an analysis: it measures a subject and returns findings with words and figure."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -133,6 +133,33 @@ class Passage:
 
 
 @dataclass(frozen=True)
+class Passages:
+    """Texts to read, shown in place of a figure."""
+
+    texts: tuple[Passage, ...]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A row to look at token by token, as JSON, shown in place of a figure."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table of numbers that stands beside a figure.
+
+    Attributes:
+        columns: their headings.
+        rows: texts, one for each column.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Words:
     """A finding in words, which stand beside its figure.
 
@@ -144,6 +171,7 @@ class Words:
         passages: texts to read, shown in place of a figure.
         gist: the finding in one plain sentence; empty where `says` begins with one.
         tokens: a row to look at token by token, as JSON, shown in place of a figure.
+        table: further numbers, beside the figure.
     """
 
     title: str
@@ -153,6 +181,7 @@ class Words:
     passages: tuple[Passage, ...] = ()
     gist: str = ""
     tokens: dict[str, Any] | None = None
+    table: Table | None = None
 
     @property
     def lead(self) -> str:
@@ -162,22 +191,60 @@ class Words:
     @property
     def rest(self) -> str:
         """What `says` adds to `lead`."""
-        return self.says if self.gist else split_lead(self.says)[1]
+        if self.gist:
+            return "" if self.gist == self.says else self.says
+        return split_lead(self.says)[1]
 
 
 class Finding(ABC):
-    """What an analysis found: numbers in the fields of a frozen dataclass, words, and a figure.
+    """What an analysis found: numbers in the fields of a frozen dataclass, a caption and a figure.
 
     `analysis.plain.to_plain` must be able to convert the fields for analysis.json.
+
+    Attributes:
+        title: of the figure; the same for every model, or a field where it names a layer.
+        reading: how to read the figure; the same for every model.
     """
 
-    @abstractmethod
+    title: str
+    reading: str = ""
+
+    @property
+    def says(self) -> str:
+        """What the finding shows: one sentence with the numbers."""
+        return ""
+
+    @property
+    def alt(self) -> str:
+        """The figure in words, for readers who cannot see it."""
+        return f"{self.title}. {self.says}"
+
+    def numbers(self) -> Table | None:
+        """Return further numbers, which stand beside the figure; None if there are none."""
+        return None
+
+    def figure(self) -> go.Figure | Passages | Tokens | None:
+        """Return the figure, or what is read in its place; None when there is nothing to see."""
+        return None
+
     def describe(self) -> Words:
         """Put the finding in words."""
+        shown = self.figure()
+        return Words(
+            self.title,
+            self.says,
+            self.reading,
+            self.alt,
+            passages=shown.texts if isinstance(shown, Passages) else (),
+            gist=self.says,
+            tokens=shown.row if isinstance(shown, Tokens) else None,
+            table=self.numbers(),
+        )
 
-    @abstractmethod
     def draw(self) -> go.Figure | None:
         """Draw the finding; None when there is nothing to see."""
+        shown = self.figure()
+        return shown if isinstance(shown, go.Figure) else None
 
 
 def describe(finding: Finding) -> Words:

@@ -1,0 +1,151 @@
+"""Curves: quantities along one axis, by step, position, frequency or size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Shaped
+
+from analysis.figures.axes import FOOT, Axis, add_level, new_canvas
+from analysis.figures.theme import COLORS, DASHES, MUTED, SYMBOLS, make_whiskers
+
+BAND = "rgba(128, 134, 145, 0.28)"
+"""`theme.MUTED`, translucent."""
+FEW = 60
+"""Maximum number of points that have a marker each."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named quantity. Lines of one name share colour and entry in the legend.
+
+    Attributes:
+        name: in the legend; "" for none.
+        x: places on the horizontal axis.
+        y: values; NaN where there is none.
+        ends: low and high of an interval around each.
+        shape: "line" has markers where there is room, "band" shows its interval as a band,
+            "points" have no line, "stairs" keep a value until the next.
+        look: number of colour, dash and symbol; None: the next ones; −1: muted, for what is in the
+            background or only to compare with.
+        notes: for the hover text of each point.
+    """
+
+    name: str
+    x: Shaped[np.ndarray, " n"]
+    y: Shaped[np.ndarray, " n"]
+    ends: Float[np.ndarray, "n 2"] | None = None
+    shape: Literal["line", "band", "points", "stairs"] = "line"
+    look: int | None = None
+    notes: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A panel of curves.
+
+    Attributes:
+        lines: what it shows.
+        y: its vertical axis.
+        title: above it; "" for none.
+        levels: values to compare with, drawn as dotted lines; "" names a thin one, such as zero.
+        x: its horizontal axis, where it has one of its own.
+        height: px.
+    """
+
+    lines: Sequence[Line]
+    y: Axis
+    title: str = ""
+    levels: Mapping[str, float] = field(default_factory=dict)
+    x: Axis | None = None
+    height: int = 240
+
+
+def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
+    """Draw curves, a panel for each quantity.
+
+    Args:
+        panels: row by row.
+        x: the horizontal axis of all panels that have none of their own.
+        across: how many panels stand side by side.
+    """
+    names = [line.name for panel in panels for line in panel.lines]
+    names += [name for panel in panels for name in panel.levels]
+    looks = {name: i for i, name in enumerate(dict.fromkeys(filter(None, names)))}
+    own = any(panel.x for panel in panels)
+    titled = any(panel.title for panel in panels)
+    canvas = new_canvas(
+        [panel.title for panel in panels],
+        [panel.height for panel in panels[::across]],
+        legend=names,
+        across=across,
+        gap=70 if own else 34 if titled else 24,
+        foot=FOOT,
+        share_x=across == 1 and not own,
+    )
+    for i, panel in enumerate(panels):
+        row, column = canvas.places[i]
+        axis = panel.x or x
+        for name, level in panel.levels.items():
+            add_level(canvas, i, name, level, panel.y.shown, upright=False)
+        for line in panel.lines:
+            look = looks.get(line.name, 0) if line.look is None else line.look
+            for trace in _draw_line(line, look, axis, panel.y):
+                entry = canvas.enter(line.name) if trace.hoverinfo != "skip" else {}
+                canvas.fig.add_trace(trace.update(entry), row=row, col=column)
+        shown = [value for line in panel.lines for value in line.x.tolist()]
+        levels = [*panel.levels.values()]
+        levels += [v for line in panel.lines for v in line.y.tolist()]
+        canvas.finish(axis, panel.y, i, (shown, levels), own=own)
+    return canvas.fig
+
+
+def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
+    """Return the traces of a line: a band below it if it has one, and itself."""
+    muted = look < 0
+    color = MUTED if muted else COLORS[look % len(COLORS)]
+    at, ends = x.place(line.x), line.ends
+    found = []
+    if ends is not None and line.shape == "band":
+        known = ~np.isnan(ends).any(-1)
+        found.append(
+            go.Scatter(
+                x=np.concatenate([at[known], at[known][::-1]]),
+                y=np.concatenate([ends[known, 1], ends[known, 0][::-1]]),
+                fill="toself",
+                fillcolor=BAND,
+                line={"width": 0},
+                mode="lines",
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        )
+    marked = len(at) <= FEW and not muted
+    modes = {"points": "markers", "stairs": "lines"}
+    notes = line.notes or [line.name] * len(at)
+    where = x.title.split(",")[0] or "x"
+    found.append(
+        go.Scatter(
+            x=at,
+            y=np.asarray(line.y, np.float64),
+            mode=modes.get(line.shape, "lines+markers" if marked else "lines"),
+            line={
+                "color": color,
+                "width": 1.2 if muted else 2,
+                "dash": "solid" if muted else DASHES[look % len(DASHES)],
+                "shape": "hv" if line.shape == "stairs" else "linear",
+            },
+            marker={"symbol": SYMBOLS[look % len(SYMBOLS)], "size": 7, "color": color},
+            opacity=0.7 if muted else 1,
+            error_y=make_whiskers(np.asarray(line.y, np.float64), ends)
+            if ends is not None and line.shape != "band"
+            else None,
+            cliponaxis=False,
+            text=list(notes),
+            customdata=[f"{place:,.4g}" for place in np.asarray(line.x, np.float64)],
+            hovertemplate=f"%{{text}}, {where} %{{customdata}}: %{{y:{y.shown}}}<extra></extra>",
+        )
+    )
+    return found

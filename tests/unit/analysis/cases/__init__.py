@@ -1,0 +1,1 @@
+"""Findings that are planted by hand, a file for each room of `analysis/`."""
