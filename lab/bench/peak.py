@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, and the machine's peak at matrix products."""
+"""Peak memory of a piece of work."""
 
 import multiprocessing
 import re
@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab.bench.ratio import time_median
 from lab.machine import give_back_freed_memory
-
-MATRIX_SIZE = 2048
 
 
 def keep_pages() -> None:
@@ -59,12 +56,6 @@ def _read_status_mib(field: str) -> float:
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
-
-
-def measure_matrix_peak(dtype: torch.dtype) -> float:
-    """Return this machine's floating-point operations per second in a large matrix product."""
-    a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE).to(dtype) for _ in range(2))
-    return 2 * MATRIX_SIZE**3 / time_median(lambda: a @ b)
 
 
 def measure_peak(call: Callable[[], object]) -> int:

@@ -1,9 +1,11 @@
-"""A measured ratio between the lab's way and another way of doing the same work."""
+"""Two ways of doing the same work, measured in turns: what every speed claim of the lab is."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from lab.bench.peak import measure_peak_mib
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Ratio:
 
     def to_markdown(self) -> str:
         """Return a row of a table: name, ours, theirs, unit, ratio, target, note."""
-        promised = "" if self.target is None else f"{self.target:g}"
+        promised = "" if self.target is None else f"{self.target:.3g}"
         missed = "" if self.reached else ", missed"
         cells = (
             self.name,
@@ -56,13 +58,51 @@ class Ratio:
         return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
     def __str__(self) -> str:
-        promised = "" if self.target is None else f" (promised {self.target:g})"
+        promised = "" if self.target is None else f" (promised {self.target:.3g})"
         missed = "" if self.reached else "  MISSED"
         note = f"; {self.note}" if self.note else ""
         return (
             f"{self.name}: {self.ours:,.4g} against {self.theirs:,.4g} {self.unit}, "
             f"{self.ratio:.3g} ×{promised}{missed}{note}"
         )
+
+
+Prepare = Callable[[], Callable[[], object]]
+"""Prepares a piece of work, and returns the call that does it."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The lab's way and another way of doing the same work.
+
+    Attributes:
+        name: what is done, with its sizes.
+        ours: prepares the lab's call.
+        theirs: prepares the other.
+        promised: how many times as fast the lab's is promised to be; None: no promise.
+        memory: how many times less memory it is promised to take; None: memory is not measured.
+            Both must be picklable then, as fresh processes measure it.
+        rows: what a call of each does; None: milliseconds are reported, not rows a second.
+    """
+
+    name: str
+    ours: Prepare
+    theirs: Prepare
+    promised: float | None = None
+    memory: float | None = None
+    rows: tuple[int, int] | None = None
+
+    def measure(self, repeats: int = 7) -> Iterator[Ratio]:
+        """Yield the ratio of times, taken in turns, and that of peak memory."""
+        ours, theirs = time_in_turns(self.ours(), self.theirs(), repeats)
+        if self.rows is None:
+            yield Ratio.of_costs(self.name, 1e3 * ours, 1e3 * theirs, "ms", self.promised)
+        else:
+            fast, slow = self.rows[0] / ours, self.rows[1] / theirs
+            yield Ratio(self.name, fast, slow, "rows/s", fast / slow, self.promised)
+        if self.memory is not None:
+            peaks = measure_peak_mib(self.ours), measure_peak_mib(self.theirs)
+            yield Ratio.of_costs(f"{self.name}: peak memory", *peaks, "MiB", self.memory)
 
 
 def time_in_turns(
@@ -79,22 +119,12 @@ def take_turns(
     calls: Sequence[Callable[[], object]],
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
-    prepare: Callable[[], object] = lambda: None,
 ) -> list[list[float]]:
-    """Return the seconds of each call by a clock, `repeats` times, taken in turns.
-
-    `prepare` is called before each of them, and not timed.
-    """
+    """Return the seconds of each call by a clock, `repeats` times, taken in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
         for call, taken in zip(calls, times, strict=True):
-            prepare()
             began = clock()
             call()
             taken.append(clock() - began)
     return times
-
-
-def time_median(call: Callable[[], object], repeats: int = 7) -> float:
-    """Return the median seconds of a call, after one that is not counted."""
-    return time_in_turns(call, lambda: None, repeats)[0]

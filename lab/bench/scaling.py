@@ -1,20 +1,14 @@
 """How time and memory grow with each size: fitted exponents, and the bounds that they obey.
 
-Each curve changes one size of a step, forward and backward on one thread. The exponent p of
+Each line changes one size of a step, forward and backward on one thread. The exponent p of
 cost ∝ sizeᵖ is the slope of a line through the logarithms of the largest `FITTED` sizes. What does
-not grow with the size makes p smaller, so a bound is an upper one:
-
-    seq_len    time 2 for attention, whose pairs grow with the square; 1 for SSD in chunks
-    d_model    time 2, by the weights; n_experts, forward: 1/2, by product keys
-    all else   time 1;  memory 1 throughout
-
-Time is this process's CPU time: the median of calls that take turns. Memory is the peak of the
-bytes of the tensors, so it is the same each time.
+not grow with the size makes p smaller, so a bound is an upper one. Time is this process's CPU time:
+the median of calls that take turns. Memory is the peak of the bytes of the tensors.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -37,123 +31,57 @@ BASE: dict[str, Any] = {
     "n_pairs": 64,
     "rows": 4,
     "options": {},
+    "forward": False,
 }
-FITTED = 3
-"""Largest sizes that the line goes through."""
-REPEATS = 5
+AXES: tuple[tuple[str, float, list[dict[str, Any]]], ...] = (
+    ("seq_len", 2, [{"seq_len": 256 << i, "rows": 1} for i in range(5)]),
+    ("seq_len", 1, [{"seq_len": 256 << i, "rows": 1, "stack": "SM*2"} for i in range(5)]),
+    ("d_model", 2, [{"d_model": 32 << i} for i in range(5)]),
+    ("n_pairs", 1, [{"n_pairs": 4 << i} for i in range(5)]),
+    ("vocab_size", 1, [{"vocab_size": 2048 << i} for i in range(5)]),
+    ("layers", 1, [{"stack": f"AM*{1 << i}"} for i in range(4)]),
+    (
+        "n_experts",
+        0.5,
+        [
+            {"stack": "AE*2", "options": {"E.n_experts": 256 << 2 * i}, "forward": True}
+            for i in range(5)
+        ],
+    ),
+)
+"""(size, bound of the exponent of time, what differs from `BASE` at each value). Attention's pairs
+grow with the square of the length, weights with that of the width; SSD's chunks, and all else, grow
+linearly; product keys find experts in the square root of their number."""
+FITTED, REPEATS = 3, 5
 SLACK = 0.9
 """Least bound over exponent: times vary by some per cent, and caches end where sizes grow."""
 
-Call = Callable[[], object]
 
-
-@dataclass(frozen=True)
-class Axis:
-    """A size that is changed.
-
-    Attributes:
-        name: of the size.
-        values: smallest first.
-        bound: the exponent of time is at most this.
-        changes: what else differs from `BASE`.
-        prepare: returns the call to measure, given all settings.
-    """
-
-    name: str
-    values: tuple[int, ...]
-    bound: float
-    changes: dict[str, Any]
-    prepare: Callable[[dict[str, Any]], Call]
-
-
-@dataclass(frozen=True)
-class CostCurve(Ratio):
-    """Costs by size; `ours` is the fitted exponent of time, `theirs` its bound.
-
-    Attributes:
-        stack: the model.
-        axis: name of the size.
-        sizes: its values.
-        milliseconds: of CPU time, at each.
-        mebibytes: of tensors, at each.
-    """
-
-    stack: str = ""
-    axis: str = ""
-    sizes: tuple[int, ...] = ()
-    milliseconds: tuple[float, ...] = ()
-    mebibytes: tuple[float, ...] = ()
-
-
-def _prepare_step(given: dict[str, Any]) -> Call:
-    """Return the gradient of a batch."""
-    model, batch = _make(given)
-    return lambda: differentiate(model, batch, "fp32")
-
-
-def _prepare_forward(given: dict[str, Any]) -> Call:
-    model, batch = _make(given)
-
-    @torch.no_grad()
-    def call() -> None:
-        score(model, batch, "fp32")
-
-    return call
-
-
-def _make(given: dict[str, Any], seed: int = 0):
-    """Return a model and a batch for it."""
-    task = MQAR(seq_len=given["seq_len"], vocab_size=given["vocab_size"], n_pairs=given["n_pairs"])
-    model = build(
-        given["stack"],
-        vocab_size=task.vocab_size,
-        d_model=given["d_model"],
-        options=given["options"],
-        seed=seed,
-    )
-    return model, task.batch(size=given["rows"], seed=seed)
-
-
-AXES = (
-    Axis("seq_len", (256, 512, 1024, 2048, 4096), 2, {"rows": 1}, _prepare_step),
-    Axis("seq_len", (256, 512, 1024, 2048, 4096), 1, {"rows": 1, "stack": "SM*2"}, _prepare_step),
-    Axis("d_model", (32, 64, 128, 256, 512), 2, {}, _prepare_step),
-    Axis("n_pairs", (4, 8, 16, 32, 64), 1, {}, _prepare_step),
-    Axis("vocab_size", (2048, 4096, 8192, 16_384, 32_768), 1, {}, _prepare_step),
-    Axis("layers", (1, 2, 4, 8), 1, {}, _prepare_step),
-    Axis("n_experts", (256, 1024, 4096, 16_384, 65_536), 0.5, {"stack": "AE*2"}, _prepare_forward),
-)
-
-
-def measure() -> list[Ratio]:
+def measure() -> Iterator[Ratio]:
     """Measure every axis."""
     with use_threads(1):
-        return [trace(axis) for axis in AXES]
+        for name, bound, changes in AXES:
+            yield _trace(name, bound, changes)
 
 
-def trace(axis: Axis) -> CostCurve:
-    """Measure the costs along an axis, and fit their exponents."""
-    settings = [_set(axis, value) for value in axis.values]
-    calls = [axis.prepare(given) for given in settings]
+def _trace(name: str, bound: float, changes: Sequence[dict[str, Any]]) -> Ratio:
+    """Measure the costs along an axis, whose values at least double, and fit their exponents."""
+    calls = [_prepare(BASE | change) for change in changes]
     peaks = [measure_peak(call) / 2**20 for call in calls]  # warms up, too
     spent = [1e3 * median(taken) for taken in take_turns(calls, REPEATS, time.process_time)]
-    exponent, growth = fit_exponent(axis.values, spent), fit_exponent(axis.values, peaks)
-    stack = settings[0]["stack"] if axis.name != "layers" else "AM"
-    what = "forward" if axis.prepare is _prepare_forward else "forward and backward"
-    return CostCurve(
-        f"{stack}, {what}: growth with {axis.name}, {axis.values[0]:,} to {axis.values[-1]:,}",
+    steps = 4 if name == "n_experts" else 2
+    sizes = [float(steps**i) for i in range(len(changes))]
+    exponent, growth = fit_exponent(sizes, spent), fit_exponent(sizes, peaks)
+    given = BASE | changes[0]
+    return Ratio(
+        f"{given['stack']}: growth with {name}, {len(changes)} sizes",
         exponent,
-        axis.bound,
+        bound,
         "as exponent of CPU time",
-        axis.bound / max(exponent, 1e-3),
+        bound / max(exponent, 1e-3),
         SLACK,
         f"{spent[0]:.3g} to {spent[-1]:.3g} ms; memory {peaks[0]:.3g} to {peaks[-1]:.3g} MiB, "
         f"exponent {growth:.2f} of at most 1",
-        stack,
-        axis.name,
-        axis.values,
-        tuple(spent),
-        tuple(peaks),
     )
 
 
@@ -163,11 +91,16 @@ def fit_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _set(axis: Axis, value: int) -> dict[str, Any]:
-    """Return all settings at a value of an axis."""
-    given = {**BASE, **axis.changes}
-    if axis.name == "layers":
-        return {**given, "stack": f"AM*{value}"}
-    if axis.name == "n_experts":
-        return {**given, "options": {"E.n_experts": value}}
-    return {**given, axis.name: value}
+def _prepare(given: dict[str, Any]) -> Callable[[], object]:
+    """Return a call of a batch, forward and backward unless forward alone is asked for."""
+    task = MQAR(seq_len=given["seq_len"], vocab_size=given["vocab_size"], n_pairs=given["n_pairs"])
+    model = build(
+        given["stack"],
+        vocab_size=task.vocab_size,
+        d_model=given["d_model"],
+        options=given["options"],
+    )
+    batch = task.batch(size=given["rows"])
+    if given["forward"]:
+        return partial(torch.no_grad()(score), model, batch, "fp32")
+    return partial(differentiate, model, batch, "fp32")

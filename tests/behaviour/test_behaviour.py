@@ -26,10 +26,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from lab.bench.calibration import FAULTS, RIGHT
 from lab.cli import app
 from lab.laws import QUICK, certify
 from tests.behaviour.cases import COMMON, RUNS, TEXT
+from tests.planted import FAULTS, RIGHT
 
 EXPECTED = Path(__file__).parent / "expected"
 CERTIFY = replace(QUICK, lengths=(1, 8, 16, 40), max_len=512, seconds=1e6)

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from lab.bench.calibration import FAULTS, RIGHT, Fault, Right
 from lab.laws import LAWS, QUICK, Certification, CertifySettings
+from tests.planted import FAULTS, RIGHT, Fault, Right
 
 SETTINGS = CertifySettings(max_len=2048, rounding_len=256, compiler="aot_eager")
 LENGTHS = (1, 8, 16, 40)
@@ -43,7 +43,7 @@ def find_mended(fault: Fault) -> type[nn.Module] | None:
     """Return the right module of which a fault replaces a method; None if it stands alone."""
     assert isinstance(fault.build, type)
     base = fault.build.__mro__[1]
-    return base if base.__module__.startswith("lab.bench") else None
+    return base if base.__module__.startswith("tests.planted") else None
 
 
 def replace_class(program: str, old: Callable[[], nn.Module], new: type[nn.Module]) -> str:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration import FAULTS
-from lab.bench.calibration.cached import CachedAttention, LeastMask
 from lab.laws import (
     LAWS,
     Certification,
@@ -21,6 +19,8 @@ from lab.laws import (
     relative_positions,
 )
 from lab.layers.state import next_position
+from tests.planted import FAULTS
+from tests.planted.cached import CachedAttention, LeastMask
 
 
 class Hidden(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.right_mixers import RightGRU, TorchAttention
-from lab.bench.calibration.scans import Convolution
 from lab.laws import CONDITIONS, LAWS, Condition, Verdict, certify
+from tests.planted.right_mixers import RightGRU, TorchAttention
+from tests.planted.scans import Convolution
 
 
 def judge(

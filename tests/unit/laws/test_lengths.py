@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lab.bench.calibration import FAULTS, RIGHT
 from lab.laws import Certification, CertifySettings, timing
 from lab.laws.timing import Timer
+from tests.planted import FAULTS, RIGHT
 
 DERIVATIVE = "gradient is the derivative"
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lab.bench.calibration.cached import Cache, CachedAttention
 from lab.laws import QUICK, Certification, Verdict
+from tests.planted.cached import Cache, CachedAttention
 
 
 class AnglesOfTable(CachedAttention):

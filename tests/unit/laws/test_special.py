@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from lab.bench.calibration import FAULTS
-from lab.bench.calibration.rare import TokenModel
-from lab.bench.calibration.routing import RightExperts
 from lab.laws import CONDITIONS, Certification, CertifySettings
 from lab.laws.adapters.tokens import encode_token, encode_tokens, to_token_ids
 from lab.laws.special import find_token_suspect, list_special
+from tests.planted import FAULTS
+from tests.planted.rare import TokenModel
+from tests.planted.routing import RightExperts
 
 
 def build(name: str) -> nn.Module:

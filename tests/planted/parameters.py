@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, RightAttention, compute_lags
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import SIDE, ProductKeys, RightExperts, Table
-from lab.bench.calibration.scans import Convolution
+from tests.planted.attention import D_MODEL, HEADS, RightAttention, compute_lags
+from tests.planted.entry import Fault
+from tests.planted.routing import SIDE, ProductKeys, RightExperts, Table
+from tests.planted.scans import Convolution
 
 
 class _Detached(Convolution):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from lab.bench.calibration import (
+from tests.planted import (
     attention,
     cached,
     derivatives,
@@ -16,11 +16,11 @@ from lab.bench.calibration import (
     scans,
     stepped,
 )
-from lab.bench.calibration import right_mixers as mixers
-from lab.bench.calibration.attention import D_MODEL, RightAttention
-from lab.bench.calibration.entry import Right
-from lab.bench.calibration.forms import ShownAttention
-from lab.bench.calibration.packed import PACKED_RIGHT
+from tests.planted import right_mixers as mixers
+from tests.planted.attention import D_MODEL, RightAttention
+from tests.planted.entry import Right
+from tests.planted.forms import ShownAttention
+from tests.planted.packed import PACKED_RIGHT
 
 
 class _RightBlock(nn.Module):

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, compute_lags, merge, rotate, split
-from lab.bench.calibration.cached import Cache, WindowedCache
-from lab.bench.calibration.entry import Fault, Right
+from tests.planted.attention import D_MODEL, HEADS, compute_lags, merge, rotate, split
+from tests.planted.cached import Cache, WindowedCache
+from tests.planted.entry import Fault, Right
 
 VOCABULARY, BIGRAMS = 40, 64
 GATES = 4

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.bench.calibration.attention import RightAttention, compute_lags, merge
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scans import Convolution, LinearAttention
+from tests.planted.attention import RightAttention, compute_lags, merge
+from tests.planted.entry import Fault
+from tests.planted.scans import Convolution, LinearAttention
 
 
 class _OtherGelu(Convolution):

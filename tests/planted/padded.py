@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from lab.bench.calibration.cached import Cache, CachedAttention
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scanned import ScanState, StateSpace
+from tests.planted.cached import Cache, CachedAttention
+from tests.planted.entry import Fault
+from tests.planted.scanned import ScanState, StateSpace
 
 
 class _ReadsPadding(CachedAttention):

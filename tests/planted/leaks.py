@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import (
+from tests.planted.attention import (
     HEADS,
     CappedAttention,
     CosineAttention,
@@ -15,7 +15,7 @@ from lab.bench.calibration.attention import (
     compute_lags,
     rotate,
 )
-from lab.bench.calibration.entry import Fault
+from tests.planted.entry import Fault
 
 
 class _OffByOne(RightAttention):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, RightAttention, rotate
-from lab.bench.calibration.cached import Cache, CachedAttention
-from lab.bench.calibration.entry import Fault
+from tests.planted.attention import D_MODEL, RightAttention, rotate
+from tests.planted.cached import Cache, CachedAttention
+from tests.planted.entry import Fault
 
 VOCABULARY = 40
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS
-from lab.bench.calibration.scans import CHUNK, KERNEL
 from lab.layers.state import next_position
+from tests.planted.attention import D_MODEL, HEADS
+from tests.planted.scans import CHUNK, KERNEL
 
 STATE = 4
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, compute_lags, merge, split
+from tests.planted.attention import D_MODEL, HEADS, compute_lags, merge, split
 
 CHUNK = 8
 KERNEL = 4

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL
-from lab.bench.calibration.entry import Fault
+from tests.planted.attention import D_MODEL
+from tests.planted.entry import Fault
 
 
 class NormedSum(nn.Module):

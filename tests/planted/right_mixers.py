@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, RightAttention, compute_lags
-from lab.bench.calibration.routing import ProductKeys
+from tests.planted.attention import D_MODEL, HEADS, RightAttention, compute_lags
+from tests.planted.routing import ProductKeys
 
 
 class TorchAttention(nn.Module):

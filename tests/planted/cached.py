@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, merge, rotate, split
 from lab.layers.state import next_position, token_positions
+from tests.planted.attention import D_MODEL, HEADS, merge, rotate, split
 
 GROUPS = 2
 

@@ -4,16 +4,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import (
+from tests.planted.attention import (
     D_MODEL,
     HEADS,
     CosineAttention,
     RightAttention,
     compute_lags,
 )
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scanned import StateSpace
-from lab.bench.calibration.scans import (
+from tests.planted.entry import Fault
+from tests.planted.scanned import StateSpace
+from tests.planted.scans import (
     Forgetting,
     LinearAttention,
     NormalisedConvolution,

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import RightExperts
-from lab.bench.calibration.scans import (
+from tests.planted.attention import D_MODEL
+from tests.planted.entry import Fault
+from tests.planted.routing import RightExperts
+from tests.planted.scans import (
     CHUNK,
     KERNEL,
     Convolution,

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, rotate
-from lab.bench.calibration.cached import GROUPS, Cache, CachedAttention, WindowedCache
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scanned import ScanState, StateSpace
-from lab.bench.calibration.scans import CHUNK
 from lab.layers.state import token_positions
+from tests.planted.attention import D_MODEL, HEADS, rotate
+from tests.planted.cached import GROUPS, Cache, CachedAttention, WindowedCache
+from tests.planted.entry import Fault
+from tests.planted.scanned import ScanState, StateSpace
+from tests.planted.scans import CHUNK
 
 
 class _Stale(CachedAttention):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL, HEADS, RightAttention, SparseAttention
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.routing import EXPERTS, RightExperts
-from lab.bench.calibration.scans import LinearAttention, NormalisedConvolution
+from tests.planted.attention import D_MODEL, HEADS, RightAttention, SparseAttention
+from tests.planted.entry import Fault
+from tests.planted.routing import EXPERTS, RightExperts
+from tests.planted.scans import LinearAttention, NormalisedConvolution
 
 
 class _BatchNorm(NormalisedConvolution):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lab.bench.calibration.attention import D_MODEL
+from tests.planted.attention import D_MODEL
 
 EXPERTS, CHOSEN, WIDTH = 4, 2, 8
 SIDE = 6

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from lab.bench.calibration.entry import Fault
-from lab.bench.calibration.scans import Convolution
+from tests.planted.entry import Fault
+from tests.planted.scans import Convolution
 
 
 class _Swish(Function):
