@@ -106,7 +106,7 @@ notebooks: $(NOTEBOOKS)
 
 # The pages of docs/ with an API reference: site/index.html.
 docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Repeats what docs/gallery.md prints, takes its pictures anew, and runs the notebooks that have changed.
 gallery: $(DOCS) browser

@@ -14,7 +14,7 @@ from tasks import TASKS
 
 HOME = Path(__file__).parents[2]
 WIDTH = 100
-OUTSIDE = re.compile(r'(\]\(|src=")(?:docs/|\.\./(?=LOG|notebooks))')
+OUTSIDE = re.compile(r'(\]\(|src=")(?:docs/|\.\./(?=LOG|notebooks)|\.\./(?=\.\./LOG))')
 """What leads from a page out of docs/, or into it."""
 
 
@@ -35,7 +35,7 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     if page.file.src_uri == "reference/tasks.md":
         classes = (f"{TASKS.module(name)}.{TASKS[name].__name__}" for name in TASKS)
         text += "".join(f"\n::: {name}\n" for name in classes)
-    return OUTSIDE.sub(r"\1", text).replace(".ipynb)", ".md)")
+    return OUTSIDE.sub(r"\1", text).replace(".ipynb)", ".md)").replace("../README.md", "index.md")
 
 
 def write_cell(cell: dict[str, Any]) -> str:
