@@ -140,10 +140,13 @@ class Passages:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenText:
     """A row to look at token by token, as JSON, shown in place of a figure."""
 
     row: dict[str, Any]
+
+
+Tokens = TokenText
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,7 @@ class Finding(ABC):
         """Return further numbers, which stand beside the figure; None if there are none."""
         return None
 
-    def figure(self) -> go.Figure | Passages | Tokens | None:
+    def figure(self) -> go.Figure | Passages | TokenText | None:
         """Return the figure, or what is read in its place; None when there is nothing to see."""
         return None
 
@@ -237,7 +240,7 @@ class Finding(ABC):
             self.alt,
             passages=shown.texts if isinstance(shown, Passages) else (),
             gist=self.says,
-            tokens=shown.row if isinstance(shown, Tokens) else None,
+            tokens=shown.row if isinstance(shown, TokenText) else None,
             table=self.numbers(),
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.tokens import TokenReader, encode_token, encode_tokens
+from lab.laws.adapters.tokens import Tokens, encode_token, encode_tokens
 from lab.laws.timing import read_clock
 
 Special = Mapping[str, int] | None
@@ -25,7 +25,7 @@ def list_special(module: nn.Module) -> list[Special]:
     A module that reads vectors: zeros. One that reads tokens: the first two, the last, and those
     that it or its configuration names. An embedding's `padding_idx` is never read.
     """
-    reader = next((part for part in module.modules() if isinstance(part, TokenReader)), None)
+    reader = next((part for part in module.modules() if isinstance(part, Tokens)), None)
     if reader is None:
         return [None]
     owners: list[Any] = list(reader.modules())
@@ -54,7 +54,7 @@ def find_token_suspect(module: nn.Module, x: Tensor, seconds: float) -> Special:
         x: the input, of which the first row is taken [b t d].
         seconds: time for the search, which takes tokens from both ends of the vocabulary in turns.
     """
-    reader = next((part for part in module.modules() if isinstance(part, TokenReader)), None)
+    reader = next((part for part in module.modules() if isinstance(part, Tokens)), None)
     if reader is None:
         return None
     size, skip = reader.vocab_size, -1 if reader.skip is None else reader.skip

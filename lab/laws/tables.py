@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from lab.laws.adapters.tokens import TokenReader
+from lab.laws.adapters.tokens import Tokens
 from lab.laws.conditions import move_constants
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest
@@ -126,7 +126,7 @@ def _list_unselectable(module: nn.Module) -> Iterator[tuple[Tensor, int | slice]
                 yield part.weight, part.padding_idx
             if path.endswith(OPTIONAL):
                 yield part.weight, slice(1, None)
-        if isinstance(part, TokenReader) and part.table is not None:
+        if isinstance(part, Tokens) and part.table is not None:
             name = ".".join(filter(None, (path, "module", part.table, "weight")))
             yield module.get_parameter(name), slice(part.vocab_size, None)
 

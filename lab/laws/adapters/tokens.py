@@ -18,7 +18,7 @@ BITS = 24
 """Channels that encode a token; the probabilities of v tokens differ by a factor 1 + v / 2²⁴."""
 
 
-class TokenReader(nn.Module):
+class Tokens(nn.Module):
     """A module from tokens [b t] to [b t e] as one from vectors [b t d].
 
     Args:
@@ -63,8 +63,8 @@ class TokenReader(nn.Module):
         return y + 0 * x.sum(-1, keepdim=True).to(y.dtype)
 
 
-class DecodingTokens(TokenReader):
-    """`TokenReader` for a module that goes on from a state."""
+class DecodingTokens(Tokens):
+    """`Tokens` for a module that goes on from a state."""
 
     def __init__(self, module: Any, vocab_size: int, table: str | None, skip: int | None = None):
         super().__init__(module, vocab_size, table, skip)
