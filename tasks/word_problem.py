@@ -1,14 +1,54 @@
 """Word problem: the running product of elements of a finite group, at every prefix."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, get_args
+from functools import lru_cache
+from itertools import combinations, permutations
+from typing import ClassVar, Literal, get_args
 
-from tasks import counter, groups
+from jaxtyping import Int64
+
+from tasks import counter
 from tasks.base import Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, check_choice, check_range, option
-from tasks.groups import Group
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import predict_by_position
+
+Group = Literal["Z2", "Z60", "S5", "A5"]
+RESIDUES = {"Z2": 2, "Z60": 60}
+POINTS = 5
+"""The number of points that S5 and A5 permute."""
+
+
+@lru_cache
+def list_elements(group: str) -> tuple[tuple[int, ...], ...]:
+    """List the elements of a group in order: (residue,), or (p(0), …, p(4))."""
+    if group in RESIDUES:
+        return tuple((residue,) for residue in range(RESIDUES[group]))
+    every = permutations(range(POINTS))
+    return tuple(p for p in every if group == "S5" or _is_even(p))
+
+
+@lru_cache
+def tabulate_products(group: str, device: "torch.device") -> Int64[Tensor, " products"]:
+    """Tabulate the products of a group: entry a·|G| + b is the number of a·b."""
+    element = torch.tensor(list_elements(group))
+    order = len(element)
+    if group in RESIDUES:
+        product = (element + element.T) % order
+    else:
+        left = element[:, None].expand(-1, order, -1)
+        right = element[None].expand(order, -1, -1)
+        # As numbers in base 5 permutations come in lexicographic order.
+        digits = POINTS ** torch.arange(POINTS - 1, -1, -1)
+        code, wanted = (element * digits).sum(1), (right.gather(2, left) * digits).sum(2)
+        product = torch.searchsorted(code, wanted)
+    return product.flatten().to(device)
+
+
+def _is_even(permutation: tuple[int, ...]) -> bool:
+    """Whether an even number of pairs are in the wrong order."""
+    return sum(left > right for left, right in combinations(permutation, 2)) % 2 == 0
+
 
 ELEMENT = 0
 
@@ -18,7 +58,7 @@ class WordProblem(Task):
     """Multiply elements of a finite group from left to right.
 
     A row is T elements g₁ … g_T, independent and uniform. The target at position t is the product
-    g₁·g₂·…·g_t. Token k is element k of the group in `tasks.groups.list_elements`: a residue, or a
+    g₁·g₂·…·g_t. Token k is element k of the group in `list_elements`: a residue, or a
     permutation, in lexicographic order; 0 is the identity. A product of permutations applies its
     left factor first.
 
@@ -70,7 +110,7 @@ class WordProblem(Task):
         """Validate the options, and set vocab_size to the order of the group."""
         check_choice("group", self.group, get_args(Group))
         check_range("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
-        object.__setattr__(self, "vocab_size", len(groups.list_elements(self.group)))
+        object.__setattr__(self, "vocab_size", len(list_elements(self.group)))
 
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`.
@@ -80,7 +120,7 @@ class WordProblem(Task):
         """
         order, t = self.vocab_size, self.seq_len
         inputs = counter.draw_below(self.draw_words(split, numbers, seed, t), order)
-        table = groups.tabulate_products(self.group, numbers.device)
+        table = tabulate_products(self.group, numbers.device)
         targets, length = inputs.clone(), 1
         while length < t:
             targets[:, length:] = table[targets[:, :-length] * order + targets[:, length:]]
@@ -91,13 +131,13 @@ class WordProblem(Task):
 
     def oracle(self, batch: Batch) -> Tensor:
         """Return the running products: residues added up, or five things moved about."""
-        elements = groups.list_elements(self.group)
+        elements = list_elements(self.group)
         number = {element: i for i, element in enumerate(elements)}
         answers = []
         for row in batch.inputs.tolist():
             product, answer = elements[0], []
             for token in row:
-                if self.group in groups.RESIDUES:
+                if self.group in RESIDUES:
                     product = ((product[0] + token) % len(elements),)
                 else:
                     product = tuple(elements[token][point] for point in product)
@@ -125,11 +165,11 @@ class WordProblem(Task):
         }
 
     def _multiply_last_two(self, batch: Batch) -> Tensor:
-        table = groups.tabulate_products(self.group, batch.inputs.device)
+        table = tabulate_products(self.group, batch.inputs.device)
         before = batch.inputs.roll(1, 1)
         before[:, 0] = 0
         return table[before * self.vocab_size + batch.inputs]
 
     def format_token(self, token: int) -> str:
         """Return how an element is shown: a residue, or what a permutation makes of 01234."""
-        return "".join(str(image) for image in groups.list_elements(self.group)[token])
+        return "".join(str(image) for image in list_elements(self.group)[token])

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws import LAWS, Outcome, Reach
-from lab.layers.attention import Attention
-from lab.layers.attention_state import AttentionState
+from lab.layers.attention import Attention, AttentionState
 from lab.layers.mask import reveal_stored
 from lab.layers.state import State
 from lab.models import ARCHITECTURES

@@ -27,7 +27,7 @@ def construct(task: Task, config: ModelConfig, seed: int = 0) -> LanguageModel:
     """Return the configuration's model with weights that answer every scored position right.
 
     SSD without a convolution reads a sum: with more keys than channels, other writes now and then
-    hide a right answer (`lab.constructions.interference`).
+    hide a right answer (`lab.constructions.match`).
 
     Layers that are not needed add exactly zero, by their last linear map alone. Their other weights
     stay random, so that there is gradient. The scale of the head makes the loss small, not zero.

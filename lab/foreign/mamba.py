@@ -16,8 +16,40 @@ from torch import Tensor, nn
 from lab.foreign.mixer import ForeignMixer
 from lab.hooks import HookPoint
 from lab.ops.precision import promote
-from lab.ops.selective_scan import selective_scan_matrix, selective_scan_states
 from lab.ops.ssd_forms import matrix_from_decay, read_states, scan_states, state_writes
+
+
+def selective_scan_states(
+    writes: Float[Tensor, "b t h p n"], log_decay: Float[Tensor, "b t h n"]
+) -> Float[Tensor, "b t h p n"]:
+    """Return the state after each token: h_t = exp(a_t) ∘ h_{t−1} + write_t."""
+    h = writes.shape[2]
+    states = scan_states(
+        rearrange(writes, "b t h p n -> b t (h n) p 1"),
+        rearrange(log_decay, "b t h n -> b t (h n)"),
+    )
+    return rearrange(states, "b t (h n) p 1 -> b t h p n", h=h)
+
+
+def selective_scan_matrix(
+    dt: Float[Tensor, "b s h"],
+    log_decay: Float[Tensor, "b s h n"],
+    B: Float[Tensor, "b s 1 n"],
+    C: Float[Tensor, "b s 1 n"],
+    D: Float[Tensor, " h"] | None = None,
+    rows: slice | None = None,
+) -> Float[Tensor, "b h t s"]:
+    """Return M of y = M x for each channel, or some of its rows.
+
+    M_ts = Σ_n C_tn exp(Σ_{s<k≤t} dt_k A_n) B_sn dt_s + D δ_ts for s ≤ t, else 0.
+    """
+    parts = zip(log_decay.unbind(-1), B.split(1, -1), C.split(1, -1), strict=True)
+    matrix = None
+    for entry, (decay, write, read) in enumerate(parts):
+        part = matrix_from_decay(dt, decay, write, read, None if entry else D, rows)
+        matrix = part if matrix is None else matrix + part
+    assert matrix is not None
+    return matrix
 
 
 class ScanInputs(NamedTuple):

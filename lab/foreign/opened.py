@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.foreign.mixer import ForeignMixer, Route, is_close, map_output, pass_copied
-from lab.foreign.mlp import ForeignMLP, watch_mlp
-from lab.foreign.norm import find_type, watch_norm
+from lab.foreign.norm import ForeignMLP, find_type, watch_mlp, watch_norm
 from lab.foreign.parts import Parts
 from lab.hooks import HookPoint, hook_points
 from lab.laws.adapters import Carried, HuggingFaceDecoder

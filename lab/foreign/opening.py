@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab import peers
@@ -17,10 +18,51 @@ from lab.foreign.mamba import find_scan_class
 from lab.foreign.mixer import ForeignMixer, Route, is_close
 from lab.foreign.opened import OpenedBlock, OpenedModel
 from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
-from lab.foreign.reference_forms import use_reference_forms
 from lab.laws.adapters.kinds import is_hugging_face
 from lab.layers.mixer import MatrixMixer
 from tasks.bounds import check_choice
+
+NORMS = "fla.modules.norm.layernorm"
+GATED_NORMS = "fla.modules.norm.layernorm_gated"
+SLOW = ("fla.layers.mamba", "fla.layers.mamba2")
+"""The layers that have a slow path."""
+
+
+def use_reference_forms(foreign: nn.Module) -> None:
+    """Let what a model on a CPU computes by small kernels be computed in torch; changes it."""
+    parts: list[Any] = list(foreign.modules())
+    for module in parts:
+        own = next(module.parameters(), None)
+        if own is None or own.device.type != "cpu":
+            continue
+        if type(module).__module__ in SLOW and module.activation in ("silu", "swish"):
+            module.act = F.silu
+        kind = type(module).__module__, type(module).__name__
+        if kind == (NORMS, "RMSNorm"):
+            module.forward = partial(_norm, module)
+        elif kind == (GATED_NORMS, "RMSNormGated"):
+            module.forward = partial(_norm_gated, module)
+
+
+def _norm(
+    module: Any,
+    x: Tensor,
+    residual: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    of = peers.load(NORMS)
+    x = x.to(torch.float32) if residual_in_fp32 and residual is not None else x
+    weight, bias = module.weight, module.bias
+    return of.rms_norm_ref(x, weight, bias, residual, module.eps, prenorm, upcast=True)
+
+
+def _norm_gated(module: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
+    of = peers.load(GATED_NORMS)
+    return of.rms_norm_ref(
+        x, module.weight, module.bias, z, module.eps, module.group_size, module.norm_before_gate
+    )
+
 
 Result = TypeVar("Result")
 KINDS = {"hf": "transformers", "fla": "flash-linear-attention, whose models are transformers' too"}

@@ -1,6 +1,6 @@
 """Causal attention, with rotary positions and a dynamic mask as options."""
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.attention_state import AttentionState
 from lab.layers.mask import MASKS, Positions
 from lab.layers.mixer import RotaryPairs, take_positions
 from lab.layers.state import check_decoding, next_position, token_positions
@@ -24,6 +23,57 @@ from lab.ops.attention_kernels import repeat_heads
 from lab.ops.rope import Layout, Table, apply_rotary, rotary_table
 from lab.ops.top_keys import top_keys, top_keys_at
 from tasks.bounds import check_choice
+
+
+class AttentionState(NamedTuple):
+    """The keys and values of the tokens read so far: a cache that grows with their number.
+
+    Attributes:
+        k: keys, rotated to their positions.
+        v: values.
+        bias: the keys' mask bias, `PADDED` at padding; None while there is neither.
+        position: where each row's next token stands.
+    """
+
+    k: Float[Tensor, "b h_kv s p"]
+    v: Float[Tensor, "b h_kv s p_v"]
+    bias: Float[Tensor, "b h_kv s"] | None
+    position: Int[Tensor, " b"]
+
+    def check(self, n_heads: int, widths: tuple[int, int]) -> None:
+        """Check that the state is of a layer with these heads of keys and values.
+
+        Args:
+            n_heads: heads of keys and values.
+            widths: of a head's key and of its value.
+
+        Raises:
+            ValueError: naming the tensor, its shape, and the shape that it must have.
+        """
+        for field, cached, width in zip("kv", (self.k, self.v), widths, strict=True):
+            shape = [self.position.shape[0], n_heads, self.k.shape[2], width]
+            if list(cached.shape) != shape:
+                raise ValueError(f"state.{field} is {list(cached.shape)}, must be {shape}")
+
+    def append(
+        self,
+        k: Float[Tensor, "b h_kv t p"],
+        v: Float[Tensor, "b h_kv t p_v"],
+        bias: Float[Tensor, "b h_kv t"] | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return keys, values and bias of all tokens, the new ones last.
+
+        The bias is zero where the old or the new keys have none, and None if neither have one.
+        """
+        if self.bias is not None or bias is not None:
+            old, new = (
+                keys.new_zeros(keys.shape[:-1]) if given is None else given
+                for given, keys in ((self.bias, self.k), (bias, k))
+            )
+            bias = torch.cat([old, new], dim=-1)
+        k, v = (torch.cat([a.to(z.dtype), z], 2) for a, z in ((self.k, k), (self.v, v)))
+        return k, v, bias
+
 
 Position = Literal["rope", "none"]
 Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]

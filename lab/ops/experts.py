@@ -9,7 +9,7 @@ Two backends, of the same values and gradients, neither with the chosen rows [b 
     gather  reads the chosen rows: torch's embedding bag, which is `expert_sum`, serves both halves,
             forward and backward. Memory beyond arguments, results and table gradients is
             O(b t (h k + d)).
-    dense   multiplies with every row, a block of tokens at a time (`lab.ops.experts_dense`).
+    dense   multiplies with every row, a block of tokens at a time (`lab.ops.experts`).
 
 "auto" takes the cheaper by a model of one token's time, both halves, forward and backward:
 
@@ -22,6 +22,7 @@ the fewer the wider the rows. Larger tables slow both, the few chosen rows more.
 GPUs above all, have other constants: name a backend there.
 """
 
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import torch
@@ -32,8 +33,92 @@ from torch import Tensor
 from torch.func import vjp
 
 from lab.ops.derivatives import differentiate, differentiate_twice, needs_plain
-from lab.ops.experts_dense import dense_scores, dense_sum
+from lab.ops.precision import disable_autocast
 from tasks.bounds import check_choice
+
+BLOCK_BYTES = 16 * 2**20
+"""The budget of a block's [tokens e]: of the powers of two from 1 to 64 MiB, the fastest on most
+shapes. A single token's row is computed whatever it takes."""
+
+
+def dense_scores(
+    x: Float[Tensor, "tokens d"], table: Float[Tensor, "e d"], bags: Int[Tensor, "tokens chosen"]
+) -> Float[Tensor, "tokens chosen"]:
+    """Return x · table_e for each chosen expert. Differentiable in x and table."""
+    return _Scores.apply(x, table, bags)
+
+
+def dense_sum(
+    weights: Float[Tensor, "tokens chosen"],
+    table: Float[Tensor, "e d"],
+    bags: Int[Tensor, "tokens chosen"],
+) -> Float[Tensor, "tokens d"]:
+    """Return Σ weights · table_e over the chosen. Differentiable in weights and table."""
+    return _Sum.apply(weights, table, bags)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, table, bags):
+        ctx.save_for_backward(x, table, bags)
+        return _scores(x, table, bags)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        x, table, bags = ctx.saved_tensors
+        of_x, of_table, _ = ctx.needs_input_grad
+        return (
+            _sum(grads[0], table, bags) if of_x else None,
+            _table_grad(grads[0], x, table, bags) if of_table else None,
+            None,
+        )
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weights, table, bags):
+        ctx.save_for_backward(weights, table, bags)
+        return _sum(weights, table, bags)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        weights, table, bags = ctx.saved_tensors
+        of_weights, of_table, _ = ctx.needs_input_grad
+        return (
+            _scores(grads[0], table, bags) if of_weights else None,
+            _table_grad(weights, grads[0], table, bags) if of_table else None,
+            None,
+        )
+
+
+def _scores(x: Tensor, table: Tensor, bags: Tensor) -> Tensor:
+    with disable_autocast(table):
+        blocks = _blocks(bags, table)
+        return torch.cat([(x[block] @ table.T).gather(1, bags[block]) for block in blocks])
+
+
+def _sum(weights: Tensor, table: Tensor, bags: Tensor) -> Tensor:
+    with disable_autocast(table):
+        blocks = _blocks(bags, table)
+        return torch.cat([_spread(weights[block], table, bags[block]) @ table for block in blocks])
+
+
+def _table_grad(weights: Tensor, x: Tensor, table: Tensor, bags: Tensor) -> Tensor:
+    grad = torch.zeros_like(table)
+    with disable_autocast(table):
+        for block in _blocks(bags, table):
+            grad.addmm_(_spread(weights[block], table, bags[block]).T, x[block])
+    return grad
+
+
+def _spread(weights: Tensor, table: Tensor, bags: Tensor) -> Tensor:
+    return weights.new_zeros(len(bags), len(table)).scatter_add_(1, bags, weights)
+
+
+def _blocks(bags: Tensor, table: Tensor) -> Iterator[slice]:
+    size = max(1, BLOCK_BYTES // (len(table) * table.element_size()))
+    return (slice(start, start + size) for start in range(0, max(1, len(bags)), size))
+
 
 Backend = Literal["auto", "gather", "dense"]
 

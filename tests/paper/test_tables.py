@@ -2,8 +2,7 @@
 
 import pytest
 
-from lab.errata.figures import AVERAGES, CEVAL, CEVAL_AVERAGES
-from lab.errata.tables import count_strictly_best
+from lab.errata.tables import AVERAGES, CEVAL, CEVAL_AVERAGES, count_strictly_best
 from tests.paper.conftest import Run
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab.errata import ERRATA, cdmoe, figures, mask, rotation, ssd, tables
+from lab.errata import ERRATA, cdmoe, mask, rotation, ssd, tables
 from lab.errata import inner_function as inner
 from lab.errata.mask import build_printed_mask
 from lab.layers import attention, retrieval
@@ -102,7 +102,7 @@ def form_two_of_the_equation(self, x):
     return self.retrieve(self.cross_domain(x))
 
 
-SOUND = {name: (scores, sum(scores) / 7) for name, (scores, _) in figures.AVERAGES.items()}
+SOUND = {name: (scores, sum(scores) / 7) for name, (scores, _) in tables.AVERAGES.items()}
 IFA = "InnerFunctionAttention"
 TURNS = [
     ("R1", rotation, "rotate_skewed", one_layout, "fails"),

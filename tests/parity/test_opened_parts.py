@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 import lab
 from analysis.run.anatomy import StackAnatomy
-from lab.foreign.attention import ForeignAttention
+from lab.foreign.attention import ForeignAttention, ForeignRotation, find_rotation
 from lab.foreign.opened import OpenedModel
-from lab.foreign.rotation import ForeignRotation, find_rotation
 from lab.hooks import hook_points
 from lab.models.anatomy import dissect
 from lab.peers import load

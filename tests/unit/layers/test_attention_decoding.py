@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.hooks import run_with_cache
-from lab.layers.attention import Attention, Mask
-from lab.layers.attention_state import AttentionState
+from lab.layers.attention import Attention, AttentionState, Mask
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import reveal_stored
 from lab.layers.state import Decoder, State

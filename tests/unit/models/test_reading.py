@@ -9,9 +9,8 @@ from lab.layers.attention import Attention
 from lab.layers.mixer import offers_positions, take_positions
 from lab.models import ARCHITECTURES, build
 from lab.models.block import Block
-from lab.models.evaluation import score
+from lab.models.evaluation import find_places, read_hidden, read_hidden_at, score
 from lab.models.language_model import LanguageModel
-from lab.models.reading import find_places, read_hidden, read_hidden_at
 from lab.models.user_mixer import check_mixers
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks import TASKS

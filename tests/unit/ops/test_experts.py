@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lab.ops import experts_dense
+from lab.ops import experts as experts_ops
 from lab.ops.experts import (
     expert_scores,
     expert_sum,
@@ -25,7 +25,7 @@ def blocks(request, monkeypatch):
     """Let the dense backend cut the 6 or 10 tokens of the larger shapes into blocks, or not."""
     if request.param == "blocks of two":
         # Two rows of 7 float64, or three of 4.
-        monkeypatch.setattr(experts_dense, "BLOCK_BYTES", 2 * 7 * 8)
+        monkeypatch.setattr(experts_ops, "BLOCK_BYTES", 2 * 7 * 8)
 
 
 def draw(shape, dtype=torch.float64):
@@ -209,7 +209,7 @@ def test_chosen_rows_are_never_materialised():
 def test_dense_blocks_stay_within_their_budget(monkeypatch):
     b, t, d, h, k, e = 1, 64, 4, 4, 16, 512
     x, weights, table, indices = draw((b, t, d, h, k, e), torch.float32)
-    monkeypatch.setattr(experts_dense, "BLOCK_BYTES", 10 * e * 4)
+    monkeypatch.setattr(experts_ops, "BLOCK_BYTES", 10 * e * 4)
     with Largest() as largest:
         scores = expert_scores(x, table, indices, "dense")
         expert_sum(scores * weights, table, indices, "dense").square().sum().backward()

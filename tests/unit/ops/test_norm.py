@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.ops.norm import rms_norm
+from lab.layers.norm import rms_norm
 
 
 def differentiate(form, x, weight, against):

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from tasks.groups import list_elements, tabulate_products
+from tasks.word_problem import list_elements, tabulate_products
 
 CPU = torch.device("cpu")
 ORDERS = {"Z2": 2, "Z60": 60, "S5": 120, "A5": 60}

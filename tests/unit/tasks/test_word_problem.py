@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tasks.base import accuracy
-from tasks.groups import Group, list_elements
-from tasks.word_problem import WordProblem
+from tasks.word_problem import Group, WordProblem, list_elements
 from tests.statistics import assert_uniform
 
 
