@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lab.hooks import HookPoint
 from lab.models import LanguageModel
-from lab.models.evaluation import tell_oracle_masks
+from lab.models.evaluation import score, tell_oracle_masks
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch
 
@@ -75,3 +76,16 @@ def scored(model: LanguageModel, batch: Batch) -> Scored:
         hidden = model.hidden(batch.inputs)[rows, positions]
     targets = batch.targets[rows, positions]
     return Scored(rows, positions, targets, hidden, model.head.weight)
+
+
+@torch.no_grad()
+def record(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str, Tensor]:
+    """Run a model on a batch in fp32, and return the tensors at these hook points, by name."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, point: HookPoint) -> None:
+        seen[point.name] = tensor
+
+    with model.hooks([(names, keep)]):
+        score(model, batch, "fp32")
+    return seen

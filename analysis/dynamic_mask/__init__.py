@@ -7,11 +7,13 @@ import numpy as np
 from analysis.base import Finding, NotApplicableError, Subject, describe, draw
 from analysis.dynamic_mask.biases import measure_biases
 from analysis.dynamic_mask.effect import measure_effect
-from analysis.dynamic_mask.heads import measure_heads
 from analysis.dynamic_mask.history import measure_history
 from analysis.dynamic_mask.kept_by_position import KeptByPosition, split_bands
-from analysis.dynamic_mask.layers import find_masked_layers, record_masked_layers
-from analysis.dynamic_mask.positions import BANDS
+from analysis.dynamic_mask.masks import (
+    find_masked_layers,
+    measure_heads,
+    record_masked_layers,
+)
 from analysis.dynamic_mask.selection import KeySelection
 from analysis.dynamic_mask.trajectory import extract_trajectories
 
@@ -35,9 +37,7 @@ def measure(subject: Subject) -> list[Finding]:
     rng = np.random.default_rng(subject.seed)
     names = subject.task.role_names
     heads = tuple(
-        head
-        for layer in layers
-        for head in measure_heads(layer, subject.batch, len(names), BANDS, rng)
+        head for layer in layers for head in measure_heads(layer, subject.batch, len(names), rng)
     )
     findings: list[Finding] = [measure_biases(subject, layers, heads), KeySelection(heads, names)]
     if min(head.kept for head in heads) < 1:

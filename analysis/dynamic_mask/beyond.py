@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from analysis.base import Subject
-from analysis.dynamic_mask.layers import (
+from analysis.dynamic_mask.masks import (
     TableMask,
+    auroc,
     disable_masks,
     find_masked_layers,
     record_masked_layers,
 )
-from analysis.dynamic_mask.stored_pairs import auroc
 from analysis.links import has_pairs
 from analysis.plots.panels import PANELS
 from analysis.scoring import scored

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from analysis.base import Finding, Subject, Words
 from analysis.dynamic_mask.gradients import measure_gradients
-from analysis.dynamic_mask.heads import MaskedHead
-from analysis.dynamic_mask.layers import MaskedLayer
+from analysis.dynamic_mask.masks import MaskedHead, MaskedLayer
 from analysis.dynamic_mask.positions import find_width, sum_neighbours
 from analysis.plain import figure_only
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes

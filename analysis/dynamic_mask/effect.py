@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, Subject, Words
 from analysis.dynamic_mask.beyond import Beyond, measure_beyond
-from analysis.dynamic_mask.heads import NAMED, MaskedHead, pick_most
-from analysis.dynamic_mask.layers import disable_masks, find_masked_layers
+from analysis.dynamic_mask.masks import MaskedHead, disable_masks, find_masked_layers
+from analysis.dynamic_mask.positions import NAMED, pick_most
 from analysis.plain import figure_only
 from analysis.plots.lines import name_lines
 from analysis.plots.style import BLUE, MUTED, VERMILLION, make_whiskers, new_figure

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from analysis.dynamic_mask.layers import TableMask, find_masked_layers, name_mask_points
+from analysis.dynamic_mask.masks import TableMask, find_masked_layers, name_mask_points
 from lab.hooks import HookPoint
 from lab.models import LanguageModel
 from lab.models.evaluation import score

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from analysis.base import Finding, Words
 from analysis.dynamic_mask.gradients import list_parameters, measure_gradients
-from analysis.dynamic_mask.layers import TableMask, find_masked_layers, name_mask
+from analysis.dynamic_mask.masks import TableMask, find_masked_layers, name_mask
 from analysis.plain import figure_only
 from analysis.plots.steps import add_step_axis, scale_steps
 from analysis.plots.style import COLORS, DASHES, MUTED, SYMBOLS, new_figure

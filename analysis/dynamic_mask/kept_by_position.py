@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
-from analysis.dynamic_mask.heads import MaskedHead, pick_most
-from analysis.dynamic_mask.positions import BANDS
+from analysis.dynamic_mask.masks import BANDS, MaskedHead
+from analysis.dynamic_mask.positions import pick_most
 from analysis.plain import figure_only
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes
 from analysis.plots.style import SEQUENTIAL

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
-from analysis.dynamic_mask.heads import MaskedHead, pick_most
-from analysis.dynamic_mask.masking import LIGHT
-from analysis.dynamic_mask.stored_pairs import StoredPairs
+from analysis.dynamic_mask.masks import LIGHT, MaskedHead, StoredPairs
+from analysis.dynamic_mask.positions import pick_most
 from analysis.plots.panels import new_panels, note_panels, pick_smallest
 from analysis.plots.style import COLORS, MUTED, YELLOW
 from analysis.words import capitalize, format_ends, percent, round_percent

@@ -7,9 +7,9 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from analysis.base import Finding, Words
-from analysis.dynamic_mask.heads import name_key_head
 from analysis.dynamic_mask.history import MaskHistory
-from analysis.dynamic_mask.positions import BANDS, find_width, sum_neighbours
+from analysis.dynamic_mask.masks import BANDS, name_key_head
+from analysis.dynamic_mask.positions import find_width, sum_neighbours
 from analysis.plain import figure_only
 from analysis.plots.panels import new_panels, note_panels, pick_smallest, title_lowest_axes
 from analysis.plots.style import SEQUENTIAL

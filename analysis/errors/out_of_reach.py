@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.dynamic_mask.layers import find_masked_layers, name_mask_points
-from analysis.dynamic_mask.masking import find_onsets
+from analysis.dynamic_mask.masks import find_masked_layers, find_onsets, name_mask_points
 from analysis.errors.causes import Questions
 from analysis.links import has_pairs
 from analysis.scoring import scored

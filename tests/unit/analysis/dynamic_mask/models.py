@@ -6,9 +6,13 @@ import numpy as np
 import torch
 
 from analysis.base import Subject
-from analysis.dynamic_mask.heads import MaskedHead, measure_heads
-from analysis.dynamic_mask.layers import find_masked_layers, record_masked_layers
-from analysis.dynamic_mask.masking import LIGHT
+from analysis.dynamic_mask.masks import (
+    LIGHT,
+    MaskedHead,
+    find_masked_layers,
+    measure_heads,
+    record_masked_layers,
+)
 from lab.config import ModelConfig, TrainConfig
 from lab.models import LanguageModel, build
 from lab.training.checkpoint import keep_weights
@@ -57,7 +61,7 @@ def find_masked_by_loop(bias, window):
 def measure_first_head(built: LanguageModel, rows: int = 6) -> MaskedHead:
     batch = TASK.batch(split="test", size=rows)
     layer = record_masked_layers(built, batch)[0]
-    return measure_heads(layer, batch, 4, 4, np.random.default_rng(0))[0]
+    return measure_heads(layer, batch, 4, np.random.default_rng(0))[0]
 
 
 def build_run(tmp_path, mask: str) -> Run:

@@ -9,7 +9,7 @@ import torch
 from analysis import dynamic_mask
 from analysis.dynamic_mask.biases import BiasValues
 from analysis.dynamic_mask.gradients import measure_gradients
-from analysis.dynamic_mask.layers import find_masked_layers, record_masked_layers
+from analysis.dynamic_mask.masks import find_masked_layers, record_masked_layers
 from lab.models.evaluation import score
 from tasks.mqar import FILLER
 from tests.unit.analysis.dynamic_mask.models import TASK, build_model, build_subject

@@ -11,7 +11,7 @@ from analysis import dynamic_mask
 from analysis.base import Subject
 from analysis.dynamic_mask.beyond import measure_beyond
 from analysis.dynamic_mask.effect import MaskEffect
-from analysis.dynamic_mask.layers import find_masked_layers
+from analysis.dynamic_mask.masks import find_masked_layers
 from analysis.statistics.estimates import Estimate, westfall_young
 from lab.layers.mask import SoftMask
 from lab.models import build

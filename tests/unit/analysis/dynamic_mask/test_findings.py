@@ -13,7 +13,7 @@ from analysis.dynamic_mask.biases import BiasValues
 from analysis.dynamic_mask.effect import MaskEffect
 from analysis.dynamic_mask.history import MaskHistory
 from analysis.dynamic_mask.kept_by_position import KeptByPosition
-from analysis.dynamic_mask.layers import record_masked_layers
+from analysis.dynamic_mask.masks import record_masked_layers
 from analysis.dynamic_mask.selection import KeySelection
 from analysis.dynamic_mask.trajectory import MaskTrajectory
 from analysis.plain import to_plain

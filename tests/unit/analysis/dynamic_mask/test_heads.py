@@ -10,9 +10,14 @@ import torch
 from analysis import dynamic_mask
 from analysis.dynamic_mask.biases import BiasValues
 from analysis.dynamic_mask.effect import MaskEffect
-from analysis.dynamic_mask.heads import measure_heads
-from analysis.dynamic_mask.layers import disable_masks, find_masked_layers, record_masked_layers
-from analysis.dynamic_mask.stored_pairs import locate_answers
+from analysis.dynamic_mask.masks import (
+    disable_masks,
+    find_masked_layers,
+    locate,
+    measure_heads,
+    record_masked_layers,
+)
+from analysis.links import find_pairs
 from analysis.statistics.estimates import Estimate
 from lab.models.evaluation import find_stored_positions
 from tasks.mqar import VALUE
@@ -39,8 +44,9 @@ def test_what_a_mask_does_is_the_loop_over_queries_and_keys(mask, window, n_head
                 p.copy_(3 * torch.randn_like(p))
     batch = TASK.batch(split="test", size=3)
     layer = record_masked_layers(built, batch)[1]
-    found = measure_heads(layer, batch, 4, 4, np.random.default_rng(0))
-    stored, answer = find_stored_positions(batch), locate_answers(batch)
+    found = measure_heads(layer, batch, 4, np.random.default_rng(0))
+    query, _, value = find_pairs(batch)
+    stored, answer = find_stored_positions(batch), locate(batch, query, value)
     group = n_heads // n_kv_heads
     # The expected attention comes from the layer itself, bias and window replaced in place.
     _, cache = built.run_with_cache(batch.inputs, "blocks.1.mixer.hook_pattern")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.dynamic_mask.masking import count_readers, find_onsets
-from analysis.dynamic_mask.stored_pairs import auroc
+from analysis.dynamic_mask.masks import auroc, count_readers, find_onsets
 from lab.ops.attention import MASKED
 from tests.unit.analysis.dynamic_mask.models import find_masked_by_loop
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from analysis.base import Subject
-from analysis.dynamic_mask.layers import find_masked_layers
-from analysis.dynamic_mask.masking import LIGHT, find_onsets
+from analysis.dynamic_mask.masks import LIGHT, find_masked_layers, find_onsets
 from analysis.errors import out_of_reach as reach
 from analysis.errors.attribution import attribute_errors
 from analysis.errors.causes import (
