@@ -81,7 +81,7 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
         [panel.height for panel in panels[::across]],
         legend=names,
         across=across,
-        gap=70 if own else 34 if titled else 24,
+        gap=70 if own else 50 if across > 1 else 34 if titled else 24,
         foot=FOOT,
         share_x=across == 1 and not own,
     )
@@ -125,6 +125,8 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
     marked = len(at) <= FEW and not muted
     modes = {"points": "markers", "stairs": "lines"}
     notes = line.notes or [line.name] * len(at)
+    # Of points there may be so many that whiskers with caps hide them.
+    whiskers = (0.8, 0) if line.shape == "points" else (1.5, 5)
     where = x.title.split(",")[0] or "x"
     found.append(
         go.Scatter(
@@ -139,7 +141,7 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
             },
             marker={"symbol": SYMBOLS[look % len(SYMBOLS)], "size": 7, "color": color},
             opacity=0.7 if muted else 1,
-            error_y=make_whiskers(np.asarray(line.y, np.float64), ends)
+            error_y=make_whiskers(np.asarray(line.y, np.float64), ends, *whiskers)
             if ends is not None and line.shape != "band"
             else None,
             cliponaxis=False,

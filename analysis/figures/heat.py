@@ -27,7 +27,8 @@ class Colors:
     Attributes:
         title: written beside the scale.
         unit: how values are written.
-        ends: of the scale; None: what is there, symmetric if anything is negative.
+        ends: of the scale, which is diverging if they are opposite; None: what is there, symmetric
+            if anything is negative.
         ticks: labels of the scale by value; None: plotly chooses.
     """
 
@@ -130,6 +131,8 @@ def heat(
                 tickvals=list(range(len(named[0]))),
                 ticktext=named[0],
                 range=[len(named[0]) - 0.5, -0.5],
+                # The map to the left has the same names.
+                showticklabels=i % across == 0 or list(one.rows) != list(maps[i - 1].rows),
                 **place,
             )
     canvas.fig.update_xaxes(showgrid=False, ticks="")
@@ -139,7 +142,7 @@ def heat(
     if colors.ticks is not None:
         bar |= {"tickvals": list(colors.ticks), "ticktext": list(colors.ticks.values())}
     axis: dict[str, object] = {"cmin": low, "cmax": high, "colorbar": bar}
-    if low >= 0:
+    if low != -high:
         axis["colorscale"] = SEQUENTIAL
     if colors.title:
         canvas.fig.add_annotation(
