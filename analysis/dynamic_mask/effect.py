@@ -1,18 +1,27 @@
-"""How the masks change attention and answers."""
+"""What the masks do: which keys they keep, and the answers with them, without and beyond."""
 
-import html
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 
-from analysis.base import Finding, Subject, Words
-from analysis.dynamic_mask.beyond import Beyond, measure_beyond
-from analysis.dynamic_mask.masks import MaskedHead, disable_masks, find_masked_layers
-from analysis.dynamic_mask.positions import NAMED, pick_most
+from analysis.base import Finding, Subject, Table
+from analysis.dynamic_mask.masks import (
+    BANDS,
+    LIGHT,
+    MOST,
+    MaskedHead,
+    auroc,
+    disable_masks,
+    find_masked_layers,
+    pick_heads,
+    record_masked_layers,
+)
+from analysis.figures import Axis, Colors, Dots, Map, Pairs, heat, pairs
+from analysis.links import has_pairs
 from analysis.plain import figure_only
-from analysis.plots.lines import name_lines
-from analysis.plots.style import BLUE, MUTED, VERMILLION, make_whiskers, new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import (
     SURE,
@@ -22,18 +31,156 @@ from analysis.statistics.estimates import (
     sum_by_row,
     westfall_young,
 )
-from analysis.words import capitalize, format_ends, name_layers, percent
+from analysis.words import capitalize, format_ends, percent, round_percent
+from lab.layers.mask import LiteralMask, SoftMask
+from lab.models.evaluation import find_stored_positions
+from tasks.base import count_rows
 
+BEYOND_TOKENS = 2**13
+"""Number of tokens of the rows that are twice as long as those trained on."""
+LAYERS = 4
+"""Maximum number of layers of a table."""
+PAIRED = ("stored keys kept", "kept keys stored", "answers masked", "AUROC of the bias")
+"""Columns of a table for tasks with stored pairs."""
 NOTES = {
-    "nothing": "does next to nothing",
-    "noise": "moves attention to answers",
-    "answers": "moves attention away from answers",
-    "keys": "moves values away from their keys",
-    "both": "moves attention to some answers, masks others",
-    "neither": "moves attention among other keys",
+    "nothing": "next to nothing",
+    "noise": "attention to answers",
+    "answers": "attention away from answers",
+    "keys": "values away from their keys",
+    "both": "to some answers, masks others",
+    "neither": "attention among other keys",
     "undecided": "undecided",
 }
-"""Notes in the figure beside each head."""
+"""What a mask moves, by `MaskedHead.removed`."""
+
+
+@dataclass(frozen=True)
+class KeySelection(Finding):
+    """Which keys each head keeps, by role."""
+
+    title = "Share of keys kept, by role"
+    reading = (
+        f"A key counts as masked for a query if its weight is below {round_percent(LIGHT)} of the "
+        "weight of the most favoured key, or if it is outside the window. Above: share kept, over "
+        "all queries and the keys before them. Below: mean weight relative to the most favoured "
+        "key, which a soft mask can lower without masking. In the table, of the scored "
+        "queries: what attention without the mask, A⁰, puts on masked keys, and how well the kept "
+        "keys agree with the stored pairs; in brackets, what as many keys at random would give, "
+        "and for the AUROC (chance 0.5) the 95 % interval over rows. Of more than 8 heads, those "
+        "that keep fewest keys are shown."
+    )
+    heads: tuple[MaskedHead, ...]
+    role_names: tuple[str, ...]
+
+    @property
+    def says(self) -> str:
+        """How many heads mask keys, and how many keys are kept at least."""
+        masking = [head for head in self.heads if head.kept < 1]
+        if not masking:
+            return "No head masks any key."
+        least = min(masking, key=lambda head: head.kept)
+        return (
+            f"Heads that mask keys: {len(masking)} of {len(self.heads)}; "
+            f"{least.name} keeps fewest, {percent(least.kept)} of them."
+        )
+
+    def numbers(self) -> Table:
+        """Return what masking loses, and how well kept keys agree with the stored pairs."""
+        columns, rows = ("head", "attention lost"), []
+        for i in pick_heads([head.kept for head in self.heads]):
+            head = self.heads[i]
+            row = (head.name, compare(head.lost))
+            if (of := head.pairs) is not None:
+                ends = format_ends(of.auroc.low, of.auroc.high, "{:.3f}".format)
+                row += tuple(map(compare, (of.recall, of.precision, of.hidden)))
+                row += (f"{of.auroc.value:.3f} {ends}",)
+                columns = (*columns[:2], *PAIRED)
+            rows.append(row)
+        return Table(columns, tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw share kept above and mean weight below, by head and role."""
+        heads = [self.heads[i] for i in pick_heads([head.kept for head in self.heads])]
+        names = [head.name for head in heads]
+        kept = np.array([[*head.kept_by_role, head.kept] for head in heads])
+        weight = np.array([[*head.weight_by_role, math.nan] for head in heads])
+        columns = [*self.role_names, "all"]
+        maps = [Map(kept, names, columns, "share kept"), Map(weight, names, columns, "mean weight")]
+        return heat(maps, Colors(unit="share", ends=(0, 1)), Axis(), Axis(), numbers=True)
+
+
+@dataclass(frozen=True)
+class KeptByPosition(Finding):
+    """Where in the row keys are kept: `kept_by_band` of the heads.
+
+    Attributes:
+        role_names: the task's.
+        bands: first position of each band, then the row's length.
+        heads: as in `KeySelection`, where they are recorded.
+    """
+
+    title = "Share of keys kept, by role and band of positions"
+    reading = (
+        "The share of a role's keys in a band of positions that are kept, over all later queries; "
+        "empty where no key has the role. Of more than 8 heads, those that keep fewest are shown."
+    )
+    role_names: tuple[str, ...]
+    bands: tuple[int, ...]
+    heads: tuple[MaskedHead, ...] = figure_only()
+
+    @property
+    def says(self) -> str:
+        """Where the head that keeps fewest keys keeps least and most."""
+        head = min(self.heads, key=lambda head: head.kept)
+        shares = head.kept_by_band
+        least, most = (
+            f"{percent(shares.flat[place])} ({self.role_names[place // shares.shape[1]]} at "
+            f"{self._span(place % shares.shape[1])})"
+            for place in (int(np.nanargmin(shares)), int(np.nanargmax(shares)))
+        )
+        return f"{capitalize(head.name)} keeps fewest keys: from {least} to {most}."
+
+    def figure(self) -> go.Figure:
+        """Draw the kept share by role and band of positions, a panel per head."""
+        heads = [self.heads[i] for i in pick_heads([head.kept for head in self.heads])]
+        at = (np.arange(BANDS) + 0.5) * self.bands[-1] / BANDS - 0.5
+        notes = [[f"{role} at {self._span(i)}" for i in range(BANDS)] for role in self.role_names]
+        maps = [
+            Map(head.kept_by_band, self.role_names, at, head.name, notes=notes) for head in heads
+        ]
+        colors, x = Colors(unit="share", ends=(0, 1)), Axis("position of the key, tokens")
+        return heat(maps, colors, x, Axis(), across=2)
+
+    def _span(self, band: int) -> str:
+        return f"{self.bands[band]}–{self.bands[band + 1] - 1}"
+
+
+def split_bands(seq_len: int) -> tuple[int, ...]:
+    """Return the first position of each band of positions, then the length."""
+    return tuple(-(-band * seq_len // BANDS) for band in range(BANDS + 1))
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What the masks are past the length they were trained on.
+
+    Attributes:
+        entries: table entries per head past that length; 0 without tables.
+        untouched: share of those that are exactly 1, as before training; NaN without any.
+        weight: mean weight of such an entry relative to the most favoured trained one.
+        seq_len: twice the length.
+        accuracy: on rows of that length; chance: the same without the masks; None if not measured.
+        auroc: of each head there, for stored keys; empty if not measured or without pairs.
+        why: why nothing was measured there; empty if it was.
+    """
+
+    entries: int
+    untouched: float
+    weight: float
+    seq_len: int
+    accuracy: Estimate | None
+    auroc: tuple[float, ...]
+    why: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +197,15 @@ class MaskEffect(Finding):
         heads: as in `KeySelection`, where they are recorded.
     """
 
+    title = "What masking does to the attention on the answer"
+    reading = (
+        "A⁰ is the attention of the same queries and keys without the mask's bias and window. A "
+        "mask moves attention to answers if their values get more with it than without it, however "
+        "little. It moves stored values away from their keys if these attend more than evenly to "
+        "their own key without the mask, and lose some of that. A layer's mask does harm if more "
+        f"answers are right without it, p < {SURE} corrected for the number of layers. "
+        "Whiskers: 95 % intervals over rows."
+    )
     accuracy: Estimate
     layers: tuple[int, ...]
     removal: tuple[Estimate, ...]
@@ -62,97 +218,79 @@ class MaskEffect(Finding):
         """The layers without whose masks more answers are right."""
         return [layer for layer, p in zip(self.layers, self.harm, strict=True) if p < SURE]
 
-    def describe(self) -> Words:
-        """Describe what the masks that move most attention remove, and what that costs."""
-        heads = [_describe_head(head) for head in pick_most(self.heads, lambda head: head.moved)]
-        removal = zip(self.layers, self.removal, strict=True)
-        changes = [
-            f"{100 * change.value:+.1f} points "
-            f"{format_ends(change.low, change.high, lambda end: f'{100 * end:+.1f}')} "
-            f"in layer {layer}"
-            for layer, change in sorted(removal, key=lambda pair: -abs(pair[1].value))[:NAMED]
-        ]
-        says = (
-            f"{capitalize('; '.join(heads))}. {percent(self.accuracy.value)} of the answers are "
-            f"right (chance {percent(self.accuracy.chance)}); setting the biases to zero changes "
-            f"that by {', '.join(changes)}."
-        )
-        if self.harmful:
-            says += f" More answers are right without the masks of {name_layers(self.harmful)}: "
-            says += "they do harm."
-        reading = (
-            "A⁰ is the attention of the same queries and keys without the mask's bias and window. "
-            "The lost mass is what A⁰ puts on masked keys; a random mask loses as much as the "
-            "share of keys that it masks. A mask moves attention to answers if their values get "
-            "more with it than without it, however little; the numbers say how much. It moves "
-            "stored values away from their keys if these attend more than evenly to their own key "
-            "without the mask, and lose some of that. A layer's masks do harm if more answers are "
-            "right without them, "
-            f"p < {SURE} corrected for the number of layers. {self.beyond.summarize()}"
-        )
-        return Words(
-            title="What masking does to the attention on the answer",
-            says=says,
-            reading=reading,
-            alt=f"Pairs of dots, a line per head. {says}",
+    @property
+    def says(self) -> str:
+        """What the masks change in the answers, and how many of them do harm."""
+        i = int(np.argmax([abs(change.value) for change in self.removal]))
+        return (
+            f"{percent(self.accuracy.value)} of the answers are right (chance "
+            f"{percent(self.accuracy.chance)}); setting the biases of layer {self.layers[i]} to "
+            f"zero changes that most, by {format_change(self.removal[i])}; layers whose mask does "
+            f"harm: {len(self.harmful)} of {len(self.layers)}."
         )
 
-    def draw(self) -> go.Figure | None:
+    def numbers(self) -> Table:
+        """Return the answers without each layer's mask, and on rows of twice the length."""
+        order = np.argsort([-abs(change.value) for change in self.removal], kind="stable")
+        rows = [
+            (
+                f"layer {self.layers[i]} without its mask",
+                format_change(self.removal[i]),
+                f"harm: p {self.harm[i]:.2g}",
+            )
+            for i in sorted(order[:LAYERS].tolist())
+        ]
+        far, place = self.beyond, f"rows of {self.beyond.seq_len:,} tokens"
+        if far.entries:
+            untouched = f"{far.entries:,}, {percent(far.untouched)} of them untouched"
+            rows.append(("table entries past these rows", untouched, f"weight {far.weight:.2g}"))
+        if far.accuracy is None:
+            rows.append((place, "not measured", far.why))
+        else:
+            bare = f"without masks {percent(far.accuracy.chance)}"
+            rows.append((f"{place}, answers right", percent(far.accuracy.value), bare))
+        if far.auroc:
+            ranked = ", ".join(f"{one:.2f}" for one in far.auroc[:MOST])
+            rows.append((f"{place}, AUROC of the biases", ranked, "chance 0.5"))
+        return Table(("what", "answers or masks", "compare"), tuple(rows))
+
+    def figure(self) -> go.Figure | None:
         """Draw attention on the answer's value with and without mask, a line per head.
 
         None for a task without stored pairs.
         """
-        heads = [(head, head.pairs.answer) for head in self.heads if head.pairs is not None]
+        heads = [(head, head.pairs) for head in self.heads if head.pairs is not None]
         if not heads:
             return None
-        lines = list(range(len(heads)))
-        fig = new_figure(height=150 + 34 * len(lines))
-        for line, (head, answer) in enumerate(heads):
-            ends = sorted((answer.chance, answer.value))
-            fig.add_scatter(
-                x=[answer.chance, answer.value],
-                y=[line, line],
-                mode="lines",
-                line={"color": MUTED, "width": 2},
-                showlegend=False,
-                hoverinfo="skip",
-            )
-            note = NOTES[head.removed] + (", does harm" if head.layer in self.harmful else "")
-            right = ends[1] < 0.5
-            fig.add_annotation(
-                text=html.escape(note),
-                x=ends[1] if right else ends[0],
-                y=line,
-                xanchor="left" if right else "right",
-                xshift=10 if right else -10,
-            )
-        masked = np.array([answer.value for _, answer in heads])
-        intervals = np.array([(answer.low, answer.high) for _, answer in heads])
-        whiskers = make_whiskers(masked, intervals, 1.2, 3)
-        for name, values, symbol, color, error_x in (
-            (
-                "without the mask, A⁰",
-                np.array([answer.chance for _, answer in heads]),
-                "circle-open",
-                VERMILLION,
-                None,
-            ),
-            ("with it, A", masked, "circle", BLUE, whiskers),
-        ):
-            fig.add_scatter(
-                x=values,
-                y=lines,
-                mode="markers",
-                marker={"symbol": symbol, "color": color, "size": 9, "line": {"width": 2}},
-                error_x=error_x,
-                name=name,
-                cliponaxis=False,
-                hovertemplate=f"{name}: %{{x:.2%}}<extra></extra>",
-            )
-        fig.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
-        fig.update_xaxes(title_text="attention of scored queries on their answer's value")
-        name_lines(fig, [head.name for head, _ in heads])
-        return fig.update_layout(margin_t=80)
+        answers = [of.answer for _, of in heads]
+        remarks = [
+            NOTES[head.removed] + ", harm" * (head.layer in self.harmful) for head, _ in heads
+        ]
+        notes = [
+            f"{head.name}, stored values on their own key {percent(of.key.value)}, without the "
+            f"mask {percent(of.key.chance)}, if even {percent(of.key_uniform)}"
+            for head, of in heads
+        ]
+        ends = np.array([(answer.low, answer.high) for answer in answers])
+        masked, free = (np.array([getattr(a, end) for a in answers]) for end in ("value", "chance"))
+        dots = (
+            Dots("with the mask, A", masked, ends, notes=notes),
+            Dots("without it, A⁰", free, look="hollow"),
+        )
+        axis = Axis("attention of scored queries on their answer's value", "share")
+        names = [head.name for head, _ in heads]
+        return pairs(names, Pairs(dots, axis), joined=True, remarks=remarks)
+
+
+def format_change(change: Estimate) -> str:
+    """Return a change of accuracy in points, with its interval."""
+    ends = format_ends(change.low, change.high, lambda end: f"{100 * end:+.1f}")
+    return f"{100 * change.value:+.1f} points {ends}"
+
+
+def compare(share: Estimate) -> str:
+    """Return a share, and in brackets its value by chance."""
+    return f"{percent(share.value)} ({percent(share.chance)})"
 
 
 def measure_effect(
@@ -171,38 +309,47 @@ def measure_effect(
         gains.append(sums.cpu().numpy())
     right = estimate_accuracy(masked, subject.task.chance, rng)
     harm = tuple(westfall_young(-np.stack(gains, 1), rng).tolist())
-    beyond = measure_beyond(subject, rng)
-    return MaskEffect(right, layers, tuple(removal), harm, beyond, heads)
+    return MaskEffect(right, layers, tuple(removal), harm, measure_beyond(subject, rng), heads)
 
 
-def _describe_head(head: MaskedHead) -> str:
-    """Describe what the mask of a head removes, and the attention that shows it."""
-    if head.removed == "nothing":
-        return f"{head.name} moves next to none of the attention ({percent(head.moved)})"
-    if head.pairs is None:
-        return f"{head.name} moves {percent(head.moved)} of the attention"
-    pairs = head.pairs
-    opening = {
-        "noise": f"{head.name} moves attention to answers:",
-        "answers": f"{head.name} moves attention away from answers:",
-        "keys": f"{head.name} moves stored values away from their keys: they put "
-        f"{percent(pairs.key.value)} of their attention there, "
-        f"{percent(pairs.key.chance)} without the mask "
-        f"({percent(pairs.key_uniform)} if even), and",
-        "both": f"{head.name} moves attention to some answers and masks others:",
-        "neither": f"{head.name} moves attention among other keys:",
-        "undecided": f"in {head.name} it is undecided what the mask removes:",
-    }[head.removed]
-    text = (
-        f"{opening} answers get {percent(pairs.answer.value)} of the attention, "
-        f"{percent(pairs.answer.chance)} without the mask"
+def measure_beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
+    """Measure the masks past the length of the subject's rows, and on rows of twice that length."""
+    layers, seq_len = find_masked_layers(subject.model), subject.batch.inputs.shape[1]
+    masks = [m for of in layers.values() if isinstance(m := of.mask, LiteralMask | SoftMask)]
+    long = [mask for mask in masks if mask.l.shape[1] > seq_len]
+    past = [mask.l.detach()[:, seq_len:] for mask in long]
+    weights = [
+        (bias[:, seq_len:] - bias[:, :seq_len].amax(-1, keepdim=True)).exp().mean()
+        for bias in (mask.bias(mask.l.detach()) for mask in long)
+    ]
+    found = Beyond(
+        entries=max((entries.shape[1] for entries in past), default=0),
+        untouched=float(torch.cat([e.flatten() for e in past]).eq(1).double().mean())
+        if past
+        else math.nan,
+        weight=float(torch.stack(weights).mean()) if weights else math.nan,
+        seq_len=2 * seq_len,
+        accuracy=None,
+        auroc=(),
+        why="",
     )
-    if pairs.hidden.value > 0:
-        text += f"; {percent(pairs.hidden.value)} of the answers are masked"
-    if head.lost.value > 0:
-        text += (
-            f" (mass lost: {percent(head.lost.value)}, chance {percent(head.lost.chance)}; of it "
-            f"on answers: {percent(pairs.lost_answer.value)}, chance "
-            f"{percent(pairs.lost_answer.chance)})"
-        )
-    return text
+    short = [mask.l.shape[1] for mask in masks if mask.l.shape[1] < 2 * seq_len]
+    if short:
+        return replace(found, why=f"a table ends at {min(short)} positions")
+    try:
+        task = subject.task.replace(seq_len=2 * seq_len)
+    except ValueError as error:
+        return replace(found, why=str(error))
+    size = count_rows(BEYOND_TOKENS, 2 * seq_len, most=len(subject.batch.inputs))
+    device = subject.batch.inputs.device
+    batch = task.batch(split="test", size=size, seed=subject.seed, device=device)
+    masked = scored(subject.model, batch)
+    with disable_masks(subject.model, layers):
+        bare = scored(subject.model, batch)
+    ranked: tuple[float, ...] = ()
+    if has_pairs(batch):
+        stored = find_stored_positions(batch)[:, None]
+        for layer in record_masked_layers(subject.model, batch):
+            keep = stored.expand_as(layer.bias)
+            ranked += tuple(auroc(layer.bias, keep, ~keep).nanmean(0).tolist())
+    return replace(found, accuracy=estimate_accuracy(masked, bare.accuracy, rng), auroc=ranked)

@@ -8,7 +8,7 @@ A is a layer's attention; A⁰ that of the same queries and keys without bias an
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ from analysis.statistics.estimates import Estimate, estimate_ratio
 from analysis.words import name_head
 from lab.hooks import HookPoint
 from lab.layers.attention import Attention
-from lab.layers.mask import MASKS, LiteralMask, SoftMask
+from lab.layers.mask import MASKS
 from lab.models import LanguageModel
 from lab.models.evaluation import find_stored_positions
 from lab.ops.attention import attention_pattern
@@ -39,11 +39,10 @@ MOVES = 0.001
 """The least share of its attention that a mask must move to count as doing anything."""
 BANDS = 8
 """Number of equal bands of positions."""
+MOST = 8
+"""Maximum number of heads of a figure or a table."""
 ENTRIES = 2**21
 """Attention entries held in memory at once."""
-
-TableMask = LiteralMask | SoftMask
-"""The masks that learn a table l with an entry per position."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +280,11 @@ class MaskedHead:
 def name_key_head(layer: int, head: int, n_heads: int) -> str:
     """Name a key head, by its layer alone if that has no other."""
     return f"layer {layer}" if n_heads == 1 else name_head(layer, head)
+
+
+def pick_heads(values: Sequence[float]) -> list[int]:
+    """Return the indices of the `MOST` smallest values, in ascending order of index."""
+    return sorted(np.argsort(values, kind="stable")[:MOST].tolist())
 
 
 @torch.no_grad()

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from analysis.dynamic_mask.beyond import Beyond
 
 from analysis.base import Finding
-from analysis.dynamic_mask.beyond import Beyond
 from analysis.dynamic_mask.effect import MaskEffect
 from analysis.errors.causes import MASKED
 from analysis.errors.ledger import Cause, Ledger

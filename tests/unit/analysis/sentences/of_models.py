@@ -6,16 +6,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from analysis.base import Finding
 from analysis.dynamic_mask.biases import BiasValues
-from analysis.dynamic_mask.effect import MaskEffect
-from analysis.dynamic_mask.masks import MaskedHead
 from analysis.dynamic_mask.history import MaskHistory
 from analysis.dynamic_mask.kept_by_position import KeptByPosition
 from analysis.dynamic_mask.selection import KeySelection
-from analysis.dynamic_mask.masks import StoredPairs
 from analysis.dynamic_mask.trajectory import MaskTrajectory
+
+from analysis.base import Finding
+from analysis.dynamic_mask.effect import MaskEffect
+from analysis.dynamic_mask.masks import MaskedHead, StoredPairs
 from analysis.frequencies.bands import BandAblation, BandAblations
 from analysis.frequencies.energies import Energies, FrequencySpectrum
 from analysis.frequencies.uses import FrequencyUse, FrequencyUses
