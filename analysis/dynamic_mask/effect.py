@@ -225,7 +225,7 @@ class MaskEffect(Finding):
         return (
             f"{percent(self.accuracy.value)} of the answers are right (chance "
             f"{percent(self.accuracy.chance)}); setting the biases of layer {self.layers[i]} to "
-            f"zero changes that most, by {format_change(self.removal[i])}; layers whose mask does "
+            f"zero changes that most, by {self.removal[i].points}; layers whose mask does "
             f"harm: {len(self.harmful)} of {len(self.layers)}."
         )
 
@@ -235,7 +235,7 @@ class MaskEffect(Finding):
         rows = [
             (
                 f"layer {self.layers[i]} without its mask",
-                format_change(self.removal[i]),
+                self.removal[i].points,
                 f"harm: p {self.harm[i]:.2g}",
             )
             for i in sorted(order[:LAYERS].tolist())
@@ -280,12 +280,6 @@ class MaskEffect(Finding):
         axis = Axis("attention of scored queries on their answer's value", "share")
         names = [head.name for head, _ in heads]
         return pairs(names, Pairs(dots, axis), joined=True, remarks=remarks)
-
-
-def format_change(change: Estimate) -> str:
-    """Return a change of accuracy in points, with its interval."""
-    ends = format_ends(change.low, change.high, lambda end: f"{100 * end:+.1f}")
-    return f"{100 * change.value:+.1f} points {ends}"
 
 
 def compare(share: Estimate) -> str:

@@ -111,19 +111,12 @@ class BiasValues(Finding):
 
     def numbers(self) -> Table:
         """Return the strength of each head's mask, and its mean biases by role."""
-        shown = pick_heads(self.lightest)
-        return Table(
-            ("head", "mask", "least weight", *(f"bias, {name}" for name in self.role_names)),
-            tuple(
-                (
-                    self.names[i],
-                    self.readings[i],
-                    percent(self.lightest[i]),
-                    *("–" if math.isnan(b) else f"{b:.3g}" for b in self.bias_by_role[i]),
-                )
-                for i in shown
-            ),
-        )
+        columns = ("head", "mask", "least weight", *(f"bias, {name}" for name in self.role_names))
+        rows = []
+        for i in pick_heads(self.lightest):
+            biases = ("–" if math.isnan(b) else f"{b:.3g}" for b in self.bias_by_role[i])
+            rows.append((self.names[i], self.readings[i], percent(self.lightest[i]), *biases))
+        return Table(columns, tuple(rows))
 
     def figure(self) -> go.Figure:
         """Draw the mean bias by position, a panel per head, a mark per role."""
@@ -292,7 +285,7 @@ class MaskHistory(Finding):
     def says(self) -> str:
         """Which mask moves furthest, and which masks are dead."""
         dead = f"masks whose gradient is 0 at every step: {(self.gradients == 0).all(0).sum()}"
-        dead += f" of {np.isfinite(self.gradients[0]).sum()}"
+        dead += f" of {(~np.isnan(self.gradients[0])).sum()}"
         if not np.nanmax(self.drifts[-1]):
             return f"No mask is elsewhere at the last step than at the first; {dead}."
         i = int(np.nanargmax(self.drifts[-1]))
@@ -331,7 +324,7 @@ def measure_history(run: Run, batch: Batch) -> list[Finding]:
         layers = find_masked_layers(model)
         masks.append(read_masks(model, batch))
     gradients = np.array([[mask.gradient for mask in now] for now in masks])
-    learns = np.isfinite(gradients[0])
+    learns = ~np.isnan(gradients[0])
     if not learns.any():
         return []
     drifts = [

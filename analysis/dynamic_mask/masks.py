@@ -68,18 +68,8 @@ class MaskedLayer:
         """The first position whose query, and all later ones, finds each key masked."""
         return find_onsets(self.bias, self.module.window)
 
-    def iterate_patterns(
-        self,
-    ) -> Iterator[
-        tuple[
-            slice,
-            slice,
-            Float[Tensor, "r h n s"],
-            Float[Tensor, "r h n s"],
-            Bool[Tensor, "r h n s"],
-        ]
-    ]:
-        """Yield (rows of the batch, targets, A, A⁰, whether masked), block by block."""
+    def iterate_patterns(self) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+        """Yield (rows r of the batch, targets n, A, A⁰, whether masked [r h n s]) by blocks."""
         batch, seq_len, n_heads, _ = self.q.shape
         window, position = self.module.window, torch.arange(seq_len, device=self.q.device)
         exits = None if window is None else find_window_exits(self.bias, window)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from analysis.scoring import Scored
 from analysis.statistics.intervals import bootstrap_ratio
+from analysis.words import format_ends
 
 FLIPS = 2000
 """Random sign flips behind a p value."""
@@ -28,6 +29,12 @@ class Estimate:
     low: float
     high: float
     chance: float
+
+    @property
+    def points(self) -> str:
+        """A change of a share in points, with its interval: "+1.0 points [+0.5, +1.5]"."""
+        ends = format_ends(self.low, self.high, lambda end: f"{100 * end:+.1f}")
+        return f"{100 * self.value:+.1f} points {ends}"
 
 
 def estimate_ratio(

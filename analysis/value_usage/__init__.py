@@ -3,10 +3,14 @@
 import numpy as np
 
 from analysis.base import Finding, NotApplicableError, Subject, describe, draw
-from analysis.value_usage.choices import find_value_layers, record_choices
-from analysis.value_usage.history import measure_histories
+from analysis.value_usage.choices import (
+    ValueUses,
+    find_value_layers,
+    measure_histories,
+    measure_usage,
+    record_choices,
+)
 from analysis.value_usage.swaps import measure_swaps
-from analysis.value_usage.uses import ValueUses, measure_usage
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 

@@ -1,21 +1,18 @@
-"""How the accuracy changes when tokens get other values than they chose."""
+"""How the accuracy changes when tokens get other values than they chose, at their own's weights."""
 
-import html
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Bool, Float
-from plotly.subplots import make_subplots
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Words
-from analysis.plots.lines import name_lines
-from analysis.plots.panels import name_legend, place_legend, stack_panels
-from analysis.plots.style import COLORS, HEAD, MUTED, SYMBOLS, make_whiskers, new_figure
-from analysis.scoring import scored
+from analysis.base import Finding, Subject, Table
+from analysis.figures import Axis, Colors, Map, heat
+from analysis.scoring import Scored, scored
 from analysis.statistics.estimates import (
     SURE,
     Estimate,
@@ -25,15 +22,10 @@ from analysis.statistics.estimates import (
     thin,
     westfall_young,
 )
-from analysis.value_usage.choices import LAYERS
-from analysis.value_usage.reassignment import (
-    Reassign,
-    force_value,
-    score_reassigned,
-    shuffle_choices,
-)
-from analysis.words import name_layers, percent
-from tasks.base import count_rows
+from analysis.value_usage.choices import LAYERS, find_changed, find_value_layers
+from analysis.words import percent
+from lab.hooks import HookPoint
+from tasks.base import Batch, count_rows
 
 MOST = 5
 """Maximum number of values of a layer that are forced, those that are chosen most."""
@@ -42,8 +34,8 @@ PASSES = 64
 TOKENS = 2**18
 """Number of tokens answered again in all; each swap gets as many rows as that allows."""
 FEWEST_ROWS = 4
-LINE, GAP = 26, 48
-"""Height of a line of the figure, and of the gap between panels, which holds a legend, px."""
+Reassign = Callable[[Int[Tensor, "b t k"]], Int[Tensor, "b t k"]]
+"""From the values that tokens choose to those that they get."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +58,10 @@ class Swap:
     change: Estimate
     p: float
 
-    def summarize_change(self) -> str:
-        """Return the change of accuracy in points, with its interval."""
-        value, low, high = (100 * x for x in (self.change.value, self.change.low, self.change.high))
-        return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    @property
+    def costs(self) -> bool:
+        """Whether it is shown to cost accuracy."""
+        return self.change.value < 0 and self.p < SURE
 
 
 @dataclass(frozen=True)
@@ -85,6 +77,15 @@ class Swaps(Finding):
         left_out: whether there are more values, or more layers.
     """
 
+    title = "Change of accuracy, in points, when values are forced"
+    reading = (
+        "Columns: the value that tokens get; those that are chosen most are forced. Rows: the "
+        "tokens that get it. A forced value takes over the score, and so the weight, of the value "
+        "that it replaces. Shuffling deals the tokens' own choices among them. p: the share of "
+        "random sign flips of the rows in which the worst of all swaps costs as much; a star marks "
+        f"a cost with p < {SURE}. Intervals: 95 %, by resampling rows, one swap at a time. "
+        "Placebo: forcing each token's own choice."
+    )
     accuracy: Estimate
     swaps: tuple[Swap, ...]
     placebo: float
@@ -92,115 +93,61 @@ class Swaps(Finding):
     forced: int
     left_out: bool
 
-    def describe(self) -> Words:
-        """Describe the swap that costs most, if any is shown to cost."""
-        says = self._summarize()
-        reading = (
-            f"On these rows {percent(self.accuracy.value)} of the answers are right (chance "
-            f"{percent(self.accuracy.chance)}). Whiskers: 95 % intervals by resampling rows, one "
-            "swap at a time. p: the share of random sign flips of the rows in which the worst of "
-            f"all swaps costs as much; a swap is shown to cost if p < {SURE}. A forced value takes "
-            "over the score, and so the weight, of the value that it replaces. Forcing each "
-            "token's own choice "
-        )
-        reading += (
-            "changes nothing."
-            if self.placebo == 0
-            else f"moves a hidden state by at most {self.placebo:.2g}."
-        )
-        if self.left_out:
-            layers = sorted({swap.layer for swap in self.swaps})
-            reading += f" Only the values used most are forced, up to {self.forced} per layer, in "
-            reading += f"{name_layers(layers)}."
-        return Words(
-            title="Change of accuracy when values are forced",
-            says=says,
-            reading=reading,
-            alt=f"Dots of accuracy change by value. {says}",
-        )
-
-    def _summarize(self) -> str:
-        right, n = self.accuracy, len(self.swaps)
+    @property
+    def says(self) -> str:
+        """How many swaps are shown to cost accuracy, and which is the most costly."""
+        right, costly = self.accuracy, [swap for swap in self.swaps if swap.costs]
         # NaN, the interval of a single row, is not above chance either.
         if not right.low > right.chance:
             return (
                 f"{percent(right.value)} of the answers are right, not shown to be above chance "
                 f"({percent(right.chance)}): swaps cannot tell which values matter."
             )
-        costly = [swap for swap in self.swaps if swap.change.value < 0 and swap.p < SURE]
-        if not costly:
-            least = min(swap.p for swap in self.swaps)
-            return f"None of {n} swaps is shown to cost accuracy (smallest p {least:.2g})."
-        worst = min(costly, key=lambda swap: swap.change.value)
-        says = f"{self._name_swap(worst)} costs most, {worst.summarize_change()} "
-        says += f"(p {worst.p:.2g}, the worst of {n})"
-        if worst.value is not None:
-            same = (s for s in self.swaps if s.layer == worst.layer and s.value is None)
-            says += f"; shuffling the layer's choices changes it by {next(same).summarize_change()}"
-        return f"{says}."
-
-    def _name_swap(self, swap: Swap) -> str:
-        if swap.value is None:
-            return f"Shuffling the choices of layer {swap.layer} among its tokens"
-        role = swap.role
-        group = "every token" if role is None else f"the tokens of role {self.role_names[role]}"
-        return f"Forcing value {swap.value} on {group} in layer {swap.layer}"
-
-    def draw(self) -> go.Figure:
-        """Draw the changes, a panel per layer, a line per group of tokens, a mark per value."""
-        layers = sorted({swap.layer for swap in self.swaps})[:LAYERS]
-        roles = sorted({swap.role for swap in self.swaps if swap.role is not None})
-        groups = [None, *roles]
-        labels = ["shuffled", "all tokens", *(html.escape(self.role_names[r]) for r in roles)]
-        panel = LINE * len(labels)
-        height, spacing = stack_panels(len(layers), panel, GAP)
-        fig = make_subplots(
-            rows=len(layers),
-            cols=1,
-            shared_xaxes=True,
-            vertical_spacing=spacing,
-            figure=new_figure(height=HEAD + 56 + height + 52),
+        worst = min(costly or self.swaps, key=lambda swap: swap.change.value)
+        return (
+            f"{percent(right.value)} of the answers are right (chance {percent(right.chance)}); "
+            f"swaps shown to cost accuracy: {len(costly)} of {len(self.swaps)}; the most costly, "
+            f"{self._name(worst)} in layer {worst.layer}, changes it by {worst.change.points} "
+            f"(p {worst.p:.2g})."
         )
-        for row, layer in enumerate(layers, start=1):
+
+    def numbers(self) -> Table:
+        """Return each layer's shuffle, its most costly forced value, and the placebo."""
+        rows = []
+        for layer in dict.fromkeys(swap.layer for swap in self.swaps):
             mine = [swap for swap in self.swaps if swap.layer == layer]
-            values = list(dict.fromkeys(swap.value for swap in mine))
-            forced = sorted(value for value in values if value is not None)
-            fig.add_vline(0, line={"color": MUTED, "width": 1, "dash": "dot"}, row=row, col=1)  # type: ignore[arg-type]
-            for value in values:
-                some = [swap for swap in mine if swap.value == value]
-                changes = [swap.change for swap in some]
-                if value is None:
-                    name, color, symbol, y = "own, shuffled", MUTED, "cross", [0.0]
-                else:
-                    place = forced.index(value)
-                    spread = 0.6 * ((place + 0.5) / len(forced) - 0.5)
-                    name, color, symbol = f"value {value}", COLORS[place], SYMBOLS[place]
-                    y = [1 + groups.index(swap.role) + spread for swap in some]
-                fig.add_scatter(
-                    x=[change.value for change in changes],
-                    y=y,
-                    mode="markers",
-                    marker={"color": color, "symbol": symbol, "size": 8},
-                    error_x=make_whiskers(
-                        np.array([c.value for c in changes]),
-                        np.array([(c.low, c.high) for c in changes]),
-                        1.2,
-                        0,
-                    ),
-                    name=name,
-                    legend=name_legend(row),
-                    showlegend=value is not None,
-                    cliponaxis=False,
-                    hovertemplate=f"layer {layer}, {name}: %{{x:+.2%}}<extra></extra>",
-                    row=row,
-                    col=1,
+            mine.sort(key=lambda swap: (swap.value is not None, swap.change.value))
+            rows += [(f"{layer}", self._name(s), s.change.points, f"{s.p:.2g}") for s in mine[:2]]
+        rows.append(("–", "placebo", f"hidden state moves by {self.placebo:.2g}", "–"))
+        return Table(("layer", "swap", "change of accuracy", "p"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw the changes, a map per layer, a row per group of tokens, a column per value."""
+        maps = []
+        for layer in dict.fromkeys(swap.layer for swap in self.swaps):
+            forced = [s for s in self.swaps if s.layer == layer and s.value is not None]
+            forced.sort(key=lambda swap: swap.value or 0)
+            values = list(dict.fromkeys(swap.value for swap in forced))
+            roles = list(dict.fromkeys(swap.role for swap in forced))
+            cells = [forced[i :: len(roles)] for i in range(len(roles))]
+            maps.append(
+                Map(
+                    np.array([[100 * swap.change.value for swap in row] for row in cells]),
+                    ["all tokens" if role is None else self.role_names[role] for role in roles],
+                    [str(value) for value in values],
+                    f"layer {layer}",
+                    [[f"{100 * s.change.value:+.1f}{'*' * s.costs}" for s in row] for row in cells],
+                    [[f"{self._name(s)}, {s.change.points}" for s in row] for row in cells],
                 )
-            place_legend(fig, row, 1 - (row - 1) * (panel + GAP) / height)
-            fig.update_yaxes(title_text=f"layer {layer}", row=row, col=1)
-        name_lines(fig, labels)
-        fig.update_xaxes(tickformat="+.2~%", nticks=7)
-        fig.update_xaxes(title_text="change of accuracy", row=len(layers), col=1)
-        return fig.update_layout(margin={"t": HEAD + 56, "b": 52})
+            )
+        return heat(maps, Colors("points", ends=(-100, 100)), Axis("value that is forced"), Axis())
+
+    def _name(self, swap: Swap) -> str:
+        """Name a swap of a layer."""
+        if swap.value is None:
+            return "shuffling the choices"
+        role = "every token" if swap.role is None else f"{self.role_names[swap.role]} tokens"
+        return f"forcing value {swap.value} on {role}"
 
 
 @torch.no_grad()
@@ -248,3 +195,65 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         forced=most,
         left_out=len(loads) > len(layers) or max(map(len, loads.values())) > most,
     )
+
+
+def force_value(value: int, there: Bool[Tensor, "b t"]) -> Reassign:
+    """Force a value on some tokens: it replaces the last choice of those that lack it."""
+
+    def reassign(indices: Int[Tensor, "b t k"]) -> Int[Tensor, "b t k"]:
+        missing = there & (indices != value).all(-1)
+        after = indices.clone()
+        after[..., -1] = torch.where(missing, value, indices[..., -1])
+        return after
+
+    return reassign
+
+
+def shuffle_choices(seed: int) -> Reassign:
+    """Shuffle the choices among all tokens, so that each value is chosen as often as before."""
+
+    def reassign(indices: Int[Tensor, "b t k"]) -> Int[Tensor, "b t k"]:
+        flat = indices.flatten(0, 1)
+        order = np.random.default_rng(seed).permutation(len(flat))
+        return flat[torch.from_numpy(order).to(flat.device)].view_as(indices)
+
+    return reassign
+
+
+def reorder_scores(
+    scores: Float[Tensor, "b t n_v"], after: Int[Tensor, "b t k"]
+) -> Float[Tensor, "b t n_v"]:
+    """Permute each token's own scores so that the values `after` have the highest, in their order.
+
+    A value's weight comes from its score, which is low where it was not chosen. Taking over the
+    score of the value it replaces, a swap shows the effect of the value and not of a low weight.
+    """
+    ranked = scores.argsort(dim=-1, descending=True, stable=True)
+    taken = (ranked[..., :, None] == after[..., None, :]).any(-1)
+    others = taken.int().argsort(dim=-1, stable=True)[..., : scores.shape[-1] - after.shape[-1]]
+    order = torch.cat([after, ranked.gather(-1, others)], -1)
+    return torch.empty_like(scores).scatter_(-1, order, scores.gather(-1, ranked))
+
+
+def score_reassigned(
+    subject: Subject, batch: Batch, layer: int, reassign: Reassign
+) -> tuple[Scored, float]:
+    """Return the answers with a layer's values reassigned, and the share of tokens affected."""
+    name = f"blocks.{layer}.mixer.hook_value"
+    k = find_value_layers(subject.model)[layer].n_chosen
+    given: list[Tensor] = []
+    moved: list[float] = []
+
+    def change_scores(scores: Tensor, point: HookPoint) -> Tensor:
+        own = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
+        given.append(reassign(own))
+        moved.append(float(find_changed(own.cpu().numpy(), given[-1].cpu().numpy()).mean()))
+        return reorder_scores(scores, given[-1])
+
+    def change_indices(indices: Tensor, point: HookPoint) -> Tensor:
+        # Of tied scores the layer would choose the lower index.
+        return given[-1]
+
+    hooks = [(f"{name}_scores", change_scores), (f"{name}_indices", change_indices)]
+    with subject.model.hooks(hooks):
+        return scored(subject.model, batch), moved[-1]
