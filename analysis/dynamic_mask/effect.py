@@ -1,6 +1,7 @@
 """What the masks do: which keys they keep, and the answers with them, without and beyond."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,8 +88,7 @@ class KeySelection(Finding):
     def numbers(self) -> Table:
         """Return what masking loses, and how well kept keys agree with the stored pairs."""
         columns, rows = ("head", "attention lost"), []
-        for i in pick_heads([head.kept for head in self.heads]):
-            head = self.heads[i]
+        for head in pick_fewest(self.heads):
             row = (head.name, compare(head.lost))
             if (of := head.pairs) is not None:
                 ends = format_ends(of.auroc.low, of.auroc.high, "{:.3f}".format)
@@ -100,7 +100,7 @@ class KeySelection(Finding):
 
     def figure(self) -> go.Figure:
         """Draw share kept above and mean weight below, by head and role."""
-        heads = [self.heads[i] for i in pick_heads([head.kept for head in self.heads])]
+        heads = pick_fewest(self.heads)
         names = [head.name for head in heads]
         kept = np.array([[*head.kept_by_role, head.kept] for head in heads])
         weight = np.array([[*head.weight_by_role, math.nan] for head in heads])
@@ -142,7 +142,7 @@ class KeptByPosition(Finding):
 
     def figure(self) -> go.Figure:
         """Draw the kept share by role and band of positions, a panel per head."""
-        heads = [self.heads[i] for i in pick_heads([head.kept for head in self.heads])]
+        heads = pick_fewest(self.heads)
         at = (np.arange(BANDS) + 0.5) * self.bands[-1] / BANDS - 0.5
         notes = [[f"{role} at {self._span(i)}" for i in range(BANDS)] for role in self.role_names]
         maps = [
@@ -280,6 +280,11 @@ class MaskEffect(Finding):
         axis = Axis("attention of scored queries on their answer's value", "share")
         names = [head.name for head, _ in heads]
         return pairs(names, Pairs(dots, axis), joined=True, remarks=remarks)
+
+
+def pick_fewest(heads: Sequence[MaskedHead]) -> list[MaskedHead]:
+    """Return the `MOST` heads that keep fewest keys, in their own order."""
+    return [heads[i] for i in pick_heads([head.kept for head in heads])]
 
 
 def compare(share: Estimate) -> str:

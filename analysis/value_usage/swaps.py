@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import plotly.graph_objects as go
@@ -176,10 +177,11 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
         same, _ = score_reassigned(subject, batch, layer, torch.clone)
         placebo = max(placebo, float((same.hidden - before.hidden).abs().max()))
         swaps: list[tuple[int | None, int | None, Reassign]] = [
-            (None, None, shuffle_choices(subject.seed))
+            (None, None, partial(shuffle_choices, seed=subject.seed))
         ]
         for value in np.argsort(-loads[layer], kind="stable")[:most].tolist():
-            swaps += [(value, role, force_value(value, there)) for role, there in groups]
+            for role, there in groups:
+                swaps.append((value, role, partial(force_value, value=value, there=there)))
         for value, role, reassign in swaps:
             after, moved = score_reassigned(subject, batch, layer, reassign)
             sums, counts = sum_by_row(before, after.right.double() - before.right.double())
@@ -197,27 +199,20 @@ def measure_swaps(subject: Subject, loads: dict[int, Float[np.ndarray, " n_v"]])
     )
 
 
-def force_value(value: int, there: Bool[Tensor, "b t"]) -> Reassign:
+def force_value(
+    indices: Int[Tensor, "b t k"], value: int, there: Bool[Tensor, "b t"]
+) -> Int[Tensor, "b t k"]:
     """Force a value on some tokens: it replaces the last choice of those that lack it."""
-
-    def reassign(indices: Int[Tensor, "b t k"]) -> Int[Tensor, "b t k"]:
-        missing = there & (indices != value).all(-1)
-        after = indices.clone()
-        after[..., -1] = torch.where(missing, value, indices[..., -1])
-        return after
-
-    return reassign
+    missing = there & (indices != value).all(-1)
+    last = torch.where(missing, value, indices[..., -1])
+    return torch.cat([indices[..., :-1], last[..., None]], -1)
 
 
-def shuffle_choices(seed: int) -> Reassign:
+def shuffle_choices(indices: Int[Tensor, "b t k"], seed: int) -> Int[Tensor, "b t k"]:
     """Shuffle the choices among all tokens, so that each value is chosen as often as before."""
-
-    def reassign(indices: Int[Tensor, "b t k"]) -> Int[Tensor, "b t k"]:
-        flat = indices.flatten(0, 1)
-        order = np.random.default_rng(seed).permutation(len(flat))
-        return flat[torch.from_numpy(order).to(flat.device)].view_as(indices)
-
-    return reassign
+    flat = indices.flatten(0, 1)
+    order = np.random.default_rng(seed).permutation(len(flat))
+    return flat[torch.from_numpy(order).to(flat.device)].view_as(indices)
 
 
 def reorder_scores(
