@@ -86,9 +86,9 @@ def train(mask):
 # %%
 literal = train("literal")
 *_, trajectory, history = found["literal"]
-print(dynamic_mask.describe(trajectory).says)
-print(dynamic_mask.describe(history).says)
-dynamic_mask.draw(history)
+print(trajectory.says)
+print(history.says)
+history.figure()
 
 # %% [markdown]
 # So the trained model is a plain causal attention: put its other weights into one, and nothing
@@ -113,12 +113,12 @@ print(f"logits of plain attention with the same weights: {apart:.0e} apart")
 # %%
 train("straight-through")
 _, selection, *_, effect, trajectory, _ = found["straight-through"]
-print(dynamic_mask.describe(trajectory).says)
-dynamic_mask.draw(trajectory)
+print(trajectory.says)
+trajectory.figure()
 
 # %%
-print(dynamic_mask.describe(selection).says)
-dynamic_mask.draw(selection)
+print(selection.says)
+selection.figure()
 
 # %% [markdown]
 # No value that is asked for is closed, and queries attend to their answers twice as much as they
@@ -127,8 +127,8 @@ dynamic_mask.draw(selection)
 # accuracy when a layer's mask is opened after training, nothing else being changed.
 
 # %%
-print(dynamic_mask.describe(effect).says)
-dynamic_mask.draw(effect)
+print(effect.says)
+effect.figure()
 
 # %% [markdown]
 # ## Soft: a mask by degrees
@@ -139,12 +139,12 @@ dynamic_mask.draw(effect)
 # %%
 train("soft")
 values, *_, effect, _, _ = found["soft"]
-print(dynamic_mask.describe(values).says)
-dynamic_mask.draw(values)
+print(values.says)
+values.figure()
 
 # %%
-print(dynamic_mask.describe(effect).says)
-dynamic_mask.draw(effect)
+print(effect.says)
+effect.figure()
 
 # %% [markdown]
 # ## Value: each key for itself
@@ -155,12 +155,12 @@ dynamic_mask.draw(effect)
 # %%
 train("value")
 values, *_, effect, _, _ = found["value"]
-print(dynamic_mask.describe(values).says)
-dynamic_mask.draw(values)
+print(values.says)
+values.figure()
 
 # %%
-print(dynamic_mask.describe(effect).says)
-dynamic_mask.draw(effect)
+print(effect.says)
+effect.figure()
 
 # %% [markdown]
 # The numbers that the answer rests on: accuracy, how far the masks moved (Euclidean, of the layer

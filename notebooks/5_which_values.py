@@ -89,14 +89,14 @@ for one in (run, zeros):
 # %% [markdown]
 # ## Who takes what
 #
-# `measure` returns a finding per figure, `describe` says it, `draw` draws it. First the share
+# `measure` returns a finding per figure, which says what it shows and draws it. First the share
 # of each role's tokens that choose each value. Evenly used, four values count as e^H = 4.
 
 # %%
 subject = run.subject
 uses, *pasts, swaps = value_usage.measure(subject)
-print(value_usage.describe(uses).says)
-value_usage.draw(uses)
+print(uses.says)
+uses.figure()
 
 # %% [markdown]
 # If the role tells little, what does? Perhaps the token: the mixer's input in layer 0 is the
@@ -133,8 +133,8 @@ for layer, (share, placebo) in enumerate(by_token):
 # start: normal keys first.
 
 # %%
-print(value_usage.describe(pasts[1]).says)
-value_usage.draw(pasts[1])
+print(pasts[1].says)
+pasts[1].figure()
 
 # %% [markdown]
 # Now zero keys. Of tied scores the lower index wins, so every token takes value 0, until the first
@@ -142,20 +142,23 @@ value_usage.draw(pasts[1])
 
 # %%
 _, *zero_pasts, _ = value_usage.measure(zeros.subject)
-print(value_usage.describe(zero_pasts[1]).says)
-value_usage.draw(zero_pasts[1])
+print(zero_pasts[1].says)
+zero_pasts[1].figure()
 
 # %% [markdown]
 # ## Does it matter which?
 #
 # A value is forced on all tokens, or on those of one role, at the weight of the value it replaces.
-# Left of zero, accuracy is lost. Dealing the tokens' own choices out at random keeps how often each
-# value is used, and takes away who uses it.
+# The numbers are points of accuracy, lost where they are negative; a star marks a loss that chance
+# does not explain. Dealing the tokens' own choices out at random, the first line of each layer in
+# the table, keeps how often each value is used, and takes away who uses it.
 
 # %%
-print(value_usage.describe(swaps).says)
-print(value_usage.describe(swaps).reading)
-value_usage.draw(swaps)
+print(swaps.says)
+print(swaps.reading)
+for row in swaps.numbers().rows:
+    print(*row, sep=" · ")
+swaps.figure()
 
 # %% [markdown]
 # The same by hand, without the care for weights: `ablate` gives each row the choices of another row

@@ -282,7 +282,7 @@ def measure_heads(
     layer: MaskedLayer, batch: Batch, n_roles: int, rng: np.random.Generator
 ) -> list[MaskedHead]:
     """Measure what the mask of each of a layer's key heads does on a batch."""
-    asking = batch.targets != IGNORE
+    asking = find_asking(batch)
     kept_of_all, eligible_of_all = count_readers(layer.onset, torch.ones_like(asking))
     band = torch.arange(asking.shape[1], device=asking.device) * BANDS // asking.shape[1]
     kept, weight, eligible = (
@@ -378,7 +378,7 @@ def sum_attention(layer: MaskedLayer, batch: Batch) -> dict[str, Float[Tensor, "
         is; and over the stored values, `storing` in number, `key`, `free_key` and `uniform_key`:
         A, A⁰ and even attention on their own key.
     """
-    asking, n_kv_heads = batch.targets != IGNORE, layer.module.n_kv_heads
+    asking, n_kv_heads = find_asking(batch), layer.module.n_kv_heads
     sums: dict[str, Float[Tensor, "b h_kv"]] = {}
     links = None
     if has_pairs(batch):
@@ -414,6 +414,15 @@ def sum_attention(layer: MaskedLayer, batch: Batch) -> dict[str, Float[Tensor, "
             known = sums.setdefault(name, total.new_zeros(len(asking), n_kv_heads))
             known[rows] += total * n_kv_heads / layer.module.n_heads
     return sums
+
+
+def find_asking(batch: Batch) -> Bool[Tensor, "b t"]:
+    """Return the scored queries; of a task with stored pairs, those that ask for one of them."""
+    asking = batch.targets != IGNORE
+    if has_pairs(batch):
+        query, _, value = find_pairs(batch)
+        asking &= locate(batch, query, value) >= 0
+    return asking
 
 
 def locate(batch: Batch, from_: Int[Tensor, "b n"], to: Int[Tensor, "b n"]) -> Int[Tensor, "b t"]:

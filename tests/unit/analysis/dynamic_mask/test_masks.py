@@ -11,6 +11,7 @@ from analysis.dynamic_mask.masks import (
     auroc,
     count_readers,
     disable_masks,
+    find_asking,
     find_masked_layers,
     find_onsets,
     locate,
@@ -21,6 +22,7 @@ from analysis.links import find_pairs
 from analysis.statistics.estimates import Estimate
 from lab.models.evaluation import find_stored_positions
 from lab.ops.attention import MASKED
+from tasks import TASKS
 from tasks.mqar import VALUE
 from tests.unit.analysis.dynamic_mask.models import (
     TASK,
@@ -267,3 +269,11 @@ def test_one_row_decides_nothing():
     found = measure_first_head(built, rows=1)
     assert found.moved > 0.001
     assert found.removed == "undecided"
+
+
+def test_a_query_whose_answer_is_not_stored_asks_for_nothing():
+    batch = TASKS["copy"]().batch(split="test", size=4)
+    query, _, value = find_pairs(batch)
+    asking = find_asking(batch)
+    assert asking.sum() < (batch.targets >= 0).sum()
+    assert (locate(batch, query, value)[asking] >= 0).all()
