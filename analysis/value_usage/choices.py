@@ -298,11 +298,12 @@ class ValueHistory(Finding):
     """
 
     reading = (
-        "The same rows at every step; steps are spaced by log₂(step + 1). Tied: the last chosen "
-        "score equals the next, as all do where the keys are zero. Shuffled: the share of tokens "
-        "that would change if the later choices were shuffled among the tokens. Whiskers: 95 % "
-        f"intervals by resampling rows. Of more than {LINES} values, those with the highest share "
-        "at any step are shown."
+        "The same rows at every step; steps are spaced by log₂(step + 1). Above: how many tokens "
+        f"choose each value, of more than {LINES} values those with the highest share at any step. "
+        "Middle: how many values are in use. Below: tokens that changed their values since the "
+        "step before, with 95 % intervals by resampling rows; those that would change if the later "
+        "choices were shuffled among the tokens; and tied ones, whose last chosen score equals the "
+        "next, as all do where the keys are zero."
     )
     layer: int
     steps: Int[np.ndarray, " steps"]
