@@ -41,7 +41,7 @@ BEYOND_TOKENS = 2**13
 """Number of tokens of the rows that are twice as long as those trained on."""
 LAYERS = 4
 """Maximum number of layers of a table."""
-PAIRED = ("stored keys kept", "kept keys stored", "answers masked", "AUROC of the bias")
+PAIRED = ("stored keys kept", "kept keys stored", "answers masked", "value to key", "AUROC")
 """Columns of a table for tasks with stored pairs."""
 NOTES = {
     "nothing": "next to nothing",
@@ -66,9 +66,10 @@ class KeySelection(Finding):
         "all queries and the keys before them. Below: mean weight relative to the most favoured "
         "key, which a soft mask can lower without masking. In the table, of the scored "
         "queries: what attention without the mask, A⁰, puts on masked keys, and how well the kept "
-        "keys agree with the stored pairs; in brackets, what as many keys at random would give, "
-        "and for the AUROC (chance 0.5) the 95 % interval over rows. Of more than 8 heads, those "
-        "that keep fewest keys are shown."
+        "keys agree with the stored pairs; in brackets, what as many keys at random would give. "
+        "Value to key: the attention of stored values on their own key, without the mask in "
+        "brackets. AUROC: how well the bias tells stored keys from others (chance 0.5), with the "
+        "95 % interval over rows. Of more than 8 heads, those that keep fewest keys are shown."
     )
     heads: tuple[MaskedHead, ...]
     role_names: tuple[str, ...]
@@ -92,7 +93,7 @@ class KeySelection(Finding):
             row = (head.name, compare(head.lost))
             if (of := head.pairs) is not None:
                 ends = format_ends(of.auroc.low, of.auroc.high, "{:.3f}".format)
-                row += tuple(map(compare, (of.recall, of.precision, of.hidden)))
+                row += tuple(map(compare, (of.recall, of.precision, of.hidden, of.key)))
                 row += (f"{of.auroc.value:.3f} {ends}",)
                 columns = (*columns[:2], *PAIRED)
             rows.append(row)
@@ -220,13 +221,15 @@ class MaskEffect(Finding):
 
     @property
     def says(self) -> str:
-        """What the masks change in the answers, and how many of them do harm."""
+        """What the masks change in the answers, how many do harm, and how many take attention."""
         i = int(np.argmax([abs(change.value) for change in self.removal]))
+        taking = sum(head.removed in ("answers", "keys") for head in self.heads)
         return (
             f"{percent(self.accuracy.value)} of the answers are right (chance "
             f"{percent(self.accuracy.chance)}); setting the biases of layer {self.layers[i]} to "
-            f"zero changes that most, by {self.removal[i].points}; layers whose mask does "
-            f"harm: {len(self.harmful)} of {len(self.layers)}."
+            f"zero changes that most, by {self.removal[i].points}; layers whose mask does harm: "
+            f"{len(self.harmful)} of {len(self.layers)}; heads whose mask takes attention from "
+            f"answers, or from a value to its key: {taking} of {len(self.heads)}."
         )
 
     def numbers(self) -> Table:
@@ -238,7 +241,7 @@ class MaskEffect(Finding):
                 self.removal[i].points,
                 f"harm: p {self.harm[i]:.2g}",
             )
-            for i in sorted(order[:LAYERS].tolist())
+            for i in order[:LAYERS]
         ]
         far, place = self.beyond, f"rows of {self.beyond.seq_len:,} tokens"
         if far.entries:
@@ -259,25 +262,16 @@ class MaskEffect(Finding):
 
         None for a task without stored pairs.
         """
-        heads = [(head, head.pairs) for head in self.heads if head.pairs is not None]
+        heads = [(head, head.pairs.answer) for head in self.heads if head.pairs is not None]
         if not heads:
             return None
-        answers = [of.answer for _, of in heads]
-        remarks = [
-            NOTES[head.removed] + ", harm" * (head.layer in self.harmful) for head, _ in heads
-        ]
-        notes = [
-            f"{head.name}, stored values on their own key {percent(of.key.value)}, without the "
-            f"mask {percent(of.key.chance)}, if even {percent(of.key_uniform)}"
-            for head, of in heads
-        ]
-        ends = np.array([(answer.low, answer.high) for answer in answers])
-        masked, free = (np.array([getattr(a, end) for a in answers]) for end in ("value", "chance"))
-        dots = (
-            Dots("with the mask, A", masked, ends, notes=notes),
-            Dots("without it, A⁰", free, look="hollow"),
-        )
+        masked = np.array([answer.value for _, answer in heads])
+        free = np.array([answer.chance for _, answer in heads])
+        ends = np.array([(answer.low, answer.high) for _, answer in heads])
+        dots = Dots("with the mask, A", masked, ends), Dots("without it, A⁰", free, look="hollow")
         axis = Axis("attention of scored queries on their answer's value", "share")
+        harm = [", harm" * (head.layer in self.harmful) for head, _ in heads]
+        remarks = [NOTES[head.removed] + harm[i] for i, (head, _) in enumerate(heads)]
         names = [head.name for head, _ in heads]
         return pairs(names, Pairs(dots, axis), joined=True, remarks=remarks)
 
@@ -315,18 +309,18 @@ def measure_beyond(subject: Subject, rng: np.random.Generator) -> Beyond:
     """Measure the masks past the length of the subject's rows, and on rows of twice that length."""
     layers, seq_len = find_masked_layers(subject.model), subject.batch.inputs.shape[1]
     masks = [m for of in layers.values() if isinstance(m := of.mask, LiteralMask | SoftMask)]
-    long = [mask for mask in masks if mask.l.shape[1] > seq_len]
-    past = [mask.l.detach()[:, seq_len:] for mask in long]
-    weights = [
-        (bias[:, seq_len:] - bias[:, :seq_len].amax(-1, keepdim=True)).exp().mean()
-        for bias in (mask.bias(mask.l.detach()) for mask in long)
-    ]
+    past, weights = [], []
+    for mask in masks:
+        bias = mask.bias(mask.l.detach())
+        if bias.shape[1] > seq_len:
+            past.append(mask.l.detach()[:, seq_len:])
+            best = bias[:, :seq_len].amax(-1, keepdim=True)
+            weights.append((bias[:, seq_len:] - best).exp().mean())
+    entries = sum(table.numel() for table in past)
     found = Beyond(
-        entries=max((entries.shape[1] for entries in past), default=0),
-        untouched=float(torch.cat([e.flatten() for e in past]).eq(1).double().mean())
-        if past
-        else math.nan,
-        weight=float(torch.stack(weights).mean()) if weights else math.nan,
+        entries=max((table.shape[1] for table in past), default=0),
+        untouched=sum(float((t == 1).sum()) for t in past) / entries if entries else math.nan,
+        weight=float(torch.tensor(weights).mean()),
         seq_len=2 * seq_len,
         accuracy=None,
         auroc=(),

@@ -15,13 +15,13 @@ def estimate(value: float, chance: float = 0.5, half: float = 0.1) -> Estimate:
     return Estimate(value, value - half, value + half, chance)
 
 
-def head(kept: tuple[float, float], auroc: Estimate | None = None) -> MaskedHead:
+def head(
+    kept: tuple[float, float], auroc: Estimate | None = None, gained: float = 0.3
+) -> MaskedHead:
     """Return a head by the share of keys that it keeps in both halves of a row."""
-    same, pairs = estimate(0.5), None
+    same, change, pairs = estimate(0.5), estimate(gained, 0.0), None
     if auroc is not None:
-        pairs = StoredPairs(
-            same, same, auroc, same, same, same, same, estimate(0.3, 0.0), same, same, 0.2
-        )
+        pairs = StoredPairs(same, same, auroc, same, same, same, same, change, same, same, 0.2)
     mean = float(np.mean(kept))
     share, by_band = np.array([mean]), np.array([np.repeat(kept, BANDS // 2)])
     lost = estimate(0.0, 0.0)
@@ -44,8 +44,10 @@ def by_position(first: float, second: float) -> KeptByPosition:
     return KeptByPosition(("key",), tuple(range(0, 17, 2)), (head((first, second)),))
 
 
-def effect(removal: Estimate, p: float, beyond: Beyond | None = None) -> MaskEffect:
-    heads = (head((0.2, 0.4), estimate(0.5)),)
+def effect(
+    removal: Estimate, p: float, beyond: Beyond | None = None, gained: float = 0.0
+) -> MaskEffect:
+    heads = (head((0.2, 0.4), estimate(0.5), gained),)
     return MaskEffect(estimate(0.5), (0,), (removal,), (p,), beyond or UNSEEN, heads)
 
 
@@ -84,6 +86,9 @@ CASES = [
     Case("boundary", effect(ONE_ROW, 1.0), "[one row: no interval]; layers whose mask does"),
     Case("planted", effect(LESS, 1.0, FAR), "rows of 32 tokens, AUROC of the biases 0.75"),
     Case("boundary", effect(LESS, 1.0), "rows of 32 tokens not measured no rows", "entries"),
+    Case("planted", effect(LESS, 1.0, gained=-0.3), "or from a value to its key: 1 of 1."),
+    # The interval holds 0.
+    Case("boundary", effect(LESS, 1.0, gained=-0.05), "or from a value to its key: 0 of 1."),
     Case("planted", trajectory(0.2, 0.9), "from 0.2 (band 1) to 0.9 (band 2 of 2)"),
     Case("null", trajectory(1, 1), "No value ever changes.", "most"),
     Case("boundary", trajectory(0.4, 0.4), "from 0.4 (band 1) to 0.4"),
