@@ -323,10 +323,10 @@ class ValueHistory(Finding):
         used, steps = self.used, self.steps
         low, high = self.churn_interval[-1]
         return (
-            f"Tokens use {used[0]} of {self.shares.shape[1]} values at step {steps[0]:,}, where "
-            f"{percent(self.ties[0])} of them tie, and {used[-1]} at step {steps[-1]:,}; between "
-            f"the last two steps {percent(self.churn[-1])} "
-            f"{format_ends(low, high, percent)} of them change their values "
+            f"Tokens use {used[0]} of {self.shares.shape[1]} values at step {steps[0]:,} (scores "
+            f"tie for {percent(self.ties[0])} of the tokens) and {used[-1]} at step {steps[-1]:,}; "
+            f"between the last two steps {percent(self.churn[-1])} "
+            f"{format_ends(low, high, percent)} of the tokens change their values "
             f"(shuffled: {percent(self.churn_dealt[-1])})."
         )
 

@@ -57,9 +57,11 @@ CASES = [
     # Every token chooses the same two: what is left of I is rounding.
     Case("boundary", uses(2, 2e-16, 0.0), "layers whose choice depends on the role: 0 of 1"),
     Case("boundary", uses(2, 0.5, 0.1, margin=math.nan), "2 of 4 in layer 0", "(0.0 %)"),
-    Case("planted", history([1, 3], 1.0), "where 100.0 % of them tie, and 3 at step 1; between"),
-    Case("null", history([4, 4], 0.0), "4 of 4 values at step 0, where 0.0 % of them tie, and 4"),
-    Case("boundary", history([1, 3], 1.0, math.nan), "[one row: no interval] of them change"),
+    Case(
+        "planted", history([1, 3], 1.0), "tie for 100.0 % of the tokens) and 3 at step 1; between"
+    ),
+    Case("null", history([4, 4], 0.0), "4 of 4 values at step 0 (scores tie for 0.0 % of the"),
+    Case("boundary", history([1, 3], 1.0, math.nan), "[one row: no interval] of the tokens change"),
     Case("planted", swaps(-0.4, 0.01), "shown to cost accuracy: 1 of 2; the most costly, forcing"),
     Case("null", swaps(-0.1, 0.4), "shown to cost accuracy: 0 of 2; the most costly, forcing"),
     Case("boundary", swaps(-0.4, 0.01, GUESSES), "cannot tell which values matter", "costly"),

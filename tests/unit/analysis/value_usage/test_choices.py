@@ -159,7 +159,7 @@ def test_history_begins_with_ties(tmp_path):
     assert past.churn_dealt[2] == pytest.approx(past.churn[2])
     low, high = past.churn_interval[2]
     assert 0 < low <= past.churn[2] <= high <= 1
-    assert "Tokens use 1 of 4 values at step 0, where 100.0 % of them tie" in past.says
+    assert "1 of 4 values at step 0 (scores tie for 100.0 % of the tokens)" in past.says
 
 
 def test_every_finding_is_described_drawn_and_recorded(tmp_path):
