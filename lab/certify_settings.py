@@ -45,13 +45,13 @@ class CertifySettings:
 
     Attributes:
         d_model: width d of the inputs; None finds it by trying.
-        lengths: sequence lengths t of the probes; None takes `lab.laws.lengths.LENGTHS` and those
+        lengths: sequence lengths t of the probes; None takes `lab.laws.probes.LENGTHS` and those
             around the module's own chunks. Lengths that the module refuses are left out.
         batch: rows b of a probe.
         seed: of weights and probes, added to each condition's own.
         options: keyword arguments of the factory.
         calling: how to call the module, where that cannot be found by trying: the fields of
-            `lab.laws.adapters.options.AdapterOptions`.
+            `lab.laws.adapters.adaptation.AdapterOptions`.
         conditions: weights and modes under which laws that hold for any weights are tried.
         max_len: tokens after which "stable" stops.
         rounding_len: tokens of the input on which "precision" measures rounding errors; errors of
@@ -62,7 +62,7 @@ class CertifySettings:
             takes seconds, so None leaves that law undecided.
         device: name of the device to try the module on.
         longer: further lengths, tried with fewer trials while there is time; the first in any case.
-            None takes those of `lab.laws.lengths`, unless `lengths` are given.
+            None takes those of `lab.laws.probes`, unless `lengths` are given.
 
     Raises:
         ValueError: for a number below its bound, or an empty list of lengths.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.laws.adapters import Stateful
-from lab.laws.small_models import SmallModel
+from lab.laws.loading import SmallModel
 from lab.peers import load
 
 

@@ -13,15 +13,20 @@ from torch import nn
 from lab.certify_settings import CertifySettings, Condition
 from lab.files import describe_error
 from lab.laws.adapters import Adapted, adapt, find_lengths_taken
-from lab.laws.conditions import Seeded, apply_condition
-from lab.laws.copying import copy_module
 from lab.laws.laws import LAWS, select_laws
-from lab.laws.lengths import LENGTHS, find_lengths_around_chunks, find_longer_lengths
-from lab.laws.loading import build, is_target, load
+from lab.laws.loading import SmallModel, build, is_target, load
 from lab.laws.noise import find_own_precision, find_precisions, in_double
-from lab.laws.probes import Probes, draw
+from lab.laws.probes import (
+    LENGTHS,
+    Probes,
+    Seeded,
+    apply_condition,
+    copy_module,
+    draw,
+    find_lengths_around_chunks,
+    find_longer_lengths,
+)
 from lab.laws.reproduction import Origin
-from lab.laws.small_models import SmallModel
 from lab.laws.verdict import Verdict
 
 Target = str | nn.Module | Callable[..., Any]

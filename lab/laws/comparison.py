@@ -4,20 +4,70 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.laws.noise import noise_floor, relative_error
-from lab.laws.own_precision import OwnPrecision
-from lab.laws.probes import Probes, draw, name_precision
-from lab.laws.refusal import IncomparableError, describe_refusal
+from lab.laws.noise import lower_precision, noise_floor, relative_error
+from lab.laws.probes import Probes, copy_module, draw, name_precision
 from lab.laws.reproduction import write_program
-from lab.laws.timing import LEAST, Timer, read_clock
-from lab.laws.trial import Trial, Trials
-from lab.laws.verdict import Verdict
+from lab.laws.verdict import (
+    LEAST,
+    IncomparableError,
+    Timer,
+    Trial,
+    Trials,
+    Verdict,
+    describe_refusal,
+    read_clock,
+)
+
+
+class OwnPrecision:
+    """The module before it was converted to fp64.
+
+    fp64 shows faults that rounding would hide. But a module may also be wrong in fp64 alone, for
+    example because it adds the least number of fp64 to scores that it casts to fp32.
+    """
+
+    def __init__(self, module: nn.Module, probes: Probes, roundings: int, inside: torch.dtype):
+        self._converted, self._probes, self._roundings = module, probes, roundings
+        self._inside = lower_precision(inside, probes.own)
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return copy_module(self._converted).to(self._probes.own)
+
+    def refutes(self, trial: Trial, x: Tensor, error: float) -> bool:
+        """Whether the module's own precision is fine enough to show an error, and does not."""
+        own, allowed = self._measure(trial, x)
+        return own <= allowed and (not math.isfinite(error) or allowed < error)
+
+    def describe(self, trial: Trial, x: Tensor, error: float) -> str:
+        """Name the precision of an error, and say how large it is in the module's own."""
+        name = name_precision(self._probes.dtype)
+        if self._probes.own == self._probes.dtype:
+            return name
+        own, allowed = self._measure(trial, x)
+        if math.isnan(allowed) or own <= allowed >= error:
+            return name
+        alone = " alone" if own <= allowed else ""
+        return f"{name}{alone}, {own:.2g} in {name_precision(self._probes.own)}"
+
+    def _measure(self, trial: Trial, x: Tensor) -> tuple[float, float]:
+        """Return the error in the module's own precision and its bound; NaN if it cannot be run."""
+        if self._probes.own == self._probes.dtype:
+            return math.nan, math.nan
+        try:
+            inputs = x.to(self._probes.own)
+            allowed = self._roundings * noise_floor(self._module, inputs, self._inside)
+            difference, reference = trial.check(self._module, inputs, **trial.given)
+        except Exception:
+            return math.nan, math.nan
+        return relative_error(difference.detach(), reference.detach()), allowed
+
 
 ROUNDINGS = 64
 NOISY = 1e-2

@@ -1,19 +1,81 @@
-"""The law of decoding: forward's outputs come out of any split into prefills and steps."""
+"""Laws of decoding: steps, prefills and padding give what one call gives."""
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import run_trials
+from lab.laws.adapters.plain import PATTERNS
+from lab.laws.causal import Special, list_special, name_special, put_special
+from lab.laws.comparison import ROUNDINGS, run_trials
 from lab.laws.law import Law
-from lab.laws.leaking import attribute_to_leak
+from lab.laws.noise import lower_precision, noise_floor, relative_error
 from lab.laws.probes import Probes, draw
-from lab.laws.special import Special, list_special, name_special, put_special
-from lab.laws.trial import Trial
-from lab.laws.verdict import Verdict
+from lab.laws.verdict import Trial, Trials, Verdict
 from lab.layers.state import Decoder, State
+
+PREFIXES = 33
+"""Longest input of which each prefix is read by itself."""
+
+
+def attribute_to_leak(found: Verdict, module: nn.Module, probes: Probes, trials: Trials) -> Verdict:
+    """Return a law's verdict on a decoder; not decided if the law fails because of a leak alone.
+
+    That is so if the same trials hold with every output computed from the tokens up to it. Where
+    they do not, but the module leaks, the evidence says so.
+    """
+    if found.verdict != "fails" or not _leaks(module, probes):
+        return found
+    short = [length for length in probes.lengths if length <= PREFIXES] or probes.lengths[:1]
+    again = run_trials(found.law, OnPrefixes(module), probes.with_lengths(short), trials)
+    leak = "outputs depend on later tokens, which causal judges"
+    if again.verdict != "holds":
+        return replace(found, evidence=f"{found.evidence}; besides, {leak}")
+    words = f"{leak}; without them the law holds: {again.evidence}"
+    return Verdict(found.law, "not decided", words)
+
+
+@torch.no_grad()
+def _leaks(module: nn.Module, probes: Probes) -> bool:
+    """Whether an output on a prefix differs from that on the whole input."""
+    x = probes.input(max(n for n in (*probes.lengths, 1) if n <= max(PREFIXES, probes.lengths[0])))
+    y = module(x)
+    bound = ROUNDINGS * noise_floor(module, x, probes.inside)
+    cuts = {1, x.shape[1] // 2, x.shape[1] - 1} - {0}
+    return any(relative_error(module(x[:, :cut]) - y[:, :cut], y) > bound for cut in cuts)
+
+
+class OnPrefixes(nn.Module):
+    """A decoder whose every output is computed without the tokens after it."""
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last output on each prefix."""
+        return torch.stack([self.module(x[:, : i + 1])[:, i] for i in range(x.shape[1])], 1)
+
+    def start(self, batch: int, position: int = 0) -> State:
+        """Return the state before the first token."""
+        return self.module.start(batch, position)
+
+    def prefill(
+        self, x: Tensor, state: State | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the last output on each prefix of further tokens, and the state after all."""
+        parts = [
+            self.module.prefill(x[:, :end], state, None if keep is None else keep[:, :end])
+            for end in range(1, x.shape[1] + 1)
+        ]
+        return torch.stack([y[:, -1] for y, _ in parts], 1), parts[-1][1]
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the output of one further token, and the state after it."""
+        return self.module.step(x, state)
+
 
 FAR = 3
 """Steps taken from the state after a prefill."""
@@ -23,21 +85,23 @@ MANY = 130
 """Steps taken from the start."""
 
 
-def judge(module: nn.Module, probes: Probes) -> Verdict:
+def judge_decoding(module: nn.Module, probes: Probes) -> Verdict:
     """Any split into prefills and steps gives the outputs of forward, and changes no state."""
     if not isinstance(module, Decoder):
         if probes.undecoded:
-            return Verdict(LAW.name, "not decided", probes.undecoded)
+            return Verdict(DECODING.name, "not decided", probes.undecoded)
         missing = "the module has no start, prefill and step"
-        return Verdict(LAW.name, "not applicable", missing)
-    found = run_trials(LAW.name, module, probes, _list_trials, longer=_list_longer_trials)
-    return attribute_to_leak(found, module, probes, _list_trials)
+        return Verdict(DECODING.name, "not applicable", missing)
+    found = run_trials(
+        DECODING.name, module, probes, _list_decoding_trials, longer=_list_longer_trials
+    )
+    return attribute_to_leak(found, module, probes, _list_decoding_trials)
 
 
-LAW = Law("prefill = step", judge, conditions="evaluating", seeded=False)
+DECODING = Law("prefill = step", judge_decoding, conditions="evaluating", seeded=False)
 
 
-def _list_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+def _list_decoding_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
     t = x.shape[1]
     other = "moves output {position} of row {row}"
     words = f"decoding token by token from the start {other}"
@@ -155,3 +219,187 @@ def compare_position(state: State, position: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, 1), torch.ones(1, 1)
     difference = (state.position - position).double()[:, None]
     return difference, torch.ones_like(difference)
+
+
+@runtime_checkable
+class PaddedDecoder(Decoder, Protocol):
+    """A decoder that supports some patterns of padding only."""
+
+    @property
+    def paddings(self) -> tuple[str, ...]:
+        """The patterns, of `PATTERNS`, that must have no effect."""
+        ...
+
+
+def judge_padding(module: nn.Module, probes: Probes) -> Verdict:
+    """Padding moves no real position, no state and no gradient, and nothing is NaN.
+
+    Each row has its own number of tokens, and padding holds far larger numbers. A module that
+    supports every pattern is also given a row of padding only, and goes on from a padded state
+    through further padding.
+
+    Padding may take up positions where only their differences count. They differ by the rounding of
+    a table of angles, which converting the module to fp64 does not undo.
+    """
+    if not isinstance(module, Decoder):
+        return Verdict(PADDING.name, "not applicable", "the module has no start, prefill and step")
+    patterns = module.paddings if isinstance(module, PaddedDecoder) else PATTERNS
+    if not patterns:
+        return Verdict(PADDING.name, "not applicable", "the module takes no mask of padding")
+    every = set(patterns) == set(PATTERNS)
+
+    def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+        for pattern in patterns:
+            yield from _list_padding_trials(pattern, every)
+
+    # There are five trials per pattern, so only every other length is tried, and the longest.
+    few = sorted({*probes.lengths[::2], probes.lengths[-1]})
+    few = probes.with_lengths(few)
+    inside = lower_precision(probes.inside, probes.own) if _has_fixed_table(module) else None
+    found = run_trials(PADDING.name, module, few, trials, inside=inside)
+    return attribute_to_leak(found, module, few, trials)
+
+
+PADDING = Law("padding", judge_padding, conditions="evaluating", seeded=False)
+
+
+def _has_fixed_table(module: nn.Module) -> bool:
+    """Whether a module has a table of numbers that does not learn."""
+    frozen = (p for p in module.parameters() if not p.requires_grad)
+    return any(
+        x.is_floating_point() and x.ndim > 1 and len(x) > 1 for x in (*module.buffers(), *frozen)
+    )
+
+
+def _list_padding_trials(pattern: str, every: bool) -> Iterator[Trial]:
+    given = {"pattern": pattern, "every": every}
+    words = f"{pattern} padding gives NaN or infinity at position {{position}} of row {{row}}"
+    yield Trial(find_not_finite, given, words)
+    words = f"{pattern} padding moves the output of real token {{position}} in row {{row}}"
+    yield Trial(compare_padded, given, words)
+    words = f"through the state, {pattern} padding moves a later output of row {{row}}"
+    yield Trial(compare_after_padding, given, words)
+    if every:
+        words = f"a row of padding only moves the step after it ({pattern} padding in other rows)"
+        yield Trial(compare_after_padding_only, {"pattern": pattern}, words)
+    words = (
+        f"{pattern} padding has a gradient that is not zero, or NaN, at {{position}} of row {{row}}"
+    )
+    yield Trial(measure_gradient_at_padding, given, words)
+
+
+@torch.no_grad()
+def find_not_finite(module: Any, x: Tensor, pattern: str, every: bool) -> tuple[Tensor, Tensor]:
+    """Return infinity where an output, at a token or at padding, is not finite."""
+    keep, _ = place_tokens(x, pattern, every)
+    first, state = module.prefill(pad(x, keep), None, keep)
+    tokens, keep = draw_further(x, pattern, every)
+    second, _ = module.prefill(pad(tokens, keep), state, keep)
+    y = torch.cat([first, second], 1)
+    return torch.where(y.isfinite(), 0.0, torch.inf), torch.ones_like(y)
+
+
+@torch.no_grad()
+def compare_padded(module: Any, x: Tensor, pattern: str, every: bool) -> tuple[Tensor, Tensor]:
+    """Return how the outputs of real tokens move when padding stands among them."""
+    keep, counts = place_tokens(x, pattern, every)
+    found, _ = module.prefill(pad(x, keep), None, keep)
+    rows = [module(x[row : row + 1, :count]) for row, count in enumerate(counts)]
+    difference = found.new_zeros(*x.shape[:2], found.shape[2])
+    for row, count in enumerate(counts):
+        difference[row, :count] = found[row][keep[row]] - rows[row][0]
+    return difference, rows[0]
+
+
+@torch.no_grad()
+def compare_after_padding(
+    module: Any, x: Tensor, pattern: str, every: bool
+) -> tuple[Tensor, Tensor]:
+    """Return how outputs after padding move: of a prefill, with padding if `every`, and a step."""
+    keep, counts = place_tokens(x, pattern, every)
+    _, state = module.prefill(pad(x, keep), None, keep)
+    tokens, keep = draw_further(x, pattern, every)
+    second, state = module.prefill(pad(tokens, keep), state, keep)
+    third, _ = module.step(draw_last(x, every), state)
+    difference, references = [], []
+    for row, count in enumerate(counts):
+        one = slice(row, row + 1)
+        _, state = module.prefill(x[one, :count])
+        y, state = module.prefill(tokens[one], state)
+        z, _ = module.step(draw_last(x, every)[one], state)
+        references.append(torch.cat([y, z[:, None]], 1))
+        found = torch.cat([second[row][keep[row]][None], third[one, None]], 1)
+        difference.append(found - references[-1])
+    return torch.cat(difference), torch.cat(references)
+
+
+@torch.no_grad()
+def compare_after_padding_only(module: Any, x: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
+    """Return how a step moves after a row of padding only."""
+    keep, _ = place_tokens(x, pattern, True)
+    _, state = module.prefill(pad(x, keep), None, keep)
+    token = draw_last(x, True)
+    found, _ = module.step(token, state)
+    y, _ = module.step(token[-1:], module.start(1))
+    return (found[-1:] - y)[:, None], y
+
+
+def measure_gradient_at_padding(
+    module: Any, x: Tensor, pattern: str, every: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of real outputs at padding, and any gradient that is not finite.
+
+    A mask that meets an infinity can give NaN in the backward pass while the output looks right.
+    """
+    keep, _ = place_tokens(x, pattern, every)
+    inputs = pad(x, keep).requires_grad_()
+    y = module.prefill(inputs, None, keep)[0][keep]
+    if not y.requires_grad:
+        return torch.zeros_like(inputs), inputs
+    (grad,) = torch.autograd.grad((y * draw(y.shape, seed=0).to(y)).sum(), inputs)
+    return grad.where(~keep[..., None] | ~grad.isfinite(), 0), grad
+
+
+def place_tokens(x: Tensor, pattern: str, every: bool) -> tuple[Tensor, list[int]]:
+    """Return a mask of where each row's tokens stand among padding, and each row's token count.
+
+    The mask is t + 1 + t // 2 long. The first row has all t tokens of x, each further row fewer, at
+    least one. With `every`, one more row without a token is last.
+    """
+    b, t, _ = x.shape
+    counts = [t - row * (t - 1) // b for row in range(b)]
+    keep = torch.zeros(b + every, t + 1 + t // 2, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(t)
+    for row, count in enumerate(counts):
+        at = torch.arange(count)
+        if pattern == "left":
+            at = keep.shape[1] - 1 - at
+        elif pattern == "scattered":
+            at = torch.randperm(keep.shape[1], generator=generator)[:count]
+        keep[row, at] = True
+    return keep.to(x.device), counts
+
+
+def pad(x: Tensor, keep: Tensor) -> Tensor:
+    """Return each row's first tokens where `keep` is True, and large numbers elsewhere."""
+    y = 30 * draw((*keep.shape, x.shape[-1]), seed=keep.shape[1]).to(x)
+    for row in range(len(x)):
+        y[row, keep[row]] = x[row, : int(keep[row].sum())]
+    return y
+
+
+def draw_further(x: Tensor, pattern: str, every: bool) -> tuple[Tensor, Tensor]:
+    """Return three further tokens per row, and a mask of where they stand among padding."""
+    b, _, d = x.shape
+    tokens = draw((b, 3, d), seed=x.shape[1]).to(x)
+    if not every:
+        return tokens, torch.ones(b, 3, dtype=torch.bool, device=x.device)
+    places = {"left": [2, 3, 4], "right": [0, 1, 2], "scattered": [0, 2, 3]}
+    keep = torch.zeros(b + 1, 5, dtype=torch.bool, device=x.device)
+    keep[:b, places[pattern]] = True
+    return tokens, keep
+
+
+def draw_last(x: Tensor, every: bool) -> Tensor:
+    """Return one more token per row."""
+    return draw((x.shape[0] + every, x.shape[2]), seed=x.shape[1] + 1).to(x)

@@ -1,31 +1,198 @@
-"""The law of gradients: every parameter learns."""
+"""The law of gradient reach: every parameter and input that should move the output does."""
 
+import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
-from lab.laws.conditions import is_constant, move_constants
-from lab.laws.cuts import explain_cuts
 from lab.laws.law import Law
 from lab.laws.noise import relative_error
-from lab.laws.probes import Probes, draw
-from lab.laws.reach import (
-    SEEDS,
-    Reach,
-    classify,
-    compute_gradients,
-    draw_input,
-    find_floor,
-    find_tie_only,
-    reach,
-)
+from lab.laws.probes import Probes, draw, is_constant, move_constants
 from lab.laws.reproduction import write_program
-from lab.laws.uncalled import find_uncalled
+from lab.laws.trace import Ties, Trace, explain_cuts, list_uses
 from lab.laws.verdict import Verdict
+from lab.seeding import fix_seed
+
+Reach = Literal["alive", "zero", "tie-only", "none"]
+
+SEEDS = 3
+BREAKINGS = 8
+"""Orders in which ties are broken; of k rows chosen among n, all 8 keep one with chance (k/n)⁸."""
+
+
+def reach(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Reach]:
+    """Return for each trainable parameter whether any probe gives it a gradient.
+
+    "none": no path leads from the output to it; "zero": a path does, but the gradient is rounding
+    (less than 64 units in the last place of the largest of all gradients); otherwise "alive". Ties
+    are broken as torch breaks them.
+    """
+    sizes = compute_gradients(module, inputs)
+    floor = find_floor(sizes, inputs[0].dtype)
+    return {name: classify(size, floor) for name, size in sizes.items()}
+
+
+def compute_gradients(
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    mode: Ties | None = None,
+) -> dict[str, Tensor | None]:
+    """Return for each trainable parameter the largest gradient of each entry over all probes.
+
+    None where no path leads to it. The input requires a gradient too, as it does inside a network:
+    otherwise a checkpointed module gives its parameters none.
+    """
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad and p.numel()}
+    largest: dict[str, Tensor | None] = dict.fromkeys(parameters)
+    before = {name: p.grad for name, p in parameters.items()}
+    try:
+        for x in inputs if parameters else ():
+            for seed in range(SEEDS):
+                for p in parameters.values():
+                    p.grad = None
+                with fix_seed(seed, x.device), mode or nullcontext():
+                    y = module(draw_input(x, seed))
+                    if y.requires_grad:
+                        # A sum, because backward(weights) imports sympy, which takes seconds.
+                        (y * draw(y.shape, seed + SEEDS).to(y)).sum().backward()
+                for name, p in parameters.items():
+                    largest[name] = _take_larger(largest[name], p.grad)
+    finally:
+        for name, p in parameters.items():
+            p.grad = before[name]
+    return largest
+
+
+def find_tie_only(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[list[str], list[str]]:
+    """Return parameters of which no row keeps a gradient however ties are broken, and the ties.
+
+    A row is one index into all axes but the last; with one axis, an entry.
+    """
+    scan = Ties(0, id(sys._getframe()))
+    try:
+        with torch.no_grad(), fix_seed(0, inputs[0].device), scan:
+            module(draw_input(inputs[0], 0))
+        if not scan.places:
+            return [], []
+        built = _find_alive_rows(module, inputs)
+        kept = built
+        for order in range(BREAKINGS):
+            rows = _find_alive_rows(module, inputs, Ties(order))
+            kept = {name: kept[name] & rows[name] for name in kept if name in rows}
+            if all(torch.equal(kept[name], built[name]) for name in kept):
+                return [], scan.places
+    except Exception:  # the module relies on torch's order: ties cannot be judged
+        return [], []
+    alone = [name for name in kept if built[name].any() and not kept[name].any()]
+    return alone, scan.places
+
+
+def _find_alive_rows(
+    module: nn.Module, inputs: Sequence[Tensor], mode: Ties | None = None
+) -> dict[str, Bool[Tensor, "..."]]:
+    sizes = compute_gradients(module, inputs, mode=mode)
+    floor = find_floor(sizes, inputs[0].dtype)
+    alive = {name: size > floor for name, size in sizes.items() if size is not None}
+    return {name: a.any(dim=-1) if a.ndim > 1 else a for name, a in alive.items()}
+
+
+def draw_input(like: Tensor, seed: int) -> Tensor:
+    """Return a probe that requires a gradient and may be written to."""
+    return draw(like.shape, seed).to(like).requires_grad_().clone()
+
+
+def _take_larger(largest: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    if grad is None:
+        return largest
+    size = (grad.to_dense() if grad.is_sparse else grad).abs()
+    return size if largest is None else torch.maximum(largest, size)
+
+
+def find_floor(sizes: dict[str, Tensor | None], dtype: torch.dtype) -> float:
+    """Return the size below which a gradient is rounding."""
+    largest = (size.max().item() for size in sizes.values() if size is not None)
+    finite = [size for size in largest if math.isfinite(size)]
+    return 64 * torch.finfo(dtype).eps * max(finite, default=0.0)
+
+
+def classify(size: Tensor | None, floor: float) -> Reach:
+    """Return how a parameter is reached, by the sizes of its gradient."""
+    if size is None:
+        return "none"
+    return "alive" if (size > floor).any() else "zero"
+
+
+def find_uncalled(
+    module: nn.Module, inputs: Sequence[Tensor], names: Collection[str]
+) -> dict[str, str]:
+    """Return for each parameter of an uncalled submodule the path of the outermost such submodule.
+
+    Neither the submodule nor any part of it is called, and no operation uses a parameter of it, on
+    any probe. Two kinds are left out, since they are faults: a layer that holds no others, which
+    `forward` must have forgotten, unless it is one branch of a `ModuleDict`; and a member of a
+    `ModuleList` or a `Sequential` of which another is called, since lists are to be gone through.
+
+    Args:
+        module: as it is; it runs forward.
+        inputs: what to try it on.
+        names: of the parameters that are asked for.
+    """
+    parameters = dict(module.named_parameters())
+    with _note_calls(module) as reached:
+        for x in inputs:
+            for seed in range(SEEDS):
+                trace = Trace(id(sys._getframe()))
+                with fix_seed(seed, x.device), trace:
+                    module(draw_input(x, seed))
+                # What holds parameters alone, such as a `ParameterList`, is used without a call.
+                for n, parameter in parameters.items():
+                    if any(list_uses(trace.operations, parameter)):
+                        reached.update(_list_paths(n.rpartition(".")[0]))
+    found = {n: _find_outermost(n, reached) for n in names}
+    return {n: path for n, path in found.items() if path and not _is_forgotten(module, path)}
+
+
+@contextmanager
+def _note_calls(module: nn.Module) -> Iterator[set[str]]:
+    """Collect, within a `with` block, the paths of submodules called and of all that hold them."""
+    reached, handles = set[str](), []
+    for path, part in module.named_modules(remove_duplicate=False):
+        paths = _list_paths(path)
+        handles.append(part.register_forward_pre_hook(lambda *_, p=paths: reached.update(p)))
+    try:
+        yield reached
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _find_outermost(name: str, reached: set[str]) -> str:
+    """Return the outermost submodule around a parameter that is not reached, or ""."""
+    paths = _list_paths(name.rpartition(".")[0])
+    return next((path for path in paths if path and path not in reached), "")
+
+
+def _list_paths(path: str) -> list[str]:
+    """List the paths of a submodule and of all that hold it, the outermost first."""
+    parts = path.split(".")
+    return ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
+
+
+def _is_forgotten(module: nn.Module, path: str) -> bool:
+    """Whether a submodule that is not reached, while its parent is, must be a fault."""
+    parent = module.get_submodule(path.rpartition(".")[0])
+    if isinstance(parent, nn.ModuleList | nn.Sequential):
+        return True
+    single = next(module.get_submodule(path).children(), None) is None
+    return single and not isinstance(parent, nn.ModuleDict)
+
 
 Moves = dict[str, Tensor]
 """Which entries of parameters, by name, to move: bool."""

@@ -3,17 +3,13 @@
 from collections.abc import Collection
 
 from lab.laws import (
-    batch,
+    agreement,
     causal,
     decoding,
     derivative,
-    forms,
     gradient,
-    matrix,
-    padding,
     precision,
     relative_positions,
-    repeatable,
     stable,
     tables,
 )
@@ -23,18 +19,18 @@ from tasks.bounds import check_choice
 LAWS: dict[str, Law] = {
     law.name: law
     for law in (
-        repeatable.LAW,
+        agreement.REPEATS,
         causal.LAW,
-        batch.LAW,
-        decoding.LAW,
+        agreement.BATCHES,
+        decoding.DECODING,
         relative_positions.LAW,
-        padding.LAW,
+        decoding.PADDING,
         gradient.LAW,
         derivative.LAW,
         derivative.TWICE,
         tables.LAW,
-        forms.LAW,
-        matrix.LAW,
+        agreement.FORMS,
+        agreement.MATRIX,
         precision.LAW,
         stable.LAW,
     )

@@ -6,13 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.laws.arithmetic import Exact, RoundedAngles
-from lab.laws.copying import copy_module
 from lab.laws.law import Law
-from lab.laws.probes import Probes, draw, draw_longest, name_precision
-from lab.laws.refusal import describe_refusal
+from lab.laws.noise import Exact, RoundedAngles
+from lab.laws.probes import Probes, copy_module, draw, draw_longest, name_precision
 from lab.laws.reproduction import write_program
-from lab.laws.verdict import Verdict
+from lab.laws.verdict import Verdict, describe_refusal
 
 ROUNDINGS = 64
 QUANTILES = (0.5, 0.9)

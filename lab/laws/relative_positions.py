@@ -11,8 +11,7 @@ from lab.laws.comparison import ROUNDINGS, run_trials
 from lab.laws.decoding import compare_position
 from lab.laws.law import Law
 from lab.laws.probes import Probes
-from lab.laws.trial import Trial
-from lab.laws.verdict import Verdict
+from lab.laws.verdict import Trial, Verdict
 from lab.layers.state import Decoder
 
 SHIFTS = (1, 1_000, 2_040, 32_760, 100_000)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from lab.laws.small_models import SmallModel
+from lab.laws.loading import SmallModel
 
 OURS = ("lab.laws", "lab.seeding")
 """Modules whose functions a program holds instead of importing them."""

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lab.laws.causal import list_special, name_special, put_special
 from lab.laws.law import Law
 from lab.laws.probes import Probes, draw, draw_longest
 from lab.laws.reproduction import write_program
-from lab.laws.special import list_special, name_special, put_special
-from lab.laws.timing import read_clock
-from lab.laws.verdict import Verdict
+from lab.laws.verdict import Verdict, read_clock
 from lab.layers.state import Decoder
 
 BLOCKS = 32

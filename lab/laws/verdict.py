@@ -1,8 +1,14 @@
-"""What a law concludes about a module."""
+"""What a law tries on a module, and what it concludes."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lab.files import describe_error
 
 Outcome = Literal["holds", "fails", "not applicable", "not decided"]
 
@@ -37,3 +43,83 @@ class Verdict:
     left: str = ""
     note: str = ""
     tokens: int = 0
+
+
+class RefusalError(ValueError):
+    """A module takes no sequence, or returns none; the message says what was tried."""
+
+
+class IncomparableError(RefusalError):
+    """An adapter cannot give a module what a law compares, whatever the input."""
+
+
+def describe_refusal(error: BaseException) -> str:
+    """Describe in one line why a module was refused, or what it raised."""
+    return str(error) if isinstance(error, RefusalError) else f"raised {describe_error(error)}"
+
+
+Check = Callable[..., tuple[Tensor, Tensor]]
+"""check(module, x, **given) → a difference [b t …] that a law says is zero, and its reference."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison whose difference a law says is zero.
+
+    Attributes:
+        check: computes the difference; reproductions print its source.
+        given: the check's further arguments, literals.
+        words: describes a failure; {row} and {position} name where the difference is largest.
+        refusable: whether a module may refuse the check's input, by its length or its rows.
+    """
+
+    check: Check
+    given: Mapping[str, Any]
+    words: str
+    refusable: bool = False
+
+
+Trials = Callable[[nn.Module, Tensor], Iterable[Trial]]
+"""The trials of a law on one input of a module."""
+
+
+LEAST = 4
+"""Lengths that a law tries however long it takes: the first, of one token, can show no leak."""
+LONGER_SHARE = 0.15
+"""Share of a law's time that longer lengths may take beside it."""
+COMMON, AMPLE = 513, 4
+"""Up to this length, which exceeds usual chunks and windows, they may take four times as much."""
+
+
+def read_clock() -> float:
+    """Return the seconds that this process has computed, per thread.
+
+    On a machine that other programs use, waiting would cut a law off before it has tried what it
+    is made to try, and a fault would pass for none.
+    """
+    return time.process_time() / torch.get_num_threads()
+
+
+class Timer:
+    """Decides whether there is time for a further, longer input.
+
+    The processor's time for the same work varies with what else runs on the machine, twofold and
+    more. What is found should not vary with it, so the time for common lengths is ample.
+
+    Args:
+        seconds: time that the law may take.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds, self._length = seconds * LONGER_SHARE, 0
+        self._began = self._last = 0.0
+
+    def allows(self, length: int) -> bool:
+        """Whether an input of a length should end in time, from what the one before took."""
+        now = read_clock()
+        if not self._length:
+            self._began = self._last = now
+        expected = (now - self._last) * (length / max(self._length, 1)) ** 2
+        self._last, self._length = now, length
+        seconds = self._seconds * (AMPLE if length <= COMMON else 1)
+        return now + expected - self._began <= seconds

@@ -9,8 +9,7 @@ import torch
 from lab.certify_settings import QUICK
 from lab.laws import assert_lawful
 from lab.laws.certification import Certification
-from lab.laws.loading import load
-from lab.laws.small_models import SmallModel
+from lab.laws.loading import SmallModel, load
 from lab.peers import load as load_peer
 
 SHORT = (2, 7)

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lab.laws.adapters.hugging_face import (
+from lab.laws.adapters.libraries import (
     HuggingFace,
     HuggingFaceDecoder,
     HuggingFaceLayer,
+    Masked,
+    TorchRecurrent,
     find_cache_name,
 )
 from lab.laws.adapters.plain import PlainAdapter, Positioned
 from lab.laws.adapters.stateful import Allocated, Returned, Stepping
-from lab.laws.adapters.torch_own import Masked, TorchRecurrent
 
 POSITIONS = (
     "position_ids",

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.carried import (
+from lab.laws.adapters.plain import (
     Carried,
+    PlainAdapter,
     copy_state,
     extend_state,
+    get_item,
+    lay_out,
     lend_state,
     make_start_state,
     refuse_padding,
 )
-from lab.laws.adapters.plain import PlainAdapter, get_item, lay_out
 
 
 class Stateful(PlainAdapter):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.carried import PATTERNS
-from lab.laws.refusal import IncomparableError
+from lab.laws.adapters.plain import PATTERNS
+from lab.laws.verdict import IncomparableError
 
 BITS = 24
 """Channels that encode a token; the probabilities of v tokens differ by a factor 1 + v / 2²⁴."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from lab.laws import CONDITIONS, Certification, CertifySettings
 from lab.laws.adapters.tokens import encode_token, encode_tokens, to_token_ids
-from lab.laws.special import find_token_suspect, list_special
+from lab.laws.causal import find_token_suspect, list_special
 from tests.planted import FAULTS
 from tests.planted.rare import TokenModel
 from tests.planted.routing import RightExperts
