@@ -216,7 +216,9 @@ def run_with_cache(
     names_filter: NamesFilter = None,
     stop_at_layer: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run the model once and keep the tensors at its hook points.
+    """Run the model once and keep the tensors at its hook points, without their graphs.
+
+    A hook of your own sees tensors with their graphs.
 
     >>> import torch
     >>> from lab.models import build
@@ -240,7 +242,7 @@ def run_with_cache(
     cache: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, point: HookPoint) -> None:
-        cache[point.name] = tensor
+        cache[point.name] = tensor.detach()
 
     def stop(tensor: Tensor, point: HookPoint) -> None:
         raise _StopError(tensor)

@@ -17,8 +17,10 @@ class LabConfig(PreTrainedConfig):
         n_heads: heads of every mixer; `num_attention_heads` is the same.
         layer_options: constructor arguments by letter, or by block and letter.
         embedding_std: standard deviation of the initial embedding table.
-        logit_scale: fixed factor on the logits.
+        logit_scale: fixed factor on the logits; None: 1/√d_model, so that an untrained model
+            guesses evenly.
         tie_word_embeddings: whether the head is the embedding table.
+        num_hidden_layers: how many blocks the stack has; a model fills it in.
 
     Raises:
         ValueError: for a model with a mixer of your own (`ModelConfig.model`): a folder from
@@ -36,9 +38,10 @@ class LabConfig(PreTrainedConfig):
     d_model: int = 64
     n_heads: int = 1
     layer_options: dict[str, Any] | None = None
-    embedding_std: float = 1.0
-    logit_scale: float = 1.0
+    embedding_std: float = 0.02
+    logit_scale: float | None = None
     tie_word_embeddings: bool = True
+    num_hidden_layers: int | None = None
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

@@ -19,6 +19,11 @@ CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_value
 """What the installed transformers calls the field that returns a cache."""
 
 
+FOR_LOSS = frozenset(("num_items_in_batch", "shift_labels", "ignore_index", "weight"))
+"""Arguments that go to transformers' loss."""
+LEFT_OUT = "Positions count the tokens of a row that attention_mask keeps; rows are not packed"
+
+
 class DecodingCache(Cache):
     """What `generate` carries from token to token: the states of all mixers.
 
@@ -64,9 +69,10 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             options=config.layer_options,
             tied=config.tie_word_embeddings,
             embedding_std=config.embedding_std,
-            logit_scale=config.logit_scale,
+            logit_scale=config.d_model**-0.5 if config.logit_scale is None else config.logit_scale,
             seed=torch.initial_seed() % 2**63,
         )
+        config.num_hidden_layers = len(self.model.list_blocks())
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -79,6 +85,16 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding table."""
         return self.model.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding table, and the head with it where it is the same."""
+        assert isinstance(value, nn.Embedding)
+        self.model.embed = value
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the head."""
+        assert isinstance(new_embeddings, nn.Linear)
+        self.model.head = new_embeddings
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the head."""
@@ -111,18 +127,26 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: compute logits of the last positions alone; 0: of all.
             return_dict: whether to return an object; False: a tuple.
             past_key_values: `cache`, as transformers calls it before version 5.24.
-            kwargs: what `Trainer` gives to the loss, such as `num_items_in_batch`.
+            kwargs: what `Trainer` gives to the loss: `num_items_in_batch`.
 
         Raises:
-            ValueError: for both or neither of `input_ids` and `inputs_embeds`, or for
-                `output_attentions`: hook points give patterns (`self.model.run_with_cache`).
+            ValueError: for both or neither of `input_ids` and `inputs_embeds`, for an argument that
+                the model does not know, such as `position_ids`, or for `output_attentions`: hook
+                points give patterns (`self.model.run_with_cache`).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        if kwargs.pop("output_attentions", False):
+        if kwargs.pop("output_attentions", None) or self.config.output_attentions:
             raise ValueError(
                 "output_attentions=True: not every mixer has one; use model.model.run_with_cache"
             )
+        for name, value in kwargs.items():
+            if name not in FOR_LOSS and value is not None:
+                raise ValueError(f"{name}: is not an argument of this model. {LEFT_OUT}")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if return_dict is None:
+            return_dict = self.config.return_dict
         x = self.model.embed(input_ids) if inputs_embeds is None else inputs_embeds
         keep = None if attention_mask is None else attention_mask[:, -x.shape[1] :].bool()
         keep = None if keep is None or bool(keep.all()) else keep

@@ -19,8 +19,9 @@ from tasks.bounds import check_choice
 if TYPE_CHECKING:
     from lab.models.language_model import LanguageModel
 
-Positions = int | slice | Tensor | None
-"""Which positions to keep; None keeps all, one number drops the axis t."""
+Positions = int | tuple[int | None, ...] | slice | list[int] | Tensor | None
+"""Which positions to keep; None keeps all, one number drops the axis t, a tuple gives the arguments
+of a slice, as in TransformerLens: (2, 5) is 2:5."""
 
 
 class ActivationCache(dict[str, Tensor]):
@@ -329,4 +330,6 @@ class ActivationCache(dict[str, Tensor]):
 
 
 def _take(x: Float[Tensor, "b t w"], positions: Positions) -> Float[Tensor, "b *kept w"]:
+    if isinstance(positions, tuple):
+        positions = slice(*positions)
     return x if positions is None else x[:, positions]

@@ -313,3 +313,9 @@ def test_a_block_that_ends_after_a_reset_takes_no_later_hook_off(model, tokens):
     torch.testing.assert_close(
         model(tokens), model.head(model.forward_embeddings(model.embed(tokens) + 2))
     )
+
+
+def test_the_cache_holds_no_graph(model, tokens):
+    logits, cache = model.run_with_cache(tokens)
+    assert logits.requires_grad
+    assert not any(tensor.requires_grad for tensor in cache.values())

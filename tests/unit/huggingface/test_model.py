@@ -1,5 +1,7 @@
 """The lab's models as Hugging Face models: the same logits, generation, loss and gradients."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -114,6 +116,8 @@ def test_a_new_model_has_the_labs_initial_weights():
         ({}, "either input_ids or inputs_embeds"),
         ({"input_ids": draw_tokens(), "inputs_embeds": torch.zeros(3, 9, 8)}, "either input_ids"),
         ({"input_ids": draw_tokens(), "output_attentions": True}, "run_with_cache"),
+        ({"input_ids": draw_tokens(), "position_ids": draw_tokens()}, "position_ids: is not an"),
+        ({"input_ids": draw_tokens(), "nonsense": 3}, "nonsense: is not an argument"),
     ],
 )
 def test_calls_that_are_refused(call, said):
@@ -126,3 +130,32 @@ def test_a_configuration_that_cannot_be_built_is_refused():
         LabForCausalLM(LabConfig(stack="QQ"))
     with pytest.raises(ValueError, match="model=MODULE:CLASS"):
         LabForCausalLM(LabConfig(stack="UM"))
+
+
+def test_settings_of_the_configuration_are_kept():
+    model, tokens = build_model("AM*2", output_hidden_states=True).eval(), draw_tokens()
+    assert len(model(tokens).hidden_states) == 3
+    assert model(tokens, output_hidden_states=False).hidden_states is None
+    assert model.config.num_hidden_layers == 2
+    assert isinstance(build_model("AM", return_dict=False)(tokens), tuple)
+    with pytest.raises(ValueError, match="run_with_cache"):
+        build_model("AM", output_attentions=True)(tokens)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_vocabulary_grows(tied):
+    model, tokens = build_model("SM AM", tie_word_embeddings=tied).eval(), draw_tokens()
+    before = model(tokens).logits
+    model.resize_token_embeddings(40)
+    after = model(torch.cat([tokens, torch.full((3, 1), 39)], 1)).logits
+    assert after.shape == (3, 10, 40)
+    torch.testing.assert_close(after[:, :9, :32], before)
+    assert (model.model.head.weight is model.model.embed.weight) is tied
+    assert model.config.vocab_size == 40
+
+
+def test_an_untrained_model_guesses_nearly_evenly():
+    torch.manual_seed(0)
+    tokens = torch.randint(256, (2, 64))
+    loss = LabForCausalLM(LabConfig(stack="AM*2", vocab_size=256))(tokens, labels=tokens).loss
+    assert abs(loss.item() - math.log(256)) < 0.1

@@ -200,3 +200,10 @@ def test_a_model_returns_the_matrices_that_its_mixers_apply(model, run):
         assert_close(mixer.project(x, matrix @ mixer.values(x)), cache["attn_out", layer])
     with pytest.raises(ValueError, match=r"layers: 9 is none of the model's 0 … "):
         model.matrices(TOKENS, layers=[9])
+
+
+def test_positions_are_kept_as_in_transformer_lens(model, run):
+    _, cache = run
+    whole = cache.accumulated_resid()
+    for given, kept in ((2, 2), ((2, 5), slice(2, 5)), ((None, 3), slice(3)), ([2, 5], [2, 5])):
+        assert torch.equal(cache.accumulated_resid(pos_slice=given), whole[:, :, kept])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from analysis.value_usage.uses import ValueUses
 
 from analysis.links import AnswerLinks
 from analysis.matrices.layer_matrix import LayerMatrix
@@ -19,7 +20,6 @@ from analysis.recall.pair_mass import PairMass
 from analysis.state_space.magnitudes import Magnitudes
 from analysis.statistics.binned import Bins
 from analysis.value_usage.swaps import Swap, Swaps
-from analysis.value_usage.uses import ValueUses
 from tests.unit.analysis.sentences import of_models, of_runs
 from tests.unit.analysis.sentences.clauses import Clause, heads, signed
 from tests.unit.analysis.sentences.of_models import contexts, estimate, memory, reach, spectrum

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from analysis.value_usage.history import ValueHistory
+from analysis.value_usage.uses import Dependence, LayerUsage, ValueUses
 
 from analysis.capacity import Capacity
 from analysis.claims.costs import SettingCosts
@@ -30,8 +32,6 @@ from analysis.sweeps.rates import RateCurve, RateCurves
 from analysis.sweeps.settings import SettingResult
 from analysis.sweeps.survival import SolvingCurve, SolvingCurves
 from analysis.sweeps.widths import WidthCurves
-from analysis.value_usage.history import ValueHistory
-from analysis.value_usage.uses import Dependence, LayerUsage, ValueUses
 from tests.unit.analysis.sentences.of_models import Case
 
 
