@@ -49,11 +49,12 @@ class Dots:
 
     Attributes:
         name: in the legend.
-        values: one per line, from the top; NaN where there is none.
+        values: one per line, from the top, or as many as `lines`; NaN where there is none.
         ends: low and high of an interval around each; NaN where there is none.
         look: "dot" takes the next marker; the others are for what it is compared with, and stand
             at the height of the series before.
         notes: for the hover text of each.
+        lines: the line of each value, from 0, where a line has several or none.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Dots:
     ends: Shaped[np.ndarray, "n 2"] | None = None
     look: Literal["dot", "chance", "placebo", "hollow"] = "dot"
     notes: Sequence[str] | None = None
+    lines: Shaped[np.ndarray, " n"] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,15 @@ def pairs(
             whiskers = None
             if dots.ends is not None:
                 whiskers = {**make_whiskers(values, dots.ends, 1.2, 3), "color": mark["color"]}
+            at = lines if dots.lines is None else np.asarray(dots.lines)
             canvas.fig.add_scatter(
                 x=values,
-                y=lines + offsets[max(order, 0)],
+                y=at + offsets[max(order, 0)],
                 mode="markers",
                 marker=mark,
                 error_x=whiskers,
                 cliponaxis=False,
-                text=list(dots.notes or names),
+                text=list(dots.notes or [names[line] for line in at.astype(int)]),
                 hovertemplate=f"%{{text}}, {html.escape(dots.name)}: %{{x:{panel.axis.shown}}}"
                 "<extra></extra>",
                 **canvas.enter(dots.name),
