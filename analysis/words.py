@@ -69,6 +69,20 @@ def format_counts(counts: Iterable[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+def format_digits(value: float) -> str:
+    """Format a number with three digits, or all digits of its whole part; NaN as a dash."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def format_range(values: Iterable[float]) -> str:
+    """Return the least and the greatest of some numbers: "5", "2 to 8", or "none"; NaN is none."""
+    known = sorted(value for value in values if not math.isnan(value))
+    ends = dict.fromkeys(map(format_digits, (known[0], known[-1]))) if known else {"none": None}
+    return " to ".join(ends)
+
+
 def read_alike(one: float, other: float) -> bool:
     """Whether two numbers are the same as sentences print them, with three digits."""
     return f"{one:.3g}" == f"{other:.3g}"

@@ -8,28 +8,130 @@ d_state. The effective rank, exp H(σ / Σσ), is the number of directions that 
 Source: Dao and Gu 2024, semiseparable matrices; Roy and Vetterli 2007, effective rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from analysis.base import NotApplicableError, Subject, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Curves, curves
+from analysis.plain import figure_only
+from analysis.plots.heads import name_heads
 from analysis.state_space.recurrence import (
     Recurrence,
     choose_rows,
     collect_recurrences,
     index_heads,
     load_initial_model,
+    make_head_lines,
 )
-from analysis.state_space.spectrum import StateSpectrum
+from analysis.words import format_digits, format_range
 
 __all__ = ["TITLE", "describe", "draw", "effective_rank", "measure", "rank"]
 
 TITLE = "Rank of the states"
 SPLITS = tuple(i / 16 for i in range(1, 16))
 """Where a row is cut in two, as shares of its length."""
+LEAST = 1e-8
+"""Where the axis of singular values ends at the latest: below is fp32's rounding."""
+
+
+@dataclass(frozen=True)
+class StateSpectrum(Finding):
+    """The singular values of what is carried past a cut m, M̃[i ≥ m, j < m], at several cuts.
+
+    Attributes:
+        layers, heads, rows: as in `analysis.state_space.StateMemory`.
+        splits: m, tokens.
+        bound: min(d_state, m, T − m), the largest possible rank.
+        rank: numerical rank, at σ_max · max(m, T − m) · ε of fp32; mean over rows.
+        effective_rank: exp H(σ / Σσ), mean over rows.
+        initial_effective_rank: of the run's initial weights; NaN without a run.
+        values: σ / σ_max at the middle split, largest first, geometric mean over rows; 0 beyond
+            the number that a head has.
+    """
+
+    layers: Int[np.ndarray, " h"]
+    heads: Int[np.ndarray, " h"]
+    splits: Int[np.ndarray, " m"]
+    bound: Int[np.ndarray, "m h"]
+    rank: Float[np.ndarray, "m h"]
+    effective_rank: Float[np.ndarray, "m h"]
+    initial_effective_rank: Float[np.ndarray, "m h"]
+    rows: int
+    values: Float[np.ndarray, "h k"] = figure_only()
+
+    title = "Spectrum of what SSD carries past the middle of a row"
+    reading = (
+        "Singular values σ of M̃[i ≥ m, j < m] at the middle cut m, as shares of the largest, "
+        "geometric mean over rows of the batch: a steep line means that the past is carried in few "
+        "directions. At most min(d_state, m, T − m) are not zero. Effective rank is exp H(σ / Σσ); "
+        "numerical rank counts σ above σ_max · max(m, T − m) · ε of fp32. The lower panel shows "
+        "effective rank by where the row is cut. Of many heads, those of lowest and highest "
+        "effective rank are named."
+    )
+
+    @property
+    def middle(self) -> int:
+        """Index of the middle split."""
+        return len(self.splits) // 2
+
+    @property
+    def extremes(self) -> tuple[int, int]:
+        """The heads of lowest and of highest effective rank at the middle split."""
+        effective = self.effective_rank[self.middle]
+        low, high = np.nan_to_num(effective, nan=np.inf), np.nan_to_num(effective)
+        return int(low.argmin()), int(high.argmax())
+
+    @property
+    def says(self) -> str:
+        """Which effective ranks the heads have in the middle of a row."""
+        effective, cut = self.effective_rank[self.middle], f"token {self.splits[self.middle]:,}"
+        if np.isnan(effective).all():
+            return f"Nothing is carried past {cut}: all entries of the matrix there are 0."
+        return (
+            f"Effective ranks of what is carried past {cut}: {format_range(effective)} of at most "
+            f"{format_range(self.bound[self.middle])}."
+        )
+
+    def numbers(self) -> Table:
+        """Return the heads of lowest and highest effective rank, and how many have full rank."""
+        at, names = self.middle, name_heads(self.layers, self.heads)
+        now, start = self.effective_rank[at], self.initial_effective_rank[at]
+        rows = [
+            (
+                f"{end} effective rank",
+                names[head],
+                format_digits(now[head]),
+                format_digits(start[head]),
+            )
+            for end, head in zip(("lowest", "highest"), self.extremes, strict=True)
+        ]
+        # A mean over rows below the bound is not full in some row.
+        full = int((self.rank[at] > self.bound[at] - 1e-6).sum())
+        idle = int(np.isnan(now).sum())
+        rows.append(("numerical rank full in every row", f"{full} of {len(now)}", "", ""))
+        rows.append(("carry nothing", f"{idle} of {len(now)}", "", ""))
+        return Table(("", "heads", "now", "step 0"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw σ / σ_max by index, and effective rank by cut, one line per head."""
+        names, index = name_heads(self.layers, self.heads), np.arange(1, self.values.shape[1] + 1)
+        # Zeros have no place on a logarithmic axis.
+        values = np.where(self.values > 0, self.values, np.nan)
+        upper = make_head_lines(names, index, values, self.extremes)
+        lower = make_head_lines(names, self.splits, self.effective_rank.T, self.extremes)
+        least = np.nanmin(values, initial=1.0, where=values > LEAST)
+        sigma = Axis("σ / σ_max", scale="log", ends=(float(least) / 2, 1.6))
+        top = 1.08 * float(np.nanmax(self.effective_rank, initial=1.0))
+        effective, cut = Axis("effective rank", ends=(0, top)), Axis("cut m, tokens")
+        panels = [Curves(upper, sigma), Curves(lower, effective, x=cut, height=160)]
+        return curves(panels, Axis("index of the singular value, from 1"))
 
 
 @torch.no_grad()
@@ -44,28 +146,30 @@ def measure(subject: Subject) -> list[StateSpectrum]:
     splits = sorted({m for share in SPLITS if 0 < (m := round(share * seq_len)) < seq_len})
     if not splits:
         raise NotApplicableError("rows of one token cannot be cut in two")
+    initial = load_initial_model(subject)
+    start = None
+    if initial is not None:
+        start = _compute_sigmas(collect_recurrences(initial, batch), splits)
+        start = _average([effective_rank(sigma) for sigma in start])
     found = collect_recurrences(subject.model, batch)
     layers, heads = index_heads(found)
-    sigmas = _compute_sigmas(found, splits)
     widths = np.repeat([layer.B.shape[-1] for layer in found], [layer.n_heads for layer in found])
-    effective = _average(sigmas, lambda sigma, _: effective_rank(sigma))
-    at_start = np.full_like(effective, np.nan)
-    initial = load_initial_model(subject)
-    if initial is not None:
-        del found  # memory need not hold the states of both
-        start = _compute_sigmas(collect_recurrences(initial, batch), splits)
-        at_start = _average(start, lambda sigma, _: effective_rank(sigma))
+    sigmas = _compute_sigmas(found, splits)
+    effective = _average([effective_rank(sigma) for sigma in sigmas])
+    middle = sigmas[len(splits) // 2]
     return [
         StateSpectrum(
             layers=layers,
             heads=heads,
             splits=np.array(splits),
             bound=np.array([np.minimum(widths, min(m, seq_len - m)) for m in splits]),
-            rank=_average(sigmas, lambda sigma, m: rank(sigma, (m, seq_len - m))),
+            rank=_average(
+                [rank(sigma, (m, seq_len - m)) for m, sigma in zip(splits, sigmas, strict=True)]
+            ),
             effective_rank=effective,
-            initial_effective_rank=at_start,
+            initial_effective_rank=np.full_like(effective, np.nan) if start is None else start,
             rows=len(batch.inputs),
-            values=_scale(sigmas[splits[len(splits) // 2]]),
+            values=(middle / middle[..., :1]).log().mean(0).exp().cpu().numpy(),
         )
     ]
 
@@ -88,28 +192,18 @@ def effective_rank(values: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
     return torch.special.entr(share).sum(-1).exp()
 
 
-def _compute_sigmas(found: Sequence[Recurrence], splits: Sequence[int]) -> dict[int, list[Tensor]]:
-    """Return the singular values [b h k] of each layer, by split."""
-    return {m: [layer.singular_values(m) for layer in found] for m in splits}
+def _compute_sigmas(
+    found: Sequence[Recurrence], splits: Sequence[int]
+) -> list[Float[Tensor, "b h k"]]:
+    """Return the singular values of all heads by split, those of smaller states padded with 0."""
+    sigmas = []
+    for m in splits:
+        layers = [layer.singular_values(m) for layer in found]
+        most = max(sigma.shape[-1] for sigma in layers)
+        sigmas.append(torch.cat([F.pad(sigma, (0, most - sigma.shape[-1])) for sigma in layers], 1))
+    return sigmas
 
 
-def _average(
-    sigmas: dict[int, list[Tensor]], measure: Callable[[Tensor, int], Tensor]
-) -> Float[np.ndarray, "m h"]:
-    """Return a number of each spectrum: mean over rows that have one."""
-    means = [
-        torch.cat([measure(sigma, m).double().nanmean(0) for sigma in layers])
-        for m, layers in sigmas.items()
-    ]
-    return torch.stack(means).cpu().numpy()
-
-
-def _scale(sigmas: Sequence[Tensor]) -> Float[np.ndarray, "h k"]:
-    """Return σ / σ_max, geometric mean over rows, NaN beyond the number that a head has."""
-    scaled = [(sigma / sigma[..., :1]).log().mean(0).exp().cpu().numpy() for sigma in sigmas]
-    most = max(sigma.shape[-1] for sigma in scaled)
-    padded = [
-        np.pad(sigma, ((0, 0), (0, most - sigma.shape[-1])), constant_values=np.nan)
-        for sigma in scaled
-    ]
-    return np.concatenate(padded)
+def _average(numbers: Sequence[Shaped[Tensor, "b h"]]) -> Float[np.ndarray, "m h"]:
+    """Return the means over rows that have a number."""
+    return torch.stack(list(numbers)).double().nanmean(1).cpu().numpy()

@@ -8,16 +8,17 @@ Here M̃ is without D, whereas `Mixer.matrix` has D on its diagonal.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject
+from analysis.figures import Line
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
@@ -30,6 +31,8 @@ HELD = 0.9
 ENTRIES = 2**26
 """Matrix entries that are read in all; they decide how many rows of the batch are used."""
 MOST_ROWS = 64
+NAMED = 5
+"""Maximum number of heads with a line of their own colour."""
 FACTORED = 2**19
 """Entries of a thin factor that are decomposed at once, in fp64."""
 ROUNDING = 1e-7
@@ -121,30 +124,21 @@ class Recurrence:
         """
         seq_len, width = self.C.shape[1], self.C.shape[-1]
         rows_at_once = max(1, FACTORED // (seq_len * self.n_heads * width))
-        parts = zip(
-            *(z.split(rows_at_once) for z in (self.dt, self.log_decay.double(), self.B, self.C)),
-            strict=True,
-        )
-        return torch.cat([self._decompose(split, *part) for part in parts])
-
-    def _decompose(
-        self,
-        split: int,
-        dt: Float[Tensor, "b t h"],
-        a: Float[Tensor, "b t h"],
-        B: Float[Tensor, "b t g n"],
-        C: Float[Tensor, "b t g n"],
-    ) -> Float[Tensor, "b h k"]:
-        """Return the singular values of some rows of the batch."""
-        until = a[:, 1:split].flip(1).cumsum(1).flip(1)
-        until = F.pad(until, (0, 0, 0, 1))
-        left = a[:, split:].cumsum(1).exp()[..., None] * repeat_groups(C[:, split:], self.n_heads)
-        weight = (until.exp() * dt[:, :split])[..., None]
-        right = weight * repeat_groups(B[:, :split], self.n_heads)
-        upper, lower = (
-            torch.linalg.qr(factor.double().transpose(1, 2), mode="r").R for factor in (left, right)
-        )
-        return torch.linalg.svdvals(upper @ lower.mT)
+        every = (self.dt, self.log_decay.double(), self.B, self.C)
+        found = []
+        for dt, a, B, C in zip(*(z.split(rows_at_once) for z in every), strict=True):
+            until = F.pad(a[:, 1:split].flip(1).cumsum(1).flip(1), (0, 0, 0, 1))
+            target = a[:, split:].cumsum(1).exp()[..., None]
+            source = (until.exp() * dt[:, :split])[..., None]
+            upper, lower = (
+                torch.linalg.qr(factor.double().transpose(1, 2), mode="r").R
+                for factor in (
+                    target * repeat_groups(C[:, split:], self.n_heads),
+                    source * repeat_groups(B[:, :split], self.n_heads),
+                )
+            )
+            found.append(torch.linalg.svdvals(upper @ lower.mT))
+        return torch.cat(found)
 
     def split_variance(self, row: int) -> Float[Tensor, "h 3"]:
         """Split var log|M_ij| over j < i, M = L ∘ CBᵀ, into shares that add up to 1.
@@ -207,8 +201,16 @@ def index_heads(
     return np.repeat([layer.mixer.layer for layer in found], counts), heads
 
 
-def join_heads(
-    found: Sequence[Recurrence], measure: Callable[[Recurrence], Float[Tensor, "h ..."]]
-) -> Float[np.ndarray, "h ..."]:
-    """Return a quantity of the heads of all layers."""
-    return torch.cat([measure(layer) for layer in found]).double().cpu().numpy()
+def make_head_lines(
+    names: Sequence[str],
+    x: Shaped[np.ndarray, " n"],
+    y: Float[np.ndarray, "h n"],
+    extremes: Sequence[int],
+) -> list[Line]:
+    """Return a line per head; of more than `NAMED` heads, all but the extremes are muted."""
+    named = range(len(names)) if len(names) <= NAMED else extremes
+    lines = []
+    for head, name in enumerate(names):
+        label, look = (f"head {name}", None) if head in named else ("", -1)
+        lines.append(Line(label, x, y[head], look=look, notes=[f"head {name}"] * len(x)))
+    return sorted(lines, key=lambda line: line.name != "")

@@ -1,0 +1,92 @@
+"""What states keep, planted by hand."""
+
+import math
+
+import numpy as np
+
+from analysis.links import AnswerLinks
+from analysis.plots.heatmaps import Heatmap, Picture
+from analysis.state_space import (
+    LEAST,
+    QUANTITIES,
+    Contexts,
+    Magnitudes,
+    RoleMeans,
+    StateMemory,
+)
+from analysis.state_space.rank import StateSpectrum
+from tests.unit.analysis.case import Case
+
+NONE = math.nan, math.nan
+ZERO = float(np.log10(LEAST))
+
+
+def name_heads(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the layer and the index of each of some heads of one layer."""
+    return np.zeros(count, int), np.arange(count)
+
+
+def memory(lives: tuple[float, ...], initial: StateMemory | None = None) -> StateMemory:
+    third, windows = np.full(len(lives), 1 / 3), np.linspace(3, 9, len(lives))
+    heads = name_heads(len(lives))
+    return StateMemory(*heads, np.array(lives), windows, third, third, third, 9.0, 4, initial)
+
+
+def contexts(*last: float) -> Contexts:
+    uniform, windows = np.array([1.0, 15.0]), np.stack([np.ones(len(last)), last], 1)
+    return Contexts(*name_heads(len(last)), np.array([0, 15]), windows, uniform, 4)
+
+
+def writes(*by_role: tuple[float, ...]) -> RoleMeans:
+    """Return heads by what they write at tokens of each role."""
+    means = np.ones((4, len(by_role[0]), len(by_role)))
+    means[2] = np.array(by_role).T
+    roles = ("key", "value", "filler")[: len(by_role[0])]
+    return RoleMeans(*name_heads(len(by_role)), roles, QUANTITIES, means, 4)
+
+
+def magnitudes(largest: float, median: float) -> Magnitudes:
+    none, tokens = np.zeros(0, int), np.zeros(8, int)
+    picture = Picture(np.tri(8)[None], 1, (0, 0), 1.0, signed=False)
+    shown = Heatmap(picture, AnswerLinks(none, none, none), tokens, tokens, ("key",))
+    return Magnitudes("Layer 0", 0, largest, largest - 1, median, 0.0, shown)
+
+
+def spectrum(effective: tuple[float, ...], rank: tuple[float, ...]) -> StateSpectrum:
+    count = len(rank)
+    cuts, bound, before = np.array([8]), np.full((1, count), 8), np.full((1, count), math.nan)
+    found, values = np.array([effective]), np.tile(2.0 ** -np.arange(8), (count, 1))
+    heads = name_heads(count)
+    return StateSpectrum(*heads, cuts, bound, np.array([rank]), found, before, 4, values)
+
+
+MANY = tuple(np.linspace(2, 7, 40))
+CASES = [
+    Case("planted", memory((2, 8)), "Half-lives in tokens: 2 to 8; effective contexts: 3 to 9 ("),
+    Case("planted", memory((2, 8), memory((4, 6))), "half-life, step 0 4 (head 0.0) 6 (head 0.1)"),
+    Case("null", memory((math.inf, math.inf)), "in tokens: none; effective", "head 0.0) 2"),
+    Case("boundary", memory((5, 5.0001)), "in tokens: 5; effective", "to 5"),
+    Case("boundary", memory((2, math.inf)), "heads that never forget: 1 of 2."),
+    Case(
+        "boundary", memory((2, math.inf), memory((math.inf, 2))), "half-life, step 0 2 (head 0.1)"
+    ),
+    Case("boundary", memory(MANY), "in tokens: 2 to 7;"),
+    Case("planted", contexts(4, 15), "last position, 15: 4 to 15 tokens (uniform matrix: 15)"),
+    Case("null", contexts(13.5, 13.5), "last position, 15: 13.5 tokens", " to "),
+    Case("boundary", contexts(4, 4.001), "last position, 15: 4 tokens", "to 4"),
+    Case("boundary", contexts(*MANY), "last position, 15: 2 to 7 tokens"),
+    Case("planted", writes((1, 4), (1, 1)), "at those of another: 1 of 2."),
+    Case("null", writes((0, 0)), "at those of another: 0 of 1."),
+    Case("null", writes((1,)), "at those of another: 0 of 1."),
+    Case("boundary", writes((2, 2.99), (2, 3)), "at those of another: 1 of 2."),
+    Case("boundary", writes((1, 1), (0, 4)), "head 0.1 step dt kept e^a written read\nkey 1 1 0 1"),
+    Case("planted", magnitudes(0.0, -2.0), "Half of the cells lie 2 decades or more below"),
+    Case("null", magnitudes(ZERO, ZERO), "All cells are 0.", "largest"),
+    Case("boundary", magnitudes(0.0, 0.0), "lie 0 decades or more below the largest, 1;"),
+    Case("planted", spectrum((2, 7), (3, 8)), "past token 8: 2 to 7 of at most 8."),
+    Case("null", spectrum((5, 5), (8, 8)), "past token 8: 5 of at most 8.", " to "),
+    Case("null", spectrum(NONE, (0, 0)), "Nothing is carried past token 8: all entries"),
+    Case("boundary", spectrum((2, math.nan), (3, 0)), "carry nothing 1 of 2"),
+    Case("boundary", spectrum((2, 7), (3, 7.6)), "numerical rank full in every row 0 of 2"),
+    Case("boundary", spectrum(MANY, MANY), "highest effective rank 0.39 7 –"),
+]
