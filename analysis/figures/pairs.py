@@ -97,7 +97,8 @@ def pairs(
         panels: the quantities.
         title: of the lines' axis.
         joined: whether the dots of a line stand at one height and are joined by a stroke.
-        remarks: a short text for each line, to the right of its dots; with one panel.
+        remarks: a short text for each line, to the right of its dots; with one panel, whose series
+            have a dot in each line.
     """
     panels = [panels] if isinstance(panels, Pairs) else panels
     most = max(sum(dots.look == "dot" for dots in panel.dots) for panel in panels)
@@ -155,7 +156,8 @@ def pairs(
     )
     canvas.fig.update_xaxes(nticks=4 if len(panels) > 1 else None, tickangle=0)
     canvas.fig.update_yaxes(automargin="left", col=1)
-    _add_remarks(canvas.fig, panels[0], remarks)
+    if remarks:
+        _add_remarks(canvas.fig, panels[0], remarks)
     return canvas.fig
 
 
