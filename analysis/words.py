@@ -12,7 +12,12 @@ BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
-    """Format a share in [0, 1]; without a number of decimals, with those that it needs."""
+    """Format a share in [0, 1]; without a number of decimals, with those that it needs.
+
+    NaN is a dash.
+    """
+    if math.isnan(share):
+        return "–"
     return f"{100 * share:.{count_decimals([share]) if decimals is None else decimals}f} %"
 
 

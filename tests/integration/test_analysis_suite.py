@@ -41,7 +41,7 @@ LINKED = ("positions", "mechanism", "recall", "errors", "matrices", "rollout")
 FEWER = {
     "experts.knockout.PLANS": ((1, 2, 1.0),),
     "experts.knockout.MOST_ANSWERS": 4,
-    "frequencies.bands.PLACEBOS": 2,
+    "frequencies.PLACEBOS": 2,
     "value_usage.swaps.PASSES": 16,
 }
 """Interventions, each of which runs the model again."""

@@ -6,14 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import frequencies
-from analysis.frequencies.edges import (
-    sample_answers,
+from analysis.frequencies.lags import (
+    TOO_FEW,
+    FrequenciesByLag,
+    ScoresByLag,
+    find_peak,
+    measure_lag_curves,
 )
-from analysis.frequencies.frequencies_by_lag import FrequenciesByLag, find_peak
-from analysis.frequencies.lag_curves import make_lag_grid, measure_lag_curves
-from analysis.frequencies.rotation import measure_rotated_sides
-from analysis.frequencies.scores_by_lag import ScoresByLag
+from analysis.frequencies.rotation import measure_rotated_sides, sample_answers
+from tasks.mqar import MQAR
 from tests.unit.analysis.frequencies.models import (
     TASK,
     build_subject,
@@ -33,11 +34,10 @@ def test_a_planted_lag_is_where_the_score_peaks(lag):
     np.testing.assert_allclose(result.score[:, 0], expected)
     # Whatever is carried to a lag has the score of all that stand at it: the content is constant.
     np.testing.assert_allclose(result.carried["value → key"], result.score)
-    says = frequencies.describe(ScoresByLag((result,), 16)).says
-    assert f"at lag {lag}" in says
+    assert ScoresByLag((result,), 16).says.endswith("prefers a lag: 1 of 1.")
     assert result.pairs.tolist() == [20 * (16 - other) for other in result.lags]
     few = ScoresByLag((replace(result, pairs=result.pairs // 20),), 16)
-    assert frequencies.describe(few).says.startswith("No lag has the 100 pairs of tokens")
+    assert few.says == TOO_FEW
 
 
 @pytest.mark.parametrize(("turn", "prefers"), [(1e-6, False), (1e-1, True)])
@@ -47,19 +47,20 @@ def test_scores_that_lags_part_by_rounding_alone_prefer_none(turn: float, prefer
     rotation = plant_product(np.ones(8), np.full(8, turn), rows=40)
     found = measure_lag_curves(rotation, {}, batch, np.random.default_rng(0))
     assert (find_peak(found) is not None) == prefers
-    says = frequencies.describe(ScoresByLag((found,), 16)).says
-    assert (says == "No layer's mean score prefers a lag.") != prefers
+    assert f": {prefers:d} of 1." in ScoresByLag((found,), 16).says
 
 
-@pytest.mark.parametrize("seq_len", [2, 16, 2048])
+@pytest.mark.parametrize("seq_len", [4, 16, 600])
 def test_lags_are_within_the_row(seq_len):
-    lags = make_lag_grid(seq_len)
+    batch = MQAR(seq_len=seq_len, n_pairs=1, vocab_size=2048).batch(size=1)
+    sides = plant_product(np.ones(1), np.ones(1), seq_len=seq_len, rows=1)
+    lags = measure_lag_curves(sides, {}, batch, np.random.default_rng(0)).lags
     assert lags[0] == 1
     assert lags[-1] == seq_len - 1
     assert (np.diff(lags) > 0).all()
 
 
-def test_what_frequencies_add_by_lag_sums_to_the_rise_of_the_telling_head():
+def test_what_frequencies_add_by_lag_sums_to_the_rise():
     given = build_subject("AM", rows=40)
     [found] = measure_rotated_sides(
         given.model,
@@ -71,7 +72,7 @@ def test_what_frequencies_add_by_lag_sums_to_the_rise_of_the_telling_head():
     ]
     assert found.telling == ranges.index(max(ranges))
     # Kept in fp32.
-    np.testing.assert_allclose(found.by_pair.sum(1), found.rise[:, found.telling], atol=1e-5)
+    np.testing.assert_allclose(found.by_pair.sum(-1), found.rise, atol=1e-5)
 
 
 def test_a_peak_names_the_fewest_frequencies_behind_it():
@@ -83,15 +84,16 @@ def test_a_peak_names_the_fewest_frequencies_behind_it():
     peak = find_peak(found)
     assert peak is not None
     assert peak.lag == 1
-    added = sorted(found.by_pair[0], reverse=True)
+    added = sorted(found.by_pair[0, 0], reverse=True)
     count = next(n for n in range(1, 9) if sum(added[:n]) >= found.rise[0, 0] / 2)
     assert peak.count == count <= 2
     waves = 2 * math.pi / theta
     assert waves[2] <= peak.wavelengths[0] <= peak.wavelengths[1] <= waves[3]
-    says = frequencies.describe(FrequenciesByLag((found,), (peak,))).says
-    assert f"half of that comes from {count} of 8 frequencies" in says
+    table = FrequenciesByLag((found,), (peak,)).numbers()
+    assert table is not None
+    assert f"{count} of 8" in table.rows[0]
     few = replace(found, pairs=found.pairs // 20)
     assert find_peak(few) is None
     untold = FrequenciesByLag((few,), ())
-    assert frequencies.describe(untold).says.startswith("No lag has the 100 pairs of tokens")
-    assert frequencies.draw(untold) is None
+    assert untold.says == TOO_FEW
+    assert untold.figure() is None

@@ -1,19 +1,49 @@
-"""A planted frequency is found to carry the answers; advantages equal loops over edges."""
+"""Planted energies are measured, and a planted frequency is found to carry the answers."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from analysis import frequencies
-from analysis.frequencies.edges import Edges, link_edges, measure_score_spread, sample_placebo
-from analysis.frequencies.rotation import measure_rotated_sides
-from analysis.frequencies.uses import FrequencyUses, measure_use
+from analysis.frequencies.rotation import (
+    Edges,
+    link_edges,
+    measure_rotated_sides,
+    measure_score_spread,
+    sample_placebo,
+)
+from analysis.frequencies.spectra import Energies, FrequencyUses, measure_spectrum, measure_use
 from tests.unit.analysis.frequencies.models import (
     TASK,
     build_subject,
     plant_product,
     score_directly,
 )
+
+
+def test_one_planted_frequency_has_all_the_energy():
+    theta = 100.0 ** -(np.arange(8) / 8)
+    result = measure_spectrum(plant_product(np.eye(8)[6], theta))
+    assert result.effective[0] == pytest.approx(1)
+    assert result.share[0, 6] == pytest.approx(1)
+    assert (2 * math.pi / theta > 16).tolist() == [False] * 2 + [True] * 6
+    assert result.long[0] == pytest.approx(1)
+    assert result.uniform_long == 6 / 8
+    assert result.coherence[0, 6] == pytest.approx(1)
+
+
+def test_equal_energies_are_as_long_as_uniform():
+    theta = 100.0 ** -(np.arange(8) / 8)
+    result = measure_spectrum(plant_product(np.exp(1j * np.arange(8)), theta))
+    assert result.effective[0] == pytest.approx(8)
+    assert result.long[0] == pytest.approx(result.uniform_long)
+
+
+def test_an_untrained_spectrum_does_not_lean():
+    given = build_subject("AM")
+    layers = measure_rotated_sides(given.model, given.batch, measure_spectrum)
+    assert "0 of 1; to wavelengths within it: 0 of 1." in Energies(tuple(layers), 16).says
 
 
 def test_only_the_planted_frequency_carries_the_answers():
@@ -31,8 +61,7 @@ def test_only_the_planted_frequency_carries_the_answers():
     assert result.by_pair[0, 6] / result.advantage[0] == pytest.approx(1, abs=0.1)
     assert result.long[0] == pytest.approx(1, abs=0.1)
     assert 0 < result.interval[0] < result.advantage[0] < result.interval[1]
-    says = frequencies.describe(FrequencyUses((result,), 16)).says
-    assert says.startswith("Query → value: most in layer 0 (Q/K), +")
+    assert FrequencyUses((result,), 16).find_sure() == [result]
 
 
 def test_scores_that_differ_by_rounding_alone_do_not_stand_out():
@@ -41,8 +70,7 @@ def test_scores_that_differ_by_rounding_alone_do_not_stand_out():
     edges = link_edges(batch, "value_pos", "key_pos")
     result = measure_use(rotation, "value → key", edges, np.random.default_rng(1))
     assert (result.effect == 0).all()
-    says = frequencies.describe(FrequencyUses((result,), 16)).says
-    assert says == "Value → key: no layer's scores surely stand out."
+    assert FrequencyUses((result,), 16).find_sure() == []
 
 
 @pytest.mark.parametrize(("relative", "parts"), [(1e-6, False), (1e-4, True)])

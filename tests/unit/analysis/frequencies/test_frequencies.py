@@ -1,13 +1,15 @@
-"""Removing a band equals a model without its weights; bands like random ones rarely matter."""
+"""All findings of a model, and bands: without one it is a model without its weights."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from analysis import frequencies
-from analysis.frequencies.bands import (
+from analysis.base import NotApplicableError, Subject
+from analysis.frequencies import (
     FEWEST_PLACEBOS,
     PLACEBOS,
     BandAblation,
@@ -15,10 +17,14 @@ from analysis.frequencies.bands import (
     measure_bands,
     remove_pairs,
 )
+from analysis.frequencies.lags import FrequenciesByLag, ScoresByLag
+from analysis.frequencies.spectra import Energies, FrequencyUses
+from analysis.plain import to_plain
 from analysis.scoring import scored
 from lab.layers.attention import Attention
 from tests.unit.analysis.frequencies.models import (
     CASES,
+    TASK,
     build_subject,
     get_first_mixer,
 )
@@ -63,29 +69,21 @@ def test_changes_of_accuracy_are_differences_of_two_models():
         assert FEWEST_PLACEBOS <= len(band.placebo) <= PLACEBOS
 
 
-def make_band(change, interval, placebo, name="fast"):
-    return BandAblation(1, "C/B", name, (0, 2), (6.0, 40.0), change, interval, np.array(placebo))
-
-
 @pytest.mark.parametrize(
     ("change", "interval", "matters"),
     [(-0.3, (-0.4, -0.2), True), (-0.05, (-0.1, -0.01), False), (-0.3, (-0.7, 0.1), False)],
 )
 def test_a_band_matters_beyond_random_ones_only(change, interval, matters):
-    result = BandAblations((make_band(change, interval, [-0.1, 0.0]),), 0.9, (0.88, 0.92), 0.06, 50)
-    assert result.bands[0].matters is matters
-    says = frequencies.describe(result).says
-    assert (
-        "Without the fast third of C/B in layer 1 it changes by -30.0 points" in says
-    ) is matters
-    assert ("No third is shown to cost more" in says) is not matters
+    random = np.array([-0.1, 0.0])
+    band = BandAblation(1, "C/B", "fast", (0, 2), (6.0, 40.0), change, interval, random)
+    assert band.matters is matters
 
 
 def test_a_band_like_random_ones_is_named_once_in_twenty(monkeypatch):
     """Bands are random sets themselves here: what each set costs is drawn, the rows agree on it."""
     given = build_subject("AM", rows=8, double=False)
     rng, named, bands = np.random.default_rng(0), 0, 0
-    monkeypatch.setattr("analysis.frequencies.bands._bound_change", lambda *given: (-1.0, -0.1))
+    monkeypatch.setattr("analysis.frequencies.bootstrap_ratio", lambda *given: (-1.0, -0.1))
 
     class Lost:
         rows = torch.arange(8)
@@ -97,7 +95,7 @@ def test_a_band_like_random_ones_is_named_once_in_twenty(monkeypatch):
     for _ in range(300):
         first = iter([None])
         monkeypatch.setattr(
-            "analysis.frequencies.bands.scored",
+            "analysis.frequencies.scored",
             lambda model, batch, first=first: Lost(next(first, rng.random())),
         )
         result = measure_bands(given)
@@ -107,7 +105,57 @@ def test_a_band_like_random_ones_is_named_once_in_twenty(monkeypatch):
     assert 0.02 < named / bands < 0.08
 
 
-def test_at_chance_nothing_can_be_lost():
-    result = BandAblations((make_band(-0.3, (-0.4, -0.2), [0.0]),), 0.06, (0.04, 0.08), 0.06, 50)
-    assert "no loss could show" in frequencies.describe(result).says
-    assert frequencies.describe(result).gist == ""
+def list_traces(finding):
+    """Return what a finding's figure shows."""
+    return finding.figure().to_dict()["data"]
+
+
+def test_a_model_of_both_kinds_is_measured_and_drawn():
+    given = build_subject("SM AM", {"S.d_state": 8}, rows=10, double=False)
+    results = frequencies.measure(given)
+    energies, uses, lags, by_pair, taken = results
+    assert isinstance(energies, Energies)
+    assert isinstance(uses, FrequencyUses)
+    assert isinstance(lags, ScoresByLag)
+    assert isinstance(by_pair, FrequenciesByLag)
+    assert isinstance(taken, BandAblations)
+    assert [(s.layer, s.sides) for s in energies.layers] == [(0, "C/B"), (1, "Q/K")]
+    assert [(u.edge, u.layer) for u in uses.layers] == [
+        ("query → value", 0),
+        ("query → value", 1),
+        ("value → key", 0),
+        ("value → key", 1),
+    ]
+    json.dumps(to_plain(results))
+    for result in results:
+        assert result.says.endswith(".")
+        assert result.figure()
+    maps = [trace["z"]["shape"] for trace in list_traces(energies)]
+    assert maps == ["1, 4", "4, 4"]
+    # Panels have all pairs and two kinds of edges; C/B has two panels.
+    assert len(list_traces(lags)) == 3 * 3
+    assert len(list_traces(by_pair)) == 2
+    assert len(list_traces(taken)[-1]["text"]) == 6
+
+
+def test_without_pairs_no_use_is_measured():
+    given = build_subject("AM")
+    batch = type(given.batch)(given.batch.inputs, given.batch.targets, given.batch.roles, {})
+    results = frequencies.measure(Subject(TASK, given.model, batch))
+    assert [type(r).__name__ for r in results] == [
+        "Energies",
+        "ScoresByLag",
+        "FrequenciesByLag",
+        "BandAblations",
+    ]
+    assert isinstance(results[1], ScoresByLag)
+    assert results[1].layers[0].carried == {}
+
+
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [("NM", {}), ("AM", {"A.position": "none"}), ("SM", {"S.position": "conv"})],
+)
+def test_where_nothing_rotates_nothing_is_measured(stack, options):
+    with pytest.raises(NotApplicableError, match="at which frequencies it rotates"):
+        frequencies.measure(build_subject(stack, options))
