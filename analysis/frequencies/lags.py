@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Curves, Line, Map, curves, heat
 from analysis.frequencies.rotation import (
+    ANSWERS,
     EDGES,
     Edges,
     Rotated,
@@ -24,7 +25,7 @@ from analysis.frequencies.rotation import (
     score_edges,
 )
 from analysis.plain import figure_only
-from analysis.words import format_counts, format_range, name_head
+from analysis.words import format_range, name_head
 from tasks.base import Batch
 
 LAGS = 48
@@ -160,11 +161,11 @@ class ScoresByLag(Finding):
     reading = (
         "Grey: the mean over all pairs of tokens at a lag. Coloured: the mean score of answer "
         "edges if their queries and keys stood at another lag, where only the rotation differs. "
-        "C/B has a second panel with the decay exp Σa, which names the lag at which all heads have "
-        "lost half. Scores are logits of attention before any mask, or inner products C·B. Of "
-        "several heads, the one whose score depends most on the lag is drawn. A layer prefers a "
-        f"lag at which a mean score is {PREFERS:g} standard deviations or more above its average; "
-        f"in C/B also below. Lags of fewer than {FEWEST} pairs of tokens do not count."
+        "Dotted: the same with the decay exp Σa. Scores are logits of attention before any mask, "
+        "or inner products C·B. Of several heads, the one whose score depends most on the lag is "
+        f"drawn. A layer prefers a lag at which a mean score is {PREFERS:g} standard deviations or "
+        f"more above its average; in C/B also below. Lags of fewer than {FEWEST} pairs of tokens "
+        "do not count."
     )
 
     @property
@@ -173,29 +174,35 @@ class ScoresByLag(Finding):
         if not any(layer.told.any() for layer in self.layers):
             return TOO_FEW
         prefer = sum(bool(layer.height.max() >= PREFERS) for layer in self.layers)
-        return f"Layers whose mean score prefers a lag: {prefer} of {len(self.layers)}."
+        halves = format_range(layer.half_life for layer in self.layers if layer.half_life)
+        return (
+            f"Layers whose mean score prefers a lag: {prefer} of {len(self.layers)}; lags at which "
+            f"decay has halved a layer's scores: {halves}."
+        )
 
     def figure(self) -> go.Figure:
-        """Draw scores by lag, a panel per layer, of C/B another with decay."""
-        panels = []
+        """Draw scores by lag, a panel per layer."""
+        panels, faded = [], " with decay"
+        looks = {"all pairs": -1} | {name: i for i, name in enumerate(ANSWERS, 1)}
         for layer in self.layers:
             c, head = layer.telling, layer.slowest
             scores = {"all pairs": layer.score[:, c]}
             scores |= {name: carried[:, c] for name, carried in layer.carried.items()}
-            forms = [(layer.title, scores)]
             if layer.sides == "C/B":
-                faded = {name: score * layer.decay[:, head] for name, score in scores.items()}
-                faded["all pairs"] = layer.decayed[:, head]
-                halved = f", ½ at {layer.half_life}" if layer.half_life else ""
-                forms.append((f"{layer.title},\nwith decay{halved}", faded))
-            every = np.concatenate([[0.0], *scores.values()])
-            low, high = every.min() - 0.06 * np.ptp(every), every.max() + 0.06 * np.ptp(every)
-            axis = Axis("score, logits or C·B", ends=(float(low), float(high)))
-            for title, curve in forms:
-                looks = {name: -1 if name == "all pairs" else None for name in curve}
-                lines = [Line(name, layer.lags, y, look=looks[name]) for name, y in curve.items()]
-                panels.append(Curves(lines, axis, title, {"": 0.0}, height=PANEL))
-        return curves(panels, Axis("lag, tokens", scale="log"), across=2)
+                scores |= {name + faded: y * layer.decay[:, head] for name, y in scores.items()}
+                scores["all pairs" + faded] = layer.decayed[:, head]
+            lines = [
+                Line(name, layer.lags, y, look=looks[name.removesuffix(faded)])
+                for name, y in scores.items()
+            ]
+            unit = Axis("score, logits or C·B")
+            panels.append(Curves(lines, unit, layer.title, {"": 0.0}, height=PANEL))
+        fig = curves(panels, Axis("lag, tokens", scale="log"), across=2)
+        fig.update_traces(marker_maxdisplayed=8, line_dash="solid")
+        fig.update_traces(line_dash="dot", selector=lambda trace: faded in trace.name)
+        for name in ANSWERS:  # One entry in the legend tells what dots mean.
+            fig.update_traces(showlegend=False, selector={"name": name + faded})
+        return fig
 
 
 @dataclass(frozen=True)
@@ -261,7 +268,7 @@ class FrequenciesByLag(Finding):
                 f"{peak.lag:,}",
                 f"{peak.rise:+.1f}",
                 f"{peak.count} of {peak.of}",
-                format_counts(map(round, peak.wavelengths)),
+                format_range(peak.wavelengths),
             )
             for peak in self.peaks[:8]
         ]

@@ -132,8 +132,8 @@ def test_a_model_of_both_kinds_is_measured_and_drawn():
         assert result.figure()
     maps = [trace["z"]["shape"] for trace in list_traces(energies)]
     assert maps == ["1, 4", "4, 4"]
-    # Panels have all pairs and two kinds of edges; C/B has two panels.
-    assert len(list_traces(lags)) == 3 * 3
+    # Panels have all pairs and two kinds of edges; those of C/B each with and without decay.
+    assert len(list_traces(lags)) == 6 + 3
     assert len(list_traces(by_pair)) == 2
     assert len(list_traces(taken)[-1]["text"]) == 6
 

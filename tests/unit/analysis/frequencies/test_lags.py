@@ -34,7 +34,7 @@ def test_a_planted_lag_is_where_the_score_peaks(lag):
     np.testing.assert_allclose(result.score[:, 0], expected)
     # Whatever is carried to a lag has the score of all that stand at it: the content is constant.
     np.testing.assert_allclose(result.carried["value → key"], result.score)
-    assert ScoresByLag((result,), 16).says.endswith("prefers a lag: 1 of 1.")
+    assert ScoresByLag((result,), 16).says.startswith("Layers whose mean score prefers a lag: 1")
     assert result.pairs.tolist() == [20 * (16 - other) for other in result.lags]
     few = ScoresByLag((replace(result, pairs=result.pairs // 20),), 16)
     assert few.says == TOO_FEW
@@ -47,7 +47,7 @@ def test_scores_that_lags_part_by_rounding_alone_prefer_none(turn: float, prefer
     rotation = plant_product(np.ones(8), np.full(8, turn), rows=40)
     found = measure_lag_curves(rotation, {}, batch, np.random.default_rng(0))
     assert (find_peak(found) is not None) == prefers
-    assert f": {prefers:d} of 1." in ScoresByLag((found,), 16).says
+    assert f": {prefers:d} of 1;" in ScoresByLag((found,), 16).says
 
 
 @pytest.mark.parametrize("seq_len", [4, 16, 600])
