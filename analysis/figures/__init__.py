@@ -8,6 +8,7 @@ their titles and legends, and hover texts with names and units.
 from analysis.figures.axes import Axis
 from analysis.figures.bars import Bars, bars
 from analysis.figures.curves import Curves, Line, curves
+from analysis.figures.heads import draw_heads, make_head_lines, name_heads
 from analysis.figures.heat import Colors, Map, heat
 from analysis.figures.pairs import Dots, Pairs, pairs
 
@@ -22,6 +23,9 @@ __all__ = [
     "Pairs",
     "bars",
     "curves",
+    "draw_heads",
     "heat",
+    "make_head_lines",
+    "name_heads",
     "pairs",
 ]
