@@ -1,4 +1,4 @@
-"""Plots of heads: dots with one row per head and one panel per quantity, or one line per head."""
+"""Plots of heads: dots with one row per head and one panel per quantity."""
 
 import html
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
 from analysis.plots import style
-from analysis.plots.style import COLORS, DASHES
 from analysis.words import name_head
 
 LINES = 24
@@ -28,8 +27,6 @@ MARKS = (
 """Markers of the series in turn, starting over after the last; readable on light and dark."""
 STEP, SPREAD = 0.24, 0.3
 """Distance of the series of a head, in rows, and their largest distance from its row."""
-NAMED = 6
-"""Maximum number of heads with a colour each."""
 TICKS = 3
 """Maximum number of labels of a logarithmic axis: panels are narrow on a phone."""
 
@@ -173,15 +170,6 @@ def name_heads(layers: Int[np.ndarray, " h"], heads: Int[np.ndarray, " h"]) -> l
     return [f"{layer}.{head}" for layer, head in zip(layers, heads, strict=True)]
 
 
-def bound_log_axis(*values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis that shows all positive values, with some margin."""
-    every = np.concatenate([np.ravel(v) for v in values])
-    positive = every[np.isfinite(every) & (every > 0)]
-    low, high = (float(positive.min()), float(positive.max())) if positive.size else (1.0, 1.0)
-    margin = max(1.15, (high / low) ** 0.08)
-    return low / margin, high * margin
-
-
 def choose_log_ticks(low: float, high: float) -> dict[float, str]:
     """Choose labels of a logarithmic axis by place: powers of ten, or 1, 2 and 5 times one.
 
@@ -196,46 +184,3 @@ def choose_log_ticks(low: float, high: float) -> dict[float, str]:
         places = [float(f"{np.sqrt(low * high):.2g}")]
     step = -(-len(places) // TICKS)
     return {place: f"{place:g}" for place in places[(len(places) - 1) % step :: step]}
-
-
-def add_head_lines(
-    fig: go.Figure,
-    labels: Sequence[str],
-    x: Sequence[np.ndarray],
-    y: Sequence[np.ndarray],
-    extremes: Sequence[int],
-    shown: str,
-    *,
-    legend: bool = True,
-    row: int | None = None,
-) -> None:
-    """Add one line per head: a few in colour with a dash each; of many, only the extremes.
-
-    Args:
-        fig: what they are added to.
-        labels: the heads' names.
-        x, y: their points.
-        extremes: the heads that get a colour if there are more than `NAMED`.
-        shown: plotly's hover text of a point.
-        legend: whether the lines have entries in the legend.
-        row: of the panel, if there are several.
-    """
-    named = list(range(len(labels))) if len(labels) <= NAMED else list(dict.fromkeys(extremes))
-    for head in sorted(range(len(labels)), key=lambda head: head in named):
-        i = named.index(head) if head in named else None
-        line: dict[str, object] = {"color": style.MUTED, "width": 1}
-        if i is not None:
-            line = {"color": COLORS[i], "width": 2.2, "dash": DASHES[i]}
-        fig.add_scatter(
-            x=x[head],
-            y=y[head],
-            mode="lines",
-            line=line,
-            opacity=0.5 if i is None else 1.0,
-            name=f"head {labels[head]}",
-            legendgroup=labels[head],
-            showlegend=legend and i is not None,
-            hovertemplate=f"head {labels[head]}, {shown}<extra></extra>",
-            row=row,
-            col=None if row is None else 1,
-        )

@@ -7,7 +7,7 @@
 M̃ is signed, without D, and never passes through a softmax.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Finding, Subject, Table, describe, draw
-from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
+from analysis.figures import (
+    Axis,
+    Curves,
+    Dots,
+    Line,
+    Pairs,
+    curves,
+    draw_heads,
+    make_head_lines,
+    name_heads,
+)
 from analysis.plain import figure_only
-from analysis.plots.heads import name_heads, place_heads
 from analysis.plots.heatmaps import Heatmap, Picture, choose_pool, draw_heatmap, pool_matrix
 from analysis.state_space.recurrence import (
     HELD,
@@ -28,7 +37,6 @@ from analysis.state_space.recurrence import (
     collect_recurrences,
     index_heads,
     load_initial_model,
-    make_head_lines,
 )
 from analysis.statistics.estimates import thin
 from analysis.words import format_digits, format_range, name_head, percent
@@ -136,19 +144,22 @@ class StateMemory(Finding):
 
     def figure(self) -> go.Figure:
         """Draw half-life, effective context and decay's share as dots, one line per head."""
-        times = self._list_times()
-        lives = {
-            when: np.nan_to_num(memory.half_life, posinf=np.nan) for when, memory in times.items()
-        }
-        contexts = {when: memory.context for when, memory in times.items()}
-        shares = {when: memory.decay for when, memory in times.items()}
-        end = 1.05 * np.nanmax([1.0, *np.concatenate(list(shares.values()))])
-        return draw_heads(
-            self,
-            ("half-life,\ntokens", lives, Axis(scale="log"), {}),
-            ("context,\ntokens", contexts, Axis(scale="log"), {"uniform": self.uniform_context}),
-            ("var log|M|\nby decay", shares, Axis(unit="share", ends=(-0.05, float(end))), {}),
+        lives, contexts, shares = [], [], []
+        for when, memory in self._list_times().items():
+            lives.append(Dots(when, np.nan_to_num(memory.half_life, posinf=np.nan)))
+            contexts.append(Dots(when, memory.context))
+            shares.append(Dots(when, memory.decay))
+        ends = (
+            -0.05,
+            1.05 * float(np.nanmax([np.ones_like(self.decay), *(d.values for d in shares)])),
         )
+        uniform = {"uniform": self.uniform_context}
+        panels = [
+            Pairs(lives, Axis(scale="log"), "half-life,\ntokens"),
+            Pairs(contexts, Axis(scale="log"), "context,\ntokens", uniform),
+            Pairs(shares, Axis(unit="share", ends=ends), "var log|M|\nby decay"),
+        ]
+        return draw_heads(self.layers, self.heads, panels)
 
     def _list_times(self) -> dict[str, "StateMemory"]:
         return {"now": self} | ({"step 0": self.initial} if self.initial else {})
@@ -295,11 +306,12 @@ class RoleMeans(Finding):
             "written\n‖dt·B⊗x‖": write,
             "read\n‖h C‖": read,
         }
-        panels = (
-            (title, dict(zip(self.role_names, np.where(means > 0, means, np.nan), strict=True)))
-            for title, means in shown.items()
-        )
-        return draw_heads(self, *((*panel, Axis(scale="log"), {}) for panel in panels))
+        panels = []
+        for title, means in shown.items():
+            positive = np.where(means > 0, means, np.nan)
+            dots = [Dots(*role) for role in zip(self.role_names, positive, strict=True)]
+            panels.append(Pairs(dots, Axis(scale="log"), title))
+        return draw_heads(self.layers, self.heads, panels)
 
 
 def measure_roles(
@@ -315,31 +327,6 @@ def measure_roles(
     joined = torch.cat(means, -1).double().cpu().numpy()
     names = tuple(role_names[role] for role in present)
     return RoleMeans(*index_heads(found), names, QUANTITIES, joined, len(batch.inputs))
-
-
-def draw_heads(
-    found: StateMemory | RoleMeans,
-    *panels: tuple[str, Mapping[str, Float[np.ndarray, " h"]], Axis, Mapping[str, float]],
-) -> go.Figure:
-    """Draw dots, one line per head; of many heads, one line per layer.
-
-    Args:
-        found: whose heads.
-        panels: title, values by series, axis and levels of each; those without values are left out.
-    """
-    lines, names = place_heads(found.layers, found.heads)
-    notes = list(map(name_head, found.layers, found.heads))
-    shown = [
-        Pairs(
-            [Dots(name, y, notes=notes, lines=lines) for name, y in series.items()],
-            axis,
-            title,
-            levels,
-        )
-        for title, series, axis, levels in panels
-        if any(np.isfinite(y).any() for y in series.values())
-    ]
-    return pairs(names, shown, title="layer.head" if len(names) == len(lines) else "layer")
 
 
 @dataclass(frozen=True)

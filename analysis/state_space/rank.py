@@ -19,16 +19,14 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
-from analysis.figures import Axis, Curves, curves
+from analysis.figures import Axis, Curves, curves, make_head_lines, name_heads
 from analysis.plain import figure_only
-from analysis.plots.heads import name_heads
 from analysis.state_space.recurrence import (
     Recurrence,
     choose_rows,
     collect_recurrences,
     index_heads,
     load_initial_model,
-    make_head_lines,
 )
 from analysis.words import format_digits, format_range
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject
-from analysis.figures import Line
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
@@ -31,8 +30,6 @@ HELD = 0.9
 ENTRIES = 2**26
 """Matrix entries that are read in all; they decide how many rows of the batch are used."""
 MOST_ROWS = 64
-NAMED = 5
-"""Maximum number of heads with a line of their own colour."""
 FACTORED = 2**19
 """Entries of a thin factor that are decomposed at once, in fp64."""
 ROUNDING = 1e-7
@@ -199,18 +196,3 @@ def index_heads(
     counts = [layer.n_heads for layer in found]
     heads = np.concatenate([np.arange(n) for n in counts])
     return np.repeat([layer.mixer.layer for layer in found], counts), heads
-
-
-def make_head_lines(
-    names: Sequence[str],
-    x: Shaped[np.ndarray, " n"],
-    y: Float[np.ndarray, "h n"],
-    extremes: Sequence[int],
-) -> list[Line]:
-    """Return a line per head; of more than `NAMED` heads, all but the extremes are muted."""
-    named = range(len(names)) if len(names) <= NAMED else extremes
-    lines = []
-    for head, name in enumerate(names):
-        label, look = (f"head {name}", None) if head in named else ("", -1)
-        lines.append(Line(label, x, y[head], look=look, notes=[f"head {name}"] * len(x)))
-    return sorted(lines, key=lambda line: line.name != "")
