@@ -147,24 +147,29 @@ class BandAblations(Finding):
     )
 
     @property
+    def costly(self) -> list[BandAblation]:
+        """The bands that matter, the worst first; none where accuracy may be chance."""
+        above = self.interval[0] > self.chance
+        matter = [band for band in self.bands if band.matters and above]
+        return sorted(matter, key=lambda band: band.change)
+
+    @property
     def says(self) -> str:
         """How many bands cost more than random ones do."""
         whole, count = percent(self.accuracy), len(self.bands)
-        if self.interval[0] <= self.chance:
+        if not self.interval[0] > self.chance:
             return (
                 f"With all frequencies {whole} of the answers are right, not shown to be above "
                 f"chance ({percent(self.chance)}): no loss could show."
             )
         return (
             f"With all frequencies {whole} of the answers are right; thirds that cost more than "
-            f"all random thirds do: {sum(band.matters for band in self.bands)} of {count} (one or "
-            f"more by chance: {round_percent(1 - 0.95**count)} of models at most)."
+            f"all random thirds do: {len(self.costly)} of {count} (one or more by chance: "
+            f"{round_percent(1 - 0.95**count)} of models at most)."
         )
 
     def numbers(self) -> Table | None:
-        """Return the bands that cost most among those that matter."""
-        above = self.interval[0] > self.chance
-        matter = [band for band in self.bands if band.matters and above]
+        """Return the bands that cost most."""
         rows = [
             (
                 f"layer {band.layer}, {band.sides}, {band.name}",
@@ -172,7 +177,7 @@ class BandAblations(Finding):
                 "{:+.1f} to {:+.1f}".format(*(100 * end for end in band.interval)),
                 f"{100 * band.placebo.min():+.1f} to {100 * band.placebo.max():+.1f}",
             )
-            for band in sorted(matter, key=lambda band: band.change)[:8]
+            for band in self.costly[:8]
         ]
         columns = ("points without", "change", "95 %", "random thirds")
         return Table(columns, tuple(rows)) if rows else None
