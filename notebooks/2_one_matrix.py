@@ -133,8 +133,8 @@ heads.draw(reach)
 
 # %%
 memory, *_ = state_space.measure(subject)
-print(state_space.describe(memory).says)
-state_space.draw(memory)
+print(memory.says)
+memory.figure()
 
 # %% [markdown]
 # ## What the state's size takes
@@ -161,8 +161,8 @@ with torch.no_grad():
 
 # %%
 (spectrum,) = state_rank.measure(subject)
-print(state_rank.describe(spectrum).says)
-state_rank.draw(spectrum)
+print(spectrum.says)
+spectrum.figure()
 
 # %% [markdown]
 # The numbers that the answer rests on:

@@ -133,39 +133,39 @@ out = "runs/notebooks/hybrid"
 hybrid = lab.train(small, stack="AM SM", d_model=32, options=options, steps=600, out=out)
 print(f"accuracy {hybrid.accuracy:.2f}, chance {small.chance:.2f}")
 energies, uses, lags, by_pair, bands = frequencies.measure(hybrid.subject)
-print(frequencies.describe(energies).says)
-frequencies.draw(energies)
+print(energies.says)
+energies.figure()
 
 # %% [markdown]
 # Energy is what a frequency could do. Of those edges that recall needs, how much of the score does
 # it bring, compared with other edges of the same lag?
 
 # %%
-print(frequencies.describe(uses).says)
-frequencies.draw(uses)
+print(uses.says)
+uses.figure()
 
 # %% [markdown]
 # By lag: the mean score of all pairs, and of the edges that recall needs. C/B has what attention
 # has not: a decay on top, here a slow one.
 
 # %%
-print(frequencies.describe(lags).says)
-frequencies.draw(lags)
+print(lags.says)
+lags.figure()
 
 # %% [markdown]
 # The same, pair by pair: which frequencies make the score stand out at which lag.
 
 # %%
-print(frequencies.describe(by_pair).says)
-frequencies.draw(by_pair)
+print(by_pair.says)
+by_pair.figure()
 
 # %% [markdown]
 # And the test of it all, with random sets of as many channels as placebo: what does the accuracy
 # lose without the fast, the middle, the slow third?
 
 # %%
-print(frequencies.describe(bands).says)
-frequencies.draw(bands)
+print(bands.says)
+bands.figure()
 
 # %% [markdown]
 # ## Other ways to tell positions
