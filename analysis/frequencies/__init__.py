@@ -114,6 +114,11 @@ class BandAblation(Rotated):
     placebo: Float[np.ndarray, " rounds"]
 
     @property
+    def place(self) -> str:
+        """Layer, sides and name."""
+        return f"{self.layer} · {self.sides} {self.name}"
+
+    @property
     def matters(self) -> bool:
         """Whether it costs accuracy, more than every random set does: by chance in 5 % of cases."""
         return self.interval[1] < 0 and self.change < float(self.placebo.min())
@@ -162,30 +167,31 @@ class BandAblations(Finding):
                 f"With all frequencies {whole} of the answers are right, not shown to be above "
                 f"chance ({percent(self.chance)}): no loss could show."
             )
+        worst = [f"{band.place} ({100 * band.change:+.1f} points)" for band in self.costly[:3]]
         return (
             f"With all frequencies {whole} of the answers are right; thirds that cost more than "
-            f"all random thirds do: {len(self.costly)} of {count} (one or more by chance: "
-            f"{round_percent(1 - 0.95**count)} of models at most)."
+            f"all random thirds: {', '.join(worst) or 'none'} ({len(self.costly)} of {count}; by "
+            f"chance one or more in up to {round_percent(1 - 0.95**count)} of models)."
         )
 
     def numbers(self) -> Table | None:
         """Return the bands that cost most."""
         rows = [
             (
-                f"layer {band.layer}, {band.sides}, {band.name}",
+                band.place,
                 f"{100 * band.change:+.1f}",
                 "{:+.1f} to {:+.1f}".format(*(100 * end for end in band.interval)),
                 f"{100 * band.placebo.min():+.1f} to {100 * band.placebo.max():+.1f}",
             )
             for band in self.costly[:8]
         ]
-        columns = ("points without", "change", "95 %", "random thirds")
+        columns = ("without layer", "points", "95 %", "random thirds")
         return Table(columns, tuple(rows)) if rows else None
 
     def figure(self) -> go.Figure:
         """Draw the change of accuracy by band, with its placebo."""
         bands, axis = self.bands, Axis("change of accuracy", unit="change")
-        names = [f"{band.layer} · {band.sides} {band.name}" for band in bands]
+        names = [band.place for band in bands]
         lines = np.repeat(np.arange(len(bands)), [len(band.placebo) for band in bands])
         placebo = np.concatenate([band.placebo for band in bands])
         change, ends = (np.array([getattr(b, z) for b in bands]) for z in ("change", "interval"))

@@ -216,21 +216,25 @@ class FrequencyUses(Finding):
     @property
     def says(self) -> str:
         """Which kinds of edges surely stand out."""
-        sure = ", ".join(use.edge for use in self.find_sure()) or "none"
-        return f"Answer edges whose scores surely differ from those of random edges: {sure}."
+        sure = [
+            f"{use.edge} in {use.name_comparison(use.best, len(use.effect))}"
+            for use in self.find_sure()
+        ]
+        found = "; ".join(sure) or "none"
+        return f"Answer edges whose scores surely differ from those of random edges: {found}."
 
     def numbers(self) -> Table | None:
-        """Return where they stand out most, and how much of that comes from long wavelengths."""
-        rows = []
-        for use in self.find_sure():
-            place, effect = (
-                use.name_comparison(use.best, len(use.effect)),
+        """Return how far they stand out, and how much of that comes from long wavelengths."""
+        rows = [
+            (
+                use.edge,
                 f"{use.effect[use.best]:+.2f}",
+                percent(use.long[use.best]),
+                percent(use.uniform_long),
             )
-            rows.append(
-                (use.edge, place, effect, *map(percent, (use.long[use.best], use.uniform_long)))
-            )
-        columns = ("edges", "most in", "standard deviations", "from beyond the row", "if uniform")
+            for use in self.find_sure()
+        ]
+        columns = ("edges", "standard deviations", "of it from beyond the row", "if uniform")
         return Table(columns, tuple(rows)) if rows else None
 
     def figure(self) -> go.Figure:

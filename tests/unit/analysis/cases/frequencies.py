@@ -85,12 +85,12 @@ CASES = [
     Case("null", spectra(math.nan), "layer 0 (Q/K) – 50.0 % – of 2"),
     Case("boundary", spectra(0.6), "longer than the row: 0 of 1; to wavelengths within it: 0"),
     Case("boundary", spectra(0.0, uniform=0.0), "longer than the row: 0 of 1;", "within it: 1"),
-    Case("planted", uses([0.5, 9.0]), "query → value layer 0 (Q/K, head 0.1) +9.00 0.0 % 50.0 %"),
+    Case("planted", uses([0.5, 9.0]), "random edges: query → value in layer 0 (Q/K, head 0.1)."),
     Case("null", uses([0.0] * 4, [0.0] * 4), "those of random edges: none.", "query"),
     # Beyond 1.96 standard errors, as one of eight is by chance in a third of cases.
     Case("boundary", uses([2.1, 0, 0, 0], [0.0] * 4), "those of random edges: none.", "query"),
     Case("boundary", uses([9.0], long=-0.3), "+9.00 -30.0 % 50.0 %"),
-    Case("boundary", against(-10, -8), "random edges: query → value."),
+    Case("boundary", against(-10, -8), "random edges: query → value in layer 0 (Q/K, head 0.1)."),
     Case("boundary", against(-10, 1), "random edges: none."),
     Case("planted", scores(curve(*PEAK), curve(*FLAT)), "mean score prefers a lag: 1 of 2;"),
     Case(
@@ -109,8 +109,11 @@ CASES = [
     Case("null", parts(curve(*FLAT)), "a lag: 0 of 1; fewest frequencies that add half of the"),
     Case("boundary", parts(curve(*DEEP, sides="C/B")), "layer 0 (C/B) 2 -2.0 1 of 2 60"),
     Case("boundary", parts(curve(*PEAK, pairs=9)), "No lag has the 100 pairs of", "of 1"),
-    Case("planted", bands(-0.5), "layer 0, Q/K, fast -50.0 -55.0 to -45.0 -10.0 to -10.0"),
-    Case("null", bands(-0.05, 0.0, 0.0), "all random thirds do: 0 of 3 (one or more", "layer"),
-    Case("boundary", bands(-0.1), "all random thirds do: 0 of 1 (one or more by chance: 5 %"),
-    Case("boundary", bands(-0.5, accuracy=0.1), "not shown to be above chance", "layer"),
+    Case("planted", bands(-0.5), "all random thirds: 0 · Q/K fast (-50.0 points) (1 of 1;"),
+    Case("planted", bands(-0.5), "0 · Q/K fast -50.0 -55.0 to -45.0 -10.0 to -10.0"),
+    Case(
+        "null", bands(-0.05, 0.0, 0.0), "all random thirds: none (0 of 3; by chance one or", "fast"
+    ),
+    Case("boundary", bands(-0.1), "(0 of 1; by chance one or more in up to 5 % of models)"),
+    Case("boundary", bands(-0.5, accuracy=0.1), "not shown to be above chance", "fast"),
 ]
