@@ -147,18 +147,13 @@ def pair_channels(x: Float[Tensor, "b t h n"], layout: Layout) -> Complex[Tensor
     return torch.complex(*x.unflatten(-1, shape).unbind(axis))
 
 
-def average_causal_pairs(
-    sides: RotatedSides,
-) -> tuple[Float[np.ndarray, "c m"], Complex[np.ndarray, "c m"]]:
-    """Return the means of |q||k| and of q̄k over all pairs of a target and a source ≤ it."""
+def average_sizes(sides: RotatedSides) -> Float[np.ndarray, "c m"]:
+    """Return the mean of |q||k| over all pairs of a target and a source ≤ it."""
     b, t, *shape = sides.q.shape
-    size = torch.zeros(shape, dtype=torch.float64, device=sides.q.device)
-    product = size.to(torch.complex128)
+    total = torch.zeros(shape, dtype=torch.float64, device=sides.q.device)
     for _, q, k in sides.split_rows():
-        size += (q.abs() * k.abs().cumsum(1)).sum((0, 1), dtype=torch.float64)
-        product += (q.conj() * k.cumsum(1)).sum((0, 1), dtype=torch.complex128)
-    count = b * t * (t + 1) / 2
-    return (size / count).cpu().numpy(), (product / count).cpu().numpy()
+        total += (q.abs() * k.abs().cumsum(1)).sum((0, 1), dtype=torch.float64)
+    return (total / (b * t * (t + 1) / 2)).cpu().numpy()
 
 
 def average_by_lag(

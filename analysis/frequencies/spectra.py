@@ -18,12 +18,11 @@ from analysis.frequencies.rotation import (
     Edges,
     Rotated,
     RotatedSides,
-    average_causal_pairs,
+    average_sizes,
     measure_score_spread,
     sample_placebo,
     score_edges,
 )
-from analysis.plain import figure_only
 from analysis.statistics.distributions import compute_shares, effective_number
 from analysis.statistics.intervals import bootstrap_ratio
 from analysis.words import format_digits, percent
@@ -48,8 +47,6 @@ class FrequencySpectrum(Rotated):
         effective: e^H of the shares, from 1 to m.
         long: share of the energy on wavelengths longer than the row, which hardly turn in it.
         uniform_long: the same if all frequencies had equal shares.
-        coherence: |mean q̄k| / mean |q||k|, in [0, 1]; 1 where all pairs agree on the phase, so that
-            the frequency tells positions; 0 where the phase depends on the content.
     """
 
     groups: Int[np.ndarray, " h"]
@@ -58,7 +55,6 @@ class FrequencySpectrum(Rotated):
     effective: Float[np.ndarray, " c"]
     long: Float[np.ndarray, " c"]
     uniform_long: float
-    coherence: Float[np.ndarray, "c m"] = figure_only()
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ class Energies(Finding):
 
 def measure_spectrum(sides: RotatedSides) -> FrequencySpectrum:
     """Measure how a mixer spreads what it compares over its frequencies."""
-    size, product = average_causal_pairs(sides)
+    size = average_sizes(sides)
     share = compute_shares(size)
     return FrequencySpectrum(
         layer=sides.layer,
@@ -131,7 +127,6 @@ def measure_spectrum(sides: RotatedSides) -> FrequencySpectrum:
         groups=sides.groups,
         wavelengths=sides.wavelengths,
         share=share,
-        coherence=np.abs(product) / np.maximum(size, np.finfo(np.float64).tiny),
         effective=effective_number(size),
         long=share[:, sides.long].sum(-1),
         uniform_long=float(sides.long.mean()),

@@ -23,7 +23,7 @@ def spectra(*long: float, uniform: float = 0.5) -> Energies:
     even, head = np.full((1, 2), 0.5), np.zeros(1, int)
     layers = (
         FrequencySpectrum(
-            i, "Q/K", head, WAVES, even, np.full(1, 2 + 0 * share), np.array([share]), uniform, even
+            i, "Q/K", head, WAVES, even, np.full(1, 2 + 0 * share), np.array([share]), uniform
         )
         for i, share in enumerate(long)
     )

@@ -8,7 +8,7 @@ import torch
 
 from analysis.frequencies.rotation import (
     average_by_lag,
-    average_causal_pairs,
+    average_sizes,
     link_edges,
     measure_rotated_sides,
     multiply_sides,
@@ -49,16 +49,14 @@ def test_frequencies_add_up_to_the_score_of_rotated_vectors(case):
 def test_causal_means_are_loops_over_pairs():
     given = build_subject("AM")
     [found] = measure_rotated_sides(given.model, given.batch, lambda r: r)
-    size, product = average_causal_pairs(found)
-    sizes, products = [], []
+    size = average_sizes(found)
+    sizes = []
     for b in range(3):
         for t in range(16):
             for s in range(t + 1):
                 z = found.q[b, t].conj() * found.k[b, s]
                 sizes.append(z.abs().numpy())
-                products.append(z.numpy())
     np.testing.assert_allclose(size, np.mean(sizes, 0))
-    np.testing.assert_allclose(product, np.mean(products, 0), atol=1e-12)
     result = measure_spectrum(found)
     np.testing.assert_allclose(result.share, size / size.sum(-1, keepdims=True))
     np.testing.assert_allclose(result.share.sum(-1), 1)
@@ -73,11 +71,11 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     given = build_subject("SM", {"S.d_state": 8})
     lags = np.array([1, 4])
     [whole] = measure_rotated_sides(
-        given.model, given.batch, lambda r: (*average_causal_pairs(r), *average_by_lag(r, lags))
+        given.model, given.batch, lambda r: (average_sizes(r), *average_by_lag(r, lags))
     )
     monkeypatch.setattr("analysis.frequencies.rotation.BLOCK_ENTRIES", 1)
     [parts] = measure_rotated_sides(
-        given.model, given.batch, lambda r: (*average_causal_pairs(r), *average_by_lag(r, lags))
+        given.model, given.batch, lambda r: (average_sizes(r), *average_by_lag(r, lags))
     )
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)

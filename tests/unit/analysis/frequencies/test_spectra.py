@@ -30,7 +30,6 @@ def test_one_planted_frequency_has_all_the_energy():
     assert (2 * math.pi / theta > 16).tolist() == [False] * 2 + [True] * 6
     assert result.long[0] == pytest.approx(1)
     assert result.uniform_long == 6 / 8
-    assert result.coherence[0, 6] == pytest.approx(1)
 
 
 def test_equal_energies_are_as_long_as_uniform():
