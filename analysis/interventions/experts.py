@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from analysis.interventions.places import Indices, check_below, check_lengths, get_block, to_indices
+from analysis.interventions.points import Indices, check_below, check_lengths, get_block, to_indices
 from lab.hooks import HookPoint, unwrap
 from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE
@@ -52,7 +52,7 @@ def knock_out_experts(model: nn.Module, layer: int, experts: Numbers) -> Iterato
         ValueError: for a layer without experts, or an expert that it does not have.
     """
     mlp = get_experts(model, layer)
-    out = _to_indices("experts", experts)
+    out = to_indices("experts", torch.atleast_1d(torch.as_tensor(experts)))
     check_below("experts", out, len(mlp.down), "number of experts")
     chosen: list[Tensor] = []
 
@@ -95,8 +95,8 @@ def transplant_experts(
             twice, or layers of different kinds or widths.
     """
     giver, taker = get_experts(source, layer), get_experts(target, layer)
-    given = _to_indices("experts", experts)
-    slots = given if into is None else _to_indices("into", into)
+    given = to_indices("experts", torch.atleast_1d(torch.as_tensor(experts)))
+    slots = given if into is None else to_indices("into", torch.atleast_1d(torch.as_tensor(into)))
     check_lengths(experts=given, into=slots)
     check_below("experts", given, len(giver.down), "number of experts")
     name = "experts" if into is None else "into"
@@ -116,10 +116,6 @@ def transplant_experts(
         stack.callback(_write, taker, slots, before)
         _write(taker, slots, coming)
         yield target
-
-
-def _to_indices(field: str, given: Numbers) -> Int[Tensor, " n"]:
-    return to_indices(field, [int(given)] if isinstance(given, int | np.integer) else given)
 
 
 def _get_tables(mlp: Experts) -> dict[str, nn.Parameter]:

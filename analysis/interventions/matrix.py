@@ -5,15 +5,38 @@ In attention and IFA, M is the pattern after softmax and mask. In an SSD, M̃ in
 the skip D on its diagonal, and `project` includes the gate. `project` includes the output map.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from analysis.interventions.by_matrix import Edit, apply_by_matrix
-from analysis.interventions.edges import BlockedEdges
-from analysis.interventions.places import Indices, check_below, check_lengths, to_indices
+from analysis.interventions.points import (
+    Indices,
+    check_below,
+    check_lengths,
+    get_mixer,
+    to_indices,
+)
+from analysis.mixing import BLOCK_ENTRIES
+from lab.compilation import keep_eager
+from lab.hooks import HookPoint
+from lab.layers.mask import has_oracle_mask
+from lab.layers.mixer import (
+    MatrixMixer,
+    RecurrentMixer,
+    RoundedMixer,
+    SoftmaxMixer,
+    offers_rows,
+)
+from lab.layers.state import Decoder
+from lab.models.user_mixer import convert_errors, is_from_lab
+
+Edit = Callable[[Tensor, Tensor], Tensor]
+"""Gets a matrix [b h t s] and which rows of the batch it is of [b]; returns the one to apply."""
 
 
 @contextmanager
@@ -38,12 +61,8 @@ def edit_matrix(model: nn.Module, layer: int, edit: Edit) -> Iterator[nn.Module]
             runs: for a result of another shape, a mixer whose matrix is not what it applies,
             decoding, and hooks on an SSD's writes and states, which an edited matrix lacks.
     """
-    with apply_by_matrix(model, layer) as edited:
-        edited.edits.append(edit)
-        try:
-            yield model
-        finally:
-            edited.edits.pop()
+    with _apply_by_matrix(model, layer, _Change(matrix=edit)):
+        yield model
 
 
 @contextmanager
@@ -75,21 +94,18 @@ def block_edges(
         ValueError: for an index out of bounds, lists of different lengths, a source after its
             target, and as `edit_matrix`.
     """
-    edges = BlockedEdges.of(targets, sources, rows, heads)
+    edges = _Edges(
+        to_indices("targets", targets),
+        to_indices("sources", sources),
+        None if rows is None else to_indices("rows", rows),
+        None if heads is None else to_indices("heads", heads),
+    )
 
     def close(matrix: Tensor, batch: Tensor) -> Tensor:
-        return matrix.masked_fill(edges.mark(batch, tuple(matrix.shape)), 0.0)
+        return matrix.masked_fill(edges.mark(matrix, batch), 0.0)
 
-    with apply_by_matrix(model, layer) as edited:
-        edited.checks.append(edges.check)
-        edited.blocked.append(edges)
-        edited.edits.append(close)
-        try:
-            yield model
-        finally:
-            edited.checks.pop()
-            edited.blocked.pop()
-            edited.edits.pop()
+    with _apply_by_matrix(model, layer, _Change(matrix=close, check=edges.check, blocked=edges)):
+        yield model
 
 
 @contextmanager
@@ -128,11 +144,212 @@ def swap_values(
         for field, positions in (("first", one), ("second", other)):
             check_below(field, positions, x.shape[1], "sequence length")
 
-    with apply_by_matrix(model, layer) as edited:
-        edited.swaps.append(swap)
-        edited.checks.append(check)
-        try:
-            yield model
-        finally:
-            edited.swaps.pop()
-            edited.checks.pop()
+    with _apply_by_matrix(model, layer, _Change(values=swap, check=check)):
+        yield model
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Entries of matrices [b h t s]: t and s of each, b (None: all rows), and heads (None: all).
+
+    Raises:
+        ValueError: for lists of different lengths, or a source after its target.
+    """
+
+    targets: Int[Tensor, " n"]
+    sources: Int[Tensor, " n"]
+    rows: Int[Tensor, " n"] | None
+    heads: Int[Tensor, " m"] | None
+
+    def __post_init__(self):
+        check_lengths(targets=self.targets, sources=self.sources)
+        if self.rows is not None:
+            check_lengths(targets=self.targets, rows=self.rows)
+        late = (self.sources > self.targets).nonzero()[:, 0]
+        if len(late):
+            source, target = self.sources[late[0]], self.targets[late[0]]
+            raise ValueError(f"source {source} is after its target {target}: no token reads ahead")
+
+    def check(self, x: Float[Tensor, "b t d"]) -> None:
+        """Check that a batch has the entries."""
+        check_below("targets", self.targets, x.shape[1], "sequence length")
+        if self.rows is not None:
+            check_below("rows", self.rows, x.shape[0], "rows of the batch")
+
+    def mark(
+        self, matrix: Float[Tensor, "b h t s"], batch: Int[Tensor, " b"]
+    ) -> Bool[Tensor, "b h t s"]:
+        """Return matrices of these rows of the batch that are True at the entries."""
+        b, h, t, s = matrix.shape
+        heads = torch.arange(h) if self.heads is None else self.heads
+        check_below("heads", heads, h, "heads of the matrix")
+        edges = torch.zeros(b, t, s, dtype=torch.bool)
+        if self.rows is None:
+            edges[:, self.targets, self.sources] = True
+        else:
+            of, edge = (batch.cpu()[:, None] == self.rows).nonzero(as_tuple=True)
+            edges[of, self.targets[edge], self.sources[edge]] = True
+        of_head = torch.zeros(h, dtype=torch.bool)
+        of_head[heads] = True
+        return edges.to(batch.device)[:, None] & of_head.to(batch.device)[:, None, None]
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What an intervention changes of y = project(x, M @ values).
+
+    Attributes:
+        matrix: edits M.
+        values: edits the values [b h s p].
+        check: checks the input, before anything is computed.
+        blocked: entries whose scores a softmax must not see.
+    """
+
+    matrix: Edit | None = None
+    values: Edit | None = None
+    check: Callable[[Tensor], None] | None = None
+    blocked: _Edges | None = None
+
+
+class _MatrixForward:
+    """Replaces a mixer's forward by y = project(x, M @ values), with changes to M and values.
+
+    Attributes:
+        mixer: whose forward it replaces.
+        changes: in the order in which they act.
+        verified: whether the matrix is known to be the one that the mixer applies.
+        verifying: whether the mixer's own forward is running, to find that out.
+    """
+
+    def __init__(self, mixer: nn.Module):
+        assert isinstance(mixer, MatrixMixer)
+        self.mixer = mixer
+        self.changes: list[_Change] = []
+        self.verified = is_from_lab(mixer)
+        self.verifying = False
+
+    def __call__(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return self._apply(x)
+
+    # Code compiled for the other forward has no use for a graph of this one.
+    @keep_eager
+    def _apply(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        mixer = self.mixer
+        for change in self.changes:
+            if change.check is not None:
+                change.check(x)
+        recurrent = mixer.recurrent_hooks if isinstance(mixer, RecurrentMixer) else ()
+        if any(self._get_point(name).active for name in recurrent):
+            raise ValueError(
+                f"{' and '.join(recurrent)}: no hook may be on them while a matrix is edited; "
+                "an edited matrix has no recurrent state"
+            )
+        if not self.verified:
+            convert_errors(self._verify, type(mixer))(x[:1])
+            self.verified = True
+        parts = torch.arange(len(x), device=x.device).split(self._count_rows_at_once(x))
+        return mixer.project(x, torch.cat([self._mix(x[rows], rows) for rows in parts]))
+
+    def _get_point(self, name: str) -> HookPoint:
+        point = getattr(self.mixer, name)
+        assert isinstance(point, HookPoint)
+        return point
+
+    def _count_rows_at_once(self, x: Float[Tensor, "b t d"]) -> int:
+        """Return how many rows of the batch are mixed at once: all, where something needs all."""
+        mixer = self.mixer
+        watched = any(isinstance(m, HookPoint) and m.active for m in mixer.modules())
+        if watched or has_oracle_mask(mixer):
+            return len(x)
+        one = mixer.matrix(x[:1], rows=slice(0, 1)) if offers_rows(mixer) else mixer.matrix(x[:1])
+        return max(1, BLOCK_ENTRIES // (one.shape[1] * x.shape[1] ** 2))
+
+    def _mix(self, x: Float[Tensor, "b t d"], rows: Int[Tensor, " b"]) -> Float[Tensor, "b h t p"]:
+        blocked = [change.blocked for change in self.changes if change.blocked is not None]
+
+        def close(scores: Tensor, point: HookPoint) -> Tensor:
+            closed = scores
+            for edges in blocked:
+                closed = closed.masked_fill(edges.mark(scores, rows), -torch.inf)
+            # A row without any edge left keeps its scores: the matrix is zeroed after the softmax.
+            empty = (closed == -torch.inf).all(-1, keepdim=True)
+            return torch.where(empty, scores, closed)
+
+        with ExitStack() as stack:
+            if isinstance(self.mixer, SoftmaxMixer) and blocked:
+                stack.callback(self._get_point(self.mixer.scores_hook).add_hook(close))
+            matrix = self.mixer.matrix(x)
+        values = self.mixer.values(x)
+        for change in self.changes:
+            if change.matrix is not None:
+                shape, matrix = matrix.shape, change.matrix(matrix, rows)
+                if not isinstance(matrix, Tensor) or matrix.shape != shape:
+                    tensor = isinstance(matrix, Tensor)
+                    got = list(matrix.shape) if tensor else type(matrix).__name__
+                    raise ValueError(f"edit returned {got}, must be {list(shape)} as it was given")
+            if change.values is not None:
+                values = change.values(values, rows)
+        return matrix @ values
+
+    def _verify(self, x: Float[Tensor, "1 t d"]) -> None:
+        """Refuse a mixer that does not apply the matrix it returns: an edit would mean nothing."""
+        with torch.no_grad():
+            self.verifying = True
+            try:
+                y = type(self.mixer).forward(self.mixer, x)
+            finally:
+                self.verifying = False
+            applied = self.mixer.project(x, self.mixer.matrix(x) @ self.mixer.values(x))
+            off = ((applied - y).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny)).item()
+        eps = torch.finfo(y.dtype).eps
+        if isinstance(self.mixer, RoundedMixer):
+            eps = max(eps, torch.finfo(self.mixer.computed_in).eps)
+        if not off <= eps**0.5:
+            raise ValueError(
+                f"project(x, matrix(x) @ values(x)) is off forward(x) by {off:.2g} of its norm"
+            )
+
+
+@contextmanager
+def _apply_by_matrix(model: nn.Module, layer: int, change: _Change) -> Iterator[None]:
+    """Apply a block's mixer by its matrix, with a change; it cannot decode meanwhile.
+
+    Nested calls share one `_MatrixForward`.
+    """
+    mixer = get_mixer(model, layer)
+    name = type(mixer).__name__
+    if not isinstance(mixer, MatrixMixer):
+        raise ValueError(f"{layer=}: {name} has no matrix, values and project to edit")
+    with ExitStack() as stack:
+        edited = vars(mixer).get("forward")
+        if not isinstance(edited, _MatrixForward):
+            edited = _MatrixForward(mixer)
+            replacements: dict[str, Callable] = {"forward": edited}
+            if isinstance(mixer, Decoder):
+                for method in ("prefill", "step"):
+                    replacements[method] = _refuse(edited, getattr(mixer, method))
+            for method, replacement in replacements.items():
+                stack.callback(_restore, mixer, method, vars(mixer).get(method))
+                setattr(mixer, method, replacement)
+        edited.changes.append(change)
+        stack.callback(edited.changes.pop)
+        yield
+
+
+def _refuse(edited: _MatrixForward, method: Callable) -> Callable:
+    """Return a decoding method that raises, unless the mixer's own forward calls it."""
+
+    def decode(*args: Any, **options: Any) -> Any:
+        if edited.verifying:
+            return method(*args, **options)
+        name = type(edited.mixer).__name__
+        raise ValueError(f"{name} cannot decode while its matrix is edited: run it whole")
+
+    return decode
+
+
+def _restore(mixer: nn.Module, method: str, before: Callable | None) -> None:
+    """Undo a method's replacement: back to the class's method, or what the mixer itself had."""
+    delattr(mixer, method)
+    if before is not None:
+        setattr(mixer, method, before)

@@ -1,8 +1,10 @@
-"""Interventions at hook points: replace or remove entries of the tensors that pass them."""
+"""Interventions at hook points: replace or remove entries of the tensors that pass them.
 
-from collections.abc import Iterator
+Also here: where any intervention acts (the model, a block, its mixer, lists of indices).
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -10,52 +12,44 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from analysis.interventions.places import (
-    Indices,
-    check_below,
-    check_lengths,
-    get_language_model,
-    get_mixer,
-    to_indices,
-)
-from lab.hooks import HookPoint, NamesFilter, find_points, hooks
+from lab.hooks import HookPoint, NamesFilter, find_points, hooks, unwrap
 from lab.layers.mixer import BiasedMixer
-from lab.models import LanguageModel
+from lab.models import Block, LanguageModel
 from tasks.bounds import check_choice
 
 Ablation = Literal["zero", "mean", "resample"]
+Indices = Tensor | np.ndarray | Sequence[int]
+"""A list of integers ≥ 0."""
 
+_POINTS = {
+    "b t d": "embed resid_pre resid_mid resid_post attn_out mlp_out normalized",
+    "b t 1": "scale",
+    "b t f": "pre pre_linear post",
+    "b t h p": "q k v rot_q rot_k z ssm_out",
+    "b h 1 t": "dynamic_mask",
+    "b h t s": "attn_scores pattern",
+    "b t n": "value_scores value_indices",
+    "b t h": "dt log_decay",
+    "b t h n": "B_pre B_rot C_pre C_rot log_decay",
+    "b t h p n": "ssm_write ssm_state",
+    "b t h k": "subkey_scores expert_scores expert_indices expert_weights",
+    "b t k": "expert_scores expert_indices expert_weights",
+    "b t e": "router_scores",
+    "e": "expert_share",
+    "": "balance_loss",
+}
 POINT_AXES: dict[str, tuple[str, ...]] = {
-    "hook_embed": ("b t d",),
-    **dict.fromkeys(("hook_resid_pre", "hook_resid_mid", "hook_resid_post"), ("b t d",)),
-    **dict.fromkeys(("hook_attn_out", "hook_mlp_out", "hook_normalized"), ("b t d",)),
-    "hook_scale": ("b t 1",),
-    **dict.fromkeys(("hook_pre", "hook_pre_linear", "hook_post"), ("b t f",)),
-    **dict.fromkeys(
-        ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_z"), ("b t h p",)
-    ),
-    "hook_dynamic_mask": ("b h 1 t",),
-    **dict.fromkeys(("hook_attn_scores", "hook_pattern"), ("b h t s",)),
-    **dict.fromkeys(("hook_value_scores", "hook_value_indices"), ("b t n",)),
-    "hook_dt": ("b t h",),
-    "hook_log_decay": ("b t h", "b t h n"),
-    **dict.fromkeys(("hook_B_pre", "hook_B_rot", "hook_C_pre", "hook_C_rot"), ("b t h n",)),
-    **dict.fromkeys(("hook_ssm_write", "hook_ssm_state"), ("b t h p n",)),
-    "hook_ssm_out": ("b t h p",),
-    "hook_subkey_scores": ("b t h k",),
-    # Of retrieval heads, or of a router.
-    **dict.fromkeys(
-        ("hook_expert_scores", "hook_expert_indices", "hook_expert_weights"), ("b t h k", "b t k")
-    ),
-    "hook_router_scores": ("b t e",),
-    "hook_expert_share": ("e",),
-    "hook_balance_loss": ("",),
+    f"hook_{name}": tuple(axes for axes, named in _POINTS.items() if name in named.split())
+    for names in _POINTS.values()
+    for name in names.split()
 }
 """The axes of the tensor at a hook point, by the last part of its name; two where layers differ.
 
 b is the row. t is the position: the target in a pattern, the key in a dynamic mask. h is the head:
 of keys and values in k, v and the mask; a group in B and C; a retrieval head in experts.
 """
+_LETTERS = {"rows": "b", "positions": "t", "heads": "h"}
+"""The letter in `POINT_AXES` of what each argument restricts."""
 
 
 @contextmanager
@@ -91,13 +85,12 @@ def patch(
             different lengths; while it runs, for an index out of bounds, or a source of another
             shape.
     """
-    place = _Place.of(rows, positions, heads)
-    place.check(model, name)
+    place = _check_place(model, name, rows=rows, positions=positions, heads=heads)
     inner = get_language_model(model)
 
     def replace(tensor: Tensor, point: HookPoint) -> Tensor:
         at = _find_positions(inner, tensor, point.name)
-        marks, other = place.mark(tensor, point.name, at), source.to(tensor.device)
+        marks, other = _mark(place, tensor, point.name, at), source.to(tensor.device)
         if at is not None:
             other, known = _take_positions(other, tensor, point.name, at)
             marks = marks & known
@@ -148,8 +141,7 @@ def ablate(
             mean or resample, and for zeros or means of indices.
     """
     check_choice("how", how, get_args(Ablation))
-    place = _Place.of(rows, positions, heads)
-    place.check(model, name)
+    place = _check_place(model, name, rows=rows, positions=positions, heads=heads)
     inner = get_language_model(model)
 
     def replace(tensor: Tensor, point: HookPoint) -> Tensor:
@@ -163,7 +155,7 @@ def ablate(
             other = tensor.mean(0, keepdim=True)
         else:
             other = tensor[draw_derangement(len(tensor), seed).to(tensor.device)]
-        marks = place.mark(tensor, point.name, _find_positions(inner, tensor, point.name))
+        marks = _mark(place, tensor, point.name, _find_positions(inner, tensor, point.name))
         if how != "resample":
             marks = marks & ~torch.isneginf(tensor) & ~torch.isneginf(other)
         return torch.where(marks, other, tensor)
@@ -224,83 +216,66 @@ def draw_derangement(n: int, seed: int) -> Int[Tensor, " n"]:
     return torch.from_numpy(other)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Which entries of a tensor at a hook point are meant, by row, position and head; None: all."""
-
-    rows: Int[Tensor, " n"] | None
-    positions: Int[Tensor, " n"] | None
-    heads: Int[Tensor, " m"] | None
-
-    @classmethod
-    def of(cls, rows: Indices | None, positions: Indices | None, heads: Indices | None) -> "_Place":
-        given = {"rows": rows, "positions": positions, "heads": heads}
-        place = cls(**{k: None if v is None else to_indices(k, v) for k, v in given.items()})
-        if place.rows is not None and place.positions is not None:
-            check_lengths(rows=place.rows, positions=place.positions)
-        return place
-
-    @property
-    def restricted(self) -> dict[str, Int[Tensor, " _"]]:
-        """The given indices by argument name."""
-        return {name: found for name in _LETTERS if (found := getattr(self, name)) is not None}
-
-    def check(self, model: nn.Module, name: NamesFilter) -> None:
-        """Check that the points have the axes that are restricted.
-
-        Raises:
-            ValueError: for a name that matches no point, or a point without the axis.
-        """
-        for point in find_points(get_language_model(model), name):
-            for field in self.restricted:
-                forms = list_axes(point)
-                if not any(_LETTERS[field] in form for form in forms):
-                    raise ValueError(_explain_missing_axis(field, point, forms))
-
-    def mark(
-        self, tensor: Tensor, point: str, at: Int[Tensor, "*b t"] | None = None
-    ) -> Bool[Tensor, "*axes"]:
-        """Return a mask that is True at the entries and broadcasts to the tensor's shape.
-
-        Args:
-            tensor: what passes the point.
-            point: its name.
-            at: the positions of a decoding call; None: the tensor has all positions.
-        """
-        marks = torch.ones((), dtype=torch.bool)
-        if not self.restricted:
-            return marks.to(tensor.device)
-        forms = [form for form in list_axes(point) if len(form) == tensor.ndim]
-        for field, found in self.restricted.items():
-            if not forms or _LETTERS[field] not in forms[0]:
+def _check_place(
+    model: nn.Module, name: NamesFilter, **given: Indices | None
+) -> dict[str, Int[Tensor, " _"]]:
+    """Return the given rows, positions and heads; check that the points have these axes."""
+    place = {field: to_indices(field, of) for field, of in given.items() if of is not None}
+    if {"rows", "positions"} <= place.keys():
+        check_lengths(rows=place["rows"], positions=place["positions"])
+    for point in find_points(get_language_model(model), name):
+        for field in place:
+            forms = list_axes(point)
+            if not any(_LETTERS[field] in form for form in forms):
                 raise ValueError(_explain_missing_axis(field, point, forms))
-            axis = forms[0].index(_LETTERS[field])
-            if field != "positions" or at is None:
-                check_below(field, found, tensor.shape[axis], f"{field} at {point}")
-        sizes = dict(zip(forms[0], tensor.shape, strict=True))
-        if at is not None and self.positions is not None:
-            # Of all positions so far; those of the call are picked below.
-            sizes["t"] = int(torch.cat([at.cpu().flatten(), self.positions]).max()) + 1
-        groups: list[tuple[str, ...]] = [(field,) for field in self.restricted]
-        if {"rows", "positions"} <= self.restricted.keys():
-            groups.append(("rows", "positions"))
-        for fields in groups:
-            letters = [_LETTERS[field] for field in fields]
-            flags = torch.zeros([sizes[letter] for letter in letters], dtype=torch.bool)
-            flags[tuple(self.restricted[field] for field in fields)] = True
-            marks = marks & flags.view([sizes[a] if a in letters else 1 for a in forms[0]])
-        if at is not None and self.positions is not None:
-            index, axis = _lay_along(at.cpu(), forms[0])
-            marks = marks.take_along_dim(index.clamp(min=0), axis) & (index >= 0)
+    return place
+
+
+def _mark(
+    place: dict[str, Int[Tensor, " _"]],
+    tensor: Tensor,
+    point: str,
+    at: Int[Tensor, "*b t"] | None,
+) -> Bool[Tensor, "*axes"]:
+    """Return a mask that is True at the entries and broadcasts to the tensor's shape.
+
+    Args:
+        place: rows, positions and heads of the entries; all, where one is missing.
+        tensor: what passes the point.
+        point: its name.
+        at: the positions of a decoding call; None: the tensor has all positions.
+    """
+    marks = torch.ones((), dtype=torch.bool)
+    if not place:
         return marks.to(tensor.device)
+    form = find_axes(tensor, point)
+    for field, found in place.items():
+        if _LETTERS[field] not in form:
+            raise ValueError(_explain_missing_axis(field, point, [form] if form else []))
+        if field != "positions" or at is None:
+            axis = form.index(_LETTERS[field])
+            check_below(field, found, tensor.shape[axis], f"{field} at {point}")
+    sizes = dict(zip(form, tensor.shape, strict=True))
+    if at is not None and "positions" in place:
+        # Of all positions so far; those of the call are picked below.
+        sizes["t"] = int(torch.cat([at.cpu().flatten(), place["positions"]]).max()) + 1
+    # Rows and positions go together, entry by entry; heads are crossed with them.
+    for fields in ([field for field in place if field != "heads"], ["heads"]):
+        if given := [field for field in fields if field in place]:
+            letters = [_LETTERS[field] for field in given]
+            flags = torch.zeros([sizes[letter] for letter in letters], dtype=torch.bool)
+            flags[tuple(place[field] for field in given)] = True
+            marks = marks & flags.view([sizes[a] if a in letters else 1 for a in form])
+    if at is not None and "positions" in place:
+        index, axis = _lay_along(at.cpu(), form)
+        marks = marks.take_along_dim(index.clamp(min=0), axis) & (index >= 0)
+    return marks.to(tensor.device)
 
 
 def _find_positions(model: LanguageModel, tensor: Tensor, point: str) -> Int[Tensor, "*b t"] | None:
     """Return the positions of what passes a point; None if they are all, or it has no such axis."""
-    forms = [form for form in list_axes(point) if len(form) == tensor.ndim]
-    if not forms or "t" not in forms[0]:
-        return None
-    return model.find_positions(tensor.shape[forms[0].index("t")])
+    form = find_axes(tensor, point)
+    return model.find_positions(tensor.shape[form.index("t")]) if "t" in form else None
 
 
 def _take_positions(
@@ -309,8 +284,7 @@ def _take_positions(
     """Return a tensor's entries at some positions, and whether it has them."""
     if source.ndim != tensor.ndim:
         return source, torch.ones((), dtype=torch.bool, device=tensor.device)
-    form = next(form for form in list_axes(point) if len(form) == tensor.ndim)
-    index, axis = _lay_along(at.to(tensor.device), form)
+    index, axis = _lay_along(at.to(tensor.device), find_axes(tensor, point))
     known = (index >= 0) & (index < source.shape[axis])
     return source.take_along_dim(index.clamp(0, source.shape[axis] - 1), axis), known
 
@@ -321,15 +295,93 @@ def _lay_along(at: Int[Tensor, "*b t"], form: list[str]) -> tuple[Int[Tensor, "*
     return at.view([sizes.get(letter, 1) for letter in form]), form.index("t")
 
 
-_LETTERS = {"rows": "b", "positions": "t", "heads": "h"}
-"""The letter in `POINT_AXES` of what each argument restricts."""
-
-
 def list_axes(point: str) -> list[list[str]]:
     """Return the axes that a point may have, from `POINT_AXES`; none for an unknown point."""
     return [axes.split() for axes in POINT_AXES.get(point.rpartition(".")[2], ())]
 
 
+def find_axes(tensor: Tensor, point: str) -> list[str]:
+    """Return the axes of a tensor that passes a point; none for an unknown point."""
+    return next((form for form in list_axes(point) if len(form) == tensor.ndim), [])
+
+
 def _explain_missing_axis(field: str, point: str, forms: list[list[str]]) -> str:
     axes = " or ".join(f"[{' '.join(form)}]" for form in forms) or "axes without names"
     return f"{field}: {point} has {axes}, no axis {_LETTERS[field]}"
+
+
+def get_language_model(model: nn.Module) -> LanguageModel:
+    """Return the language model, unwrapped if it is compiled.
+
+    Raises:
+        ValueError: for anything but a `LanguageModel`.
+    """
+    inner = unwrap(model)
+    if not isinstance(inner, LanguageModel):
+        raise ValueError(f"model is {type(inner).__name__}, must be LanguageModel")
+    return inner
+
+
+def get_block(model: nn.Module, layer: int) -> Block:
+    """Return a block.
+
+    Raises:
+        ValueError: for a layer that the model does not have.
+    """
+    blocks = get_language_model(model).blocks
+    if not 0 <= layer < len(blocks):
+        raise ValueError(f"{layer=} must be in 0 … {len(blocks) - 1}: the model's blocks")
+    block = unwrap(blocks[layer])
+    assert isinstance(block, Block)
+    return block
+
+
+def get_mixer(model: nn.Module, layer: int) -> nn.Module:
+    """Return a block's sequence mixer.
+
+    Raises:
+        ValueError: for a layer that the model does not have, or one without a mixer.
+    """
+    mixer = get_block(model, layer).mixer
+    if mixer is None:
+        raise ValueError(f"{layer=} has no mixer")
+    return unwrap(mixer)
+
+
+def to_indices(field: str, given: Indices) -> Int[Tensor, " n"]:
+    """Return a list of indices as a tensor.
+
+    Raises:
+        ValueError: for numbers that are not integers, another shape, or integers below 0.
+    """
+    found = torch.as_tensor(given)
+    if found.numel() == 0:
+        found = found.long()
+    integral = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if found.ndim != 1 or not integral:
+        raise ValueError(f"{field} is {found.dtype} {list(found.shape)}, must be integers [n]")
+    if found.numel() and found.min() < 0:
+        raise ValueError(f"{field} holds {int(found.min())}, must be at least 0")
+    return found.long().cpu()
+
+
+def check_below(field: str, found: Int[Tensor, " n"], size: int, what: str) -> None:
+    """Check that indices are below a size.
+
+    Raises:
+        ValueError: for an index that is not.
+    """
+    if found.numel() and found.max() >= size:
+        raise ValueError(f"{field} holds {int(found.max())}, must be below {size}, the {what}")
+
+
+def check_lengths(**fields: Int[Tensor, " _"]) -> None:
+    """Check that lists which belong together have one length.
+
+    Raises:
+        ValueError: for lists of different lengths.
+    """
+    lengths = {name: len(found) for name, found in fields.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"{counts}: must be equally many")

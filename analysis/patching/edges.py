@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from analysis.interventions.places import get_language_model
+from analysis.interventions.points import get_language_model
 from analysis.patching.edge_effects import EdgeEffects
 from analysis.patching.receivers import Receiver, list_receivers
 from analysis.patching.sweeps import Metric, check_pair, compute_metric

@@ -63,7 +63,7 @@ def test_a_batch_by_few_rows_is_the_batch_at_once(mixer, monkeypatch):
             return mixed(model)
 
     whole = run()
-    monkeypatch.setattr("analysis.interventions.by_matrix.BLOCK_ENTRIES", 1)
+    monkeypatch.setattr("analysis.interventions.matrix.BLOCK_ENTRIES", 1)
     torch.testing.assert_close(run(), whole, rtol=1e-12, atol=1e-12)
 
 

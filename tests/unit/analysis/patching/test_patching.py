@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from analysis.interventions import patch
-from analysis.interventions.places import get_block, get_mixer
+from analysis.interventions.points import get_block, get_mixer
 from analysis.patching import attribute_edges, patch_edges, sweep_heads, sweep_positions
 from lab.layers.attention import Attention
 from lab.models import build
