@@ -62,6 +62,14 @@ class Scored:
         ]
         return torch.cat(parts)
 
+    def find(self, position: Int[Tensor, "b ..."]) -> Int[Tensor, "b ..."]:
+        """Return which of the scored positions are at some positions of each row; −1: none."""
+        flat = position.flatten(1)
+        size = 1 + max(int(part.max()) for part in (flat, self.positions) if part.numel())
+        places = flat.new_full((len(flat), size), -1)
+        places[self.rows, self.positions] = torch.arange(len(self.rows), device=flat.device)
+        return places.gather(1, flat.clamp(min=0)).masked_fill(flat < 0, -1).view_as(position)
+
     def logits(self, tokens: Int[Tensor, "q k"]) -> Float[Tensor, "q k"]:
         """Return the logits of k given tokens at each position."""
         return torch.einsum("qd,qkd->qk", self.hidden, self.head[tokens])

@@ -1,17 +1,19 @@
 """How does the model recall: by which route the answer arrives, and which edges carry it."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from analysis.base import NotApplicableError, Subject, describe, draw
-from analysis.links import IN_PLACE, find_offsets, has_pairs
-from analysis.mechanism.components import Components, measure_components
-from analysis.mechanism.cues import measure_cues
-from analysis.mechanism.edits import Edited
-from analysis.mechanism.effects import edit, measure_baseline, restore
+from analysis.links import find_offsets, has_pairs
+from analysis.mechanism.couples import draw_couples, measure_followed
+from analysis.mechanism.effects import (
+    Components,
+    Edited,
+    edit,
+    measure_baseline,
+    measure_components,
+    restore,
+)
 from analysis.mechanism.label import Mechanism, classify
-from analysis.mechanism.swapped_keys import draw_couples
 from analysis.statistics.intervals import bootstrap
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
@@ -41,24 +43,22 @@ def measure(subject: Subject) -> list[Mechanism | Edited | Components]:
         raise NotApplicableError("no row stores two pairs whose keys could be exchanged")
     if not pairs.valid.any():
         raise NotApplicableError("the answers do not change places when the keys do")
-    found = measure_cues(subject, pairs.clean, rng)
+    found = measure_followed(subject, pairs.clean, rng)
     known = measure_baseline(subject.model, pairs)
     # Shares of the change are meaningless unless exchanging keys surely changes the margin.
-    changes = known.sum_changes(known.clean)[:, 1:]
-    answers_move = bootstrap(changes, rng)[0] > 0
-    offsets = find_offsets(subject) if answers_move else IN_PLACE
-    carried = pairs.shift_values(offsets.gathered)
-    counted = replace(known, valid=carried.valid)
-    restored = restore(subject.model, carried, counted, rng) if answers_move else None
-    edited = edit(subject.model, pairs, known, rng, offsets) if answers_move else None
+    answers_move = bootstrap(known.sum_changes(known.clean)[:, 1:], rng)[0] > 0
+    if not answers_move:
+        label, reason, evidence = classify(found, None, None)
+        return [
+            Mechanism(label, reason, evidence, found.key, found.position, None, len(pairs.query))
+        ]
+    offsets = find_offsets(subject)
+    carried = known.shift_values(offsets.gathered)
+    restored = restore(subject.model, carried, rng)
+    edited = edit(subject.model, known, rng, offsets)
     label, reason, evidence = classify(found, restored, edited)
     mechanism = Mechanism(
         label, reason, evidence, found.key, found.position, restored, len(pairs.query), offsets
     )
-    results: list[Mechanism | Edited | Components] = [mechanism]
-    if edited is not None:
-        results.append(edited)
-    if answers_move:
-        components = measure_components(subject.model, carried, counted, rng)
-        results.append(replace(components, offsets=offsets))
-    return results
+    components = measure_components(subject.model, carried, rng, offsets)
+    return [mechanism, components] if edited is None else [mechanism, edited, components]

@@ -1,37 +1,98 @@
-"""Measure what interventions do to recall, as a share of what exchanging two keys does."""
+"""What interventions on couples do to the answer, as a share of what exchanging two keys does.
 
-import math
-from collections.abc import Iterator
+restore             the clean residual stream at some positions, after each block
+measure_components  the clean output of one mixer or state transform at some positions
+edit                edges of a mixer's matrix blocked, or its values exchanged
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from analysis.base import Finding, Words
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.links import IN_PLACE, Offsets
-from analysis.mechanism.edits import ARMS, Edited
-from analysis.mechanism.swapped_keys import Couples, compute_couple_answers, compute_margins
+from analysis.mechanism.couples import Couples, compute_answers, compute_margins, estimate_share
+from analysis.plots.lines import name_lines
+from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
-from analysis.statistics.intervals import resample_sums
+from analysis.words import capitalize, join_names, name_place, percent
 from lab.hooks import HookPoint
-from lab.laws import MatrixMixer
-from lab.models import Block
-from lab.models.language_model import LanguageModel
+from lab.layers.mixer import MatrixMixer
+from lab.models import LanguageModel
 
 SITES = ("key", "value", "query", "elsewhere", "placebo")
 """Where the residual stream is restored."""
+COMPONENT_SITES = ("key", "value", "query", "placebo")
+"""Where a component's output is restored."""
 SITE_NAMES: dict[str, str] = dict(
     zip(SITES, ("keys", "values", "queries", "all else", "as many others"), strict=True)
 )
 """Names of the sites in sentences."""
+POINTS = {"mixer": "hook_attn_out", "transform": "hook_mlp_out"}
+"""Hook points of what each component of a block adds to the residual stream."""
+ARMS = ("query → value", "value → key", "values exchanged")
+"""The edits: two kinds of edges to block, and an exchange of values."""
 DEPTHS = 9
 """Maximum number of depths at which to restore the residual stream, evenly spread."""
+LAYERS = 12
+"""Maximum number of layers whose components are restored; deeper models get evenly spread ones."""
+BLOCK_TOKENS = 2**19
+"""Maximum number of tokens in all forward passes, times blocks; it limits the rows."""
 MATRIX_ENTRIES = 2**26
 """Maximum number of matrix entries to edit in all: they grow with the square of the row length."""
+FEWEST_ROWS = 4
+CARRIES = 1 / 3
+"""A component carries the answer if it surely restores more than this share."""
+ROW = 26
+"""Height of one line of the figure in pixels."""
+COLUMNS = ("keys", "values", "queries", "placebo")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Couples, and their margins without any intervention.
+
+    Attributes:
+        pairs: the couples; every sum is over the valid ones.
+        clean: margins on the clean rows [b c 2].
+        corrupt: margins on the rows with exchanged keys.
+    """
+
+    pairs: Couples
+    clean: Float[Tensor, "b c 2"]
+    corrupt: Float[Tensor, "b c 2"]
+
+    def sum_changes(
+        self, margins: Float[Tensor, "b c 2"], chosen: Bool[Tensor, " c"] | None = None
+    ) -> Float[np.ndarray, "b 2"]:
+        """Return Σ (margins − corrupt) and Σ (clean − corrupt) per row, over the chosen couples."""
+        valid = self.pairs.valid if chosen is None else self.pairs.valid & chosen
+        changes = torch.stack([margins - self.corrupt, self.clean - self.corrupt], -1).double()
+        return (changes * valid[:, :, None, None]).sum((1, 2)).cpu().numpy()
+
+    def shift_values(self, offset: int) -> "Baseline":
+        """Put the couples' values some positions later."""
+        return replace(self, pairs=self.pairs.shift_values(offset))
+
+    def __getitem__(self, rows: slice) -> "Baseline":
+        """Return the couples of some rows."""
+        return Baseline(self.pairs[rows], self.clean[rows], self.corrupt[rows])
+
+
+def measure_baseline(model: LanguageModel, pairs: Couples) -> Baseline:
+    """Measure the margins without any intervention."""
+    clean, corrupt = (
+        compute_margins(scored(model, rows), pairs) for rows in (pairs.clean, pairs.corrupt)
+    )
+    return Baseline(pairs, clean, corrupt)
 
 
 @dataclass(frozen=True)
@@ -65,97 +126,48 @@ class Restored:
     queries: int
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """Margins [b c 2] without any intervention.
-
-    Attributes:
-        clean: on the clean rows.
-        corrupt: on the rows with exchanged keys.
-        valid: the couples to count; all others are left out of every sum [b c].
-    """
-
-    clean: Float[Tensor, "b c 2"]
-    corrupt: Float[Tensor, "b c 2"]
-    valid: Bool[Tensor, "b c"]
-
-    def sum_changes(
-        self, margins: Float[Tensor, "b c 2"], chosen: Bool[Tensor, " c"] | None = None
-    ) -> Float[np.ndarray, "b 2"]:
-        """Return Σ (margins − corrupt) and Σ (clean − corrupt) per row, over the chosen couples."""
-        valid = self.valid if chosen is None else self.valid & chosen
-        changes = torch.stack([margins - self.corrupt, self.clean - self.corrupt], -1).double()
-        return (changes * valid[:, :, None, None]).sum((1, 2)).cpu().numpy()
-
-    def __getitem__(self, rows: slice) -> "Baseline":
-        """Return the margins of some rows."""
-        return Baseline(self.clean[rows], self.corrupt[rows], self.valid[rows])
-
-
-def measure_baseline(model: LanguageModel, pairs: Couples) -> Baseline:
-    """Measure the margins without any intervention."""
-    return Baseline(
-        compute_margins(scored(model, pairs.clean), pairs),
-        compute_margins(scored(model, pairs.corrupt), pairs),
-        pairs.valid,
-    )
-
-
-def estimate_share(
-    sums: Float[np.ndarray, "b 2"], rng: np.random.Generator
-) -> tuple[float, tuple[float, float]]:
-    """Return a ratio of sums over rows and its 95 % interval; NaN if the divisor is not positive.
-
-    The interval is NaN as soon as one resample has no positive divisor: dropping such resamples
-    would make the interval too narrow.
-    """
-    unknown = math.nan, math.nan
-    above, below = sums.sum(0)
-    share = float(above / below) if below > 0 else math.nan
-    if len(sums) < 2:
-        return share, unknown
-    over, under = resample_sums(sums, rng).T
-    if not (under > 0).all():
-        return share, unknown
-    low, high = np.quantile(over / under, [0.025, 0.975])
-    return share, (float(low), float(high))
-
-
-def restore(
-    model: LanguageModel, pairs: Couples, known: Baseline, rng: np.random.Generator
-) -> Restored:
+def restore(model: LanguageModel, known: Baseline, rng: np.random.Generator) -> Restored:
     """Restore the clean residual stream at each depth and site, one at a time."""
     n_layers = len(model.blocks)
-    inner = np.array(thin(range(1, n_layers), DEPTHS), dtype=np.int64)
+    inner = thin(range(1, n_layers), DEPTHS)
     names = [f"blocks.{depth}.hook_resid_pre" for depth in inner]
-    clean: dict[str, Tensor] = {}
-
-    def keep(residual: Tensor, point: HookPoint) -> None:
-        clean[point.name] = residual
-
-    if names:
-        with model.hooks([(names, keep)]):
-            scored(model, pairs.clean)
-    found = np.zeros((len(SITES), len(inner) + 2))
-    ends = np.zeros((len(SITES), len(inner) + 2, 2))
-    found[SITES.index("key"), 0] = found[SITES.index("query"), -1] = 1
-    ends[SITES.index("key"), 0] = ends[SITES.index("query"), -1] = 1
-    places = {
-        site: marks.nonzero(as_tuple=True) for site, marks in locate_sites(pairs, rng).items()
-    }
-    for i, name in enumerate(names, 1):
-        for j, site in enumerate(SITES):
-            rows, positions = places[site]
-            with patch(model, name, clean[name], rows=rows, positions=positions):
-                margins = compute_margins(scored(model, pairs.corrupt), pairs)
-            found[j, i], ends[j, i] = estimate_share(known.sum_changes(margins), rng)
+    share, interval = _restore_each(model, known, names, SITES, rng)
+    begin, end = np.zeros((2, len(SITES), 1))
+    begin[SITES.index("key")] = end[SITES.index("query")] = 1
+    ends = [np.repeat(one[:, :, None], 2, 2) for one in (begin, end)]
     return Restored(
         depths=np.array([0, *inner, n_layers]),
-        share=found,
-        interval=ends,
-        rows=len(pairs.query),
-        queries=2 * int(pairs.valid.sum()),
+        share=np.concatenate([begin, share, end], 1),
+        interval=np.concatenate([ends[0], interval, ends[1]], 1),
+        rows=len(known.clean),
+        queries=2 * int(known.pairs.valid.sum()),
     )
+
+
+def _restore_each(
+    model: LanguageModel,
+    known: Baseline,
+    names: Sequence[str],
+    sites: Sequence[str],
+    rng: np.random.Generator,
+) -> tuple[Float[np.ndarray, "s n"], Float[np.ndarray, "s n 2"]]:
+    """Restore what passes each hook point at each site, one at a time: shares and intervals."""
+    pairs, clean = known.pairs, {}
+
+    def keep(tensor: Tensor, point: HookPoint) -> None:
+        clean[point.name] = tensor
+
+    with model.hooks([(list(names), keep)]):
+        scored(model, pairs.clean)
+    places = locate_sites(pairs, rng)
+    share, interval = np.zeros((len(sites), len(names))), np.zeros((len(sites), len(names), 2))
+    for i, name in enumerate(names):
+        for j, site in enumerate(sites):
+            rows, positions = places[site].nonzero(as_tuple=True)
+            with patch(model, name, clean[name], rows=rows, positions=positions):
+                margins = compute_margins(scored(model, pairs.corrupt), pairs)
+            share[j, i], interval[j, i] = estimate_share(known.sum_changes(margins), rng)
+    return share, interval
 
 
 def locate_sites(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Tensor, "b t"]]:
@@ -174,61 +186,358 @@ def locate_sites(pairs: Couples, rng: np.random.Generator) -> dict[str, Bool[Ten
     return sites
 
 
-def edit(
+@dataclass(frozen=True)
+class Components(Finding):
+    """The share of the answer that returns when one component's clean output is patched in.
+
+    One component's output in the clean rows replaces its output in the corrupt rows at some
+    positions:
+
+        share = Σ (patched − corrupt) / Σ (clean − corrupt)  of the margin, over queries
+
+    as in `effects.Restored`, with the sites of `COMPONENT_SITES`. Everything else in the residual
+    stream stays the corrupt row's, so the shares of several components may add up.
+
+    Attributes:
+        layers: block of each component [n].
+        components: "mixer" or "transform" for each component, n in all.
+        share: one row per component, one column per site.
+        interval: 95 % interval by resampling rows, low and high.
+        rows: number of rows measured.
+        queries: number of queries measured.
+        n_layers: blocks of the model; some are left out if there are more than `LAYERS`.
+        offsets: how far after a value its key is gathered, where a convolution reads there.
+    """
+
+    layers: Int[np.ndarray, " n"]
+    components: tuple[str, ...]
+    share: Float[np.ndarray, "n 4"]
+    interval: Float[np.ndarray, "n 4 2"]
+    rows: int
+    queries: int
+    n_layers: int
+    offsets: Offsets = IN_PLACE
+
+    def describe(self) -> Words:
+        """Name the components that surely carry the answer, or the one that comes closest."""
+        title = f"Which component carries the answer, {self.queries} queries of {self.rows} rows"
+
+        def describe_share(n: int, s: int) -> str:
+            low, high = self.interval[n, s]
+            return (
+                f"layer {self.layers[n]}'s {self.components[n]} at "
+                f"{self._name_site(s)} {format_share(self.share[n, s])} "
+                f"({format_share(low)} to {format_share(high)}; placebo "
+                f"{format_share(self.share[n, -1])})"
+            )
+
+        carriers = find_carriers(self)
+        if carriers:
+            parts = "; ".join(describe_share(n, s) for n, s in carriers[:4])
+            says = f"Components that restore more than a third of the answer alone: {parts}"
+            says += f"; and {len(carriers) - 4} more." if len(carriers) > 4 else "."
+        else:
+            real = np.nan_to_num(self.share[:, :-1], nan=-np.inf)
+            n, s = np.unravel_index(int(real.argmax()), real.shape)
+            most = describe_share(int(n), int(s))
+            says = f"No single component surely restores a third of the answer; at most, {most}."
+        reading = (
+            "Corrupt rows are clean rows in which pairs exchanged keys. In each cell, what one "
+            "mixer or state transform adds to the residual stream at one kind of position is "
+            "replaced by what it adds in the clean row. At 0 the answer stays the corrupt row's; "
+            "at 1 it is the clean row's again. Bold: the 95 % interval over rows excludes 0. "
+            "Placebo: as many random other positions. If components work in a chain, each link "
+            "appears here by itself."
+        )
+        reading += self.offsets.explain()
+        if len(set(self.layers.tolist())) < self.n_layers:
+            reading += f" Some of the {self.n_layers} layers are left out."
+        alt = f"Heat map of restored share by component and site. {says}"
+        return Words(title, says, reading, alt, gist=self._name_carriers(carriers))
+
+    def _name_site(self, s: int) -> str:
+        """Name a site, "the keys" or another."""
+        site = COMPONENT_SITES[s]
+        return name_place(
+            self.offsets.gathered if site == "value" else 0, f"the {SITE_NAMES[site]}"
+        )
+
+    def _name_carriers(self, carriers: Sequence[tuple[int, int]]) -> str:
+        """Say in one sentence which components restore the answer alone; nothing without any."""
+        if not carriers:
+            return ""
+        names = [
+            f"layer {self.layers[n]}'s {self.components[n]} at {self._name_site(s)}"
+            for n, s in carriers[:4]
+        ]
+        more = f", and {len(carriers) - 4} more" if len(carriers) > 4 else ""
+        verb = "each restore" if len(carriers) > 1 else "restores"
+        said = f"{join_names(names)}{more} {verb} more than a third of the answer alone."
+        return capitalize(said)
+
+    def draw(self) -> go.Figure:
+        """Draw the restored shares as colours, and as numbers."""
+        names = [
+            f"{layer} · {kind}" for layer, kind in zip(self.layers, self.components, strict=True)
+        ]
+        fig = new_figure(height=64 + ROW * max(3, len(names)) + 92)
+        fig.add_heatmap(
+            x=COLUMNS,
+            y0=0,
+            dy=1,
+            z=self.share.astype(np.float32),
+            text=_format_numbers(self),
+            texttemplate="%{text}",
+            customdata=[[name] * len(COLUMNS) for name in names],
+            coloraxis="coloraxis",
+            xgap=2,
+            ygap=2,
+            hovertemplate="layer %{customdata} at the %{x}: %{text}<extra></extra>",
+        )
+        fig.update_layout(
+            coloraxis={
+                "cmin": -1,
+                "cmax": 1,
+                "colorbar": {
+                    "tickvals": [-1, -0.5, 0, 0.5, 1],
+                },
+            },
+        )
+        fig.add_annotation(
+            text="answer restored, share of the margin",
+            x=0.5,
+            xref="paper",
+            y=0,
+            yref="paper",
+            yshift=-26,
+        )
+        fig.update_xaxes(side="top", showgrid=False, ticks="")
+        fig.update_yaxes(
+            range=[len(names) - 0.5, -0.5],
+            tickvals=list(range(len(names))),
+            ticktext=names,
+            showgrid=False,
+            ticks="",
+            title_text="layer",
+            automargin="left",
+        )
+        return fig.update_layout(margin={"t": 72, "b": 84})
+
+
+def measure_components(
     model: LanguageModel,
-    pairs: Couples,
     known: Baseline,
     rng: np.random.Generator,
     offsets: Offsets = IN_PLACE,
+) -> Components:
+    """Restore each component's output at each site, one at a time."""
+    found = [
+        (layer, kind)
+        for layer, block in thin(list(enumerate(model.list_blocks())), LAYERS)
+        for kind, part in (("mixer", block.mixer), ("transform", block.mlp))
+        if part is not None
+    ]
+    n_layers, seq_len = len(model.blocks), known.pairs.clean.inputs.shape[1]
+    passes = len(found) * len(COMPONENT_SITES) + 2
+    known = known[: max(FEWEST_ROWS, BLOCK_TOKENS // (passes * n_layers * seq_len))]
+    names = [f"blocks.{layer}.{POINTS[kind]}" for layer, kind in found]
+    share, interval = _restore_each(model, known, names, COMPONENT_SITES, rng)
+    return Components(
+        layers=np.array([layer for layer, _ in found]),
+        components=tuple(kind for _, kind in found),
+        share=share.T,
+        interval=interval.swapaxes(0, 1),
+        rows=len(known.clean),
+        queries=2 * int(known.pairs.valid.sum()),
+        n_layers=n_layers,
+        offsets=offsets,
+    )
+
+
+def find_carriers(found: Components) -> list[tuple[int, int]]:
+    """Return each (component, site) that surely carries more than a third, largest share first.
+
+    Surely means that the low end of its interval is above both a third and the high end of the
+    interval of the same component's placebo.
+    """
+    low, placebo = found.interval[:, :-1, 0], found.interval[:, -1:, 1]
+    sure = (low > CARRIES) & (low > placebo)
+    order = np.argsort(-np.nan_to_num(found.share[:, :-1], nan=-np.inf), axis=None)
+    pairs = zip(*np.unravel_index(order, sure.shape), strict=True)
+    return [(int(n), int(s)) for n, s in pairs if sure[n, s]]
+
+
+def _format_numbers(found: Components) -> list[list[str]]:
+    """Format the shares with two digits, in bold where the interval excludes 0."""
+    low, high = found.interval[..., 0], found.interval[..., 1]
+    sure = (low > 0) | (high < 0)
+    return [
+        [
+            f"<b>{value:.2f}</b>" if bold else f"{value:.2f}"
+            for value, bold in zip(*row, strict=True)
+        ]
+        for row in zip(found.share.round(2) + 0.0, sure, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Edited(Finding):
+    """What is left of the margin on the clean rows after an edit of one layer's mixer.
+
+        left = Σ (edited − corrupt) / Σ (clean − corrupt)  of the margin, over queries
+
+    At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it answers
+    the other value.
+
+    Arms: block the edges from the couples' queries to their values; block those from the values to
+    their keys; exchange the two values of a couple. Placebos: block an edge to a random earlier
+    position that is neither key nor value of the couple; exchange two random positions that belong
+    to no couple.
+
+    Attributes:
+        layers: blocks whose mixer has a matrix [n].
+        left: one row per arm, in the order of `ARMS`.
+        interval: 95 % interval of `left` by resampling rows, low and high.
+        placebo: like `left`, for the placebos.
+        placebo_interval: like `interval`, for the placebos.
+        followed: share of answers that become the other value when the two are exchanged [n].
+        placebo_followed: likewise, when two random positions are exchanged.
+        rows: number of rows measured.
+        offsets: how far after a value it is blocked or exchanged, where a convolution moved it.
+    """
+
+    layers: Int[np.ndarray, " n"]
+    left: Float[np.ndarray, "3 n"]
+    interval: Float[np.ndarray, "3 n 2"]
+    placebo: Float[np.ndarray, "3 n"]
+    placebo_interval: Float[np.ndarray, "3 n 2"]
+    followed: Float[np.ndarray, " n"]
+    placebo_followed: Float[np.ndarray, " n"]
+    rows: int
+    offsets: Offsets = IN_PLACE
+
+    def describe(self) -> Words:
+        """Say in which layer each edit surely leaves less of the margin than its placebo."""
+        title = f"What is left of recall when a mixer is edited, {self.rows} rows"
+        parts = []
+        for arm in range(2):
+            # The layer with the least was chosen afterwards: it is named if its interval ends
+            # below its placebo's.
+            sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
+            i = int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin())
+            share, placebo = self.left[arm, i], self.placebo[arm, i]
+            edge = self._name_edge(arm, int(self.layers[i]))
+            left = f"{format_share(share)} of the margin (placebo {format_share(placebo)})"
+            parts.append(
+                f"blocking {edge} surely leaves less than the placebo in layer "
+                f"{self.layers[i]}, {left}"
+                if sure.any()
+                else f"in no layer does blocking {edge} surely leave less than the placebo: "
+                f"at least {left}"
+            )
+        i = int(self.followed.argmax())
+        followed, placebo = (
+            percent(float(shares[i])) for shares in (self.followed, self.placebo_followed)
+        )
+        parts.append(
+            f"exchanging {name_place(self.offsets.get(int(self.layers[i]))[0], 'two values')} "
+            f"moves {followed} of answers with them in layer "
+            f"{self.layers[i]} (placebo {placebo})"
+        )
+        says = f"{'. '.join(map(capitalize, parts))}."
+        reading = (
+            "At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it "
+            "answers the other value. Crosses are placebos: an edge to a random earlier position, "
+            "or two exchanged positions that belong to no pair. Bars are 95 % intervals over rows."
+        )
+        reading += self.offsets.explain()
+        return Words(title, says, reading, f"Dots of what is left, by layer and edit. {says}")
+
+    def _name_edge(self, arm: int, layer: int) -> str:
+        """Name the edge that an arm blocks in a layer."""
+        offset = self.offsets.get(layer)[arm]
+        return ARMS[arm].replace("value", name_place(offset, "the value") if offset else "value")
+
+    def draw(self) -> go.Figure:
+        """Draw one line per layer, with a dot for each edit and a cross for its placebo."""
+        fig = new_figure(height=150 + 60 * max(2, len(self.layers)))
+        for arm, symbol in enumerate(("circle", "square", "diamond")):
+            height = np.arange(len(self.layers)) + 0.26 * (arm - 1)
+            fig.add_scatter(
+                x=self.left[arm],
+                y=height,
+                mode="markers",
+                marker={"symbol": symbol, "size": 9},
+                error_x=make_whiskers(self.left[arm], self.interval[arm], 1.2, 4),
+                name=ARMS[arm] if arm == 2 else f"{ARMS[arm]} blocked",
+                hovertemplate=f"{ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
+            )
+            fig.add_scatter(
+                x=self.placebo[arm],
+                y=height,
+                mode="markers",
+                marker={"symbol": "x-thin-open", "size": 8, "color": MUTED, "line_width": 1.5},
+                error_x={
+                    **make_whiskers(self.placebo[arm], self.placebo_interval[arm], 1.2, 4),
+                    "color": MUTED,
+                },
+                name="placebo",
+                showlegend=arm == 0,
+                legendrank=2000,
+                hovertemplate=f"placebo of {ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
+            )
+        fig.update_xaxes(title_text="what is left, share of the margin")
+        name_lines(fig, [f"layer {layer}" for layer in self.layers])
+        return fig.update_layout(margin_t=96)
+
+
+def edit(
+    model: LanguageModel, known: Baseline, rng: np.random.Generator, offsets: Offsets = IN_PLACE
 ) -> Edited | None:
     """Block edges and exchange values in one layer at a time; None if no mixer has a matrix.
 
     In each forward pass, every couple of a row gets one arm or its placebo, so one pass measures
     all of them. If passes are cheap, they are repeated until every couple has had every arm.
     """
-    layers = [
-        layer
-        for layer, block in enumerate(model.blocks)
-        if isinstance(block, Block) and isinstance(block.mixer, MatrixMixer)
-    ]
+    layers = [i for i, b in enumerate(model.list_blocks()) if isinstance(b.mixer, MatrixMixer)]
     if not layers:
         return None
-    b, c, _ = pairs.query.shape
-    seq_len, kinds = pairs.clean.inputs.shape[1], 2 * len(ARMS)
+    b, c, _ = known.clean.shape
+    seq_len, kinds = known.pairs.clean.inputs.shape[1], 2 * len(ARMS)
     cost = b * len(layers) * seq_len**2
     passes = kinds if c < kinds or cost * kinds <= MATRIX_ENTRIES * 2 else 1
     rows = min(b, max(4, MATRIX_ENTRIES // (len(layers) * seq_len**2 * passes)))
-    pairs, known = pairs[:rows], known[:rows]
-    left = np.zeros((kinds, len(layers)))
-    ends = np.zeros((kinds, len(layers), 2))
-    followed = np.zeros((2, len(layers)))
+    known = known[:rows]
+    pairs = known.pairs
+    left, ends = np.zeros((kinds, len(layers))), np.zeros((kinds, len(layers), 2))
+    followed = np.zeros((kinds, len(layers)))
     for i, layer in enumerate(layers):
-        sums = np.zeros((kinds, rows, 2))
-        counts = np.zeros((kinds, 2))
+        sums, counts = np.zeros((kinds, rows, 2)), np.zeros((kinds, 2), dtype=np.int64)
         for turn in range(passes):
             arm = (torch.arange(c, device=pairs.query.device) + turn) % kinds
             with ExitStack() as stack:
                 for context in _make_edits(model, layer, pairs, arm, rng, offsets):
                     stack.enter_context(context)
                 after = scored(model, pairs.clean)
-            margins, answers = compute_margins(after, pairs), compute_couple_answers(after, pairs)
+            margins, answers = compute_margins(after, pairs), compute_answers(after, pairs.query)
             for kind in range(kinds):
                 sums[kind] += known.sum_changes(margins, arm == kind)
-                counted = (known.valid & (arm == kind))[:, :, None]
-                counts[kind, 0] += int((counted & (answers == pairs.wrong)).sum())
-                counts[kind, 1] += 2 * int(counted.sum())
+                counted = (pairs.valid & (arm == kind))[:, :, None]
+                counts[kind] += (
+                    int((counted & (answers == pairs.wrong)).sum()),
+                    2 * int(counted.sum()),
+                )
         for kind in range(kinds):
             left[kind, i], ends[kind, i] = estimate_share(sums[kind], rng)
-        both = counts[[2, 5]]
-        followed[:, i] = both[:, 0] / np.maximum(both[:, 1], 1)
+        followed[:, i] = counts[:, 0] / np.maximum(counts[:, 1], 1)
     return Edited(
         layers=np.array(layers),
         left=left[:3],
         interval=ends[:3],
         placebo=left[3:],
         placebo_interval=ends[3:],
-        followed=followed[0],
-        placebo_followed=followed[1],
+        followed=followed[2],
+        placebo_followed=followed[5],
         rows=rows,
         offsets=offsets,
     )
@@ -287,3 +596,8 @@ def _draw_positions(
     order = torch.from_numpy(rng.random(tuple(free.shape))).to(free.device)
     order, chosen_at = order.masked_fill(~free, 2.0).sort(1)
     return chosen_at.masked_fill(order >= 1, -1)[:, :many]
+
+
+def format_share(value: float) -> str:
+    """Format a share with two digits, never as −0.00."""
+    return f"{round(value, 2) + 0.0:.2f}"

@@ -3,7 +3,8 @@
 In a clean row the query for key k has the right answer v. In the corrupt row, k has changed places
 with the key of another pair, so the right answer is the other pair's value. Only the two key tokens
 differ between the rows, and the residual stream at a value's position differs only by what it has
-gathered about its key. `swapped_keys` makes the corrupt rows, `effects` measures the interventions.
+gathered about its key. `couples` makes the corrupt rows and measures what an
+answer follows, `effects` measures the interventions.
 
 The labels, from the most basic on:
 
@@ -25,8 +26,8 @@ The labels, from the most basic on:
 Where a layer reads values, and gathers their keys, some positions later (`analysis.links.Offsets`),
 those positions are meant.
 
-`analysis.mechanism.cues` defines what an answer follows. Every comparison with a threshold uses an
-end of a 95 % interval.
+`couples.Followed` defines what an answer follows. Every comparison with a threshold uses an end of
+a 95 % interval.
 """
 
 from dataclasses import dataclass
@@ -36,10 +37,8 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
 from analysis.links import IN_PLACE, Offsets
-from analysis.mechanism.cues import Cues, Measured
-from analysis.mechanism.edits import Edited
-from analysis.mechanism.effects import SITE_NAMES, SITES, Restored
-from analysis.mechanism.shares import format_share
+from analysis.mechanism.couples import Followed, Measured
+from analysis.mechanism.effects import SITE_NAMES, SITES, Edited, Restored, format_share
 from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.words import capitalize, name_place, percent, round_percent
 
@@ -152,7 +151,7 @@ class Mechanism(Finding):
 
 
 def classify(
-    found: Cues, restored: Restored | None, edited: Edited | None
+    found: Followed, restored: Restored | None, edited: Edited | None
 ) -> tuple[str, str, tuple[Measured, ...]]:
     """Return label, reason and evidence; the module's docstring defines the labels."""
     evidence: tuple[Measured, ...] = (found.key, found.position)

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from analysis.base import Finding, Words
-from analysis.interventions.points import get_language_model
-from analysis.interventions.points import list_axes
+from analysis.interventions.points import get_language_model, list_axes
 from analysis.plain import figure_only
 from analysis.plots import style
 from analysis.words import capitalize, name_head

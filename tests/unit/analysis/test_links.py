@@ -16,7 +16,7 @@ from analysis.experts.held_answers import measure_held_answers
 from analysis.links import IN_PLACE, Offsets, find_links, find_offsets, find_pairs, has_pairs
 from analysis.matrices import heads
 from analysis.matrices.head_scores import HeadScores
-from analysis.mechanism.swapped_keys import draw_couples, solve_rows
+from analysis.mechanism.couples import draw_couples, solve_rows
 from analysis.mixing import get_reach
 from analysis.plots.heatmaps import Heatmap, find_expected
 from analysis.recall.pair_mass import PairMass

@@ -8,10 +8,9 @@ import torch
 
 from analysis.base import Subject
 from analysis.mechanism import measure
-from analysis.mechanism.edits import Edited
-from analysis.mechanism.effects import measure_baseline
+from analysis.mechanism.couples import Couples, draw_couples
+from analysis.mechanism.effects import Edited, measure_baseline
 from analysis.mechanism.label import Mechanism
-from analysis.mechanism.swapped_keys import Couples, draw_couples
 from lab.models import build
 from lab.models.language_model import LanguageModel
 from tasks.base import Batch

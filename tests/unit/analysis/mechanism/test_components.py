@@ -5,9 +5,14 @@ import pytest
 import torch
 
 from analysis.base import Subject
-from analysis.mechanism import describe, draw, effects, measure
-from analysis.mechanism.components import Components, find_carriers, measure_components
-from analysis.mechanism.effects import measure_baseline
+from analysis.mechanism import describe, draw, measure
+from analysis.mechanism.couples import estimate_share
+from analysis.mechanism.effects import (
+    Components,
+    find_carriers,
+    measure_baseline,
+    measure_components,
+)
 from lab.models import Block
 from tests import mechanisms
 from tests.unit.analysis.mechanism.planted import (
@@ -23,7 +28,7 @@ from tests.unit.analysis.mechanism.planted import (
 @pytest.mark.parametrize("stack", ["AM*2", "SM NM"])
 def test_components_are_the_loop_over_rows(stack):
     model, pairs = build_random(stack)
-    found = measure_components(model, pairs, measure_baseline(model, pairs), make_generator())
+    found = measure_components(model, measure_baseline(model, pairs), make_generator())
     kinds = ["mixer", "transform"]
     named = [*zip(found.layers.tolist(), found.components, strict=True)]
     every = [(layer, kind) for layer in (0, 1) for kind in kinds]
@@ -89,7 +94,7 @@ def test_a_component_is_named_by_chance_in_few_of_a_hundred_cases():
     rng, named = np.random.default_rng(0), 0
     for _ in range(100):
         rows = np.stack([rng.normal(1 / 3, 0.2, 12), np.ones(12)], 1)
-        value, ends = effects.estimate_share(rows, rng)
+        value, ends = estimate_share(rows, rng)
         share, interval = np.full((1, 4), value), np.tile(ends, (1, 4, 1)).astype(float)
         share[0, -1], interval[0, -1] = 0, (-0.01, 0.01)
         one = Components(np.zeros(1, int), ("mixer",), share, interval, 12, 24, 1)

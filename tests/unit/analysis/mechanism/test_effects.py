@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from analysis.mechanism import effects
-from analysis.mechanism.edits import ARMS
-from analysis.mechanism.effects import SITES, edit, measure_baseline, restore
-from analysis.mechanism.swapped_keys import Couples, draw_couples
+from analysis.mechanism.couples import Couples, draw_couples, estimate_share
+from analysis.mechanism.effects import ARMS, SITES, edit, measure_baseline, restore
 from analysis.scoring import scored
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
@@ -55,7 +54,7 @@ def test_keys_or_queries_carry_a_direct_answer():
 @pytest.mark.parametrize("stack", ["AM*3", "SM*2"])
 def test_restoring_is_the_loop_over_rows(stack):
     model, pairs = build_random(stack)
-    found = restore(model, pairs, measure_baseline(model, pairs), make_generator())
+    found = restore(model, measure_baseline(model, pairs), make_generator())
     n_layers = len(model.blocks)
     assert found.depths.tolist() == list(range(n_layers + 1))
     assert found.queries == 2 * int(pairs.valid.sum()) >= 4
@@ -120,7 +119,7 @@ class Edit(nn.Module):
 def test_editing_is_the_loop_over_rows(stack):
     model, pairs = build_random(stack)
     known = measure_baseline(model, pairs)
-    found = edit(model, pairs, known, make_generator())
+    found = edit(model, known, make_generator())
     assert found is not None
     assert found.layers.tolist() == [0, 1]
     for layer in range(2):
@@ -156,10 +155,10 @@ def test_where_couples_take_turns_one_pass_finds_the_same(monkeypatch):
     assert found.query.shape[1] == 6
     before, passes = measure_baseline(model, found), []
     monkeypatch.setattr(effects, "scored", lambda *given: passes.append(1) or scored(*given))
-    every = edit(model, found, before, make_generator())
+    every = edit(model, before, make_generator())
     assert len(passes) == 2 * 6
     monkeypatch.setattr(effects, "MATRIX_ENTRIES", 1)
-    some = edit(model, found, before, make_generator())
+    some = edit(model, before, make_generator())
     assert len(passes) == 2 * 6 + 2
     assert every is not None
     assert some is not None
@@ -172,10 +171,10 @@ def test_where_couples_take_turns_one_pass_finds_the_same(monkeypatch):
 
 def test_a_ratio_over_what_may_be_nothing_has_no_interval():
     sums = np.stack([np.ones(8), [1, 1, 1, 1, 1, 1, 1, -5.0]], 1)
-    value, ends = effects.estimate_share(sums, make_generator())
+    value, ends = estimate_share(sums, make_generator())
     assert value == pytest.approx(4)
     assert np.isnan(ends).all()
-    value, ends = effects.estimate_share(np.ones((8, 2)), make_generator())
+    value, ends = estimate_share(np.ones((8, 2)), make_generator())
     assert (value, ends) == (1, (1, 1))
 
 
@@ -184,5 +183,5 @@ def test_depths_of_a_deep_model_are_spread(monkeypatch):
     model = build("NN*8 AN", vocab_size=mechanisms.VOCAB, d_model=16).eval()
     found = draw_couples(mechanisms.TASK, ROWS[:2], make_generator())
     assert found is not None
-    depths = restore(model, found, measure_baseline(model, found), make_generator()).depths
+    depths = restore(model, measure_baseline(model, found), make_generator()).depths
     assert depths.tolist() in ([0, 1, 4, 8, 9], [0, 1, 5, 8, 9])

@@ -10,9 +10,8 @@ from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS
 from analysis.mechanism import describe, draw, measure
-from analysis.mechanism.cues import Cues, Measured
-from analysis.mechanism.edits import Edited
-from analysis.mechanism.effects import Restored
+from analysis.mechanism.couples import Followed, Measured
+from analysis.mechanism.effects import Edited, Restored
 from analysis.mechanism.label import classify
 from analysis.plain import to_plain
 from tasks.base import IGNORE, Batch
@@ -47,12 +46,12 @@ def test_edges_are_blocked_and_values_exchanged_where_a_convolution_put_them(nam
         assert "What lies two positions after each value gathers its key" in words
 
 
-def make_cues(key: float, position: float, half: float = 0.02) -> Cues:
+def make_followed(key: float, position: float, half: float = 0.02) -> Followed:
     def make_measured(value: float) -> Measured:
         return Measured("", value, (value - half, value + half))
 
     either = key + position
-    return Cues(
+    return Followed(
         *map(make_measured, (key, position, either, position / either if either else np.nan))
     )
 
@@ -67,30 +66,30 @@ def make_restored(
 
 
 @pytest.mark.parametrize(
-    ("cues", "restored", "label"),
+    ("followed", "restored", "label"),
     [
-        (make_cues(0.9, 0.0), make_restored(0.9), "induction"),
-        (make_cues(0.3, 0.0), make_restored(0.9), "induction"),
-        (make_cues(0.21, 0.0), make_restored(0.9), "undecided"),
-        (make_cues(0.0, 0.0), make_restored(0.9), "undecided"),
-        (make_cues(0.9, 0.0), make_restored(0.66), "undecided"),
-        (make_cues(0.9, 0.0), make_restored(0.5), "mixed"),
-        (make_cues(0.9, 0.0), make_restored(0.34), "undecided"),
-        (make_cues(0.9, 0.0), make_restored(0.1, key=0.9), "direct"),
-        (make_cues(0.9, 0.0), make_restored(0.1, query=0.9), "direct"),
-        (make_cues(0.9, 0.0), make_restored(0.1, key=0.5, query=0.5), "undecided"),
-        (make_cues(0.9, 0.0), make_restored(0.9, placebo=0.4), "undecided"),
-        (make_cues(0.9, 0.0), make_restored(np.nan), "undecided"),
-        (make_cues(0.9, 0.0), make_restored(0.9, half=np.nan), "undecided"),
-        (make_cues(0.9, 0.0), None, "undecided"),
-        (make_cues(0.1, 0.8), None, "positional"),
-        (make_cues(0.4, 0.4), make_restored(0.9), "mixed"),
-        (make_cues(0.6, 0.3), make_restored(0.9), "undecided"),
-        (make_cues(0.9, 0.0, half=np.nan), make_restored(0.9), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(0.9), "induction"),
+        (make_followed(0.3, 0.0), make_restored(0.9), "induction"),
+        (make_followed(0.21, 0.0), make_restored(0.9), "undecided"),
+        (make_followed(0.0, 0.0), make_restored(0.9), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(0.66), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(0.5), "mixed"),
+        (make_followed(0.9, 0.0), make_restored(0.34), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(0.1, key=0.9), "direct"),
+        (make_followed(0.9, 0.0), make_restored(0.1, query=0.9), "direct"),
+        (make_followed(0.9, 0.0), make_restored(0.1, key=0.5, query=0.5), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(0.9, placebo=0.4), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(np.nan), "undecided"),
+        (make_followed(0.9, 0.0), make_restored(0.9, half=np.nan), "undecided"),
+        (make_followed(0.9, 0.0), None, "undecided"),
+        (make_followed(0.1, 0.8), None, "positional"),
+        (make_followed(0.4, 0.4), make_restored(0.9), "mixed"),
+        (make_followed(0.6, 0.3), make_restored(0.9), "undecided"),
+        (make_followed(0.9, 0.0, half=np.nan), make_restored(0.9), "undecided"),
     ],
 )
-def test_the_label_abstains_where_an_interval_reaches_over_a_threshold(cues, restored, label):
-    assert classify(cues, restored, None)[0] == label
+def test_the_label_abstains_where_an_interval_reaches_over_a_threshold(followed, restored, label):
+    assert classify(followed, restored, None)[0] == label
 
 
 def make_edited(values: float, others: float, half: float = 0.02) -> Edited:
@@ -115,7 +114,7 @@ def make_edited(values: float, others: float, half: float = 0.02) -> Edited:
 def test_one_block_is_direct_only_where_the_answer_goes_with_the_values(edited, label):
     ends = np.eye(5)[:, [0, 2]]
     restored = Restored(np.array([0, 1]), ends, np.stack([ends, ends], -1), 8, 16)
-    found, reason, told = classify(make_cues(0.9, 0.0), restored, edited)
+    found, reason, told = classify(make_followed(0.9, 0.0), restored, edited)
     assert found == label
     assert (found == "undecided") == ("no inner depth" in reason)
     assert len(told) == (2 if edited is None else 4)
@@ -126,7 +125,7 @@ def test_a_label_from_some_depths_says_of_how_many():
     ends = np.stack([shares - 0.02, shares + 0.02], -1)
     for last, said in ((3, "at any depth"), (12, "at the 2 of 11 depths tried")):
         restored = Restored(np.array([0, 1, 2, last]), shares, ends, 8, 16)
-        label, reason, _ = classify(make_cues(0.9, 0.0), restored, None)
+        label, reason, _ = classify(make_followed(0.9, 0.0), restored, None)
         assert (label, reason) == ("direct", f"no value's position carries its key {said}")
 
 

@@ -1,5 +1,9 @@
-"""Rows in which pairs have exchanged their keys: the same tokens, but other right answers."""
+"""Rows in which pairs have exchanged their keys: the same tokens, but other right answers.
 
+Answers follow the key that is asked for, or a position of the row, or neither.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,8 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS, find_pairs
-from analysis.scoring import Scored
+from analysis.scoring import Scored, scored
+from analysis.statistics.intervals import bound_share, resample_sums
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task
 
@@ -144,38 +150,120 @@ def permute_tokens(
     return replace(batch, inputs=inputs), given
 
 
-def look_up_answers(
-    found: Scored, batch: Batch, position: Int[Tensor, "b ..."]
-) -> Int[Tensor, "b ..."]:
-    """Return the model's answers at some positions; `IGNORE` at positions that are not scored."""
-    return _look_up(found, batch, position, found.answers)
-
-
 @torch.no_grad()
 def compute_margins(found: Scored, pairs: Couples) -> Float[Tensor, "b c 2"]:
     """Return logit(right in the clean row) − logit(right in the corrupt row) for each query."""
-    places = torch.arange(len(found.rows), device=found.rows.device)
-    places = _look_up(found, pairs.clean, pairs.query, places).clamp(min=0)
     direction = found.head[pairs.right] - found.head[pairs.wrong]
-    return (found.hidden[places] * direction).sum(-1)
+    return (found.hidden[found.find(pairs.query).clamp(min=0)] * direction).sum(-1)
 
 
 @torch.no_grad()
-def compute_couple_answers(found: Scored, pairs: Couples) -> Int[Tensor, "b c 2"]:
-    """Return the model's answers to the couples' queries."""
-    places = torch.arange(len(found.rows), device=found.rows.device)
-    places = _look_up(found, pairs.clean, pairs.query, places).clamp(min=0)
-    return linear_argmax(found.hidden[places.flatten()], found.head).view_as(pairs.query)
+def compute_answers(found: Scored, query: Int[Tensor, "b ..."]) -> Int[Tensor, "b ..."]:
+    """Return the model's answers at some positions; `IGNORE` at positions that are not scored."""
+    places = found.find(query)
+    answers = linear_argmax(found.hidden[places.clamp(min=0).flatten()], found.head)
+    return answers.view_as(query).masked_fill(places < 0, IGNORE)
 
 
-def _look_up(
-    found: Scored,
-    batch: Batch,
-    position: Int[Tensor, "b ..."],
-    values: Int[Tensor, " q"],
-) -> Int[Tensor, "b ..."]:
-    """Look up values of the scored positions by their position in the row."""
-    grid = torch.full_like(batch.inputs, IGNORE)
-    grid[found.rows, found.positions] = values
-    flat = position.flatten(1)
-    return grid.gather(1, flat.clamp(min=0)).masked_fill(flat < 0, IGNORE).view_as(position)
+@dataclass(frozen=True)
+class Measured:
+    """A number that the label rests on.
+
+    Attributes:
+        name: what was measured.
+        value: the number.
+        interval: its 95 % interval, low and high.
+    """
+
+    name: str
+    value: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What answers follow when the keys or the values of a row change places, as shares.
+
+    An answer follows the key if it is right in the row as drawn, and right again after all keys
+    have changed places; a rule that ignores keys can never be both. It follows the position if it
+    is a value of the row, stays the same when all keys change places, and becomes the token that
+    moved to that value's position when all values change places.
+
+    Attributes:
+        key: share of answers that follow the key, in [0, 1].
+        position: share that follow the position.
+        either: the sum of both.
+        of_either: `position / either`; NaN if no answer follows either.
+    """
+
+    key: Measured
+    position: Measured
+    either: Measured
+    of_either: Measured
+
+
+def measure_followed(subject: Subject, batch: Batch, rng: np.random.Generator) -> Followed:
+    """Measure which answers follow the key and which the position.
+
+    Raises:
+        NotApplicableError: when no answer changes, or none is defined, after keys change places.
+    """
+    query, value = batch.links["query_pos"], batch.links["value_pos"]
+
+    def answer_queries(rows: Batch) -> Int[Tensor, "b pairs"]:
+        return compute_answers(scored(subject.model, rows), query)
+
+    moved_keys, _ = permute_tokens(batch, "key_pos", rng)
+    asked_after = solve_rows(subject.task, moved_keys).gather(1, query.clamp(min=0))
+    target = batch.targets.gather(1, query.clamp(min=0))
+    asked = (query >= 0) & (target != IGNORE) & (asked_after != IGNORE)
+    # Where the right answer stays the same, a rule that ignores keys stays right too.
+    asked &= asked_after != target
+    if not asked.any():
+        raise NotApplicableError("exchanging all keys leaves no answer that is defined and changes")
+    values = batch.inputs.gather(1, value.clamp(min=0)).masked_fill(value < 0, IGNORE)
+    answer = answer_queries(batch)
+    named = (answer[:, :, None] == values[:, None]) & asked[:, :, None]
+    place = named.int().argmax(-1)
+
+    after_keys = answer_queries(moved_keys)
+    by_key = (answer == target) & (after_keys == asked_after)
+    moved_values, came_from = permute_tokens(batch, "value_pos", rng)
+    now_there = values.gather(1, came_from.gather(1, place))
+    by_position = named.any(-1) & (after_keys == answer) & ~by_key
+    by_position &= answer_queries(moved_values) == now_there
+
+    rows = asked.nonzero()[:, 0].cpu().numpy()
+    key, position = (kept[asked].cpu().numpy() for kept in (by_key, by_position))
+    either = key | position
+    sums = np.stack([np.bincount(rows, of, len(query)) for of in (position, either)], 1)
+
+    def measure_share(name: str, kept: Bool[np.ndarray, " q"]) -> Measured:
+        return Measured(name, float(kept.mean()), bound_share(kept, rows, rng))
+
+    return Followed(
+        key=measure_share("follow the key", key),
+        position=measure_share("follow the position", position),
+        either=measure_share("follow either", either),
+        of_either=Measured("of either, the position", *estimate_share(sums, rng)),
+    )
+
+
+def estimate_share(
+    sums: Float[np.ndarray, "b 2"], rng: np.random.Generator
+) -> tuple[float, tuple[float, float]]:
+    """Return a ratio of sums over rows and its 95 % interval; NaN if the divisor is not positive.
+
+    The interval is NaN as soon as one resample has no positive divisor: dropping such resamples
+    would make the interval too narrow.
+    """
+    unknown = math.nan, math.nan
+    above, below = sums.sum(0)
+    share = float(above / below) if below > 0 else math.nan
+    if len(sums) < 2:
+        return share, unknown
+    over, under = resample_sums(sums, rng).T
+    if not (under > 0).all():
+        return share, unknown
+    low, high = np.quantile(over / under, [0.025, 0.975])
+    return share, (float(low), float(high))

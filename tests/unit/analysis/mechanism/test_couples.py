@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from analysis.base import Subject
-from analysis.mechanism.cues import measure_cues
-from analysis.mechanism.swapped_keys import draw_couples, permute_tokens
+from analysis.mechanism.couples import draw_couples, measure_followed, permute_tokens
 from tasks.mqar import MQAR
 from tests import mechanisms
 from tests.unit.analysis.mechanism.planted import ROWS, make_generator
@@ -56,12 +55,12 @@ def test_permuted_rows_are_the_loop_over_pairs(link):
 def test_what_answers_follow_is_the_loop_over_queries():
     for make, share in ((mechanisms.induction, (1, 0)), (mechanisms.positional, (0, 1))):
         model = make()
-        found = measure_cues(Subject(mechanisms.TASK, model, ROWS), ROWS, make_generator())
+        found = measure_followed(Subject(mechanisms.TASK, model, ROWS), ROWS, make_generator())
         assert (found.key.value, found.position.value) == share
     model = mechanisms.direct()
     # The lower half of the values alone can be answered.
     model.head.weight[mechanisms.VOCAB * 3 // 4 :] = 0
-    found = measure_cues(Subject(mechanisms.TASK, model, ROWS), ROWS, make_generator())
+    found = measure_followed(Subject(mechanisms.TASK, model, ROWS), ROWS, make_generator())
     rng = make_generator()
     keys, _ = permute_tokens(ROWS, "key_pos", rng)
     right = 0
